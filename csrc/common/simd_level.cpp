@@ -1,0 +1,62 @@
+#include "common/simd_level.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <torch/headeronly/util/Exception.h>
+
+namespace rnnkern {
+namespace {
+
+SimdLevel highest_supported() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return avx512 ? SimdLevel::avx512 : SimdLevel::avx2;
+  }
+#endif
+  return SimdLevel::plain;
+}
+
+SimdLevel parse(const char* wanted, const char* asker) {
+  std::string names;
+  for (SimdLevel level : supported_simd_levels()) {
+    if (std::strcmp(wanted, name(level)) == 0) return level;
+    names += names.empty() ? name(level) : std::string(", ") + name(level);
+  }
+  STD_TORCH_CHECK(false, asker, ": `", wanted, "` is not a level that this processor has; it has: ", names);
+  return SimdLevel::plain;
+}
+
+std::atomic<SimdLevel>& current() {
+  static std::atomic<SimdLevel> level = [] {
+    const char* wanted = std::getenv("RNNKERN_SIMD");
+    return wanted ? parse(wanted, "RNNKERN_SIMD") : highest_supported();
+  }();
+  return level;
+}
+
+}  // namespace
+
+const char* name(SimdLevel level) {
+  constexpr const char* names[] = {"plain", "avx2", "avx512"};
+  return names[static_cast<int>(level)];
+}
+
+std::vector<SimdLevel> supported_simd_levels() {
+  std::vector<SimdLevel> levels;
+  for (int level = 0; level <= static_cast<int>(highest_supported()); ++level) {
+    levels.push_back(static_cast<SimdLevel>(level));
+  }
+  return levels;
+}
+
+SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
+
+const char* set_simd_level(const char* wanted) { return name(current().exchange(parse(wanted, "set_simd_level"))); }
+
+}  // namespace rnnkern

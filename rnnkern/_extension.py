@@ -1,0 +1,43 @@
+"""Loads the compiled part, rnnkern._C, which registers the operators. Where it is missing or does not fit, `available`
+is False and `reason` says why; what has a reference or a Triton kernel works without it."""
+
+import importlib
+import json
+import re
+from typing import Any
+
+import torch
+
+
+def _load() -> str | None:
+    """Imports rnnkern._C; returns why it cannot, in one sentence, or None."""
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
+        return f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}"
+    try:
+        importlib.import_module("rnnkern._C")
+    except ModuleNotFoundError:
+        return (
+            "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
+            "RNNKERN_CPP=0 was set (`pip install -v` says which)"
+        )
+    except ImportError as error:
+        return f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}"
+    return None
+
+
+reason = _load()
+available = reason is None
+
+
+def build_facts() -> dict[str, Any]:
+    """What rnnkern.build_info() returns, less the version; the same keys, empty, without the compiled part."""
+    facts = json.loads(torch.ops.rnnkern.build_info()) if available else {}
+    return {
+        "commit": facts.get("commit"),
+        "compilers": {name: facts[name] for name in ("cxx", "nvcc") if facts.get(name)},
+        "cuda_archs": facts.get("cuda_archs", []),
+        "simd_levels": facts.get("simd_levels", []),
+        "simd_level": facts.get("simd_level"),
+        "torch": facts.get("torch"),
+        "openmp": facts.get("openmp"),
+    }
