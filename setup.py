@@ -40,11 +40,10 @@ def why_no_extension():
     if ENV("RNNKERN_CPP") == "0":
         return "RNNKERN_CPP=0"
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "probe.cpp")
-        source.write_text("#include <Python.h>\n#include <omp.h>\n#include <concepts>\n")
-        command = [*CXX, *FLAGS, f"-I{PYTHON}", str(source), *LINK, "-o", f"{folder}/probe.so"]
+        command = [*CXX, *FLAGS, f"-I{PYTHON}", "-x", "c++", "-", *LINK, "-o", f"{folder}/probe.so"]
         try:
-            probe = subprocess.run(command, check=False, capture_output=True, text=True)
+            code = "#include <Python.h>\n#include <omp.h>\n#include <concepts>\n"
+            probe = subprocess.run(command, input=code, check=False, capture_output=True, text=True)
         except OSError as error:
             return f"the C++ compiler does not start ({error})"
     return f"the C++ compiler fails: {shlex.join(command)}\n{probe.stderr}" if probe.returncode else None
@@ -70,9 +69,8 @@ def cuda_archs(nvcc):
 
 
 def gencode(arch):
-    number = arch.removesuffix("+PTX").replace(".", "")
-    codes = ["sm", "compute"] if arch.endswith("+PTX") else ["sm"]
-    return [f"-gencode=arch=compute_{number},code={code}_{number}" for code in codes]
+    number, _, ptx = arch.replace(".", "").partition("+")
+    return [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in ("sm", *(["compute"] if ptx else []))]
 
 
 def write_facts(path, nvcc, archs):
@@ -90,41 +88,41 @@ class Build(build_ext):
     """Compiles with ninja: in parallel, and again only what changed, headers and flags included."""
 
     def build_extension(self, ext):
-        torch = importlib.util.find_spec("torch")
+        torch, nvcc = importlib.util.find_spec("torch"), find_nvcc()
         if not torch:
             sys.exit("rnnkern: a build without isolation needs torch installed")
-        torch, nvcc = torch.submodule_search_locations[0], find_nvcc()
+        torch = torch.submodule_search_locations[0]
         archs = cuda_archs(nvcc) if nvcc else []
         flags = [*FLAGS, "-Icsrc", f"-I{BUILD}", "-isystem", f"{torch}/include", "-isystem", PYTHON]
         # libtorch.so counts as needed although no symbol asks for it: through it the weak getter of the CUDA stream
         # is found in a PyTorch that has CUDA, and stays NULL in one that has not.
         libraries = [f"-L{torch}/lib", "-Wl,--no-as-needed", "-ltorch"]
-        rules = {"cpp": [*CXX, *flags]}
+        compilers = {"cpp": CXX}
         if nvcc:
-            cuda = ["-DRNNKERN_WITH_CUDA", "-DUSE_CUDA"]
+            flags += ["-DRNNKERN_WITH_CUDA", "-DUSE_CUDA"]
             codes = [code for arch in archs for code in gencode(arch)]
-            rules["cpp"] += cuda
-            rules["cu"] = [nvcc, "--forward-unknown-to-host-compiler", *flags, *cuda, *codes]
+            compilers["cu"] = [nvcc, "--forward-unknown-to-host-compiler", *codes]
             folders = re.findall(r'"(-L[^"]+)"', says(nvcc, "--dryrun", "none.o", stream="stderr"))
             libraries += [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
-        sources = [source for source in ext.sources if source.rpartition(".")[2] in rules]
 
-        lines = [
-            f"builddir = {BUILD}\nrule link\n command = {shlex.join([*CXX, *LINK])} -o $out $in {shlex.join(libraries)}"
-        ]
-        for name, command in rules.items():
-            lines += [f"rule {name}\n command = {shlex.join(command)} -MD -MF $out.d -c $in -o $out"]
-            lines += [" depfile = $out.d\n deps = gcc"]
-        lines += [f"build {BUILD}/{source}.o: {source.rpartition('.')[2]} {source}" for source in sources]
-        lines += [f"build {BUILD}/_C.so: link {' '.join(f'{BUILD}/{source}.o' for source in sources)}\n"]
+        link = f"{shlex.join([*CXX, *LINK])} -o $out $in {shlex.join(libraries)}"
+        lines = [f"builddir = {BUILD}\nrule link\n command = {link}"]
+        for kind, compiler in compilers.items():
+            compile = f"{shlex.join([*compiler, *flags])} -MD -MF $out.d -c $in -o $out"
+            lines += [f"rule {kind}\n command = {compile}\n depfile = $out.d\n deps = gcc"]
+        kinds = {source: Path(source).suffix[1:] for source in ext.sources}
+        objects = {source: f"{BUILD}/{source}.o" for source, kind in kinds.items() if kind in compilers}
+        lines += [f"build {made}: {kinds[source]} {source}" for source, made in objects.items()]
+        lines += [f"build {BUILD}/_C.so: link {' '.join(objects.values())}\n"]
         (ROOT / BUILD).mkdir(parents=True, exist_ok=True)
         (ROOT / BUILD / "build.ninja").write_text("\n".join(lines))
         write_facts(ROOT / BUILD / "build_facts.h", nvcc, archs)
-        ninja = [sys.executable, "-m", "ninja", "-f", f"{BUILD}/build.ninja"]
-        subprocess.run(ninja + (["-j", ENV("MAX_JOBS")] if ENV("MAX_JOBS") else []), cwd=ROOT, check=True)
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self.copy_file(ROOT / BUILD / "_C.so", target)
+        jobs = ENV("MAX_JOBS") or str(os.cpu_count())
+        ninja = [sys.executable, "-m", "ninja", "-f", f"{BUILD}/build.ninja", "-j", jobs]
+        if subprocess.run(ninja, cwd=ROOT, check=False).returncode:
+            sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
+        self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
+        self.copy_file(ROOT / BUILD / "_C.so", self.get_ext_fullpath(ext.name))
 
 
 csrc = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.*"))]
