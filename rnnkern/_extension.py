@@ -1,25 +1,28 @@
 """Loads the compiled part, rnnkern._C, which registers the operators. Where it is missing or does not fit, `available`
 is False and `reason` says why; what has a reference or a Triton kernel works without it."""
 
-import importlib
+import importlib.util
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
 
 def _load() -> str | None:
-    """Imports rnnkern._C; returns why it cannot, in one sentence, or None."""
+    """Loads rnnkern._C; returns why it cannot, in one sentence, or None."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
         return f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}"
-    try:
-        importlib.import_module("rnnkern._C")
-    except ModuleNotFoundError:
+    # The file that belongs to this one, not what a search may find in another installation of rnnkern.
+    library = Path(__file__).with_name("_C.abi3.so")
+    if not library.exists():
         return (
             "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
             "RNNKERN_CPP=0 was set (`pip install -v` says which)"
         )
+    try:
+        importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", library))
     except ImportError as error:
         return f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}"
     return None

@@ -1,0 +1,50 @@
+"""What the installed package says of its build, and the choice of the SIMD level."""
+
+import re
+
+import pytest
+import torch
+
+import rnnkern
+from rnnkern import _extension
+
+pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
+
+LEVELS = ["plain", "avx2", "avx512"]
+SHOW_LEVEL = "print(rnnkern.build_info()['simd_level'])"
+
+
+def test_build_info():
+    info = rnnkern.build_info()
+    assert info["version"] == rnnkern.__version__
+    assert info["commit"] is None or re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", info["commit"])
+    assert info["compilers"]["cxx"]
+    assert bool(info["cuda_archs"]) == ("nvcc" in info["compilers"])
+    assert info["openmp"] >= 201511
+    assert info["torch"].startswith("2.")
+    assert info["simd_levels"] == LEVELS[: len(info["simd_levels"])]
+    assert info["simd_level"] in info["simd_levels"]
+
+
+def test_set_simd_level_takes_every_supported_level():
+    levels, before = rnnkern.build_info()["simd_levels"], rnnkern.build_info()["simd_level"]
+    for level in [*levels, before]:
+        old = rnnkern.build_info()["simd_level"]
+        assert torch.ops.rnnkern.set_simd_level(level) == old
+        assert rnnkern.build_info()["simd_level"] == level
+
+
+def test_set_simd_level_refuses_others():
+    before = rnnkern.build_info()["simd_level"]
+    with pytest.raises(RuntimeError, match="`sse9` is not a level that this processor has; it has: plain"):
+        torch.ops.rnnkern.set_simd_level("sse9")
+    assert rnnkern.build_info()["simd_level"] == before
+
+
+def test_environment_names_the_level(python):
+    assert python(SHOW_LEVEL, RNNKERN_SIMD="plain") == "plain\n"
+
+
+def test_environment_with_a_wrong_level(python):
+    show_error = f"try: {SHOW_LEVEL}\nexcept RuntimeError as error: print(error)"
+    assert "RNNKERN_SIMD: `sse9` is not a level that this processor has" in python(show_error, RNNKERN_SIMD="sse9")

@@ -1,0 +1,37 @@
+"""Installs with and without the compiled part: what works, and what is said."""
+
+import json
+import shutil
+
+import torch
+
+import rnnkern
+from rnnkern import _extension
+
+REASON = "print(rnnkern._extension.reason)"
+
+
+def test_pure_python_says_why(pure, python):
+    assert not list(pure.rglob("*.so"))
+    assert "without its compiled part" in python(REASON, pure)
+    nothing = {"commit": None, "compilers": {}, "cuda_archs": [], "simd_levels": [], "simd_level": None}
+    said = json.loads(python("import json; print(json.dumps(rnnkern.build_info()))", pure))
+    assert said == {"version": rnnkern.__version__, **nothing, "torch": None, "openmp": None}
+
+
+def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
+    said = pip("install", "--target", tmp_path, CXX="/nonexistent/c++")
+    assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler does not start" in said
+    assert "/nonexistent/c++" in said
+    assert "without its compiled part" in python(REASON, tmp_path)
+
+
+def test_library_that_does_not_load_is_a_reason(pure, python, tmp_path):
+    shutil.copytree(pure / "rnnkern", tmp_path / "rnnkern")
+    (tmp_path / "rnnkern" / "_C.abi3.so").write_bytes(b"not a library")
+    assert "does not fit" in python(REASON, tmp_path)
+
+
+def test_old_torch_is_a_reason(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
+    assert _extension._load() == "rnnkern's compiled part needs torch 2.11 or later, and this is torch 2.10.1+cpu"

@@ -1,0 +1,84 @@
+"""What the wheel holds, and what its library asks of PyTorch and of CPython."""
+
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+ALLOWED_PYTHON = {"PyModule_Create2"}  # all of it in the limited API of 3.11
+
+
+@pytest.fixture(scope="module")
+def names(wheel) -> list[str]:
+    return zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="module")
+def library(wheel, names, tmp_path_factory) -> Path:
+    (name,) = [name for name in names if name.endswith(".so")]
+    return Path(zipfile.ZipFile(wheel).extract(name, tmp_path_factory.mktemp("library")))
+
+
+@pytest.fixture(scope="module")
+def undefined(library) -> dict[str, str]:
+    """The symbols that the library takes from elsewhere, C++ ones demangled: "U" strong, "w" weak."""
+    lines = subprocess.run(
+        ["nm", "-D", "-C", "--undefined-only", library], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return {name.split("@")[0]: kind for kind, name in (line.split(maxsplit=1) for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def offered() -> tuple[set[str], set[str]]:
+    """What torch 2.11 exports: in every build, and in builds with CUDA only."""
+    text = Path(__file__).with_name("torch_2_11_symbols.txt").read_text()
+    cpu, cuda = text.split("# libtorch_cuda.so")
+    return tuple(set(re.findall(r"^\w+$", part, re.M)) for part in (cpu, cuda))
+
+
+def test_tag(wheel):
+    _, _, _, tags = parse_wheel_filename(wheel.name)
+    assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp311", "abi3")}
+
+
+def test_contents(names, sources):
+    package = [name for name in names if ".dist-info/" not in name]
+    wanted = [path.relative_to(sources) for path in (sources / "rnnkern").rglob("*.py")]
+    assert sorted(package) == sorted([*map(str, wanted), "rnnkern/py.typed", "rnnkern/_C.abi3.so"])
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_library_asks_no_more_of_torch_than_2_11_has(undefined, offered):
+    cpu, cuda = offered
+    torch = {
+        name
+        for name in undefined
+        if re.match(r"aoti_torch_|torch_", name) or re.search(r"\b(at|c10|torch|aoti)::", name)
+    }
+    assert torch, "nothing is registered"
+    assert torch - cpu - cuda == set()
+    strong_cuda = {name for name in torch & cuda if undefined[name] != "w"}
+    assert strong_cuda == set(), "these would keep a PyTorch without CUDA from loading the library"
+
+
+def test_library_keeps_to_the_limited_api(undefined):
+    assert {name for name in undefined if re.match(r"_?Py", name)} <= ALLOWED_PYTHON
+
+
+def test_library_needs_libtorch_and_no_cuda_library(library):
+    dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", dynamic))
+    assert "libtorch" in needed, "without it the stream of a PyTorch with CUDA is not found"
+    assert needed <= {"libtorch", "libstdc++", "libm", "libgomp", "libgcc_s", "libc", "ld-linux-x86-64"}
+    assert "RUNPATH" not in dynamic
+
+
+def test_library_shows_nothing_but_its_module(library):
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    functions = [line.split()[2] for line in lines if line.split()[1] == "T"]
+    assert functions == ["PyInit__C"]
