@@ -6,7 +6,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/build_info.h"
+#include "common/counters.h"
 #include "common/simd_level.h"
+#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {
@@ -18,11 +20,28 @@ std::string set_level(std::string level) { return set_simd_level(level.c_str());
 STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("build_info() -> str");
   m.def("set_simd_level(str level) -> str");  // returns the level that was in use
+  m.def("kernel_counts() -> str");
+
+  m.def("recurrence_cells() -> str");
+  m.def(
+      "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[] params, Tensor? batch_sizes, "
+      "Tensor? reset, bool reverse, bool training, bool save_gates) -> Tensor[]");
+  m.def(
+      "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
+      "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
+      "Tensor[] saved, bool needs_R, bool needs_bias) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("build_info", TORCH_BOX(&build_info));
   m.impl("set_simd_level", TORCH_BOX(&set_level));
+  m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
+  m.impl("recurrence_cells", TORCH_BOX(&recurrence_cells));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
+  m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
+  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
 }
 
 }  // namespace rnnkern

@@ -1,0 +1,34 @@
+// The contract of a cell: one unit of one sequence at one step, in a type V that is a scalar or a SIMD vector of units.
+//
+//   name                 as users spell it
+//   gates, states        values of u per unit; 1: (h), 2: (h, c)
+//   params               the cell's own tensors, each (H,)
+//   saved                values per unit that the backward needs beside the states
+//   joint                u and r enter only as u + r, so that the gradients of u and of r are one
+//   first_gates          gates of the first product R h; the rest (none for most cells) wait for a second product,
+//                        whose operand `prepare` makes from the first
+//
+//   forward(u, r, old, params, next, save)                       the new state and what to save
+//   backward(save, old, next, params, grad, du, dr, dparams)     grad: in, dL/dnext; out, dL/dold but for what flows
+//                                                                through R; dparams is added to
+// and with a second product, first_gates < gates:
+//   prepare(u, r, old, save, operand)                            runs before forward
+//   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, gives operand again
+//
+// Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
+#pragma once
+
+#include "math.h"
+
+namespace rnnkern {
+
+template <int first_gates_, int gates_, int states_, int params_, int saved_, bool joint_>
+struct CellFacts {
+  static constexpr int first_gates = first_gates_, gates = gates_, states = states_, params = params_, saved = saved_;
+  static constexpr bool joint = joint_;
+  static constexpr bool two_products = first_gates < gates;
+};
+
+using ElmanFacts = CellFacts<1, 1, 1, 0, 0, true>;
+
+}  // namespace rnnkern

@@ -1,0 +1,28 @@
+// What cell headers may use: scalar math for host and device. SIMD levels bring overloads of the same names for their
+// vectors (common/simd.h), found by argument.
+#pragma once
+
+#include <cmath>
+
+#if defined(__CUDACC__)
+#define RNNKERN_CELL __host__ __device__ __forceinline__ static
+#else
+#define RNNKERN_CELL [[gnu::always_inline]] inline static
+#endif
+
+namespace rnnkern {
+
+RNNKERN_CELL float tanh(float x) { return ::tanhf(x); }
+RNNKERN_CELL double tanh(double x) { return ::tanh(x); }
+RNNKERN_CELL float sigmoid(float x) { return 1.0f / (1.0f + ::expf(-x)); }
+RNNKERN_CELL double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+RNNKERN_CELL float abs(float x) { return ::fabsf(x); }
+RNNKERN_CELL double abs(double x) { return ::fabs(x); }
+
+// condition ? a : b, lane by lane for a vector.
+template <class V>
+RNNKERN_CELL V select(bool condition, V a, V b) {
+  return condition ? a : b;
+}
+
+}  // namespace rnnkern

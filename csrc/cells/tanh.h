@@ -1,0 +1,25 @@
+// h' = tanh(u + r)  (Elman 1990)
+#pragma once
+
+#include "cell.h"
+
+namespace rnnkern {
+
+struct Tanh : ElmanFacts {
+  static constexpr const char* name = "tanh";
+
+  template <class V>
+  RNNKERN_CELL void forward(const V* u, const V* r, const V*, const V*, V* next, V*) {
+    const V z = u[0] + r[0];
+    next[0] = tanh(z);
+  }
+
+  template <class V>
+  RNNKERN_CELL void backward(const V*, const V*, const V* next, const V*, V* grad, V* du, V* dr, V*) {
+    const V h = next[0];
+    du[0] = dr[0] = grad[0] * (V(1) - h * h);
+    grad[0] = V(0);
+  }
+};
+
+}  // namespace rnnkern

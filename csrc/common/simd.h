@@ -1,0 +1,85 @@
+// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
+// alone (recurrence/cpu_*.cpp), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#define RNNKERN_INLINE [[gnu::always_inline]] inline
+
+namespace rnnkern {
+namespace {
+
+template <class T>
+struct Lanes;
+template <>
+struct Lanes<float> {
+  typedef float Raw __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
+  typedef int32_t RawBits __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
+  static constexpr int32_t sign = INT32_MIN;
+};
+template <>
+struct Lanes<double> {
+  typedef double Raw __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
+  typedef int64_t RawBits __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
+  static constexpr int64_t sign = INT64_MIN;
+};
+
+template <class T>
+struct Vec {
+  using Raw = typename Lanes<T>::Raw;
+  using RawBits = typename Lanes<T>::RawBits;
+  static constexpr int width = RNNKERN_VECTOR_BYTES / sizeof(T);
+
+  Raw v;
+
+  Vec() = default;
+  RNNKERN_INLINE Vec(Raw raw) : v(raw) {}
+  template <class S>
+    requires std::is_arithmetic_v<S>
+  RNNKERN_INLINE explicit Vec(S x) : v(Raw{} + T(x)) {}
+
+  RNNKERN_INLINE static Vec load(const T* p) {
+    Vec x;
+    std::memcpy(&x.v, p, sizeof(Raw));
+    return x;
+  }
+  RNNKERN_INLINE void store(T* p) const { std::memcpy(p, &v, sizeof(Raw)); }
+
+  // The first n lanes; the others read as zero and are not written.
+  RNNKERN_INLINE static Vec load(const T* p, int64_t n) {
+    if (n >= width) return load(p);
+    Vec x(T(0));
+    for (int64_t k = 0; k < n; ++k) x.v[k] = p[k];
+    return x;
+  }
+  RNNKERN_INLINE void store(T* p, int64_t n) const {
+    if (n >= width) return store(p);
+    for (int64_t k = 0; k < n; ++k) p[k] = v[k];
+  }
+
+  RNNKERN_INLINE friend Vec operator+(Vec a, Vec b) { return a.v + b.v; }
+  RNNKERN_INLINE friend Vec operator-(Vec a, Vec b) { return a.v - b.v; }
+  RNNKERN_INLINE friend Vec operator*(Vec a, Vec b) { return a.v * b.v; }
+  RNNKERN_INLINE friend Vec operator/(Vec a, Vec b) { return a.v / b.v; }
+  RNNKERN_INLINE friend RawBits operator<(Vec a, Vec b) { return a.v < b.v; }
+  RNNKERN_INLINE friend RawBits operator<=(Vec a, Vec b) { return a.v <= b.v; }
+  RNNKERN_INLINE friend RawBits operator>(Vec a, Vec b) { return a.v > b.v; }
+  RNNKERN_INLINE friend RawBits operator>=(Vec a, Vec b) { return a.v >= b.v; }
+  RNNKERN_INLINE friend RawBits operator==(Vec a, Vec b) { return a.v == b.v; }
+
+  // Lanes of a where the condition holds, of b elsewhere.
+  RNNKERN_INLINE friend Vec select(RawBits condition, Vec a, Vec b) { return Vec(condition ? a.v : b.v); }
+
+  RNNKERN_INLINE friend Vec abs(Vec a) { return Vec((Raw)((RawBits)a.v & ~(RawBits{} + Lanes<T>::sign))); }
+  RNNKERN_INLINE friend Vec copysign(Vec magnitude, Vec sign) {
+    const RawBits bit = RawBits{} + Lanes<T>::sign;
+    return Vec((Raw)(((RawBits)magnitude.v & ~bit) | ((RawBits)sign.v & bit)));
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern
+
+#include "simd_math.h"

@@ -1,0 +1,75 @@
+// torch's C++ types and the few operators of ATen that drivers call; the only header that names them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+namespace rnnkern {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
+
+// Uninitialised, of the dtype and on the device of `like`.
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()});
+}
+
+inline Tensor empty_int64(const Tensor& like, int64_t size) {
+  return torch::stable::new_empty(like, {&size, 1}, torch::headeronly::ScalarType::Long);
+}
+
+inline Tensor zeros(const Tensor& like, int64_t size) { return torch::stable::new_zeros(like, {&size, 1}); }
+
+inline Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
+inline Tensor shaped(const Tensor& x, std::initializer_list<int64_t> sizes) {
+  return torch::stable::view(x, {sizes.begin(), sizes.size()});
+}
+
+inline Tensor part(Tensor x, int64_t dim, int64_t start, int64_t length) {
+  return torch::stable::narrow(x, dim, start, length);
+}
+
+inline Tensor transposed(const Tensor& x) { return torch::stable::transpose(x, x.dim() - 2, x.dim() - 1); }
+
+// Sum over the first dimension.
+inline Tensor sum_rows(const Tensor& x) {
+  const int64_t dim = 0;
+  return torch::stable::sum(x, std::optional<torch::headeronly::IntHeaderOnlyArrayRef>({&dim, 1}));
+}
+
+// out = a b; matrices, or batches of them. `out` may be a view.
+void multiply(const Tensor& a, const Tensor& b, Tensor out);
+
+// out = a b + c d; matrices.
+void multiply_twice(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, Tensor out);
+
+template <class T>
+const T* read(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+
+template <class T>
+T* write(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+// f(float()) or f(double()), by the dtype of x.
+template <class F>
+auto by_dtype(const char* operation, const Tensor& x, F f) {
+  using torch::headeronly::ScalarType;
+  const bool is_float = x.scalar_type() == ScalarType::Float;
+  STD_TORCH_CHECK(is_float || x.scalar_type() == ScalarType::Double, operation, ": the CPU kernel takes float32 and ",
+                  "float64");
+  return is_float ? f(float()) : f(double());
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,33 @@
+// The facts of every cell at run time, from the list.
+#pragma once
+
+#include <string>
+
+#include "../cells/list.h"
+
+namespace rnnkern {
+
+struct CellInfo {
+  const char* name;
+  int first_gates, gates, states, params, saved;
+  bool joint;
+
+  bool two_products() const { return first_gates < gates; }
+};
+
+#define RNNKERN_INFO(Cell) \
+  {Cell::name, Cell::first_gates, Cell::gates, Cell::states, Cell::params, Cell::saved, Cell::joint},
+constexpr CellInfo cell_list[] = {RNNKERN_CELLS(RNNKERN_INFO)};
+#undef RNNKERN_INFO
+
+// Its place in the list, or -1.
+inline int find_cell(const std::string& name) {
+  int place = 0;
+  for (const CellInfo& cell : cell_list) {
+    if (name == cell.name) return place;
+    ++place;
+  }
+  return -1;
+}
+
+}  // namespace rnnkern
