@@ -19,6 +19,19 @@ def test_pure_python_says_why(pure, python):
     assert said == {"version": rnnkern.__version__, **nothing, "torch": None, "openmp": None}
 
 
+def test_pure_python_computes(pure, python):
+    """Through the reference, with gradients."""
+    code = """
+import torch
+from rnnkern.ops import explain, recurrence
+u, R, h0 = torch.randn(5, 2, 3, requires_grad=True), torch.randn(3, 3), torch.zeros(2, 3)
+h, (last,) = recurrence("tanh", u, R, (h0,))
+h.sum().backward()
+print(tuple(h.shape), tuple(u.grad.shape), explain(recurrence, "tanh", u, R, (h0,)).implementation)
+"""
+    assert python(code, pure) == "(5, 2, 3) (5, 2, 3) reference\n"
+
+
 def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
     said = pip("install", "--target", tmp_path, CXX="/nonexistent/c++")
     assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler does not start" in said
