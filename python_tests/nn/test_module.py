@@ -1,0 +1,267 @@
+"""The modules inside the rest of PyTorch: copies, parametrizations, functional calls, autocast, compiler, explain."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import rnnkern._extension
+import rnnkern.nn.recurrent
+
+T, B, I, H = 5, 3, 3, 4  # noqa: E741
+
+BUILD = {
+    "lstm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True, num_heads=2),
+    "lstm_proj": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
+    "gru_before": lambda: rnnkern.nn.GRU(I, H, 2, batch_first=True, reset_gate="before"),
+    "modrelu": lambda: rnnkern.nn.RNN(I, H, bidirectional=True, nonlinearity="modrelu"),
+}
+modules = pytest.mark.parametrize("build", BUILD.values(), ids=BUILD.keys())
+
+
+def sample(module):
+    batch_first = module.batch_first
+    x = torch.randn(B, T, I) if batch_first else torch.randn(T, B, I)
+    return x, torch.rand(x.shape[:2]) < 0.3
+
+
+@modules
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+def test_copies(build, duplicate):
+    module = build()
+    x, reset = sample(module)
+    output = module(x, reset=reset)[0]
+    twin = duplicate(module)
+    assert repr(twin) == repr(module)
+    assert torch.equal(twin(x, reset=reset)[0], output)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert torch.equal(module(x, reset=reset)[0], output)
+    assert not twin(x, reset=reset)[0].any()
+
+
+class Counted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", ["weight_hh_l0", "weight_ih_l1_reverse", "bias_hh_l1"])
+def test_parametrized_once_per_forward(name):
+    lstm, plain = BUILD["lstm"](), BUILD["lstm"]()
+    plain.load_state_dict(lstm.state_dict())
+    with torch.no_grad():
+        getattr(plain, name).mul_(2)
+    counted = Counted()
+    parametrize.register_parametrization(lstm, name, counted)
+    x, reset = sample(lstm)
+    counted.calls = 0
+    output = lstm(x, reset=reset)[0]
+    assert counted.calls == 1
+    torch.testing.assert_close(output, plain(x, reset=reset)[0])
+    output.sum().backward()
+    assert lstm.parametrizations[name].original.grad.abs().sum() > 0
+    assert torch.equal(copy.deepcopy(lstm)(x, reset=reset)[0], output)
+    lstm.to(torch.float64)(x.double(), reset=reset)
+    parametrize.remove_parametrizations(lstm, name)
+    torch.testing.assert_close(lstm.to(torch.float32)(x, reset=reset)[0], output)
+
+
+def test_parametrized_first_weight():
+    gru, plain = BUILD["gru_before"](), BUILD["gru_before"]()
+    plain.load_state_dict(gru.state_dict())
+    with torch.no_grad():
+        plain.weight_ih_l0.mul_(2)
+    parametrize.register_parametrization(gru, "weight_ih_l0", Counted())
+    x, _ = sample(gru)
+    torch.testing.assert_close(gru(x)[0], plain(x)[0])
+    with pytest.raises(ValueError, match="does not match weight dtype"):
+        gru(x.double())
+
+
+@modules
+def test_functional_call(build):
+    module, other = build(), build()
+    x, reset = sample(module)
+    before = module(x, reset=reset)[0]
+    output = torch.func.functional_call(module, dict(other.named_parameters()), (x,), {"reset": reset})[0]
+    assert torch.equal(output, other(x, reset=reset)[0])
+    double = {n: p.double() for n, p in module.named_parameters()}
+    assert torch.func.functional_call(module, double, (x.double(),))[0].dtype == torch.float64
+    assert torch.equal(module(x, reset=reset)[0], before)
+
+
+def test_assigned_parameter_counts():
+    rnn = rnnkern.nn.RNN(I, H)
+    rnn.weight_hh_l0 = torch.nn.Parameter(torch.zeros(H, H))
+    x = torch.randn(T, B, I)
+    wanted = torch.tanh(torch.nn.functional.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0 + rnn.bias_hh_l0))
+    torch.testing.assert_close(rnn(x)[0], wanted)
+
+
+def test_remnants_of_cudnn():
+    lstm = BUILD["lstm"]()
+    assert lstm.flatten_parameters() is None
+    replica = lstm._replicate_for_data_parallel()
+    for name, p in lstm.named_parameters():
+        setattr(replica, name, p.detach())
+    x, _ = sample(lstm)
+    assert torch.equal(replica(x)[0], lstm(x)[0])
+
+
+@pytest.mark.parametrize("cls", ["RNN", "LSTM"])
+def test_autocast_gives_torchs_dtype(cls):
+    """bfloat16 for RNN and LSTM; torch.nn.GRU has no autocast rule on the CPU."""
+    theirs, ours = getattr(torch.nn, cls)(I, H, 2), getattr(rnnkern.nn, cls)(I, H, 2)
+    ours.load_state_dict(theirs.state_dict())
+    x, h0 = torch.randn(T, B, I), torch.randn(2, B, H)
+    hx = (h0, h0) if cls == "LSTM" else h0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, wanted = ours(x, hx)[0], theirs(x, hx)[0]
+    assert output.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), theirs(x, hx)[0], rtol=0, atol=0.02)
+    output.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
+
+
+# ---- the operator calls
+
+
+class Spy:
+    """Stands for the operator and writes down what it is asked, in a forward and in `choose`."""
+
+    def __init__(self, operator):
+        self.operator, self.ran, self.asked = operator, [], []
+
+    def __call__(self, **kwargs):
+        self.ran.append(self.describe(**kwargs))
+        return self.operator(**kwargs)
+
+    def choose(self, **kwargs):
+        self.asked.append(self.describe(**kwargs))
+        return self.operator.choose(**kwargs)
+
+    @staticmethod
+    def describe(**kwargs):
+        def plain(value):
+            if isinstance(value, torch.Tensor):
+                return value.dtype, value.device, tuple(value.shape)
+            return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+        return {name: plain(value) for name, value in kwargs.items()}
+
+
+@modules
+@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed", "autocast"])
+def test_explain_asks_for_the_calls_that_forward_makes(build, kind, monkeypatch):
+    spy = Spy(rnnkern.ops.recurrence)
+    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence", spy)
+    module = build()
+    module.dropout = 0.5
+    x, reset = sample(module)
+    if kind == "unbatched":
+        x, reset = x[0], reset[0]
+    if kind == "packed":
+        x = pack_padded_sequence(x, torch.full((B,), T), batch_first=module.batch_first)
+    generator = torch.get_rng_state()
+    with torch.autocast("cpu", enabled=kind == "autocast"):
+        choices = rnnkern.ops.explain(module, x, reset=reset)
+        assert spy.ran == []
+        assert torch.equal(generator, torch.get_rng_state())
+        module(x, reset=reset)
+    assert spy.ran == spy.asked
+    directions = 2 if module.bidirectional else 1
+    assert len(choices) == len(spy.ran) == module.num_layers * directions
+    assert [call["reverse"] for call in spy.ran] == [False, True][:directions] * module.num_layers
+    assert all(isinstance(choice, rnnkern.ops.Choice) for choice in choices)
+
+
+def test_explain_tells_the_truth_about_projections_and_force():
+    x = torch.randn(T, B, I)
+    plain, projected = rnnkern.nn.LSTM(I, H, 2), rnnkern.nn.LSTM(I, H, 2, proj_size=2)
+    assert [c.implementation for c in rnnkern.ops.explain(projected, x)] == ["reference"] * 2
+    (wanted,) = {c.implementation for c in rnnkern.ops.explain(plain, x)}
+    operator = rnnkern.ops.explain(
+        rnnkern.ops.recurrence, "lstm", torch.zeros(T, B, 4 * H), plain.weight_hh_l0, (torch.zeros(B, H),) * 2
+    )
+    assert wanted == operator.implementation
+    with rnnkern.ops.use("reference"):
+        assert [c.implementation for c in rnnkern.ops.explain(plain, x)] == ["reference"] * 2
+    with rnnkern.ops.use("triton"), pytest.raises(ValueError, match="triton"):
+        plain(x)
+    with pytest.raises(RuntimeError, match="input_size"):
+        rnnkern.ops.explain(plain, torch.zeros(T, B, I + 1))
+
+
+# ---- the compiler; the warnings are its own, about what it does while it traces
+
+tracing = pytest.mark.filterwarnings(
+    "ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+
+compiled_part = pytest.mark.skipif(
+    not rnnkern._extension.available,
+    reason=f"the reference reads lengths while it runs, and {rnnkern._extension.reason}",
+)
+
+
+@modules
+@tracing
+def test_compiles_whole(build):
+    """Unless allow_rnn is set, PyTorch's compiler breaks the graph at torch.nn.RNN, LSTM, GRU and subclasses."""
+    module = build()
+    x, reset = sample(module)
+    x.requires_grad_()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        output, wanted = compiled(x, reset=reset)[0], module(x, reset=reset)[0]
+    torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-6)
+    inputs = [x, *module.parameters()]
+    for ours, theirs in zip(*(torch.autograd.grad(y.sum(), inputs) for y in (output, wanted)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@tracing
+def test_compiles_with_the_break():
+    model = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H))
+    x = torch.randn(T, B, I)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x)[0], model(x)[0], rtol=1e-5, atol=1e-6)
+
+
+@compiled_part
+@tracing
+def test_compiles_packed():
+    gru = rnnkern.nn.GRU(I, H, bidirectional=True)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(gru, backend="aot_eager", fullgraph=True)
+        for lengths in ([2, 5, 4], [5, 1, 5]):
+            x = pack_padded_sequence(torch.randn(T, B, I), torch.tensor(lengths), enforce_sorted=False)
+            (output, h_n), (wanted, wanted_h_n) = compiled(x), gru(x)
+            torch.testing.assert_close(output.data, wanted.data, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(h_n, wanted_h_n, rtol=1e-5, atol=1e-6)
+
+
+@compiled_part
+@tracing
+def test_exports_for_any_length_and_batch():
+    lstm = BUILD["lstm"]()
+    x, reset = sample(lstm)
+    sizes = {0: torch.export.Dim("T", min=0), 1: torch.export.Dim("B", min=0)}
+    shapes = {"input": sizes, "hx": None, "reset": sizes}
+    program = torch.export.export(lstm, (x,), {"hx": None, "reset": reset}, dynamic_shapes=shapes).module()
+    for steps, batch in ((T, B), (9, 1), (1, 4), (0, 2)):
+        x, reset = torch.randn(steps, batch, I), torch.rand(steps, batch) < 0.3
+        (output, hidden), (wanted, wanted_hidden) = program(x, hx=None, reset=reset), lstm(x, None, reset)
+        torch.testing.assert_close((output, *hidden), (wanted, *wanted_hidden), rtol=1e-5, atol=1e-6)

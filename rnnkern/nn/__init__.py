@@ -1,0 +1,7 @@
+"""Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
+
+from rnnkern.nn.gru import GRU
+from rnnkern.nn.lstm import LSTM
+from rnnkern.nn.rnn import RNN
+
+__all__ = ["GRU", "LSTM", "RNN"]

@@ -1,0 +1,53 @@
+"""Gated recurrent unit."""
+
+from typing import Literal
+
+import torch
+
+from rnnkern.nn.recurrent import Recurrent
+
+
+class GRU(Recurrent, torch.nn.GRU):
+    r"""Gated recurrent unit over a sequence, in place of :class:`torch.nn.GRU`.
+
+    .. math::
+        r &= \sigma(W_r x_t + b_{ir} + R_r h_{t-1} + b_{hr}) \\
+        z &= \sigma(W_z x_t + b_{iz} + R_z h_{t-1} + b_{hz}) \\
+        n &= \tanh(W_n x_t + b_{in} + r (R_n h_{t-1} + b_{hn})) & \text{reset after} \\
+        n &= \tanh(W_n x_t + b_{in} + R_n (r h_{t-1}) + b_{hn}) & \text{reset before} \\
+        h_t &= (1 - z) n + z h_{t-1}
+
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
+    ``num_heads`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
+        reset_gate: ``"after"`` the product with R, as torch.nn and cuDNN have it, or ``"before"`` it, as the paper has.
+        num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
+            head k.
+
+    Raises:
+        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``.
+        As torch.nn: every other wrong argument.
+
+    Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after).
+
+    >>> gru = GRU(10, 20, bidirectional=True, reset_gate="before")
+    >>> output, h_n = gru(torch.randn(5, 3, 10))
+    >>> output.shape, h_n.shape
+    (torch.Size([5, 3, 40]), torch.Size([2, 3, 20]))
+    """
+
+    def __init__(self, *args, reset_gate: Literal["after", "before"] = "after", **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if reset_gate not in ("after", "before"):
+            raise ValueError(f"reset_gate must be 'after' or 'before', got {reset_gate!r}")
+        self.reset_gate = reset_gate
+
+    @property
+    def _cell(self) -> str:
+        return "gru" if self.reset_gate == "after" else "gru_reset_before"
+
+    def extra_repr(self) -> str:
+        gate = ", reset_gate=before" if self.reset_gate == "before" else ""
+        return super().extra_repr() + gate

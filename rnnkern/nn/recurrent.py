@@ -1,0 +1,226 @@
+"""What RNN, LSTM and GRU share: torch.nn's parameters and checks around one call of the operator per direction."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter, RNNBase
+from torch.nn.utils.rnn import PackedSequence
+
+from rnnkern.ops import Choice, recurrence
+
+
+class _Sequence(NamedTuple):
+    """A forward's input once time comes first: T steps, B sequences in the order of the packed rows."""
+
+    x: Tensor  # (T, B, I), or packed (sum of batch_sizes, I)
+    state: tuple[Tensor, ...]  # h0 (layers * directions, B, H); for an LSTM c0 too
+    batch_sizes: Tensor | None  # (T,) int64 on the CPU
+    reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
+
+
+class _Call(NamedTuple):
+    """One layer in one direction."""
+
+    weight_ih: Tensor  # (G*H, I)
+    bias_ih: Tensor | None  # (G*H,)
+    arguments: dict[str, Any]  # of the operator, all but u
+
+    def project(self, x: Tensor) -> dict[str, Tensor]:
+        u = F.linear(x, self.weight_ih, self.bias_ih)
+        if not torch.is_autocast_enabled(u.device.type):
+            return {"u": u, **self.arguments}
+        cast = {"u": u}  # autocast has chosen u's dtype; the rest follows, as torch.nn's weights and state do
+        for name, value in self.arguments.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value = value.to(u.dtype)
+            elif name in ("state", "params"):
+                value = tuple(tensor.to(u.dtype) for tensor in value)
+            cast[name] = value
+        return cast
+
+
+class Recurrent(RNNBase):
+    """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
+
+    num_heads: int
+    _cell: str  # of rnnkern.ops.recurrence
+
+    def __init__(self, *args, num_heads: int = 1, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if not isinstance(num_heads, int) or isinstance(num_heads, bool):
+            raise TypeError(f"num_heads should be of type int, got: {type(num_heads).__name__}")
+        if num_heads < 1 or self.hidden_size % num_heads:
+            raise ValueError(f"num_heads must be positive and divide hidden_size = {self.hidden_size}, got {num_heads}")
+        if num_heads > 1 and self.proj_size > 0:
+            raise ValueError(f"num_heads must be 1 with proj_size = {self.proj_size} > 0, got {num_heads}")
+        self.num_heads = num_heads
+        if num_heads > 1:  # (G*H, H) becomes (K, G*D, D) with values already drawn
+            d = self.hidden_size // num_heads
+            for _, name, *_ in self._all_weights:
+                heads = getattr(self, name).detach()[:, :d].reshape(num_heads, -1, d)
+                setattr(self, name, Parameter(heads.clone(memory_format=torch.contiguous_format)))
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | tuple[Tensor, Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
+        """Runs the layers over a sequence.
+
+        ``torch.compile(fullgraph=True)`` needs ``torch._dynamo.config.allow_rnn = True``; without it PyTorch's compiler
+        breaks the graph at torch.nn.RNN, LSTM and GRU, subclasses too, and the module runs as it is.
+
+        Args:
+            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
+            hx: h_0, for an LSTM (h_0, c_0), each (num_layers * directions, B, H), without B for (T, I); h_0 has
+                ``proj_size`` columns if that is given. In the caller's batch order. None is zeros.
+            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
+                batch order. Where true an episode begins at step t: no state crosses from t-1 to t, nor backwards
+                from t to t-1.
+
+        Returns:
+            The output, like ``input`` with directions * H columns, and h_n or (h_n, c_n), like ``hx``.
+
+        Raises:
+            TypeError: ``reset`` is no bool tensor or on another device.
+            ValueError: ``reset`` is misshapen.
+            As torch.nn: every other wrong argument.
+        """
+        sequence = self._check(input, hx, reset)
+        x, finals = sequence.x, []
+        for layer, directions in enumerate(self._calls(sequence)):
+            if layer > 0:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for call in directions:
+                h, final = recurrence(**call.project(x))
+                outputs.append(h)
+                finals.append(final)
+            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+        hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
+        hidden = hidden if self.mode == "LSTM" else hidden[0]
+        if isinstance(input, PackedSequence):
+            _, batch_sizes, order, inverse = input
+            return PackedSequence(x, batch_sizes, order, inverse), self.permute_hidden(hidden, inverse)
+        if input.dim() == 2:
+            squeezed = tuple(s.squeeze(1) for s in hidden) if self.mode == "LSTM" else hidden.squeeze(1)
+            return x.squeeze(1), squeezed
+        return x.transpose(0, 1) if self.batch_first else x, hidden
+
+    @torch.no_grad()
+    def choose(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | tuple[Tensor, Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
+        sequence = self._check(input, hx, reset)
+        choices = []
+        for directions in self._calls(sequence):
+            for call in directions:
+                arguments = call.project(call.weight_ih.new_zeros(1, call.weight_ih.shape[1]))
+                u = arguments.pop("u").expand(*sequence.x.shape[:-1], -1)
+                choices.append(recurrence.choose(u=u, **arguments))
+        return choices
+
+    def _check(self, input, hx, reset) -> _Sequence:
+        """As torch.nn's forward before its kernel, with torch.nn's checks."""
+        batch_sizes = order = None
+        lstm = self.mode == "LSTM"
+        if isinstance(input, PackedSequence):
+            x, batch_sizes, order, _ = input
+            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+        else:
+            given = () if hx is None else (hx[0], hx[1]) if lstm else (hx,)
+            if input.dim() not in (2, 3) or any(s.dim() != input.dim() for s in given):
+                super().forward(input, hx)  # raises
+            x = input
+            if input.dim() == 2:
+                x = input.unsqueeze(0 if self.batch_first else 1)
+                hx = hx if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1)) if lstm else hx.unsqueeze(1)
+            batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
+        if hx is None:
+            self.check_input(x, batch_sizes)
+            rows = len(self._all_weights)
+            hx = x.new_zeros(rows, batch, self.proj_size or self.hidden_size)
+            hx = (hx, x.new_zeros(rows, batch, self.hidden_size)) if lstm else hx
+        else:
+            self.check_forward_args(x, hx, batch_sizes)
+            hx = self.permute_hidden(hx, order)
+        if batch_sizes is None and self.batch_first:
+            x = x.transpose(0, 1)
+        if reset is not None:
+            unbatched = batch_sizes is None and input.dim() == 2
+            reset = self._check_reset(reset, x.device, steps, None if unbatched else batch)
+            if batch_sizes is not None:
+                reset = reset if order is None else reset.index_select(1, order)
+                alive = torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1)
+                reset = reset & alive
+        return _Sequence(x, tuple(hx) if lstm else (hx,), batch_sizes, reset)
+
+    def _check_reset(self, reset: Tensor, device: torch.device, steps: int, batch: int | None) -> Tensor:
+        """Returns it as (T, B)."""
+        name = type(self).__name__
+        if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+            got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
+            raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
+        if reset.device != device:
+            raise TypeError(f"{name}: `reset` must be on {device} like the input, got {reset.device}")
+        symbols, wanted = ("(B, T)", (batch, steps)) if self.batch_first else ("(T, B)", (steps, batch))
+        if batch is None:
+            symbols, wanted = "(T,)", (steps,)
+        if tuple(reset.shape) != wanted:
+            raise ValueError(f"{name}: `reset` must be {symbols} = {wanted}, got {tuple(reset.shape)}")
+        if batch is None:
+            return reset.unsqueeze(1)
+        return reset.transpose(0, 1) if self.batch_first else reset
+
+    def _calls(self, sequence: _Sequence) -> list[list[_Call]]:
+        """The calls that a forward makes: per layer, one for each direction."""
+        _, state, batch_sizes, reset = sequence
+        masks = [reset, reset]
+        if reset is not None and self.bidirectional:
+            # Backwards, step t takes its state from t+1: it is zeroed where an episode starts at t+1.
+            masks[1] = F.pad(reset, (0, 0, 0, 1))[1:]
+        states = list(zip(*(s.unbind(0) for s in state), strict=True))
+        directions = 2 if self.bidirectional else 1
+        calls = []
+        for k, names in enumerate(self._all_weights):
+            weight_ih, weight_hh, *rest = [getattr(self, name) for name in names]
+            bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
+            arguments = {
+                "cell": self._cell,
+                "R": weight_hh,
+                "state": states[k],
+                "bias": bias_hh,
+                "params": tuple(rest[2:] if self.bias else rest),
+                "batch_sizes": batch_sizes,
+                "reset": masks[k % directions],
+                "reverse": k % directions == 1,
+            }
+            calls.append(_Call(weight_ih, bias_ih, arguments))
+        return [calls[k : k + directions] for k in range(0, len(calls), directions)]
+
+    # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
+    # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        first, *rest = self._flat_weights_names
+        return [getattr(self, first, None), *(None for _ in rest)]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: list[Tensor | None]) -> None:
+        pass
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: the kernels need no common buffer."""
+
+    def extra_repr(self) -> str:
+        heads = f", num_heads={self.num_heads}" if self.num_heads != 1 else ""
+        return super().extra_repr() + heads

@@ -1,0 +1,77 @@
+"""Elman's network."""
+
+import torch
+from torch.nn import Parameter, init
+
+from rnnkern.nn.recurrent import Recurrent
+
+NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
+
+
+class RNN(Recurrent, torch.nn.RNN):
+    r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
+
+    .. math::
+        h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
+
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
+    nonlinearities, ``num_heads`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K
+    units.
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
+        nonlinearity: :math:`\phi`, one of ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"`` and ``"modrelu"``,
+            :math:`\mathrm{sign}(z) \, \mathrm{relu}(|z| + b)`, whose b is the parameter ``modrelu_bias_l{k}`` (H,) of
+            each layer and direction, drawn from U(-0.01, 0.01) after all others.
+        num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, D, D). Unit k*D+d of the layer is unit d of
+            head k.
+
+    Raises:
+        ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``.
+        As torch.nn: every other wrong argument.
+
+    Source: Elman 1990; modReLU Arjovsky et al. 2016, eq. 8, for a real state.
+
+    >>> rnn = RNN(10, 20, nonlinearity="modrelu")
+    >>> starts = torch.tensor([[True] * 3, [False] * 3, [True] * 3, [False] * 3])
+    >>> output, h_n = rnn(torch.randn(4, 3, 10), reset=starts)
+    >>> output.shape, h_n.shape, rnn.modrelu_bias_l0.shape
+    (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]), torch.Size([20]))
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        nonlinearity = args[3] if len(args) > 3 else kwargs.get("nonlinearity", "tanh")
+        if nonlinearity not in NONLINEARITIES:
+            wanted = ", ".join(map(repr, NONLINEARITIES))
+            raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
+        if nonlinearity not in ("tanh", "relu"):  # unknown to torch.nn, which is to build the rest
+            if len(args) > 3:
+                args = (*args[:3], "tanh", *args[4:])
+            else:
+                kwargs["nonlinearity"] = "tanh"
+        super().__init__(*args, **kwargs)
+        self.nonlinearity = nonlinearity
+        self.mode = f"RNN_{nonlinearity.upper()}"
+        if nonlinearity == "modrelu":
+            for names in self._all_weights:
+                name = names[0].replace("weight_ih", "modrelu_bias")
+                setattr(self, name, Parameter(getattr(self, names[0]).new_empty(self.hidden_size)))
+                names.append(name)
+            self._reset_modrelu()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_modrelu()
+
+    def _reset_modrelu(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.startswith("modrelu_bias"):
+                init.uniform_(parameter, -0.01, 0.01)
+
+    @property
+    def _cell(self) -> str:
+        return self.nonlinearity
+
+    def extra_repr(self) -> str:
+        shown = f", nonlinearity={self.nonlinearity}" if self.nonlinearity != "tanh" else ""
+        return super().extra_repr() + shown
