@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from rnnkern import _extension
+from rnnkern import _extension, nn, ops
+from rnnkern.ops import use
 
 __version__ = "0.1.0"
 
-__all__ = ["build_info"]
+__all__ = ["build_info", "nn", "ops", "use"]
 
 
 def build_info() -> dict[str, Any]:

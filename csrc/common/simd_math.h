@@ -59,10 +59,14 @@ template <class T>
 RNNKERN_INLINE Vec<T> tanh(Vec<T> x) {
   using V = Vec<T>;
   const V a = V(0) - (abs(x) + abs(x));
-  const V limited = select(a < V(T(-60)), V(T(-60)), a);
+  const V limited = select(a < V(-60), V(-60), a);
   const Exp<T> e(limited);
-  const V expm1 = e.scale * e.fraction + (e.scale - V(1));  // exp(-2|x|) - 1, without cancellation near 0
-  return copysign((V(0) - expm1) / (V(2) + expm1), x);
+  // With E = exp(-2|x|): tanh|x| = -(E - 1) / (1 + E), which keeps small results exact, or 1 - 2 E / (1 + E), which
+  // keeps large ones; E - 1 is summed without cancellation.
+  const V minus_one = e.scale * e.fraction + (e.scale - V(1)), exp = e.scale + e.scale * e.fraction;
+  const auto small = a > V(-1);
+  const V quotient = select(small, V(0) - minus_one, exp + exp) / (V(1) + exp);
+  return copysign(select(small, quotient, V(1) - quotient), x);
 }
 
 template <class T>

@@ -250,11 +250,16 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
   p.packed = write<T>(packed);
   p.zeros = write<T>(zeros);
   const int threads = call.threads();
+  Tensor dbias;
+  if (needs_bias) {
+    dbias = rnnkern::zeros(call.u, threads * 2 * columns);
+    p.dbias = write<T>(dbias);
+  }
   p.split_hidden = call.split_hidden(threads);
   run(kernels.backward[call.place], p, threads);
 
   for (const Tensor& rows : dparams) outputs.push_back(sum_rows(rows));
-  if (needs_bias) outputs[2] = sum_rows(dr);
+  if (needs_bias) outputs[2] = sum_rows(part(shaped(dbias, {threads, 2 * columns}), 1, columns, columns));
   if (!needs_R) return outputs;
   const int first = cell.first_gates;
   if (cell.two_products()) weight_gradient(call, dr, first, cell.gates, operand, outputs[1]);

@@ -96,6 +96,23 @@ RNNKERN_INLINE void store_gates(const V* v, int count, T* row, int64_t hidden, i
 
 constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
 
+// Adds to the gradient of the bias. Steps are summed one by one and then up: errors grow with B + T, not with B T.
+template <class V, class T>
+RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t hidden, int64_t unit, int64_t lanes) {
+  for (int g = first; g < last; ++g) {
+    T* sum = sums + g * hidden + unit;
+    (V::load(sum, lanes) + v[g]).store(sum, lanes);
+  }
+}
+
+template <class T>
+void fold(T* step, T* total, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    total[i] += step[i];
+    step[i] = 0;
+  }
+}
+
 template <class T, class Cell>
 void forward(const Forward<T>& p, Member me) {
   using V = Vec<T>;
@@ -196,6 +213,7 @@ void backward(const Backward<T>& p, Member me) {
   for (int i = 0; i < Cell::params; ++i) std::memset(p.dparams[i] + copy, 0, copied);
   me.meet();
 
+  T* const step_bias = p.dbias ? p.dbias + me.rank * 2 * columns : nullptr;
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const int64_t unit0 = first.first_unit(panel0), unit1 = first.first_unit(panel1);
   for (int64_t k = p.steps.count - 1; k >= 0; --k) {
@@ -230,6 +248,7 @@ void backward(const Backward<T>& p, Member me) {
         for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
         store_gates(dr, Cell::gates, p.dr + (row + b) * columns, hidden, unit, lanes);
         if (!Cell::joint) store_gates(du, Cell::gates, p.du + (row + b) * columns, hidden, unit, lanes);
+        if (step_bias) add_gates(dr, Cell::two_products ? Cell::first_gates : 0, Cell::gates, step_bias, hidden, unit, lanes);
         if (p.h_before) old[0].store(p.h_before + at + unit, lanes);
       }
     }
@@ -253,11 +272,15 @@ void backward(const Backward<T>& p, Member me) {
           // Other members read the later gates' dr until they meet: only the earlier gates are written.
           store_gates(dr, Cell::first_gates, p.dr + (row + b) * columns, hidden, unit, lanes);
           if (!Cell::joint) store_gates(du, Cell::first_gates, p.du + (row + b) * columns, hidden, unit, lanes);
+          if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
           operand.store(p.operand + at + unit, lanes);
         }
       });
       share.meet();
     }
+    if (step_bias)
+      for (int g = 0; g < Cell::gates; ++g)
+        fold(step_bias, step_bias + columns, g * hidden + unit0, g * hidden + unit1);
     first.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
       if (h_before.is_reset(b)) return;
       for (int v = 0; v < q.vectors; ++v) {

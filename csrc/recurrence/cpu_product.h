@@ -90,7 +90,7 @@ struct Product {
       : first_gate(first_gate), gates(gates), transposed(transposed), heads(w.heads), d(w.hidden / w.heads),
         zeros(zeros) {
     vectors = (d + width - 1) / width;
-    const int64_t per_panel = max_vectors / columns() > 0 ? max_vectors / columns() : 1;
+    const int64_t per_panel = gates ? max_vectors / columns() : 1;  // no gates: a product that the cell does not have
     panels_per_head = (vectors + per_panel - 1) / per_panel;
     if (heads == 1) panels_per_head = smaller((panels_per_head + team - 1) / team * team, vectors);
     segments = transposed && heads > 1 ? gates : 1;

@@ -63,6 +63,7 @@ struct Backward {
   T *du, *dr;               // (rows, G*H): gradients of u and of r; one buffer where they are one
   T* dstate[2];             // (B, H)
   T* dparams[2];            // (B, H), to be summed over B
+  T* dbias;                 // (threads, 2, G*H) zeros, to be summed over threads: one row sums a step, one all steps
   T* h_before;              // (rows, H): the state that entered each step, or null where the caller can do without
   T* operand;               // (rows, H): the operand of a second product, or null
   T *packed, *zeros;        // workspace as above

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose
@@ -76,7 +77,7 @@ def recurrence(
             grad_scale=grad_scale,
         )  # fmt: skip
     save_gates = save_gates is not False
-    if torch.is_grad_enabled() and _requires_grad(u, R, bias, *state, *params):
+    if _needs_derivatives(u, R, bias, *state, *params):
         h, *rest = _Recurrence.apply(
             cell, reverse, save_gates, len(state), u, R, bias, batch_sizes, reset, grad_scale, *state, *params
         )  # fmt: skip
@@ -114,8 +115,10 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
 recurrence.choose = _choose_checked
 
 
-def _requires_grad(*tensors: Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
+def _needs_derivatives(*tensors: Tensor | None) -> bool:
+    """Forward mode counts: the autograd.Function refuses it, the plain operator would return zero tangents."""
+    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return backward or forward_ad._current_level >= 0
 
 
 # ---- checks: real and fake tensors alike
@@ -316,9 +319,9 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 
 
 def _setup_backward(ctx, inputs, output):
-    (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, _,
+    (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, saved,
      ctx.needs_R, ctx.needs_bias) = inputs  # fmt: skip
-    ctx.grad_states, ctx.states, ctx.params = len(grad_state), len(state), len(params)
+    ctx.grad_states, ctx.states, ctx.saved = len(grad_state), len(state), len(saved)
     ctx.save_for_backward(grad_h, u, R, bias, batch_sizes, reset, grad_scale, *grad_state, *state, *params)
 
 
@@ -339,27 +342,26 @@ def _differentiate_backward(ctx, grads):
         wanted = [(u, grads[0]), (R, grads[1] if ctx.needs_R else None), (bias, grads[2] if ctx.needs_bias else None)]
         wanted = [(x, g) for x, g in (*wanted, *zip((*state, *params), grads[3:], strict=True)) if g is not None]
         outputs = [(h, grad_h), *zip(final, grad_state, strict=False)]
-        outputs = [(y, g) for y, g in outputs if g is not None]
-        first = torch.autograd.grad(
-            [y for y, _ in outputs], [x for x, _ in wanted], [g for _, g in outputs], create_graph=True,
-            materialize_grads=True,
-        )  # fmt: skip
+        outputs = [(y, g) for y, g in outputs if g is not None and y.requires_grad]
+        first = ()
+        if outputs:  # but for T = 0 without a gradient of the final state
+            first = torch.autograd.grad(
+                [y for y, _ in outputs], [x for x, _ in wanted], [g for _, g in outputs], create_graph=True,
+                materialize_grads=True,
+            )  # fmt: skip
         inputs = [x for x in (grad_h, u, R, bias, *rest, *grad_state) if x is not None]
-        pairs = [(y, g) for y, (_, g) in zip(first, wanted, strict=True) if y.requires_grad]
-        second = dict(
-            zip(
-                map(id, inputs),
-                torch.autograd.grad(
-                    [y for y, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True,
-                    create_graph=torch.is_grad_enabled(),
-                ),
-                strict=True,
-            )
-        )  # fmt: skip
+        pairs = [(y, g) for y, (_, g) in zip(first, wanted, strict=bool(first)) if y.requires_grad]
+        second = (None,) * len(inputs)
+        if pairs:
+            second = torch.autograd.grad(
+                [y for y, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True,
+                create_graph=torch.is_grad_enabled(),
+            )  # fmt: skip
+    second = dict(zip(map(id, inputs), second, strict=True))
     get = lambda x: second.get(id(x))  # noqa: E731
     return (
         None, get(grad_h), [get(g) for g in grad_state], get(u), get(R), [get(s) for s in state], get(bias),
-        [get(p) for p in params], None, None, None, None, None, None, None, None,
+        [get(p) for p in params], None, None, None, None, None, [None] * ctx.saved, None, None,
     )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None) -
             return F.linear(h, R[rows], b)
         heads, _, d = R.shape
         blocks = R.reshape(heads, gates, d, d)[:, first:last]
-        r = torch.einsum("bkd,kged->bgke", h.reshape(-1, heads, d), blocks).reshape(h.shape[0], -1)
+        r = torch.einsum("bkd,kged->bgke", h.unflatten(1, (heads, d)), blocks).flatten(1)
         return r if b is None else r + b
 
     return product

@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from rnnkern import _extension
+
+if not _extension.available:
+    pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def nan_memory():
+    """Uninitialised memory is NaN, in allocations made in C++ too: whatever is not written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def simd():
+    """Sets the SIMD level for one test."""
+    before = torch.ops.rnnkern.set_simd_level("plain")
+    yield torch.ops.rnnkern.set_simd_level
+    torch.ops.rnnkern.set_simd_level(before)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

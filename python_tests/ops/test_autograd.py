@@ -1,0 +1,132 @@
+"""Registration and derivatives: opcheck, gradcheck, second derivatives, transforms, compilers."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import outputs_and_gradients, recurrence_sample, recurrence_samples
+
+SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
+
+
+def function_of_leaves(sample, **more):
+    """The call as a function of its differentiable tensors, for gradcheck."""
+    name, _, _, state = sample.args
+    states, bias, kwargs = len(state), sample.kwargs["bias"], dict(sample.kwargs)
+
+    def call(u, R, *rest):
+        state, rest = rest[:states], rest[states:]
+        if bias is not None:
+            kwargs["bias"], *rest = rest
+        kwargs["params"] = tuple(rest)
+        h, final = recurrence(name, u, R, state, **kwargs, **more)
+        return (h, *final)
+
+    return call
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if "grad_scale" not in s.name], ids=lambda s: s.name)
+def test_first_and_second_derivatives(sample):
+    leaves = sample.to(torch.float64, requires_grad=True).leaves()
+    assert gradcheck(function_of_leaves(sample), leaves)
+    assert gradgradcheck(function_of_leaves(sample), leaves)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_second_derivatives_with_grad_scale(cell):
+    """No finite difference knows of grad_scale: what autograd makes of the reference is the truth."""
+    sample = recurrence_sample(cell, 3, 2, 3, grad_scale=2, requires_grad=True)
+
+    def second(op):
+        h, final = op(*sample.args, **sample.kwargs)
+        first = torch.autograd.grad(h.square().sum() + final[-1].sum(), sample.leaves(), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), sample.leaves())
+
+    torch.testing.assert_close(second(recurrence), second(reference.recurrence))
+
+
+def test_third_derivative():
+    sample = recurrence_sample("tanh", 2, 1, 2, requires_grad=True)
+    u = sample.args[1]
+
+    def second(u):
+        h, _ = recurrence("tanh", u, *sample.args[2:], **sample.kwargs)
+        (g,) = torch.autograd.grad(h.square().sum(), u, create_graph=True)
+        (gg,) = torch.autograd.grad(g.square().sum(), u, create_graph=True)
+        return gg
+
+    assert gradcheck(second, (u,))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+def test_opcheck(sample):
+    """The forward has no autograd of its own. The backward has; tracing it needs the lengths of packed input, which a
+    fake tensor does not have, so that there it is checked as a plain operator."""
+    cell, u, R, state = sample.args
+    k = sample.kwargs
+    common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
+    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, (cell, *common, True, True))
+    h, *rest = torch.ops.rnnkern.recurrence(cell, *common, True, True)
+    final, saved = rest[: len(state)], rest[len(state) :]
+    grad_h, grad_state = torch.randn_like(h), [torch.randn_like(s) for s in final]
+    differentiable = [x.clone().requires_grad_(k["batch_sizes"] is None) for x in (grad_h, u)]
+    args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
+    torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, (*args, True, k["bias"] is not None))
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_gates_computed_again_give_the_same_bits(cell):
+    sample = recurrence_sample(cell, 9, 4, 20, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
+    kept = outputs_and_gradients(recurrence, sample)
+    again = outputs_and_gradients(lambda *a, **k: recurrence(*a, **k, save_gates=False), sample)
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_gradients_of_some_outputs_only():
+    sample = recurrence_sample("lstm", 5, 3, 4, requires_grad=True)
+    h, (h_n, c_n) = recurrence(*sample.args, **sample.kwargs)
+    u = sample.args[1]
+    from_h, from_c, from_all = (
+        torch.autograd.grad(y, u, retain_graph=True)[0] for y in (h.sum(), c_n.sum(), h.sum() + c_n.sum())
+    )
+    torch.testing.assert_close(from_h + from_c, from_all)
+    assert h_n.grad_fn is h.grad_fn
+
+
+def test_forward_mode_says_that_it_is_not_there():
+    sample = recurrence_sample("tanh")
+    _, u, R, state = sample.args
+    with pytest.raises(RuntimeError, match="jvp"):
+        torch.func.jvp(lambda u: recurrence("tanh", u, R, state)[0], (u,), (u,))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name in ("lstm-plain", "gru-packed-reset-reverse",
+                                    "modrelu-packed-grad_scale-heads")], ids=lambda s: s.name)  # fmt: skip
+def test_compile(sample, backend):
+    sample = sample.to(torch.float64, requires_grad=True)
+    torch.compiler.reset()
+    wanted = outputs_and_gradients(recurrence, sample)
+    actual = outputs_and_gradients(torch.compile(recurrence, fullgraph=True, backend=backend), sample)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, msg=name)
+
+
+def test_export_with_any_length_and_batch():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.R = torch.nn.Parameter(torch.randn(12, 3))
+
+        def forward(self, u, h0, c0):
+            return recurrence("lstm", u, self.R, (h0, c0))[0]
+
+    model, T, B = Model(), torch.export.Dim("T", min=0), torch.export.Dim("B", min=0)
+    args = torch.randn(5, 4, 12), torch.randn(4, 3), torch.randn(4, 3)
+    program = torch.export.export(model, args, dynamic_shapes=({0: T, 1: B}, {0: B}, {0: B})).module()
+    for steps, batch in ((5, 4), (9, 2), (1, 1), (0, 3), (2, 0)):
+        args = torch.randn(steps, batch, 12), torch.randn(batch, 3), torch.randn(batch, 3)
+        torch.testing.assert_close(program(*args), model(*args))

@@ -1,0 +1,186 @@
+"""The CPU kernels against the reference: values, gradients, sizes, layouts, determinism."""
+
+import os
+
+import pytest
+import torch
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
+
+HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
+KINKED = {"relu", "hardtanh", "modrelu"}
+"""Their gradients jump where rounding decides on which side of a kink a unit lies. Over very many steps some unit does in
+one computation and not in the other, and the comparison is one of luck: float64 (below) takes their long sequences."""
+LEVELS = rnnkern.build_info()["simd_levels"]
+
+SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=7, batch=19, hidden=36))
+
+COVERING = covering_rows(
+    {
+        "cell": list(KERNEL_CELLS),
+        "steps": [63, 0, 1, 2, 1000],
+        "batch": [3, 0, 1, 17],
+        "hidden": [33, 1, 128, 200, 257],
+        "heads": [False, True],
+        "bias": [True, False],
+        "packed": [False, True],
+        "reset": [False, True],
+        "reverse": [False, True],
+        "grad_scale": [0, 1, 2],
+        "save_gates": [True, False],
+        "threads": [2, 1],
+        "level": LEVELS,
+    }
+)
+
+
+def name_of(row):
+    return "-".join(str(value) if not isinstance(value, bool) else key * value for key, value in row.items())
+
+
+@pytest.mark.parametrize("row", COVERING, ids=name_of)
+def test_float32_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
+    row = dict(row)
+    simd(row.pop("level"))
+    threads(row.pop("threads"))
+    save_gates = row.pop("save_gates")
+    row["heads"] = HEADS[row["hidden"]] if row["heads"] else 1
+    if row["cell"] in KINKED:
+        row["steps"] = min(row["steps"], 63)
+    sample = recurrence_sample(**row, dtype=torch.float32, requires_grad=True)
+    check_recurrence(lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates), sample)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+def test_float64_agrees_with_the_reference(sample, level, simd):
+    simd(level)
+    sample = sample.to(torch.float64, requires_grad=True)
+    actual, wanted = outputs_and_gradients(recurrence, sample), outputs_and_gradients(reference.recurrence, sample)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=1e-11 * value.detach().abs().max().item(), msg=name)
+
+
+@pytest.mark.parametrize("cell", sorted(KINKED))
+def test_long_sequences_of_kinked_cells_agree_in_float64(cell):
+    sample = recurrence_sample(cell, 1000, 3, 33, requires_grad=True)
+    actual, wanted = outputs_and_gradients(recurrence, sample), outputs_and_gradients(reference.recurrence, sample)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-9, atol=1e-9 * value.detach().abs().max().item(), msg=name)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 20, 5, 24, reset=True, reverse=reverse, dtype=torch.float32)
+    reset = kwargs.pop("reset")
+    h, final = recurrence(name, u, R, state, reset=reset, **kwargs)
+    first, second = (slice(12, None), slice(12)) if reverse else (slice(12), slice(12, None))
+    h1, middle = recurrence(name, u[first], R, state, reset=reset[first], **kwargs)
+    h2, end = recurrence(name, u[second], R, middle, reset=reset[second], **kwargs)
+    assert torch.equal(torch.cat([h2, h1] if reverse else [h1, h2]), h)
+    assert all(map(torch.equal, end, final))
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("batch", [2, 9, 64])
+def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, threads):
+    sample = recurrence_sample(cell, 12, batch, 96, packed=True, dtype=torch.float32, requires_grad=True)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append([outputs_and_gradients(recurrence, sample) for _ in range(2)])
+    for again in results[0][1:] + results[1] + results[2]:
+        for name, value in results[0][0].items():
+            if name in ("grad of R", "grad of bias"):  # sums over all rows, whose order follows the threads
+                continue
+            assert torch.equal(again[name], value), name
+    for first, second in results:
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru_reset_before"])
+def test_layouts_do_not_matter(cell):
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 6, 5, 8, dtype=torch.float32)
+    wanted, final = recurrence(name, u, R, state, **kwargs)
+    strided = u.transpose(0, 2).contiguous().transpose(0, 2)
+    assert not strided.is_contiguous()
+    states = tuple(s.t().contiguous().t() for s in state)
+    h, end = recurrence(name, strided, R.t().contiguous().t(), states, **kwargs)
+    assert torch.equal(h, wanted)
+    assert all(map(torch.equal, end, final))
+
+    row, zero = u[:1, :1], tuple(s[:1] for s in state)
+    expanded = recurrence(name, row.expand_as(u), R, tuple(s.expand(5, -1) for s in zero), **kwargs)
+    dense = recurrence(name, row.repeat(6, 5, 1), R, tuple(s.repeat(5, 1) for s in zero), **kwargs)
+    assert torch.equal(expanded[0], dense[0])
+
+
+def test_expanded_gradients():
+    sample = recurrence_sample("lstm", 6, 5, 8, requires_grad=True)
+    grads = [torch.autograd.grad(op(*sample.args, **sample.kwargs)[0].sum(), sample.leaves())
+             for op in (recurrence, reference.recurrence)]  # fmt: skip
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sequences_without_steps_keep_their_state(cell, reverse):
+    _, (name, u, R, state), _ = recurrence_sample(cell, 3, 4, 5, requires_grad=True)
+    sizes = torch.tensor([2, 2, 0])
+    h, final = recurrence(name, u.flatten(0, 1)[:4], R, state, batch_sizes=sizes, reverse=reverse)
+    assert h.shape == (4, 5)
+    assert all(torch.equal(f[2:], s[2:]) for f, s in zip(final, state, strict=True))
+    (grad,) = torch.autograd.grad(final[0].sum(), state[0])
+    assert torch.equal(grad[2:], torch.ones(2, 5, dtype=grad.dtype))
+
+
+@pytest.mark.parametrize("cell", ["tanh", "relu", "hardtanh", "modrelu", "lstm", "gru"])
+def test_nan_and_infinity_pass_through_as_in_pytorch(cell):
+    sample = recurrence_sample(cell, 3, 6, 5, dtype=torch.float32)
+    u = sample.args[1]
+    u[1, 0, 0], u[1, 1, 0], u[1, 2, 0], u[0, 3, 0] = float("nan"), float("inf"), -float("inf"), 0.0
+    actual, wanted = (op(*sample.args, **sample.kwargs)[0] for op in (recurrence, reference.recurrence))
+    assert torch.equal(actual.isnan(), wanted.isnan())
+    torch.testing.assert_close(actual, wanted, equal_nan=True)
+
+
+def test_modrelu_at_its_kinks():
+    u = torch.tensor([[[0.0, -0.0, 0.5, -0.5, 0.25]]], dtype=torch.float64, requires_grad=True)
+    bias = torch.tensor([0.1, 0.1, -0.5, -0.5, 0.0], dtype=torch.float64, requires_grad=True)
+    R, h0 = torch.zeros(5, 5, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64)
+    h, _ = recurrence("modrelu", u, R, (h0,), params=(bias,))
+    assert h.tolist() == [[[0, 0, 0, 0, 0.25]]]
+    du, dbias = torch.autograd.grad(h.sum(), (u, bias))
+    assert du.tolist() == [[[0, 0, 0, 0, 1]]]
+    assert dbias.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_frozen_weights_cost_no_gradient_and_change_nothing_else():
+    sample = recurrence_sample("lstm", 5, 3, 4, requires_grad=True)
+    all_gradients = outputs_and_gradients(recurrence, sample)
+    sample.args[2].requires_grad_(False)
+    h, _ = recurrence(*sample.args, **sample.kwargs)
+    h.sum().backward()
+    assert sample.args[2].grad is None
+    assert sample.args[1].grad is not None
+    assert all_gradients["grad of R"].abs().max() > 0
+
+
+def test_offsets_are_64_bit():
+    """More than 2^31 elements of u, the last ones not zero."""
+    if os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") < 16 * 2**30:
+        pytest.skip("needs 16 GiB of free memory")
+    torch.use_deterministic_algorithms(False)  # no NaN into so much memory
+    u = torch.zeros(2**15 + 1, 1024, 64)
+    u[-1] = torch.arange(64) % 5
+    R, state = torch.zeros(64, 16), (torch.zeros(1024, 16), torch.zeros(1024, 16))
+    h, final = recurrence("lstm", u, R, state)
+    last, _ = reference.recurrence("lstm", u[-1:], R, state)
+    torch.testing.assert_close(h[-1:], last)
+    torch.testing.assert_close(final[0], last[0])
+    assert not h[:-1].any()

@@ -1,0 +1,234 @@
+"""What proves an operator: the closeness rule, and one list of sample inputs for tests, opcheck and benchmarks alike."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.reference import CELLS
+
+FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
+"""How many times the error of honest low precision a kernel may make, by dtype."""
+
+
+def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "") -> None:
+    """Judges a kernel's result by the error that plain PyTorch makes in the same dtype, both against float64.
+
+    The error may be ``FACTORS[dtype]`` times the naive one, by root mean square and by its largest element. Above 1,000
+    elements the direction (the sine of the angle to the truth) and the bias (the mean signed error) are judged alike: a
+    small error everywhere in one direction passes the first tests and not these.
+
+    A naive error can be small by luck, and then a floor stands in its place: for the root mean square the rounding of a
+    result, ``eps`` of its largest element; for the largest error three times the root mean square; for the bias an
+    eighth of it, as 64 independent errors would have (those of one sequence are not independent).
+
+    Args:
+        actual: the kernel's result.
+        naive: the reference's result in the dtype of ``actual``.
+        truth: the reference's result in float64, from the same inputs.
+        name: what is compared, for the message.
+
+    Raises:
+        AssertionError: shape, dtype or device differ, NaN or infinity stand in other places, or an error is too large.
+    """
+    assert actual.shape == truth.shape == naive.shape, f"{name}: shapes {actual.shape}, {naive.shape}, {truth.shape}"
+    assert actual.dtype == naive.dtype, f"{name}: dtype {actual.dtype}, wanted {naive.dtype}"
+    assert actual.device == naive.device, f"{name}: device {actual.device}, wanted {naive.device}"
+    if actual.numel() == 0:
+        return
+    a, n, t = (x.detach().double().flatten().cpu() for x in (actual, naive, truth))
+    same = torch.where(n.isfinite(), a.isfinite(), (a == n) | (a.isnan() & n.isnan()))
+    assert same.all(), f"{name}: {int((~same).sum())} of {a.numel()} elements are not finite where plain PyTorch's are"
+    a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
+    if a.numel() == 0:
+        return
+    factor, eps = FACTORS[actual.dtype], torch.finfo(actual.dtype).eps
+
+    def judge(what: str, error: float, naive_error: float, floor: float) -> None:
+        bound = factor * max(naive_error, floor)
+        assert error <= bound, (
+            f"{name}: {what} {error:.3g} exceeds {bound:.3g} = {factor:g} * max(naive {naive_error:.3g}, {floor:.3g})"
+        )
+
+    scale = t.abs().max().item()
+    rms, naive_rms = (_rms(x - t) for x in (a, n))
+    floor = max(naive_rms, eps * scale)
+    judge("root mean square error", rms, naive_rms, eps * scale)
+    judge("largest error", (a - t).abs().max().item(), (n - t).abs().max().item(), 3 * floor)
+    if a.numel() > 1000 and scale > 0:
+        judge("sine of the angle to the truth", _sine(a, t), _sine(n, t), eps)
+        judge("bias", abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8)
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def _sine(x: Tensor, truth: Tensor) -> float:
+    along = torch.dot(x, truth) / torch.dot(truth, truth)
+    return ((x - along * truth).norm() / x.norm().clamp_min(1e-300)).item()
+
+
+class Sample(NamedTuple):
+    """One call ``rnnkern.ops.recurrence(*args, **kwargs)``."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors that gradients flow to."""
+        _, u, R, state = self.args
+        rest = [self.kwargs.get("bias"), *self.kwargs.get("params", ())]
+        return [x for x in (u, R, *state, *rest) if x is not None]
+
+    def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
+        """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
+
+        def cast(x):
+            if isinstance(x, (tuple, list)):
+                return tuple(map(cast, x))
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                return x
+            return x.detach().to(dtype, copy=True).requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
+
+        kwargs = {key: cast(value) for key, value in self.kwargs.items()}
+        if kwargs.get("grad_scale") is not None:
+            kwargs["grad_scale"].requires_grad_(False)  # a constant
+        return Sample(self.name, cast(self.args), kwargs)
+
+
+RECURRENCE_PARAMS = {
+    "modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "euler": lambda hidden: (torch.rand(hidden) * 0.5,),
+    "lstm_projected": lambda hidden: (torch.randn(max(hidden // 2, 1), hidden) / math.sqrt(hidden),),
+}
+"""Sample values of the cells' own tensors."""
+
+RECURRENCE_OPTIONS = {
+    "plain": {},
+    "packed": {"packed": True},
+    "reset": {"reset": True},
+    "reverse": {"reverse": True},
+    "heads": {"heads": 2},
+    "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
+    "grad_scale": {"grad_scale": 1},
+    "packed-grad_scale-heads": {"packed": True, "grad_scale": 2, "heads": 2},
+    "no bias": {"bias": False},
+}
+
+
+def recurrence_sample(
+    cell: str,
+    steps: int = 4,
+    batch: int = 3,
+    hidden: int = 4,
+    *,
+    heads: int = 1,
+    bias: bool = True,
+    packed: bool = False,
+    reset: bool = False,
+    reverse: bool = False,
+    grad_scale: int = 0,
+    dtype: torch.dtype = torch.float64,
+    requires_grad: bool = False,
+) -> Sample:
+    """Random arguments of :func:`rnnkern.ops.recurrence`, drawn from torch's generator.
+
+    Args:
+        cell, steps, batch, hidden, heads: T, B, H and K; R is scaled so that the state neither dies nor grows.
+        bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
+        grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
+    """
+    _, gates, states, _ = CELLS[cell]
+    params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
+    width = params[0].shape[0] if cell == "lstm_projected" else hidden
+    d = hidden // heads
+    R = torch.randn(gates * hidden, width) if heads == 1 else torch.randn(heads, gates * d, d)
+    batch_sizes, rows = None, (steps, batch)
+    if packed:
+        lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
+        batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+        rows = (int(batch_sizes.sum()),)
+    tensors = {
+        "u": torch.randn(*rows, gates * hidden),
+        "R": 0.8 * R / math.sqrt(d),
+        "state": (torch.randn(batch, width), torch.randn(batch, hidden))[:states],
+        "bias": 0.5 * torch.randn(gates * hidden) if bias else None,
+        "params": params,
+    }
+
+    def leaf(x):
+        if isinstance(x, tuple):
+            return tuple(map(leaf, x))
+        return None if x is None else x.to(dtype).requires_grad_(requires_grad)
+
+    tensors = {name: leaf(x) for name, x in tensors.items()}
+    kwargs = {"bias": tensors["bias"], "params": tensors["params"], "batch_sizes": batch_sizes, "reverse": reverse}
+    if reset:
+        kwargs["reset"] = torch.rand(steps, batch) < 0.3
+    if grad_scale:
+        kwargs["grad_scale"] = torch.rand((steps, batch)[:grad_scale]).to(dtype)
+    return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
+
+
+def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
+    """Every cell with every option of ``RECURRENCE_OPTIONS``; ``sizes`` as in :func:`recurrence_sample`."""
+    for cell in cells:
+        for name, options in RECURRENCE_OPTIONS.items():
+            if not (cell == "lstm_projected" and "heads" in options):
+                yield recurrence_sample(cell, **{**sizes, **options})._replace(name=f"{cell}-{name}")
+
+
+def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, Tensor]:
+    """Runs a call and its backward with random gradients of h and of the final state; all by name."""
+    h, state = op(*sample.args, **sample.kwargs)
+    results = {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
+    generator = torch.Generator().manual_seed(seed)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results.values()]
+    pairs = [(y, g) for y, g in zip(results.values(), upstream, strict=True) if y.requires_grad]
+    leaves = sample.leaves()
+    outputs, upstream = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(outputs, leaves, upstream, materialize_grads=True)
+    names = ["u", "R", *(f"state[{k}]" for k in range(len(sample.args[3])))]
+    names += ["bias"] if sample.kwargs.get("bias") is not None else []
+    names += [f"params[{k}]" for k in range(len(sample.kwargs.get("params", ())))]
+    return {**results, **{f"grad of {name}": g for name, g in zip(names, gradients, strict=True)}}
+
+
+def check_recurrence(op: Any, sample: Sample) -> None:
+    """Holds results and gradients of a recurrence in the sample's dtype to :func:`assert_close`."""
+    actual = outputs_and_gradients(op, sample)
+    naive = outputs_and_gradients(reference.recurrence, sample)
+    truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
+    for name in actual:
+        assert_close(actual[name], naive[name], truth[name], f"{sample.name}: {name}")
+
+
+def covering_rows(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """A covering array: rows in which any two values of any two factors meet at least once. Greedy, always the same."""
+    draw = random.Random(0)
+    names = list(factors)
+    missing = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(factors[a]))
+        for j in range(len(factors[b]))
+    }
+    rows = []
+    while missing:
+        best, most = None, -1
+        for _ in range(30):  # candidates: one missing pair, the rest at random
+            row = {name: draw.randrange(len(factors[name])) for name in names}
+            row.update(draw.choice(sorted(missing)))
+            covered = sum(pair in missing for pair in itertools.combinations(row.items(), 2))
+            if covered > most:
+                best, most = row, covered
+        missing -= set(itertools.combinations(best.items(), 2))
+        rows.append({name: factors[name][index] for name, index in best.items()})
+    return rows
