@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 
+# The file that belongs to this one, not what a search may find in another installation of rnnkern.
+LIBRARY = Path(__file__).with_name("_C.abi3.so")
+
 
 def _load() -> str | None:
     """Loads rnnkern._C; returns why it cannot, in one sentence, or None."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
         return f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}"
-    # The file that belongs to this one, not what a search may find in another installation of rnnkern.
-    library = Path(__file__).with_name("_C.abi3.so")
-    if not library.exists():
+    if not LIBRARY.exists():
         return (
             "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
             "RNNKERN_CPP=0 was set (`pip install -v` says which)"
         )
     try:
-        importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", library))
+        importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", LIBRARY))
     except ImportError as error:
         return f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}"
     return None

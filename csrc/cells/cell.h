@@ -18,7 +18,7 @@
 // Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
 #pragma once
 
-#include "math.h"
+#include "cells/math.h"
 
 namespace rnnkern {
 

@@ -1,7 +1,7 @@
 // h' = h + dt tanh(u + r): one forward-Euler step of dh/dt = tanh(u + R h), dt per unit.
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

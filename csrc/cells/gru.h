@@ -2,7 +2,7 @@
 //   n = tanh(u_n + s(u_r + r_r) r_n),  h' = (1 - z) n + z h.
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

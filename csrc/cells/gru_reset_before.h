@@ -3,7 +3,7 @@
 // The second product's operand, s(u_r + r_r) h, depends on the first product.
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

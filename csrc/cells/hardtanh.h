@@ -1,7 +1,7 @@
 // h' = min(max(u + r, -1), 1); the gradient is 0 from the bounds outwards, as PyTorch has it
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

@@ -1,7 +1,7 @@
 // h' = u + r
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

@@ -1,15 +1,15 @@
 // Every cell, one line each. Kernels, operators and tests follow from this list.
 #pragma once
 
-#include "euler.h"
-#include "gru.h"
-#include "gru_reset_before.h"
-#include "hardtanh.h"
-#include "identity.h"
-#include "lstm.h"
-#include "modrelu.h"
-#include "relu.h"
-#include "tanh.h"
+#include "cells/euler.h"
+#include "cells/gru.h"
+#include "cells/gru_reset_before.h"
+#include "cells/hardtanh.h"
+#include "cells/identity.h"
+#include "cells/lstm.h"
+#include "cells/modrelu.h"
+#include "cells/relu.h"
+#include "cells/tanh.h"
 
 #define RNNKERN_CELLS(X) \
   X(Tanh)                \

@@ -2,7 +2,7 @@
 //   c' = s(f) c + s(i) tanh(g),  h' = s(o) tanh(c'),  each gate's argument u + r.
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

@@ -1,7 +1,7 @@
 // h' = sign(z) max(|z| + b, 0), z = u + r  (Arjovsky et al. 2016, eq. 8, real). Subgradient 0 where h' = 0.
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

@@ -1,7 +1,7 @@
 // h' = max(u + r, 0); NaN stays NaN
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

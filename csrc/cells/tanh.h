@@ -1,7 +1,7 @@
 // h' = tanh(u + r)  (Elman 1990)
 #pragma once
 
-#include "cell.h"
+#include "cells/cell.h"
 
 namespace rnnkern {
 

@@ -1,4 +1,4 @@
-#include "counters.h"
+#include "common/counters.h"
 
 #include <cstdint>
 #include <map>

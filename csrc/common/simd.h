@@ -82,4 +82,4 @@ struct Vec {
 }  // namespace
 }  // namespace rnnkern
 
-#include "simd_math.h"
+#include "common/simd_math.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "../cells/list.h"
+#include "cells/list.h"
 
 namespace rnnkern {
 

@@ -4,11 +4,11 @@
 
 #include <memory>
 
-#include "../common/counters.h"
-#include "../common/simd_level.h"
-#include "cells.h"
-#include "problem.h"
-#include "recurrence.h"
+#include "common/counters.h"
+#include "common/simd_level.h"
+#include "recurrence/cells.h"
+#include "recurrence/problem.h"
+#include "recurrence/recurrence.h"
 
 namespace rnnkern {
 namespace {

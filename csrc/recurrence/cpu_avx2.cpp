@@ -1,13 +1,13 @@
 // The SIMD level of x86-64 processors with AVX2 and FMA.
 #if defined(__x86_64__)
 
-#include "cpu_includes.h"
+#include "recurrence/cpu_includes.h"
 
 #pragma GCC target("avx2,fma")
 
 #define RNNKERN_VECTOR_BYTES 32
 #define RNNKERN_VECTOR_REGISTERS 16
-#include "cpu_kernels.h"
+#include "recurrence/cpu_kernels.h"
 
 namespace rnnkern {
 

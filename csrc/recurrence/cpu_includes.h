@@ -8,5 +8,5 @@
 #include <type_traits>
 #include <utility>
 
-#include "../cells/math.h"
-#include "problem.h"
+#include "cells/math.h"
+#include "recurrence/problem.h"

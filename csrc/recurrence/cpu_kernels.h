@@ -3,10 +3,10 @@
 // shared out.
 #pragma once
 
-#include "../common/simd.h"
+#include "common/simd.h"
 
-#include "../cells/list.h"
-#include "cpu_product.h"
+#include "cells/list.h"
+#include "recurrence/cpu_product.h"
 
 namespace rnnkern {
 namespace {

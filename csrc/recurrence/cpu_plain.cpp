@@ -1,10 +1,10 @@
 // The SIMD level of every processor: 128-bit vectors, as x86-64 and ARMv8 have them.
 
-#include "cpu_includes.h"
+#include "recurrence/cpu_includes.h"
 
 #define RNNKERN_VECTOR_BYTES 16
 #define RNNKERN_VECTOR_REGISTERS 16
-#include "cpu_kernels.h"
+#include "recurrence/cpu_kernels.h"
 
 namespace rnnkern {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../common/team.h"
+#include "common/team.h"
 
 namespace rnnkern {
 

@@ -1,7 +1,7 @@
 // The recurrence's operators; schemas in registration.cpp, meaning in rnnkern/ops/recurrence.py.
 #pragma once
 
-#include "../common/tensor.h"
+#include "common/tensor.h"
 
 namespace rnnkern {
 
@@ -18,5 +18,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias);
+
+// One step without its product: the new state, or when `prepare` the operand of the second product. r is (B, G*H).
+Tensors recurrence_pointwise(std::string cell, Tensor u, Tensor r, Tensors state, Tensors params, bool prepare);
 
 }  // namespace rnnkern

@@ -318,6 +318,10 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
     ]
 
 
+def _pointwise_shapes(cell, u, r, state, params, prepare):
+    return [s.new_empty(s.shape) for s in (state[:1] if prepare else state)]
+
+
 def _setup_backward(ctx, inputs, output):
     (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, saved,
      ctx.needs_R, ctx.needs_bias) = inputs  # fmt: skip
@@ -368,6 +372,7 @@ def _differentiate_backward(ctx, grads):
 if _extension.available:
     torch.library.register_fake("rnnkern::recurrence", _forward_shapes)
     torch.library.register_fake("rnnkern::recurrence_backward", _backward_shapes)
+    torch.library.register_fake("rnnkern::recurrence_pointwise", _pointwise_shapes)
     torch.library.register_autograd(
         "rnnkern::recurrence_backward", _differentiate_backward, setup_context=_setup_backward
     )
