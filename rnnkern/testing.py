@@ -95,7 +95,11 @@ class Sample(NamedTuple):
                 return tuple(map(cast, x))
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 return x
-            return x.detach().to(dtype, copy=True).requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
+            return (
+                x.detach()
+                .to(dtype, copy=True)
+                .requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
+            )
 
         kwargs = {key: cast(value) for key, value in self.kwargs.items()}
         if kwargs.get("grad_scale") is not None:
@@ -145,7 +149,7 @@ def recurrence_sample(
         bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
     """
-    _, gates, states, _ = CELLS[cell]
+    _, gates, states, *_ = CELLS[cell]
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
     width = params[0].shape[0] if cell == "lstm_projected" else hidden
     d = hidden // heads

@@ -1,5 +1,6 @@
 // One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
-// alone (recurrence/cpu_*.cpp), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
+// alone (recurrence/cpu_*.cpp), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
+// itself.
 #pragma once
 
 #include <cstdint>

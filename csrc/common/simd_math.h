@@ -49,8 +49,8 @@ struct Exp {
       series = series * r + V(coefficient);
     }
     fraction = r + r * r * series;
-    const typename V::RawBits exponent = ((typename V::RawBits)shifted.v << F::mantissa) +
-                                         ((typename V::RawBits{} + F::bias) << F::mantissa);
+    const typename V::RawBits exponent =
+        ((typename V::RawBits)shifted.v << F::mantissa) + ((typename V::RawBits{} + F::bias) << F::mantissa);
     scale = V((typename V::Raw)exponent);
   }
 };

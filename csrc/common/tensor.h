@@ -38,19 +38,11 @@ inline Tensor part(Tensor x, int64_t dim, int64_t start, int64_t length) {
   return torch::stable::narrow(x, dim, start, length);
 }
 
-inline Tensor transposed(const Tensor& x) { return torch::stable::transpose(x, x.dim() - 2, x.dim() - 1); }
-
 // Sum over the first dimension.
 inline Tensor sum_rows(const Tensor& x) {
   const int64_t dim = 0;
   return torch::stable::sum(x, std::optional<torch::headeronly::IntHeaderOnlyArrayRef>({&dim, 1}));
 }
-
-// out = a b; matrices, or batches of them. `out` may be a view.
-void multiply(const Tensor& a, const Tensor& b, Tensor out);
-
-// out = a b + c d; matrices.
-void multiply_twice(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, Tensor out);
 
 template <class T>
 const T* read(const Tensor& x) {

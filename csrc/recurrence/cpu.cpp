@@ -1,5 +1,4 @@
-// The recurrence on a CPU: checks that memory safety needs, allocation, one team of threads for the whole sequence, and
-// the large products after it.
+// The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
 #include <omp.h>
 
 #include <memory>
@@ -30,8 +29,10 @@ const Level& level() {
 
 template <class T>
 const Kernels<T>& kernels() {
-  if constexpr (std::is_same_v<T, float>) return level().f32;
-  else return level().f64;
+  if constexpr (std::is_same_v<T, float>)
+    return level().f32;
+  else
+    return level().f64;
 }
 
 // The arguments that forward and backward share: found sound, contiguous, and measured.
@@ -58,7 +59,8 @@ struct Call {
     hidden = state_[0].size(1);
     const int64_t columns = cell.gates * hidden;
     heads = R.dim() == 3 ? R.size(0) : 1;
-    STD_TORCH_CHECK(hidden > 0 && u.size(u.dim() - 1) == columns, "recurrence: `u` must have G*H = ", columns, " columns");
+    STD_TORCH_CHECK(hidden > 0 && u.size(u.dim() - 1) == columns, "recurrence: `u` must have G*H = ", columns,
+                    " columns");
     STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
                     "recurrence: `R` does not fit the other arguments");
     const int64_t batch = state_[0].size(0);
@@ -88,7 +90,8 @@ struct Call {
   }
 
   static Tensor sized(const char* name, const Tensor& x, int64_t elements) {
-    STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ", x.numel());
+    STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
+                    x.numel());
     return dense(x);
   }
 
@@ -105,10 +108,12 @@ struct Call {
   }
 
   // Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
-  // core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R.
+  // core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
+  // too where a part of dR for each thread would take too much memory.
   bool split_hidden(int threads) const {
     const int64_t bytes = R.numel() * int64_t(R.element_size());
-    return steps.batch < 4 * threads || (bytes > (int64_t(1) << 20) && steps.batch < 64 * threads);
+    return steps.batch < 4 * threads || (bytes > (int64_t(1) << 20) && steps.batch < 64 * threads) ||
+           bytes * threads > (int64_t(1) << 28);
   }
 
   // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
@@ -174,23 +179,10 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
   return outputs;
 }
 
-// dR = dr^T operand for the gates from..to-1; operand is (rows, H).
-void weight_gradient(const Call& call, const Tensor& dr, int from, int to, const Tensor& operand, Tensor dR) {
-  const int64_t columns = (to - from) * call.hidden, d = call.hidden / call.heads;
-  if (call.heads == 1) {
-    multiply(transposed(part(dr, 1, from * call.hidden, columns)), operand, part(dR, 0, from * d, columns));
-    return;
-  }
-  const Tensor x = torch::stable::transpose(shaped(operand, {call.rows, call.heads, d}), 0, 1);
-  for (int g = from; g < to; ++g) {
-    const Tensor gate = shaped(part(dr, 1, g * call.hidden, call.hidden), {call.rows, call.heads, d});
-    multiply(transposed(torch::stable::transpose(gate, 0, 1)), x, part(dR, 1, g * d, d));
-  }
-}
-
 template <class T>
 Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& grad_state,
-                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, bool needs_R, bool needs_bias) {
+                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, bool needs_R,
+                 bool needs_bias) {
   const Kernels<T>& kernels = rnnkern::kernels<T>();
   const CellInfo& cell = call.cell;
   const int64_t columns = cell.gates * call.hidden, batch = call.steps.batch;
@@ -216,10 +208,11 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
   p.cell_states = has_cell_states ? keep("saved", saved[0], call.rows * call.hidden) : nullptr;
   p.saved = cell.saved ? keep("saved", saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
   p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.hidden) : nullptr;
-  STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(), "recurrence_backward: wrong `grad_state`");
+  STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
+                  "recurrence_backward: wrong `grad_state`");
 
   Tensor du = call.rows_like_u(columns);
-  Tensor dr = shaped(cell.joint ? du : call.rows_like_u(columns), {call.rows, columns});
+  const Tensor dr = cell.joint ? du : call.rows_like_u(columns);
   Tensors outputs{du, needs_R ? torch::stable::empty_like(call.R) : empty(call.R, {0}), empty(call.u, {0})};
   p.du = write<T>(du);
   p.dr = write<T>(dr);
@@ -234,46 +227,32 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
     dparams.push_back(empty(call.u, {batch, call.hidden}));
     p.dparams[i] = write<T>(dparams.back());
   }
-  // Where the state that entered a step is the step before's h, dR needs no copy of it.
-  const bool shifted = !call.packed && !call.reset && call.heads == 1;
-  Tensor h_before, operand;
-  if (needs_R && !shifted) {
-    h_before = empty(call.u, {call.rows, call.hidden});
-    p.h_before = write<T>(h_before);
-  }
-  if (cell.two_products()) {
-    operand = empty(call.u, {call.rows, call.hidden});
-    p.operand = write<T>(operand);
+  const int threads = call.threads();
+  p.split_hidden = call.split_hidden(threads);
+  Tensor parts, operand;
+  if (needs_R) {
+    const int64_t size = kernels.gradient_size(call.hidden, call.heads, cell.gates);
+    parts = empty(call.u, {p.split_hidden ? size : threads * size});
+    p.dR_parts = write<T>(parts);
+    p.dR = write<T>(outputs[1]);
+    if (cell.two_products()) {
+      operand = empty(call.u, {call.rows, call.hidden});
+      p.operand = write<T>(operand);
+    }
   }
   const Tensor packed = empty(call.u, {kernels.packed_size(call.hidden, call.heads, cell.gates)});
   const Tensor zeros = rnnkern::zeros(call.u, zeros_size(call.hidden));
   p.packed = write<T>(packed);
   p.zeros = write<T>(zeros);
-  const int threads = call.threads();
   Tensor dbias;
   if (needs_bias) {
     dbias = rnnkern::zeros(call.u, threads * 2 * columns);
     p.dbias = write<T>(dbias);
   }
-  p.split_hidden = call.split_hidden(threads);
   run(kernels.backward[call.place], p, threads);
 
   for (const Tensor& rows : dparams) outputs.push_back(sum_rows(rows));
   if (needs_bias) outputs[2] = sum_rows(part(shaped(dbias, {threads, 2 * columns}), 1, columns, columns));
-  if (!needs_R) return outputs;
-  const int first = cell.first_gates;
-  if (cell.two_products()) weight_gradient(call, dr, first, cell.gates, operand, outputs[1]);
-  if (!shifted) {
-    weight_gradient(call, dr, 0, first, h_before, outputs[1]);
-  } else if (call.steps.count == 0) {
-    torch::stable::zero_(outputs[1]);
-  } else {
-    const int64_t others = call.rows - batch, first_columns = first * call.hidden;
-    const Tensor dpre = part(dr, 1, 0, first_columns), all_h = shaped(h, {call.rows, call.hidden});
-    multiply_twice(transposed(part(dpre, 0, call.steps.reverse ? others : 0, batch)), call.state[0],
-                   transposed(part(dpre, 0, call.steps.reverse ? 0 : batch, others)),
-                   part(all_h, 0, call.steps.reverse ? batch : 0, others), part(outputs[1], 0, 0, first_columns));
-  }
   return outputs;
 }
 
@@ -282,9 +261,11 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
 std::string recurrence_cells() {
   std::string text = "{";
   for (const CellInfo& cell : cell_list) {
-    text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name + "\": {\"gates\": " + std::to_string(cell.gates) +
-            ", \"states\": " + std::to_string(cell.states) + ", \"params\": " + std::to_string(cell.params) +
-            ", \"saved\": " + std::to_string(cell.saved) + ", \"first_gates\": " + std::to_string(cell.first_gates) + "}";
+    text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
+            "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
+            ", \"params\": " + std::to_string(cell.params) + ", \"saved\": " + std::to_string(cell.saved) +
+            ", \"first_gates\": " + std::to_string(cell.first_gates) +
+            ", \"joint\": " + (cell.joint ? "true" : "false") + "}";
   }
   return text + "}";
 }

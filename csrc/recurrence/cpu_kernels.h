@@ -7,11 +7,13 @@
 
 #include "cells/list.h"
 #include "recurrence/cpu_product.h"
+#include "recurrence/cpu_weight_gradient.h"
 
 namespace rnnkern {
 namespace {
 
-// What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or all).
+// What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or
+// all).
 struct Share {
   int64_t row0, row1;    // sequences it computes
   int64_t copy0, copy1;  // sequences whose states it copies in and out
@@ -61,8 +63,8 @@ void pack(Product<T>& product, const Weights<T>& weights, int gates, Member me) 
 template <class T>
 struct Entering {
   const Steps& steps;
-  const T* initial;  // (B, H)
-  const T* sequence; // (rows, H)
+  const T* initial;   // (B, H)
+  const T* sequence;  // (rows, H)
   const T* zeros;
   const bool* reset;
   int64_t hidden, t, rows_before;
@@ -118,7 +120,8 @@ void forward(const Forward<T>& p, Member me) {
   using V = Vec<T>;
   const int64_t hidden = p.weights.hidden;
   Product<T> first(p.weights, 0, Cell::first_gates, false, me.size, p.packed, p.zeros);
-  Product<T> second(p.weights, Cell::first_gates, Cell::gates - Cell::first_gates, false, me.size, first.end(), p.zeros);
+  Product<T> second(p.weights, Cell::first_gates, Cell::gates - Cell::first_gates, false, me.size, first.end(),
+                    p.zeros);
   pack(first, p.weights, Cell::gates, me);
   if constexpr (Cell::two_products) pack(second, p.weights, Cell::gates, me);
   const Share share(p.steps, p.split_hidden, me);
@@ -211,11 +214,22 @@ void backward(const Backward<T>& p, Member me) {
     }
   }
   for (int i = 0; i < Cell::params; ++i) std::memset(p.dparams[i] + copy, 0, copied);
+  const int64_t R_rows = Cell::gates * hidden, padded = padded_columns<T>(hidden, p.weights.heads);
+  const int parts = p.split_hidden ? 1 : me.size;  // of dR: every member fills its own, or its units' rows of the one
+  T* const part = p.dR_parts + (p.split_hidden ? 0 : me.rank * R_rows * padded);
+  if (p.dR) {
+    const int64_t begin = p.split_hidden ? R_rows * me.rank / me.size : 0;
+    const int64_t end = p.split_hidden ? R_rows * (me.rank + 1) / me.size : R_rows;
+    std::memset(part + begin * padded, 0, sizeof(T) * (end - begin) * padded);
+  }
   me.meet();
 
   T* const step_bias = p.dbias ? p.dbias + me.rank * 2 * columns : nullptr;
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const int64_t unit0 = first.first_unit(panel0), unit1 = first.first_unit(panel1);
+  WeightGradient<T> first_dR(p.weights, Cell::gates, 0, Cell::first_gates, unit0, unit1, part);
+  WeightGradient<T> second_dR(p.weights, Cell::gates, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1,
+                              part);
   for (int64_t k = p.steps.count - 1; k >= 0; --k) {
     const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
     const Entering<T> h_before(p.steps, p.state[0], p.h, p.zeros, p.reset, hidden, t);
@@ -243,13 +257,12 @@ void backward(const Backward<T>& p, Member me) {
         if (p.grad_h) grad[0] = grad[0] + V::load(p.grad_h + at + unit, lanes);
         for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
         Cell::backward(save, old, next, params, grad, du, dr, dparams);
-        for (int s = 0; s < Cell::states; ++s)
-          (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
+        for (int s = 0; s < Cell::states; ++s) (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
         for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
         store_gates(dr, Cell::gates, p.dr + (row + b) * columns, hidden, unit, lanes);
         if (!Cell::joint) store_gates(du, Cell::gates, p.du + (row + b) * columns, hidden, unit, lanes);
-        if (step_bias) add_gates(dr, Cell::two_products ? Cell::first_gates : 0, Cell::gates, step_bias, hidden, unit, lanes);
-        if (p.h_before) old[0].store(p.h_before + at + unit, lanes);
+        if (step_bias)
+          add_gates(dr, Cell::two_products ? Cell::first_gates : 0, Cell::gates, step_bias, hidden, unit, lanes);
       }
     }
     share.meet();
@@ -273,7 +286,7 @@ void backward(const Backward<T>& p, Member me) {
           store_gates(dr, Cell::first_gates, p.dr + (row + b) * columns, hidden, unit, lanes);
           if (!Cell::joint) store_gates(du, Cell::first_gates, p.du + (row + b) * columns, hidden, unit, lanes);
           if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
-          operand.store(p.operand + at + unit, lanes);
+          if (p.dR) operand.store(p.operand + at + unit, lanes);
         }
       });
       share.meet();
@@ -289,7 +302,18 @@ void backward(const Backward<T>& p, Member me) {
         (V::load(dh, lanes) + scale(b) * V::load(results + v * V::width)).store(dh, lanes);
       }
     });
+    if (!p.dR) continue;
+    for (int64_t b = share.row0; b < row1; ++b) {
+      first_dR.add(dr_row(b), h_before(b));
+      if constexpr (Cell::two_products) second_dR.add(dr_row(b), p.operand + (row + b) * hidden);
+    }
   }
+  if (!p.dR) return;
+  first_dR.flush();
+  if constexpr (Cell::two_products) second_dR.flush();
+  me.meet();
+  add_up(p.dR_parts, parts, R_rows, hidden / p.weights.heads, padded, R_rows * me.rank / me.size,
+         R_rows * (me.rank + 1) / me.size, p.dR);
 }
 
 template <class T>
@@ -299,12 +323,17 @@ int64_t packed_size(int64_t hidden, int64_t heads, int gates) {
 }
 
 template <class T>
+int64_t gradient_size(int64_t hidden, int64_t heads, int gates) {
+  return gates * hidden * padded_columns<T>(hidden, heads);
+}
+
+template <class T>
 Kernels<T> kernels() {
 #define RNNKERN_FORWARD(Cell) forward<T, Cell>,
 #define RNNKERN_BACKWARD(Cell) backward<T, Cell>,
   static void (*const all_forward[])(const Forward<T>&, Member) = {RNNKERN_CELLS(RNNKERN_FORWARD)};
   static void (*const all_backward[])(const Backward<T>&, Member) = {RNNKERN_CELLS(RNNKERN_BACKWARD)};
-  return {packed_size<T>, all_forward, all_backward};
+  return {packed_size<T>, gradient_size<T>, all_forward, all_backward};
 }
 
 }  // namespace

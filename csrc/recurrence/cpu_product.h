@@ -13,8 +13,9 @@ constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
 constexpr int max_vectors = 4;
 constexpr int max_rows(int vectors) { return accumulators / vectors; }
 
-// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. Every row adds up in the same order whatever tile it is in, so that
-// results do not depend on how rows are shared out. a[i] is `segments` runs of `length`, `stride` apart; w is dense.
+// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. Every row adds up in the same order whatever tile it is in, so
+// that results do not depend on how rows are shared out. a[i] is `segments` runs of `length`, `stride` apart; w is
+// dense.
 template <class T, int Rows, int Vectors>
 void tile(const T* const* a, int64_t segments, int64_t stride, int64_t length, const T* w, const T* init, T* out) {
   using V = Vec<T>;
@@ -57,10 +58,14 @@ constexpr Tile<T> tile_of(int rows, std::integer_sequence<int, Row...>) {
 template <class T>
 Tile<T> tile_of(int rows, int vectors) {
   switch (vectors) {
-    case 1: return tile_of<T, 1>(rows, std::make_integer_sequence<int, max_rows(1)>());
-    case 2: return tile_of<T, 2>(rows, std::make_integer_sequence<int, max_rows(2)>());
-    case 3: return tile_of<T, 3>(rows, std::make_integer_sequence<int, max_rows(3)>());
-    default: return tile_of<T, 4>(rows, std::make_integer_sequence<int, max_rows(4)>());
+    case 1:
+      return tile_of<T, 1>(rows, std::make_integer_sequence<int, max_rows(1)>());
+    case 2:
+      return tile_of<T, 2>(rows, std::make_integer_sequence<int, max_rows(2)>());
+    case 3:
+      return tile_of<T, 3>(rows, std::make_integer_sequence<int, max_rows(3)>());
+    default:
+      return tile_of<T, 4>(rows, std::make_integer_sequence<int, max_rows(4)>());
   }
 }
 
@@ -80,14 +85,18 @@ struct Product {
 
   int first_gate, gates;  // of the gates of the cell, those in this product
   bool transposed;
-  int64_t heads, d;       // d units per head
+  int64_t heads, d;  // d units per head
   int64_t vectors, panels_per_head;
   int64_t segments, stride, length;  // of the operand, see tile
   T *packed, *init;
   const T* zeros;
 
   Product(const Weights<T>& w, int first_gate, int gates, bool transposed, int team, T* workspace, const T* zeros)
-      : first_gate(first_gate), gates(gates), transposed(transposed), heads(w.heads), d(w.hidden / w.heads),
+      : first_gate(first_gate),
+        gates(gates),
+        transposed(transposed),
+        heads(w.heads),
+        d(w.hidden / w.heads),
         zeros(zeros) {
     vectors = (d + width - 1) / width;
     const int64_t per_panel = gates ? max_vectors / columns() : 1;  // no gates: a product that the cell does not have
@@ -110,12 +119,8 @@ struct Product {
     const int64_t first = vectors * j / panels_per_head, last = vectors * (j + 1) / panels_per_head;
     const int64_t column = (head * vectors + first) * width * columns();
     const int64_t operand = transposed ? first_gate * stride + head * d : head * d;
-    return {head * d + first * width,
-            smaller(last * width, d) - first * width,
-            int(last - first),
-            operand,
-            packed + column * depth(),
-            transposed ? zeros : init + column};
+    return {head * d + first * width,  smaller(last * width, d) - first * width, int(last - first), operand,
+            packed + column * depth(), transposed ? zeros : init + column};
   }
 
   int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : heads * d; }

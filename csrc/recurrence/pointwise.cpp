@@ -54,8 +54,9 @@ Tensors recurrence_pointwise(std::string cell, Tensor u, Tensor r, Tensors state
       outputs.push_back(empty(u, {batch, hidden}));
       return write<T>(outputs.back());
     };
-    Pointwise<T> p{batch, hidden, keep("u", u, batch * facts.gates * hidden), keep("r", r, batch * facts.gates * hidden),
-                   {}, {}, {}, nullptr};
+    Pointwise<T> p{
+        batch, hidden, keep("u", u, batch * facts.gates * hidden), keep("r", r, batch * facts.gates * hidden), {}, {},
+        {},    nullptr};
     for (int s = 0; s < facts.states; ++s) p.state[s] = keep("state", state[s], batch * hidden);
     for (int i = 0; i < facts.params; ++i) p.params[i] = keep("params", params[i], hidden);
     if (prepare) {

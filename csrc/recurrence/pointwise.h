@@ -1,4 +1,5 @@
-// The pointwise stage of one step, apart from its product: one unit of one sequence per call, on the host or on a device.
+// The pointwise stage of one step, apart from its product: one unit of one sequence per call, on the host or on a
+// device.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,11 @@ namespace rnnkern {
 template <class T>
 struct Pointwise {
   int64_t batch, hidden;
-  const T *u, *r;       // (B, G*H); r = R h + b, of a second product too
-  const T* state[2];    // (B, H)
-  const T* params[2];   // (H,)
-  T* next[2];           // (B, H)
-  T* operand;           // (B, H): not null asks for the operand of the second product, and for nothing else
+  const T *u, *r;      // (B, G*H); r = R h + b, of a second product too
+  const T* state[2];   // (B, H)
+  const T* params[2];  // (H,)
+  T* next[2];          // (B, H)
+  T* operand;          // (B, H): not null asks for the operand of the second product, and for nothing else
 };
 
 template <class Cell, class T>

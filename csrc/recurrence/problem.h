@@ -36,14 +36,14 @@ template <class T>
 struct Forward {
   Steps steps;
   Weights<T> weights;
-  bool split_hidden;        // threads share out hidden units and meet at every step, or share out sequences
-  const T* u;               // (rows, G*H)
-  const T* state[2];        // (B, H)
-  const bool* reset;        // (T, B) or null
-  T* h;                     // (rows, H)
-  T* final_state[2];        // (B, H)
-  T* cell_states;           // c of every step (rows, H), or null
-  T* saved;                 // (rows, saved*H) when keep_saved; else null or, for a second product, room for one step
+  bool split_hidden;  // threads share out hidden units and meet at every step, or share out sequences
+  const T* u;         // (rows, G*H)
+  const T* state[2];  // (B, H)
+  const bool* reset;  // (T, B) or null
+  T* h;               // (rows, H)
+  T* final_state[2];  // (B, H)
+  T* cell_states;     // c of every step (rows, H), or null
+  T* saved;           // (rows, saved*H) when keep_saved; else null or, for a second product, room for one step
   bool keep_saved;
   T *packed, *operand, *zeros;  // workspace: packed_size(), (B, H) for a second product, zeros_size() zeros
 };
@@ -53,26 +53,29 @@ struct Backward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;
-  const T* state[2];        // (B, H)
-  const bool* reset;        // (T, B) or null
-  const T* grad_scale;      // element (t, b) at t*scale_step + b*scale_row, or null
+  const T* state[2];    // (B, H)
+  const bool* reset;    // (T, B) or null
+  const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const T *h, *cell_states, *saved;
-  const T* grad_h;          // (rows, H) or null
-  const T* grad_state[2];   // (B, H), or null
-  T *du, *dr;               // (rows, G*H): gradients of u and of r; one buffer where they are one
-  T* dstate[2];             // (B, H)
-  T* dparams[2];            // (B, H), to be summed over B
-  T* dbias;                 // (threads, 2, G*H) zeros, to be summed over threads: one row sums a step, one all steps
-  T* h_before;              // (rows, H): the state that entered each step, or null where the caller can do without
-  T* operand;               // (rows, H): the operand of a second product, or null
-  T *packed, *zeros;        // workspace as above
+  const T* grad_h;         // (rows, H) or null
+  const T* grad_state[2];  // (B, H), or null
+  T *du, *dr;              // (rows, G*H): gradients of u and of r; one buffer where they are one
+  T* dstate[2];            // (B, H)
+  T* dparams[2];           // (B, H), to be summed over B
+  T* dbias;                // (threads, 2, G*H) zeros, to be summed over threads: one row sums a step, one all steps
+  T* dR;                   // like R, or null where it is not wanted
+  T* dR_parts;             // workspace for it: gradient_size() elements, for each thread when sequences are shared out
+  T* operand;              // (rows, H), workspace for dR: the operand of a second product
+  T *packed, *zeros;       // workspace as above
 };
 
 // One SIMD level's kernels for one dtype; the arrays are in the order of cells/list.h.
 template <class T>
 struct Kernels {
-  int64_t (*packed_size)(int64_t hidden, int64_t heads, int gates);  // elements of workspace, in either direction
+  // Elements of workspace: for R, packed in either direction, and for one thread's part of dR.
+  int64_t (*packed_size)(int64_t hidden, int64_t heads, int gates);
+  int64_t (*gradient_size)(int64_t hidden, int64_t heads, int gates);
   void (*const* forward)(const Forward<T>&, Member);
   void (*const* backward)(const Backward<T>&, Member);
 };

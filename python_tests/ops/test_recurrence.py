@@ -9,7 +9,13 @@ import rnnkern
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
+from rnnkern.testing import (
+    check_recurrence,
+    covering_rows,
+    outputs_and_gradients,
+    recurrence_sample,
+    recurrence_samples,
+)
 
 HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
 KINKED = {"relu", "hardtanh", "modrelu"}
@@ -62,7 +68,9 @@ def test_float64_agrees_with_the_reference(sample, level, simd):
     sample = sample.to(torch.float64, requires_grad=True)
     actual, wanted = outputs_and_gradients(recurrence, sample), outputs_and_gradients(reference.recurrence, sample)
     for name, value in wanted.items():
-        torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=1e-11 * value.detach().abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-11, atol=1e-11 * value.detach().abs().max().item(), msg=name
+        )
 
 
 @pytest.mark.parametrize("cell", sorted(KINKED))
@@ -70,13 +78,17 @@ def test_long_sequences_of_kinked_cells_agree_in_float64(cell):
     sample = recurrence_sample(cell, 1000, 3, 33, requires_grad=True)
     actual, wanted = outputs_and_gradients(recurrence, sample), outputs_and_gradients(reference.recurrence, sample)
     for name, value in wanted.items():
-        torch.testing.assert_close(actual[name], value, rtol=1e-9, atol=1e-9 * value.detach().abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-9, atol=1e-9 * value.detach().abs().max().item(), msg=name
+        )
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
-    _, (name, u, R, state), kwargs = recurrence_sample(cell, 20, 5, 24, reset=True, reverse=reverse, dtype=torch.float32)
+    _, (name, u, R, state), kwargs = recurrence_sample(
+        cell, 20, 5, 24, reset=True, reverse=reverse, dtype=torch.float32
+    )
     reset = kwargs.pop("reset")
     h, final = recurrence(name, u, R, state, reset=reset, **kwargs)
     first, second = (slice(12, None), slice(12)) if reverse else (slice(12), slice(12, None))

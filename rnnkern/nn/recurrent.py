@@ -9,6 +9,7 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.ops import Choice, recurrence
+from rnnkern.reference import CELLS
 
 
 class _Sequence(NamedTuple):
@@ -193,6 +194,9 @@ class Recurrent(RNNBase):
         for k, names in enumerate(self._all_weights):
             weight_ih, weight_hh, *rest = [getattr(self, name) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
+            if self.bias and CELLS[self._cell].joint:
+                # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
+                bias_ih, bias_hh = None, bias_ih + bias_hh
             arguments = {
                 "cell": self._cell,
                 "R": weight_hh,

@@ -11,7 +11,9 @@ from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose
 from rnnkern.reference import CELLS
 
-KERNEL_CELLS: dict[str, dict[str, int]] = json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
+KERNEL_CELLS: dict[str, dict[str, int]] = (
+    json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
+)
 """The facts of the cells that have a kernel (csrc/cells/list.h)."""
 
 
@@ -128,7 +130,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
     if cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
-    _, gates, states, names = CELLS[cell]
+    _, gates, states, names, _ = CELLS[cell]
     _check_tensor("u", u, u)
     if not u.is_floating_point():
         raise TypeError(f"recurrence: `u` must be of a floating dtype, got {u.dtype}")
@@ -219,7 +221,9 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
     if cell == "lstm_projected":
         (weight,) = params
         if weight.dim() != 2 or weight.shape[1] != hidden:
-            raise ValueError(f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {_shape(weight)}")
+            raise ValueError(
+                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {_shape(weight)}"
+            )
         return weight.shape[0]
     for k, name in enumerate(names):
         _check_shape(f"params[{k}]", params[k], f"(H,), the cell's {name},", (hidden,))
@@ -243,7 +247,9 @@ def _check_batch_sizes(batch_sizes: Tensor, rows: int, batch: int) -> int:
         if sizes and sizes[-1] < 0:
             raise ValueError(f"recurrence: `batch_sizes` must not be negative, got {sizes}")
         if sum(sizes) != rows:
-            raise ValueError(f"recurrence: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}")
+            raise ValueError(
+                f"recurrence: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}"
+            )
     return batch_sizes.shape[0]
 
 
@@ -298,8 +304,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates):
-    _, gates, _, _ = CELLS[cell]
-    hidden = u.shape[-1] // gates
+    hidden = u.shape[-1] // CELLS[cell].gates
     outputs = [u.new_empty(*u.shape[:-1], hidden), *(s.new_empty(s.shape) for s in state)]
     if training:
         outputs += [u.new_empty(*u.shape[:-1], hidden) for _ in state[1:]]

@@ -18,14 +18,15 @@ class Cell(NamedTuple):
     gates: int  # G, columns of u per hidden unit
     states: int  # 1: (h,); 2: (h, c)
     params: tuple[str, ...]  # names of the cell's own tensors, each (H,)
+    joint: bool  # u and the product enter as their sum alone: a bias may stand in either
 
 
 CELLS: dict[str, Cell] = {}
 
 
-def _cell(*, gates: int = 1, states: int = 1, params: tuple[str, ...] = ()):
+def _cell(*, gates: int = 1, states: int = 1, params: tuple[str, ...] = (), joint: bool = True):
     def register(step):
-        CELLS[step.__name__] = Cell(step, gates, states, params)
+        CELLS[step.__name__] = Cell(step, gates, states, params, joint)
         return step
 
     return register
@@ -86,7 +87,7 @@ def lstm_projected(u, product, state, weight_hr):
     return F.linear(h, weight_hr), c
 
 
-@_cell(gates=3)
+@_cell(gates=3, joint=False)
 def gru(u, product, state):
     """The reset gate after the product, as PyTorch and cuDNN have it: reset, update, new."""
     (h,) = state
@@ -143,7 +144,7 @@ def recurrence(
     save_gates: bool | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; ``save_gates`` has no effect here."""
-    step, gates, _, _ = CELLS[cell]
+    step, gates, *_ = CELLS[cell]
     sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     state = tuple(state)
