@@ -1,4 +1,4 @@
-"""What proves an operator: the closeness rule, and one list of sample inputs for tests, opcheck and benchmarks alike."""
+"""What proves an operator: the closeness rule, and one list of samples for tests, opcheck and benchmarks alike."""
 
 import itertools
 import math

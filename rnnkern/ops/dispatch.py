@@ -70,8 +70,8 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
         TypeError: if ``op`` is neither.
 
     >>> import torch, rnnkern
-    >>> u, R, h0 = torch.zeros(5, 2, 3, dtype=torch.bfloat16), torch.zeros(3, 3, dtype=torch.bfloat16), torch.zeros(2, 3)
-    >>> rnnkern.ops.explain(rnnkern.ops.recurrence, "tanh", u, R, (h0.bfloat16(),)).implementation
+    >>> u, R, h0 = torch.zeros(5, 2, 3).bfloat16(), torch.zeros(3, 3).bfloat16(), torch.zeros(2, 3).bfloat16()
+    >>> rnnkern.ops.explain(rnnkern.ops.recurrence, "tanh", u, R, (h0,)).implementation
     'reference'
     """
     if not hasattr(op, "choose"):
