@@ -1,0 +1,247 @@
+"""Which implementation runs: what `explain` says is held to the counters of the kernels that were entered."""
+
+import json
+import threading
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
+
+import rnnkern.nn
+from rnnkern import _extension
+from rnnkern.ops import explain, recurrence, use
+from rnnkern.reference import CELLS
+from rnnkern.testing import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
+
+LEVELS = rnnkern.build_info()["simd_levels"]
+CALLS = covering_rows(
+    {
+        "cell": list(CELLS),
+        "dtype": [torch.float32, torch.float64, torch.bfloat16, torch.float16],
+        "mode": ["inference", "training", "gates again"],
+        "packed": [False, True],
+        "steps": [3, 0],
+        "level": LEVELS,
+        "forced": [None, "reference", "cpu"],
+    }
+)
+
+
+def counts():
+    return Counter(json.loads(torch.ops.rnnkern.kernel_counts()))
+
+
+def entered(call):
+    before = counts()
+    call()
+    return counts() - before
+
+
+def spread(sample):
+    """The sample as the arguments that the operator and `explain` take."""
+    return (recurrence, *sample.args), sample.kwargs
+
+
+def call(mode, sample):
+    if mode == "inference":
+        with torch.no_grad():
+            recurrence(*sample.args, **sample.kwargs)
+    elif mode == "training":
+        outputs_and_gradients(recurrence, sample)
+    else:
+        outputs_and_gradients(lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=False), sample)
+
+
+@pytest.mark.parametrize("row", CALLS, ids=lambda row: "-".join(str(x).removeprefix("torch.") for x in row.values()))
+def test_the_kernels_entered_are_those_that_explain_names(row, simd):
+    mode, level, forced, cell, dtype = (row[name] for name in ("mode", "level", "forced", "cell", "dtype"))
+    simd(level)
+    sample = recurrence_sample(cell, row["steps"], packed=row["packed"], dtype=dtype, requires_grad=True)
+    args, kwargs = spread(sample)
+    served = cell != "lstm_projected" and dtype in (torch.float32, torch.float64)
+    if forced == "cpu" and not served:
+        why = "has no kernel" if cell == "lstm_projected" else f"takes float32 and float64, not {dtype}"
+        with use("cpu"):
+            for attempt in (lambda: call(mode, sample), lambda: explain(*args, **kwargs)):
+                with pytest.raises(ValueError, match=rf"^recurrence: use\('cpu'\) cannot serve this call: .*{why}"):
+                    assert not entered(attempt)
+        return
+    with use(forced) if forced else nullcontext():
+        before = counts()
+        choice = explain(*args, **kwargs)
+        assert counts() == before
+        kernels = entered(lambda: call(mode, sample))
+    assert choice.implementation == ("cpu" if served and forced != "reference" else "reference")
+    wanted = Counter()
+    if choice.implementation == "cpu":
+        wanted[f"recurrence/cpu/forward/{cell}/{level}"] = 2 if mode == "gates again" else 1
+        wanted[f"recurrence/cpu/backward/{cell}/{level}"] = int(mode != "inference")
+    assert kernels == +wanted
+    if forced:
+        assert choice.reason == f"forced by use({forced!r})"
+
+
+def explained(**options):
+    args, kwargs = spread(recurrence_sample(**{"cell": "tanh", **options}))
+    return explain(*args, **kwargs)
+
+
+def test_explain_says_why():
+    assert explained() == ("cpu", "the cpu kernel serves this call")
+    implementation, reason = explained(dtype=torch.bfloat16)
+    assert implementation == "reference"
+    assert "no cpu: the CPU kernel takes float32 and float64, not torch.bfloat16" in reason
+    assert "no cuda: the tensors are on cpu" in reason
+    assert "no cpu: the cell 'lstm_projected' has no kernel" in explained(cell="lstm_projected").reason
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_explain_for_other_devices(device):
+    sample = recurrence_sample("gru")
+    with FakeTensorMode():
+        move = lambda x: torch.empty(x.shape, dtype=x.dtype, device=device)  # noqa: E731
+        _, u, R, state = sample.args
+        implementation, reason = explain(recurrence, "gru", move(u), move(R), tuple(map(move, state)))
+    assert implementation == "reference"
+    assert f"no cpu: the tensors are on {device}" in reason
+
+
+def test_explain_refuses_what_the_call_would():
+    _, (cell, u, R, state), _ = recurrence_sample("lstm")
+    with pytest.raises(ValueError, match=r"`R` must be \(G\*H, H\)"):
+        explain(recurrence, cell, u, R[:-1], state)
+    with pytest.raises((RuntimeError, ValueError), match="Expected 3, got 2"):
+        explain(rnnkern.nn.LSTM(3, 4), torch.randn(5, 2, 2))
+    for op in (torch.tanh, torch.nn.LSTM(1, 1), None):
+        with pytest.raises(
+            TypeError, match=r"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn"
+        ):
+            explain(op)
+
+
+MODULES = [
+    ("LSTM", {}, "lstm"),
+    ("LSTM", {"proj_size": 2}, None),
+    ("GRU", {}, "gru"),
+    ("GRU", {"reset_gate": "before"}, "gru_reset_before"),
+    ("RNN", {}, "tanh"),
+    ("RNN", {"nonlinearity": "modrelu"}, "modrelu"),
+    ("RNN", {"dtype": torch.bfloat16}, None),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "options", "cell"), MODULES)
+def test_explain_of_a_module_is_held_to_the_counters(name, options, cell, packed):
+    module = getattr(rnnkern.nn, name)(3, 4, num_layers=2, bidirectional=True, **options)
+    x = torch.randn(5, 2, 3, dtype=options.get("dtype"))
+    x = pack_sequence(list(x.unbind(1))) if packed else x
+    assert not entered(lambda: explain(module, x))
+    choices = explain(module, x)
+    assert [c.implementation for c in choices] == ["cpu" if cell else "reference"] * 4
+    with torch.no_grad():
+        kernels = entered(lambda: module(x))
+    level = rnnkern.build_info()["simd_level"]
+    assert kernels == ({f"recurrence/cpu/forward/{cell}/{level}": 4} if cell else {})
+    if name == "LSTM" and not cell:
+        assert all("the cell 'lstm_projected' has no kernel" in reason for _, reason in choices)
+    elif not cell:
+        assert all("not torch.bfloat16" in reason for _, reason in choices)
+    with use("reference"):
+        assert explain(module, x) == [("reference", "forced by use('reference')")] * 4
+        assert not entered(lambda: module(x))
+
+
+def test_counters_follow_the_simd_level(simd):
+    sample = recurrence_sample("tanh")
+    for level in LEVELS:
+        simd(level)
+        assert rnnkern.build_info()["simd_level"] == level
+        assert entered(lambda: call("inference", sample)) == {f"recurrence/cpu/forward/tanh/{level}": 1}
+
+
+@pytest.mark.parametrize("sample", list(recurrence_samples()), ids=lambda s: s.name)
+def test_the_reference_gives_the_same_numbers(sample):
+    sample = sample.to(torch.float64, requires_grad=True)
+    kernel = outputs_and_gradients(recurrence, sample)
+    with use("reference"):
+        assert not entered(lambda: call("training", sample))
+        forced = outputs_and_gradients(recurrence, sample)
+    torch.testing.assert_close(forced, kernel, rtol=1e-12, atol=1e-12)
+
+
+def test_use_nests_and_restores():
+    with use("reference"):
+        with use("cpu"):
+            assert explained().reason == "forced by use('cpu')"
+            with use("reference"):
+                assert explained().implementation == "reference"
+            assert explained().implementation == "cpu"
+        assert explained().reason == "forced by use('reference')"
+    assert explained() == ("cpu", "the cpu kernel serves this call")
+
+
+def test_use_restores_after_an_exception():
+    with use("reference"):
+        with pytest.raises(ZeroDivisionError), use("cpu"):
+            raise ZeroDivisionError
+        assert explained().reason == "forced by use('reference')"
+    with pytest.raises(ValueError, match="cannot serve"), use("triton"):
+        explained()
+    assert explained().implementation == "cpu"
+
+
+@pytest.mark.parametrize("name", ["gpu", "CPU", "", None])
+def test_use_refuses_unknown_names_at_once(name):
+    with (
+        pytest.raises(ValueError, match=r"use: `implementation` must be one of \('reference', 'cpu', .*\), got "),
+        use(name),
+    ):
+        pytest.fail("entered")
+    assert explained().implementation == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("forced", "why"),
+    [("cuda", "the tensors are on cpu"), ("triton", "recurrence has no triton kernel yet")],
+)
+def test_use_raises_where_the_implementation_cannot_serve(forced, why):
+    args, kwargs = spread(recurrence_sample("lstm"))
+    module, x = rnnkern.nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    with use(forced):
+        for attempt in (lambda: recurrence(*args[1:], **kwargs), lambda: explain(*args, **kwargs), lambda: module(x)):
+            with pytest.raises(ValueError, match=rf"recurrence: use\('{forced}'\) cannot serve this call: {why}"):
+                assert not entered(attempt)
+
+
+def test_use_reaches_every_thread():
+    seen = []
+    with use("reference"):
+        thread = threading.Thread(target=lambda: seen.append(explained()))
+        thread.start()
+        thread.join()
+    assert seen[0].reason == "forced by use('reference')"
+
+
+def test_use_reaches_compiled_code():
+    compiled = torch.compile(recurrence, fullgraph=True, backend="eager")
+    args, kwargs = spread(recurrence_sample("lstm"))
+    run = lambda: compiled(*args[1:], **kwargs)  # noqa: E731
+    run()
+    assert sum(entered(run).values()) == 1
+    with use("reference"):
+        run()
+        assert not entered(run)
+    assert sum(entered(run).values()) == 1
+
+
+def test_without_the_compiled_part_the_reference_serves(monkeypatch):
+    monkeypatch.setattr(_extension, "available", False)
+    monkeypatch.setattr(_extension, "reason", "it was left out")
+    assert explained() == ("reference", "no cuda: the tensors are on cpu; no cpu: it was left out")
+    assert not entered(lambda: call("training", recurrence_sample("lstm", requires_grad=True)))
+    with use("cpu"), pytest.raises(ValueError, match=r"use\('cpu'\) cannot serve this call: it was left out"):
+        explained()

@@ -1,0 +1,110 @@
+"""Whatever is asked of the recurrence, kernel and reference give the same numbers: calls drawn by Hypothesis."""
+
+from contextlib import contextmanager
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import RECURRENCE_PARAMS, Sample, outputs_and_gradients
+
+LEVELS = rnnkern.build_info()["simd_levels"]
+FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+FEWER = settings(FEW, max_examples=25)
+
+
+@contextmanager
+def machine(level, threads):
+    before = torch.ops.rnnkern.set_simd_level(level), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.ops.rnnkern.set_simd_level(before[0])
+        torch.set_num_threads(before[1])
+
+
+@st.composite
+def laid_out(draw, *sizes, scale=1.0):
+    """Random values in any order of dimensions, with gaps between them, or one row for all."""
+    order = draw(st.permutations(range(len(sizes))))
+    gaps = draw(st.tuples(*(st.integers(1, 3) for _ in sizes)))
+    storage = torch.randn([sizes[d] * gap for d, gap in zip(order, gaps, strict=True)], dtype=torch.float64)
+    values = (scale * storage)[tuple(slice(gap - 1, None, gap) for gap in gaps)]
+    values = values.permute([order.index(d) for d in range(len(sizes))])
+    if draw(st.integers(0, 4)) == 0 and sizes[0] > 0:
+        values = values[:1].expand(sizes)
+    assert values.shape == sizes
+    return values
+
+
+@st.composite
+def batch_sizes_of(draw, steps, batch):
+    """Never growing, with sequences that have no step and steps that have no sequence."""
+    sizes = draw(st.lists(st.integers(0, batch), min_size=steps, max_size=steps))
+    return torch.tensor(sorted(sizes, reverse=True), dtype=torch.int64)
+
+
+@st.composite
+def calls(draw, steps, batches, units):
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    cell = draw(st.sampled_from(list(KERNEL_CELLS)))
+    T, B, H = draw(steps), draw(batches), draw(units)
+    heads = draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
+    gates, states = reference.CELLS[cell].gates, reference.CELLS[cell].states
+    d = H // heads
+    batch_sizes = draw(st.none() | batch_sizes_of(T, B))
+    rows = (T, B) if batch_sizes is None else (int(batch_sizes.sum()),)
+    scale = draw(st.sampled_from([None, (T,), (T, B)]))
+    dense = heads == 1 and draw(st.booleans())
+    R = draw(laid_out(*((gates * H, H) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
+    kwargs = {
+        "bias": draw(st.none() | laid_out(gates * H)),
+        "params": tuple(
+            p.double().repeat_interleave(2)[::2] for p in RECURRENCE_PARAMS.get(cell, lambda hidden: ())(H)
+        ),
+        "batch_sizes": batch_sizes,
+        "reset": torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None,
+        "reverse": draw(st.booleans()),
+        "grad_scale": None if scale is None else draw(laid_out(*scale)),
+    }
+    args = (cell, draw(laid_out(*rows, gates * H)), R, tuple(draw(laid_out(B, H)) for _ in range(states)))
+    save_gates = draw(st.booleans())
+    return Sample(f"{cell}-{T}-{B}-{H}", args, kwargs), save_gates
+
+
+def check(call, level, threads):
+    sample, save_gates = call
+    for leaf in sample.leaves():
+        leaf.requires_grad_()
+    wanted = outputs_and_gradients(reference.recurrence, sample)
+    with machine(level, threads):
+        actual = outputs_and_gradients(
+            lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates), sample
+        )
+        with torch.no_grad():
+            h, final = recurrence(*sample.args, **sample.kwargs)
+    for name, value in wanted.items():
+        scale = value.detach().abs().max().item() if value.numel() else 0
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-11, atol=1e-11 * scale, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    assert torch.equal(h, actual["h"])
+    assert all(torch.equal(s, actual[f"final state[{k}]"]) for k, s in enumerate(final))
+
+
+@FEW
+@given(calls(st.integers(0, 6), st.integers(0, 5), st.integers(1, 20)), st.sampled_from(LEVELS), st.integers(1, 3))
+def test_small_calls(call, level, threads):
+    check(call, level, threads)
+
+
+@FEWER
+@given(calls(st.integers(1, 4), st.integers(6, 24), st.integers(64, 110)), st.sampled_from(LEVELS), st.integers(2, 3))
+def test_calls_large_enough_for_a_team(call, level, threads):
+    """Small ones run in one thread whatever is asked for."""
+    check(call, level, threads)

@@ -1,0 +1,363 @@
+"""The reference, every kernel's truth: against torch.nn, and against equations written out number by number."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from rnnkern.reference import CELLS, recurrence
+from rnnkern.testing import outputs_and_gradients, recurrence_sample
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+DENSE = sorted(set(CELLS) - {"lstm_projected"})
+"""The cells whose R may be heads."""
+
+
+# ---- against torch.nn
+
+NN = {
+    "tanh": (torch.nn.RNN, {}),
+    "relu": (torch.nn.RNN, {"nonlinearity": "relu"}),
+    "lstm": (torch.nn.LSTM, {}),
+    "gru": (torch.nn.GRU, {}),
+    "lstm_projected": (torch.nn.LSTM, {"proj_size": 2}),
+}
+
+
+def by_reference(cell, module, x, state, batch_sizes):
+    outputs, finals = [], []
+    for k, suffix in enumerate(("l0", "l0_reverse")):
+        W, R, b_ih, b_hh = (getattr(module, f"{n}_{suffix}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        params = (getattr(module, f"weight_hr_{suffix}"),) if cell == "lstm_projected" else ()
+        initial = tuple(s[k] for s in state)
+        h, final = recurrence(cell, F.linear(x, W, b_ih), R, initial, bias=b_hh, params=params, batch_sizes=batch_sizes,
+                              reverse=k == 1)  # fmt: skip
+        outputs.append(h)
+        finals.append(final)
+    return torch.cat(outputs, -1), tuple(map(torch.stack, zip(*finals, strict=True)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cell", NN)
+def test_both_directions_are_torch_nns(cell, packed):
+    cls, options = NN[cell]
+    module = cls(3, 4, bidirectional=True, dtype=torch.float64, **options)
+    widths = (module.proj_size or 4, 4) if cell.startswith("lstm") else (4,)
+    state = tuple(torch.randn(2, 3, width, dtype=torch.float64, requires_grad=True) for width in widths)
+    x, batch_sizes = torch.randn(6, 3, 3, dtype=torch.float64), None
+    if packed:
+        x, batch_sizes, *_ = pack_sequence([x[:6, 0], x[:4, 1], x[:1, 2]])
+    x.requires_grad_()
+    ours, final = by_reference(cell, module, x, state, batch_sizes)
+    hx = state if cell.startswith("lstm") else state[0]
+    theirs, theirs_final = module(x if batch_sizes is None else PackedSequence(x, batch_sizes), hx)
+    theirs = theirs.data if packed else theirs
+    theirs_final = theirs_final if cell.startswith("lstm") else (theirs_final,)
+    torch.testing.assert_close((ours, *final), (theirs, *theirs_final), **CLOSE)
+    leaves = [x, *state, *module.parameters()]
+    upstream = [torch.randn_like(y) for y in (ours, *final)]
+    torch.testing.assert_close(
+        torch.autograd.grad((ours, *final), leaves, upstream),
+        torch.autograd.grad((theirs, *theirs_final), leaves, upstream),
+        **CLOSE,
+    )
+
+
+# ---- against the equations, unit by unit, in Python's numbers
+
+
+def s(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def dot(row, h):
+    return sum(a * b for a, b in zip(row, h, strict=True))
+
+
+def elman(phi):
+    """h_j = phi_j(u_j + R_j h + b_j), with h_j before and the unit's parameter at hand."""
+
+    def step(u, R, b, h, p):
+        return [phi(u[j] + dot(R[j], h) + b[j], h[j], p[j]) for j in range(len(h))]
+
+    return step
+
+
+def gru_reset_before(u, R, b, h, p):
+    H = len(h)
+    r = [s(u[j] + dot(R[j], h) + b[j]) for j in range(H)]
+    z = [s(u[H + j] + dot(R[H + j], h) + b[H + j]) for j in range(H)]
+    damped = [r[j] * h[j] for j in range(H)]
+    n = [math.tanh(u[2 * H + j] + dot(R[2 * H + j], damped) + b[2 * H + j]) for j in range(H)]
+    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
+
+
+def modrelu(z, h, bias):
+    if z == 0 or abs(z) + bias <= 0:
+        return 0.0
+    return (abs(z) + bias) * (1 if z > 0 else -1)
+
+
+BY_HAND = {
+    "identity": elman(lambda z, h, p: z),
+    "hardtanh": elman(lambda z, h, p: -1.0 if z < -1 else 1.0 if z > 1 else z),
+    "modrelu": elman(modrelu),
+    "euler": elman(lambda z, h, dt: h + dt * math.tanh(z)),
+    "gru_reset_before": gru_reset_before,
+}
+
+
+def test_every_cell_has_a_witness_of_its_own():
+    assert set(NN) | set(BY_HAND) == set(CELLS)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cell", BY_HAND)
+def test_equations_by_hand(cell, bias):
+    torch.manual_seed(4)
+    _, (_, u, R, (h0,)), kwargs = recurrence_sample(cell, 4, 2, 3)
+    u, R, b = 1.5 * u, 1.5 * R, kwargs["bias"] if bias else None
+    params = tuple(p + 0.2 for p in kwargs["params"])
+    h, (final,) = recurrence(cell, u, R, (h0,), bias=b, params=params)
+    weights = R.tolist(), b.tolist() if bias else [0.0] * len(R)
+    parameter = params[0].tolist() if params else [None] * 3
+    for sequence in range(2):
+        state = h0[sequence].tolist()
+        for t in range(4):
+            state = BY_HAND[cell](u[t, sequence].tolist(), *weights, state, parameter)
+            assert h[t, sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
+        assert final[sequence].tolist() == pytest.approx(state, rel=1e-12, abs=1e-14)
+
+
+def one_unit(cell, u, R, h0, **kwargs):
+    tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
+    kwargs = {name: (tensor([x[0]]),) if name == "params" else tensor(x) for name, x in kwargs.items()}
+    h, _ = recurrence(cell, tensor(u)[:, None, None], tensor([[R]]), (tensor([[h0]]),), **kwargs)
+    return h.flatten().tolist()
+
+
+def test_numbers_that_need_no_computer():
+    assert one_unit("identity", [1.0, 0.0, -1.0], 0.5, 2.0) == [2.0, 1.0, -0.5]
+    assert one_unit("identity", [1.0, 0.0], 0.5, 2.0, bias=[0.25]) == [2.25, 1.375]
+    assert one_unit("hardtanh", [0.5, 3.0, -2.5, 0.25], 1.0, 0.0) == [0.5, 1.0, -1.0, -0.75]
+    assert one_unit("modrelu", [1.0, -3.0, 0.25, 0.0], 1.0, 0.0, params=[-0.5]) == [0.5, -2.0, -1.25, -0.75]
+    assert one_unit("modrelu", [0.0, 0.5, 0.0], 0.0, 1.0, params=[0.5]) == [0.0, 1.0, 0.0]
+    assert one_unit("euler", [0.0, 0.0, 40.0], 0.0, 2.0, params=[0.5]) == [2.0, 2.0, 2.5]
+    # Both gates half open, n = tanh(0): half of h stays.
+    h, _ = recurrence("gru_reset_before", torch.zeros(2, 1, 3), torch.zeros(3, 1), (torch.ones(1, 1),))
+    assert h.flatten().tolist() == [0.5, 0.25]
+    # The reset gate shut, the update gate shut: n sees no h, though R would have it. After the product, it is b_n that
+    # the gate shuts out, too.
+    u, R, h0 = torch.tensor([[[-200.0, -200.0, 0.0]]]), torch.tensor([[0.0], [0.0], [9.0]]), torch.ones(1, 1)
+    bias = torch.tensor([0.0, 0.0, 0.5])
+    assert recurrence("gru_reset_before", u, R, (h0,), bias=bias)[0].item() == pytest.approx(math.tanh(0.5))
+    assert recurrence("gru", u, R, (h0,), bias=bias)[0].item() == pytest.approx(0.0)
+
+
+# ---- heads
+
+
+def block_diagonal(R, gates):
+    """(K, G*D, D) to (G*H, H): row g*D+d of head k is row g*H+k*D+d."""
+    heads, rows, d = R.shape
+    hidden = heads * d
+    dense = R.new_zeros(gates * hidden, hidden)
+    for k in range(heads):
+        for row in range(rows):
+            dense[row // d * hidden + k * d + row % d, k * d : (k + 1) * d] = R[k, row]
+    return dense
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("cell", DENSE)
+def test_heads_are_a_block_diagonal_matrix(cell, heads):
+    sample = recurrence_sample(cell, 4, 3, 6, heads=heads, packed=True, reset=True, grad_scale=2, requires_grad=True)
+    name, u, R, state = sample.args
+    if heads == 1:
+        R = R.detach()[None].requires_grad_()
+    dense = block_diagonal(R.detach(), CELLS[cell].gates).requires_grad_()
+    results, wanted = (outputs_and_gradients(recurrence, sample._replace(args=(name, u, r, state))) for r in (R, dense))
+    outside = block_diagonal(torch.ones_like(R), CELLS[cell].gates) == 0
+    wanted["grad of R"] = wanted["grad of R"].masked_fill(outside, 0)
+    results["grad of R"] = block_diagonal(results["grad of R"], CELLS[cell].gates)
+    torch.testing.assert_close(results, wanted, **CLOSE)
+
+
+# ---- reset
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_reset_starts_from_zeros(cell, reverse):
+    """The steps from a reset on, in processing order, are those of a sequence of their own; no gradient crosses it."""
+    sample = recurrence_sample(cell, 5, 2, 4, reverse=reverse, requires_grad=True)
+    name, u, R, state = sample.args
+    reset = torch.zeros(5, 2, dtype=torch.bool)
+    reset[2, 1] = True
+    h, final = recurrence(name, u, R, state, reset=reset, **sample.kwargs)
+    alone, alone_final = recurrence(name, u[:, :1], R, tuple(x[:1] for x in state), **sample.kwargs)
+    after, before = (slice(3), slice(3, None)) if reverse else (slice(2, None), slice(2))
+    zeros = tuple(torch.zeros_like(x[1:]) for x in state)
+    early, _ = recurrence(name, u[before, 1:], R, tuple(x[1:] for x in state), **sample.kwargs)
+    late, late_final = recurrence(name, u[after, 1:], R, zeros, **sample.kwargs)
+    wanted = torch.cat([alone, torch.cat([late, early] if reverse else [early, late])], 1)
+    torch.testing.assert_close(h, wanted, **CLOSE)
+    torch.testing.assert_close(final, tuple(map(torch.cat, zip(alone_final, late_final, strict=True))), **CLOSE)
+    du, *dstate = torch.autograd.grad(sum(x[1].sum() for x in final), (u, *state))
+    assert not du[before].any()
+    assert not any(d.any() for d in dstate)
+
+
+def test_reset_of_packed_sequences_counts_steps_and_sequences():
+    _, (name, u, R, state), kwargs = recurrence_sample("lstm", 5, 3, 4, packed=True, reset=True)
+    h, _ = recurrence(name, u, R, state, **kwargs)
+    sizes, reset = kwargs.pop("batch_sizes"), kwargs.pop("reset")
+    alive = torch.arange(3) < sizes[:, None]
+    padded = torch.zeros(5, 3, 16, dtype=u.dtype)
+    padded[alive] = u
+    wanted, _ = recurrence(name, padded, R, state, reset=reset, **kwargs)
+    assert (reset & alive).any()
+    torch.testing.assert_close(h, wanted[alive], **CLOSE)
+
+
+# ---- grad_scale
+
+
+class Scaled(torch.autograd.Function):
+    """x, and its gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(factor)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+
+def lstm_by_hand(u, R, b, state, cut):
+    h, c = state
+    outputs = []
+    for t in range(len(u)):
+        i, f, g, o = (u[t] + cut(h, t) @ R.T + b).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        outputs.append(h)
+    return torch.stack(outputs), (h, c)
+
+
+def gru_by_hand(u, R, b, state, cut):
+    (h,) = state
+    outputs = []
+    for t in range(len(u)):
+        r_r, r_z, r_n = (cut(h, t) @ R.T + b).chunk(3, -1)
+        u_r, u_z, u_n = u[t].chunk(3, -1)
+        z = (u_z + r_z).sigmoid()
+        h = (1 - z) * (u_n + (u_r + r_r).sigmoid() * r_n).tanh() + z * h
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+def gru_reset_before_by_hand(u, R, b, state, cut):
+    (h,) = state
+    R_gates, R_n = R.split([2 * h.shape[1], h.shape[1]])
+    b_gates, b_n = b.split([2 * h.shape[1], h.shape[1]])
+    outputs = []
+    for t in range(len(u)):
+        u_r, u_z, u_n = u[t].chunk(3, -1)
+        r_r, r_z = (cut(h, t) @ R_gates.T + b_gates).chunk(2, -1)
+        z = (u_z + r_z).sigmoid()
+        h = (1 - z) * (u_n + cut((u_r + r_r).sigmoid() * h, t) @ R_n.T + b_n).tanh() + z * h
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+def euler_by_hand(u, R, b, state, cut, dt):
+    (h,) = state
+    outputs = []
+    for t in range(len(u)):
+        h = h + dt * (u[t] + cut(h, t) @ R.T + b).tanh()
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+DETACHED = {
+    "lstm": lstm_by_hand,
+    "gru": gru_by_hand,
+    "gru_reset_before": gru_reset_before_by_hand,
+    "euler": euler_by_hand,
+}
+
+
+@pytest.mark.parametrize("scale", ["zeros", "some steps", "(T,)", "(T, B)"])
+@pytest.mark.parametrize("cell", DETACHED)
+def test_grad_scale_is_h_detach(cell, scale):
+    """The product sees h without (or with less of) its gradient; what reaches h and c elsewhere stays."""
+    sample = recurrence_sample(cell, 5, 2, 3, requires_grad=True)
+    mask = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    factors = {
+        "zeros": torch.zeros_like(mask),
+        "some steps": mask,
+        "(T,)": torch.rand(5, dtype=torch.float64),
+        "(T, B)": 2 * torch.rand(5, 2, dtype=torch.float64),
+    }[scale]
+
+    def cut(h, t):
+        if scale in ("zeros", "some steps"):
+            return h if factors[t] == 1 else h.detach()
+        return Scaled.apply(h, factors[t] if factors.dim() == 1 else factors[t, :, None])
+
+    def by_hand(name, u, R, state, bias, params, **_):
+        return DETACHED[cell](u, R, bias, state, cut, *params)
+
+    wanted = outputs_and_gradients(by_hand, sample)
+    plain = outputs_and_gradients(recurrence, sample)
+    sample.kwargs["grad_scale"] = factors
+    scaled = outputs_and_gradients(recurrence, sample)
+    torch.testing.assert_close(scaled, wanted, **CLOSE)
+    assert not torch.allclose(plain["grad of u"], scaled["grad of u"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, -3.0])
+@pytest.mark.parametrize("cell", CELLS)
+def test_grad_scale_leaves_the_values_alone(cell, scale, dtype):
+    _, args, kwargs = recurrence_sample(cell, 6, 3, 4, reset=True, dtype=dtype)
+    h, final = recurrence(*args, **kwargs)
+    scaled, scaled_final = recurrence(*args, **kwargs, grad_scale=torch.full((6, 3), scale, dtype=dtype))
+    assert torch.equal(h, scaled)
+    assert all(map(torch.equal, final, scaled_final))
+
+
+@pytest.mark.xfail(strict=True, reason="inf - inf")
+def test_grad_scale_leaves_infinite_values_alone():
+    u, R, h0 = torch.zeros(1, 1, 1), torch.ones(1, 1), torch.full((1, 1), torch.inf)
+    assert torch.equal(recurrence("relu", u, R, (h0,), grad_scale=torch.ones(1))[0], h0[None])
+
+
+def test_grad_scale_is_a_constant():
+    _, args, kwargs = recurrence_sample("tanh", requires_grad=True)
+    scale = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    h, _ = recurrence(*args, **kwargs, grad_scale=scale)
+    assert torch.autograd.grad(h.sum(), scale, allow_unused=True) == (None,)
+
+
+# ---- edges
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_no_steps_and_no_sequences(cell):
+    for steps, batch in ((0, 3), (2, 0), (0, 0)):
+        sample = recurrence_sample(cell, steps, batch, 4, requires_grad=True)
+        results = outputs_and_gradients(recurrence, sample)
+        state = sample.args[3]
+        assert results["h"].shape == (steps, batch, state[0].shape[1])
+        assert not results["grad of R"].any()
+        for k, initial in enumerate(state):
+            final = results[f"final state[{k}]"]
+            assert final.shape == initial.shape
+            assert final is not initial
+            assert steps > 0 or torch.equal(final, initial)
