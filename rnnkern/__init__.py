@@ -14,16 +14,17 @@ def build_info() -> dict[str, Any]:
     """How the installed package was built, and what its CPU kernels use on this machine.
 
     Returns:
-        version: of rnnkern.
-        commit: of the sources, with ``-dirty`` if they had changes; None if they were not a git checkout.
-        compilers: the versions of ``cxx`` and, where CUDA is in, ``nvcc``.
-        cuda_archs: as in ``TORCH_CUDA_ARCH_LIST``; empty without nvcc.
-        simd_levels: those compiled in that this processor has; simd_level: the one in use, the highest unless the
-            environment variable ``RNNKERN_SIMD`` or ``torch.ops.rnnkern.set_simd_level`` names another.
-        torch: the version built against.
-        openmp: the date of the OpenMP standard, as the compiler has it.
+        A dict. Without the compiled part all but the version are None or empty.
 
-        Without the compiled part all but the version are None or empty.
+        - ``version``: of rnnkern.
+        - ``commit``: of the sources, with ``-dirty`` if they had changes; None if they were not a git checkout.
+        - ``compilers``: the versions of ``cxx`` and, where CUDA is in, ``nvcc``.
+        - ``cuda_archs``: as in ``TORCH_CUDA_ARCH_LIST``; empty without nvcc.
+        - ``simd_levels``: those compiled in that this processor has.
+        - ``simd_level``: the one in use, the highest unless the environment variable ``RNNKERN_SIMD`` or
+          ``torch.ops.rnnkern.set_simd_level`` names another.
+        - ``torch``: the version built against.
+        - ``openmp``: the date of the OpenMP standard, as the compiler has it.
 
     >>> rnnkern.build_info()["version"]
     '0.1.0'

@@ -41,6 +41,8 @@ inline Tensor empty_int64(const Tensor& like, int64_t size) {
   return torch::stable::new_empty(like, {&size, 1}, torch::headeronly::ScalarType::Long);
 }
 
+inline Tensor empty_like(const Tensor& like) { return torch::stable::empty_like(like); }
+
 inline Tensor zeros(const Tensor& like, int64_t size) { return torch::stable::new_zeros(like, {&size, 1}); }
 
 inline Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
@@ -58,6 +60,9 @@ inline Tensor sum_rows(const Tensor& x) {
   const int64_t dim = 0;
   return torch::stable::sum(x, std::optional<torch::headeronly::IntHeaderOnlyArrayRef>({&dim, 1}));
 }
+
+// As torch.get_num_threads() has it.
+inline int64_t get_num_threads() { return torch::stable::get_num_threads(); }
 
 template <class T>
 const T* read(const Tensor& x) {

@@ -119,7 +119,7 @@ struct Call {
   // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
   int threads() const {
     const int64_t useful = 1 + steps.batch * R.numel() / 32768;
-    const int64_t most = omp_in_parallel() ? 1 : torch::stable::get_num_threads();
+    const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
     return int(useful < most ? useful : most);
   }
 };
@@ -213,7 +213,7 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
 
   Tensor du = call.rows_like_u(columns);
   const Tensor dr = cell.joint ? du : call.rows_like_u(columns);
-  Tensors outputs{du, needs_R ? torch::stable::empty_like(call.R) : empty(call.R, {0}), empty(call.u, {0})};
+  Tensors outputs{du, needs_R ? rnnkern::empty_like(call.R) : empty(call.R, {0}), empty(call.u, {0})};
   p.du = write<T>(du);
   p.dr = write<T>(dr);
   for (int s = 0; s < cell.states; ++s) {

@@ -13,7 +13,9 @@ class Choice(NamedTuple):
     """An implementation of ``IMPLEMENTATIONS`` and the reason why it is the one."""
 
     implementation: str
+    """``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``."""
     reason: str
+    """Why this one: what the others lack, or what forces it."""
 
 
 @contextmanager

@@ -37,17 +37,16 @@ def recurrence(
     state into the new one. T steps, B sequences, H hidden units, G gates of the cell.
 
     Args:
-        cell: ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"``, ``"modrelu"``, ``"euler"`` (G = 1),
-            ``"lstm"``, ``"lstm_projected"`` (G = 4), ``"gru"`` (reset after the product, as PyTorch has it) or
-            ``"gru_reset_before"`` (G = 3). Gates stand in PyTorch's order.
+        cell: name of a cell of :data:`rnnkern.reference.CELLS`, such as ``"tanh"`` (G = 1), ``"gru"`` (G = 3) or
+            ``"lstm"`` (G = 4); the documentation's table has all. Gates stand in PyTorch's order.
         u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H) as in
             :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16.
         R: (G*H, H), or (K, G*D, D) with H = K*D for K independent heads: unit k*D+d of gate g is row g*D+d of
             head k and column g*H+k*D+d of ``u``.
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
         bias: b_hh, (G*H,).
-        params: the cell's own tensors: modrelu its bias (H,), euler its step ``dt`` (H,), lstm_projected
-            ``weight_hr`` (P, H), where then h has P columns and R is (4*H, P).
+        params: the cell's own tensors, in the order of its ``CELLS[cell].params``, each (H,). (lstm_projected's
+            ``weight_hr`` is (P, H); h then has P columns and R is (4*H, P).)
         batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
         reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
         reverse: run from each sequence's last step to its first.
@@ -58,7 +57,8 @@ def recurrence(
 
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
-        Gradients flow from both to ``u``, ``R``, ``state``, ``bias`` and ``params``; twice differentiable.
+        Gradients flow from both to ``u``, ``R``, ``state``, ``bias`` and ``params``, and gradients of those; there is
+        no forward mode, which raises.
 
     Raises:
         ValueError: a size, a rank, a cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an

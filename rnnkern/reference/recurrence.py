@@ -17,7 +17,7 @@ class Cell(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]  # (u_t, product, state, *params) -> new state
     gates: int  # G, columns of u per hidden unit
     states: int  # 1: (h,); 2: (h, c)
-    params: tuple[str, ...]  # names of the cell's own tensors, each (H,)
+    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr of lstm_projected, (P, H)
     joint: bool  # u and the product enter as their sum alone: a bias may stand in either
 
 
