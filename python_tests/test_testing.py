@@ -149,6 +149,19 @@ def test_refuses_another_direction():
     refused("sine", rotated, naive, truth)
 
 
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_refuses_one_error_that_the_others_hide(size, dtype):
+    truth = torch.randn(size).to(dtype)
+    truth[0] = 4  # the largest, give or take
+    unit = torch.finfo(dtype).eps * truth.abs().max().item()
+    few, many = truth.clone(), truth.clone()
+    few[0] += 2 * FACTORS[dtype] * unit
+    many[0] += 10 * FACTORS[dtype] * unit
+    assert_close(few, truth, truth.double())
+    refused("largest error", many, truth, truth.double())
+
+
 def test_a_change_of_length_alone_is_no_change_of_direction():
     truth = torch.randn(2000, dtype=torch.float64)
     refused("root mean square", (1.001 * truth).float(), truth.float(), truth)

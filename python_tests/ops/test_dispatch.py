@@ -127,8 +127,7 @@ MODULES = [
     ("LSTM", {"proj_size": 2}, None),
     ("GRU", {}, "gru"),
     ("GRU", {"reset_gate": "before"}, "gru_reset_before"),
-    ("RNN", {}, "tanh"),
-    ("RNN", {"nonlinearity": "modrelu"}, "modrelu"),
+    *(("RNN", {"nonlinearity": cell}, cell) for cell in ("tanh", "relu", "identity", "hardtanh", "modrelu")),
     ("RNN", {"dtype": torch.bfloat16}, None),
 ]
 
