@@ -94,7 +94,6 @@ def test_rooms_of_the_compiled_part_see_what_is_below_them():
     assert faults_of_foreign_headers(ROOT) == []
 
 
-@pytest.mark.xfail(strict=True, reason="cpu.cpp names torch::stable")
 def test_only_common_and_the_registration_name_torch():
     assert faults_of_foreign_names(ROOT) == []
 
