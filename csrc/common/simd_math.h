@@ -1,5 +1,5 @@
-// Vectorised exponentials. Errors against the exact value, in units in the last place, for all arguments of tanh and for
-// those of sigmoid from -87 (float) or -708 (double) upwards (python_tests/ops/test_simd_math.py measures them):
+// Vectorised exponentials. Errors against the exact value, in units in the last place, for all arguments of tanh and
+// for those of sigmoid from -87 (float) or -708 (double) upwards (python_tests/ops/test_simd_math.py measures them):
 //   float: tanh 3, sigmoid 3;  double: tanh 3, sigmoid 3.
 // Below, sigmoid stays where it is there, at 1.7e-38 or 3.4e-308, instead of reaching 0. NaN stays NaN.
 #pragma once

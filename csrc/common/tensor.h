@@ -15,6 +15,7 @@
 
 namespace rnnkern {
 
+using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
@@ -38,7 +39,7 @@ inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
 }
 
 inline Tensor empty_int64(const Tensor& like, int64_t size) {
-  return torch::stable::new_empty(like, {&size, 1}, torch::headeronly::ScalarType::Long);
+  return torch::stable::new_empty(like, {&size, 1}, ScalarType::Long);
 }
 
 inline Tensor empty_like(const Tensor& like) { return torch::stable::empty_like(like); }
@@ -77,7 +78,6 @@ T* write(const Tensor& x) {
 // f(float()) or f(double()), by the dtype of x.
 template <class F>
 auto by_dtype(const char* operation, const Tensor& x, F f) {
-  using torch::headeronly::ScalarType;
   const bool is_float = x.scalar_type() == ScalarType::Float;
   STD_TORCH_CHECK(is_float || x.scalar_type() == ScalarType::Double, operation, ": the CPU kernel takes float32 and ",
                   "float64");

@@ -64,11 +64,14 @@ struct Call {
     STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
                     "recurrence: `R` does not fit the other arguments");
     const int64_t batch = state_[0].size(0);
+    check_dtype("R", R, u.scalar_type());
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * hidden));
     for (const Tensor& x : params_) params.push_back(sized("params", x, hidden));
     if (bias_) bias = sized("bias", *bias_, columns);
     steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
     if (packed) {
+      check_dtype("batch_sizes", *batch_sizes_, ScalarType::Long);
+      STD_TORCH_CHECK(batch_sizes_->dim() == 1, "recurrence: `batch_sizes` must be (T,)");
       batch_sizes = dense(*batch_sizes_);
       offsets = empty_int64(*batch_sizes, steps.count);
       steps.batch_sizes = read<int64_t>(*batch_sizes);
@@ -86,10 +89,16 @@ struct Call {
       STD_TORCH_CHECK(u.size(1) == batch, "recurrence: `u` and `state` differ in B");
     }
     rows = steps.total();
-    if (reset_) reset = sized("reset", *reset_, steps.count * batch);
+    if (reset_) reset = sized("reset", *reset_, steps.count * batch, ScalarType::Bool);
   }
 
-  static Tensor sized(const char* name, const Tensor& x, int64_t elements) {
+  static void check_dtype(const char* name, const Tensor& x, ScalarType wanted) {
+    STD_TORCH_CHECK(x.scalar_type() == wanted, "recurrence: `", name, "` is of another dtype than the call needs");
+  }
+
+  // Contiguous, of the dtype of u unless another is named.
+  Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
+    check_dtype(name, x, dtype.value_or(u.scalar_type()));
     STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
                     x.numel());
     return dense(x);
@@ -193,7 +202,7 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
 
   Tensors kept;  // contiguous forms, alive until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
-    kept.push_back(Call::sized(name, x, elements));
+    kept.push_back(call.sized(name, x, elements));
     return read<T>(kept.back());
   };
   if (grad_scale) {

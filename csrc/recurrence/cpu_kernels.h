@@ -53,6 +53,17 @@ struct Share {
   }
 };
 
+// With nothing to copy the pointers may be null, which the library's functions do not take.
+template <class T>
+void copy(T* to, const T* from, int64_t elements) {
+  if (elements > 0) std::memcpy(to, from, sizeof(T) * elements);
+}
+
+template <class T>
+void clear(T* to, int64_t elements) {
+  if (elements > 0) std::memset(to, 0, sizeof(T) * elements);
+}
+
 template <class T>
 void pack(Product<T>& product, const Weights<T>& weights, int gates, Member me) {
   const int64_t panels = product.panels();
@@ -126,8 +137,8 @@ void forward(const Forward<T>& p, Member me) {
   if constexpr (Cell::two_products) pack(second, p.weights, Cell::gates, me);
   const Share share(p.steps, p.split_hidden, me);
   for (int s = 0; s < Cell::states; ++s)
-    std::memcpy(p.final_state[s] + share.copy0 * hidden, p.state[s] + share.copy0 * hidden,
-                sizeof(T) * (share.copy1 - share.copy0) * hidden);
+    copy(p.final_state[s] + share.copy0 * hidden, p.state[s] + share.copy0 * hidden,
+         (share.copy1 - share.copy0) * hidden);
   me.meet();
 
   for (int64_t k = 0; k < p.steps.count; ++k) {
@@ -191,7 +202,7 @@ void forward(const Forward<T>& p, Member me) {
     int64_t t = 0;
     if (!p.steps.reverse)
       for (t = p.steps.count - 1; p.steps.rows(t) <= b;) --t;
-    std::memcpy(p.final_state[0] + b * hidden, p.h + (p.steps.offset(t) + b) * hidden, sizeof(T) * hidden);
+    copy(p.final_state[0] + b * hidden, p.h + (p.steps.offset(t) + b) * hidden, hidden);
   }
 }
 
@@ -205,22 +216,22 @@ void backward(const Backward<T>& p, Member me) {
   pack(first, p.weights, Cell::gates, me);
   if constexpr (Cell::two_products) pack(second, p.weights, Cell::gates, me);
   const Share share(p.steps, p.split_hidden, me);
-  const int64_t copy = share.copy0 * hidden, copied = sizeof(T) * (share.copy1 - share.copy0) * hidden;
+  const int64_t from = share.copy0 * hidden, elements = (share.copy1 - share.copy0) * hidden;
   for (int s = 0; s < Cell::states; ++s) {
     if (p.grad_state[s]) {
-      std::memcpy(p.dstate[s] + copy, p.grad_state[s] + copy, copied);
+      copy(p.dstate[s] + from, p.grad_state[s] + from, elements);
     } else {
-      std::memset(p.dstate[s] + copy, 0, copied);
+      clear(p.dstate[s] + from, elements);
     }
   }
-  for (int i = 0; i < Cell::params; ++i) std::memset(p.dparams[i] + copy, 0, copied);
+  for (int i = 0; i < Cell::params; ++i) clear(p.dparams[i] + from, elements);
   const int64_t R_rows = Cell::gates * hidden, padded = padded_columns<T>(hidden, p.weights.heads);
   const int parts = p.split_hidden ? 1 : me.size;  // of dR: every member fills its own, or its units' rows of the one
   T* const part = p.dR_parts + (p.split_hidden ? 0 : me.rank * R_rows * padded);
   if (p.dR) {
     const int64_t begin = p.split_hidden ? R_rows * me.rank / me.size : 0;
     const int64_t end = p.split_hidden ? R_rows * (me.rank + 1) / me.size : R_rows;
-    std::memset(part + begin * padded, 0, sizeof(T) * (end - begin) * padded);
+    clear(part + begin * padded, (end - begin) * padded);
   }
   me.meet();
 

@@ -16,6 +16,8 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 )
 """The facts of the cells that have a kernel (csrc/cells/list.h)."""
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
 
 def recurrence(
     cell: str,
@@ -128,12 +130,12 @@ def _needs_derivatives(*tensors: Tensor | None) -> bool:
 
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates) -> None:
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
-    if cell not in CELLS:
+    if not isinstance(cell, str) or cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
     _, gates, states, names, _ = CELLS[cell]
     _check_tensor("u", u, u)
-    if not u.is_floating_point():
-        raise TypeError(f"recurrence: `u` must be of a floating dtype, got {u.dtype}")
+    if u.dtype not in DTYPES:
+        raise TypeError(f"recurrence: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
     for name, group, wanted in (("state", state, ("h0", "c0")[:states]), ("params", params, names)):
         if not isinstance(group, (tuple, list)):
             raise TypeError(f"recurrence: `{name}` must be a tuple of tensors, got {type(group).__name__}")

@@ -111,12 +111,29 @@ def gru_reset_before(u, product, state):
     return ((1 - z) * n + z * h,)
 
 
+class _ScaleGradient(torch.autograd.Function):
+    """The value of h, and its gradient times a constant."""
+
+    @staticmethod
+    def forward(h, scale):
+        return h.view_as(h)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensors
+        return grad * scale, None
+
+
 def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None) -> Product:
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // gates
 
     def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
-        if scale is not None:  # the value of h, and its gradient times scale
-            h = h.detach() + scale * (h - h.detach())
+        if scale is not None:
+            h = _ScaleGradient.apply(h, scale)
         rows = slice(first * hidden, last * hidden)
         b = None if bias is None else bias[rows]
         if R.dim() == 2:
