@@ -1,0 +1,1 @@
+"""What a person measures: one harness, one file of cases per operator family, results per device."""

@@ -1,0 +1,18 @@
+"""Every operator's benchmark, one after the other: what ``make bench`` runs."""
+
+import sys
+from collections.abc import Sequence
+
+from perf import recurrence
+
+RUNS = ((recurrence, []), (recurrence, ["--packed"]))
+"""A family's cases and the options that they run with."""
+
+
+def main(argv: Sequence[str]) -> None:
+    for family, options in RUNS:
+        family.main([*options, *argv])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

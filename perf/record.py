@@ -1,0 +1,104 @@
+"""What is kept of a measurement: the facts that a number depends on, CSVs that only grow, and a printed table."""
+
+import csv
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rnnkern
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "perf" / "results"
+
+Row = dict[str, Any]
+
+
+def facts(device: torch.device, command: str) -> Row:
+    """The first columns of every row. ``simd`` is empty without the compiled part."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": commit(),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rnnkern": rnnkern.__version__,
+        "simd": rnnkern.build_info()["simd_level"] or "",
+        "command": command,
+    }
+
+
+def commit() -> str:
+    """Of the checkout, with ``-dirty`` if what is measured differs from it: results and pictures do not count."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    revision = git("rev-parse", "--short", "HEAD") or "unknown"
+    return revision + (
+        "-dirty" if git("status", "--porcelain", "--", "csrc", "rnnkern", "perf/*.py", "setup.py") else ""
+    )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def folder(device: torch.device, results: Path = RESULTS) -> Path:
+    """Where a device's results lie: ``cpu-amd-epyc-2t``, ``nvidia-h200``."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+    return results / (slug if device.type == "cuda" else f"cpu-{slug}-{torch.get_num_threads()}t")
+
+
+def append(path: Path, rows: Sequence[Row]) -> None:
+    """Appends rows to a CSV, which it begins where there is none.
+
+    Raises:
+        ValueError: the columns are not those of the file's header.
+    """
+    columns = list(rows[0])
+    begun = path.exists()
+    if begun:
+        with path.open(newline="") as file:
+            header = next(csv.reader(file), [])
+        if header != columns:
+            raise ValueError(f"{path.name}: the header must be {columns}, got {header}; begin a new file beside it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if not begun:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def significant(x: float) -> float:
+    """Four digits: no measurement here has more."""
+    return float(f"{x:.4g}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Aligned columns; numbers to the right."""
+    columns = list(rows[0])
+    cells = [[str(row[name]) for name in columns] for row in rows]
+    numeric = [all(isinstance(row[name], (int, float)) for row in rows) for name in columns]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    lines = []
+    for line in (columns, *cells):
+        padded = (f"{x:>{w}}" if right else f"{x:<{w}}" for x, w, right in zip(line, widths, numeric, strict=True))
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from perf import demo, record
+
+
+@pytest.fixture(scope="module")
+def data() -> demo.Digits:
+    return demo.digits()
+
+
+@pytest.fixture
+def few(data) -> demo.Digits:
+    """Three updates per epoch."""
+    return data._replace(train_x=data.train_x[:, : 3 * demo.BATCH], train_y=data.train_y[: 3 * demo.BATCH])
+
+
+def test_data(data):
+    assert data.train_x.shape == (64, 1437, 1)
+    assert data.test_x.shape == (64, 360, 1)
+    assert data.train_x.dtype == torch.float32
+    assert (data.train_x.min(), data.train_x.max()) == (0, 1)
+    shares = torch.bincount(data.test_y) / len(data.test_y) - torch.bincount(data.train_y) / len(data.train_y)
+    assert shares.abs().max() < 0.01
+
+
+def test_pixels_are_permuted_alike(data):
+    again = demo.digits()
+    assert all(torch.equal(a, b) for a, b in zip(data, again, strict=True))
+    unscrambled = data.train_x[:, 0, 0].reshape(8, 8)
+    assert unscrambled[:, 0].abs().sum() > 0  # the scans' own left edge is almost empty
+
+
+def test_batches_hold_everything_once():
+    seen = torch.cat(demo.batches(123, 4))
+    assert torch.equal(seen.sort().values, torch.arange(123))
+    assert not torch.equal(seen, torch.cat(demo.batches(123, 5)))
+
+
+@pytest.mark.parametrize("network", demo.NETWORKS, ids=lambda network: network.name)
+def test_both_train_alike(network, few):
+    (pair,) = demo.train(network, few, epochs=1)
+    peer, ours = pair[network.peer_name], pair["rnnkern"]
+    assert len(ours.losses) == 3
+    assert demo.disagreement(peer.losses, ours.losses) <= demo.AGREEMENT
+    rows = demo.figures(network, pair, few)
+    assert [row["provider"] for row in rows] == [network.peer_name, "rnnkern"]
+    assert all(row["peak_bytes"] > 64 * demo.BATCH * demo.HIDDEN for row in rows)
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.001], [1.0, float("nan")], []])
+def test_disagreement_is_loud(losses):
+    with pytest.raises(RuntimeError, match=r"must agree to 0\.0001"):
+        demo.disagreement([1.0, 2.0][: len(losses)], losses)
+
+
+def test_the_whole_demo(few, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "digits", lambda: few)
+    demo.main(["--epochs", "2", "--threads", "1"], results=tmp_path, picture=tmp_path / "images" / "demo.png")
+    (path,) = tmp_path.glob("*/demo.csv")
+    assert len(record.read(path)) == 4
+    assert (tmp_path / "images" / "demo.png").stat().st_size > 10_000
+    assert "speedup_50" in capsys.readouterr().out

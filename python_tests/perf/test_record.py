@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+import rnnkern
+from perf import record
+
+CPU = torch.device("cpu")
+
+
+def test_a_csv_only_grows(tmp_path):
+    path = tmp_path / "device" / "op.csv"
+    record.append(path, [{"a": 1, "b": "x, y"}])
+    first = path.read_bytes()
+    record.append(path, [{"a": 2, "b": "z"}, {"a": 3, "b": ""}])
+    assert path.read_bytes().startswith(first)
+    assert record.read(path) == [{"a": "1", "b": "x, y"}, {"a": "2", "b": "z"}, {"a": "3", "b": ""}]
+
+
+def test_other_columns_are_refused(tmp_path):
+    path = tmp_path / "op.csv"
+    record.append(path, [{"a": 1, "b": 2}])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"op\.csv: the header must be \['a', 'c'\], got \['a', 'b'\]"):
+        record.append(path, [{"a": 1, "c": 2}])
+    assert path.read_bytes() == before
+
+
+def test_facts():
+    facts = record.facts(CPU, "python -m perf.recurrence")
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["rnnkern"] == rnnkern.__version__
+    assert facts["torch"] == torch.__version__
+    assert all(facts[name] for name in ("date", "commit", "device"))
+
+
+def test_a_folder_for_each_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "device_name", lambda device: "AMD EPYC 9B45 (Turin)")
+    folder = record.folder(CPU, tmp_path)
+    assert folder == tmp_path / f"cpu-amd-epyc-9b45-turin-{torch.get_num_threads()}t"
+
+
+def test_table_aligns():
+    lines = record.table([{"cell": "lstm", "ms": 1.5}, {"cell": "x", "ms": 10.25}]).splitlines()
+    assert lines == ["cell     ms", "lstm    1.5", "x     10.25"]
+
+
+@pytest.mark.parametrize(("x", "rounded"), [(0.0123456, 0.01235), (123456.0, 123500.0), (0.0, 0.0)])
+def test_four_digits(x, rounded):
+    assert record.significant(x) == rounded
