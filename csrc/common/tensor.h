@@ -1,8 +1,6 @@
 // torch's C++ types and the few operators of ATen that drivers call; the only header that names them.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,22 +18,9 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
-// Asks for huge pages where a large result is about to be touched for the first time: page faults of 4 KiB each would
-// take a sizeable part of a long sequence's time. A hint: nothing happens where the system has none to give.
-inline void hint_huge_pages(void* data, size_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  constexpr size_t huge = size_t(2) << 20;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) / huge * huge;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / huge * huge;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
 // Uninitialised, of the dtype and on the device of `like`.
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
-  const Tensor x = torch::stable::new_empty(like, {sizes.begin(), sizes.size()});
-  if (x.is_cpu()) hint_huge_pages(x.mutable_data_ptr(), x.numel() * x.element_size());
-  return x;
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()});
 }
 
 inline Tensor empty_int64(const Tensor& like, int64_t size) {
