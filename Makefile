@@ -24,7 +24,7 @@ demo: install
 	$(BIN)/python -m perf.demo
 
 test: install
-	$(BIN)/python -m pytest --durations=15
+	$(BIN)/python -m pytest -rs --durations=15
 
 lint: install
 	$(BIN)/ruff check
