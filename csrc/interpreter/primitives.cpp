@@ -1,0 +1,240 @@
+#include "interpreter/primitives.h"
+
+#include <algorithm>
+
+#include "interpreter/fibers.h"
+
+namespace rnnkern::device {
+
+void interpret(const Shape& shape, const std::function<void()>& kernel) { machine().run(shape, kernel); }
+void set_seed(uint64_t seed) { machine().seed(seed); }
+
+void suspend_until(const char* what, Place place, std::function<bool()> condition) {
+  machine().suspend(what, place, std::move(condition));
+}
+
+[[noreturn]] void fail(const std::string& what, Place place) { machine().fail(what, place); }
+void trap(Place place) { fail("trap", place); }
+
+int thread() { return machine().fiber().thread; }
+int block() { return int(machine().fiber().block->index); }
+int blocks() { return int(machine().shape().blocks); }
+int cluster_rank() { return machine().fiber().block->rank; }
+int cluster_size() { return machine().shape().cluster; }
+char* shared_memory() { return machine().fiber().block->shared; }
+
+// ---- convergence points
+
+void converge(const char* what, Place place, void* mine, void (*together)(void* const*)) {
+  Machine& m = machine();
+  Fiber& fiber = m.fiber();
+  m.converge(fiber.block->warps[size_t(fiber.thread / warp_size)], warp_size, what, place, mine, together);
+}
+
+void block_barrier(Place place) {
+  Machine& m = machine();
+  m.converge(m.fiber().block->barrier, size_t(m.shape().threads), "block_barrier", place, nullptr, nullptr);
+}
+
+void cluster_barrier(Place place) {
+  Machine& m = machine();
+  Cluster& cluster = *m.fiber().block->cluster;
+  m.converge(cluster.barrier, size_t(m.shape().threads) * cluster.blocks.size(), "cluster_barrier", place, nullptr,
+             nullptr);
+}
+
+// ---- ldmatrix and mma
+
+namespace {
+
+template <class T>
+T bits(uint32_t x, int half) {
+  const uint16_t two = uint16_t(x >> (16 * half));
+  return T{two};
+}
+
+struct Rows {
+  uint32_t r[4];
+  const void* row;
+  Place place;
+};
+
+// Register m of lane l holds elements (l / 4, 2 (l % 4)) and the one after it of matrix m, or of its transpose.
+template <bool transposed>
+void distribute(void* const* lanes) {
+  for (int m = 0; m < 4; ++m) {
+    uint16_t matrix[8][8];
+    for (int i = 0; i < 8; ++i) std::memcpy(matrix[i], static_cast<Rows*>(lanes[8 * m + i])->row, 16);
+    for (int l = 0; l < warp_size; ++l) {
+      const int i = l / 4, j = 2 * (l % 4);
+      const uint16_t first = transposed ? matrix[j][i] : matrix[i][j];
+      const uint16_t second = transposed ? matrix[j + 1][i] : matrix[i][j + 1];
+      static_cast<Rows*>(lanes[l])->r[m] = first | uint32_t(second) << 16;
+    }
+  }
+}
+
+void load(uint32_t (&r)[4], const void* row, Place place, const char* what, void (*together)(void* const*)) {
+  Machine& m = machine();
+  if (!m.inside_shared(*m.fiber().block, row, 16)) fail(std::string(what) + ": the row is not in shared memory", place);
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail(std::string(what) + ": the row is not on 16 bytes", place);
+  Rows mine{{}, row, place};
+  converge(what, place, &mine, together);
+  std::copy(mine.r, mine.r + 4, r);
+}
+
+struct Fragments {
+  float* c;
+  const uint32_t *a, *b;
+};
+
+// C (16 x 8) += A (16 x K) B (K x 8). Lane l = 4 i + j holds
+//   of C: rows i, i + 8, columns 2 j, 2 j + 1;
+//   of A, 16-bit: registers over rows (i, i + 8) and columns (2 j, 2 j + 8), two columns each; of B likewise rows;
+//   of A, tf32: rows (i, i + 8), columns (j, j + 4); of B rows (j, j + 4), column i.
+template <class S>
+void multiply(void* const* lanes) {
+  constexpr bool wide = sizeof(S) == 2;
+  constexpr int depth = wide ? 16 : 8;
+  float A[16][depth], B[depth][8];
+  for (int l = 0; l < warp_size; ++l) {
+    const Fragments& f = *static_cast<Fragments*>(lanes[l]);
+    const int i = l / 4, j = l % 4;
+    for (int k = 0; k < 4; ++k) {
+      const int row = i + 8 * (k % 2);
+      if constexpr (wide) {
+        for (int half = 0; half < 2; ++half) A[row][2 * j + 8 * (k / 2) + half] = widen(bits<S>(f.a[k], half));
+      } else {
+        const uint32_t rounded = f.a[k] & 0xffffe000;
+        std::memcpy(&A[row][j + 4 * (k / 2)], &rounded, 4);
+      }
+    }
+    for (int k = 0; k < 2; ++k) {
+      if constexpr (wide) {
+        for (int half = 0; half < 2; ++half) B[2 * j + 8 * k + half][i] = widen(bits<S>(f.b[k], half));
+      } else {
+        const uint32_t rounded = f.b[k] & 0xffffe000;
+        std::memcpy(&B[j + 4 * k][i], &rounded, 4);
+      }
+    }
+  }
+  for (int l = 0; l < warp_size; ++l) {
+    const Fragments& f = *static_cast<Fragments*>(lanes[l]);
+    for (int k = 0; k < 4; ++k) {
+      const int row = l / 4 + 8 * (k / 2), column = 2 * (l % 4) + k % 2;
+      for (int d = 0; d < depth; ++d) f.c[k] += A[row][d] * B[d][column];
+    }
+  }
+}
+
+template <class S>
+void product(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+  Fragments mine{c, a, b};
+  converge("mma", place, &mine, multiply<S>);
+}
+
+}  // namespace
+
+void load_matrices(uint32_t (&r)[4], const void* row, Place place) {
+  load(r, row, place, "load_matrices", distribute<false>);
+}
+void load_matrices_transposed(uint32_t (&r)[4], const void* row, Place place) {
+  load(r, row, place, "load_matrices_transposed", distribute<true>);
+}
+void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bfloat16, Place place) {
+  product<bfloat16>(c, a, b, place);
+}
+void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float16, Place place) {
+  product<float16>(c, a, b, place);
+}
+void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], tfloat32, Place place) {
+  product<tfloat32>(c, a, b, place);
+}
+
+// ---- mbarriers and stores into other blocks
+
+namespace {
+
+Mbarrier* checked(Mbarrier* barrier, const char* what, Place place) {
+  Machine& m = machine();
+  if (!m.inside_shared(*m.fiber().block, barrier, sizeof *barrier)) {
+    fail(std::string(what) + ": the barrier is not in this block's shared memory", place);
+  }
+  if (barrier->arrivals == 0xffff) fail(std::string(what) + ": the barrier was never initialised", place);
+  return barrier;
+}
+
+}  // namespace
+
+void init(Mbarrier* barrier, int arrivals, Place place) {
+  Machine& m = machine();
+  if (!m.inside_shared(*m.fiber().block, barrier, sizeof *barrier)) fail("init: not in shared memory", place);
+  if (arrivals < 1 || arrivals > 1024) fail("init: the number of arrivals", place);
+  *barrier = {uint16_t(arrivals), uint16_t(arrivals), 0, 0};
+}
+
+void expect(Mbarrier* barrier, int bytes, Place place) {
+  checked(barrier, "expect", place);
+  if (barrier->pending == 0) fail("expect: more arrivals than the phase has", place);
+  barrier->bytes += bytes;
+  if (--barrier->pending == 0 && barrier->bytes == 0) {
+    barrier->phase ^= 1;
+    barrier->pending = barrier->arrivals;
+  }
+}
+
+void wait(Mbarrier* barrier, int parity, Place place) {
+  checked(barrier, "wait", place);
+  suspend_until("wait", place, [barrier, parity] { return int(barrier->phase) != parity; });
+}
+
+Remote map(const void* pointer, int rank, Place place) {
+  Machine& m = machine();
+  Block& mine = *m.fiber().block;
+  if (!m.inside_shared(mine, pointer, 0)) fail("map: the pointer is not in this block's shared memory", place);
+  if (rank < 0 || rank >= m.shape().cluster) fail("map: no such rank in the cluster", place);
+  return {mine.cluster->blocks[size_t(rank)]->shared + (static_cast<const char*>(pointer) - mine.shared)};
+}
+
+void store_async(Remote to, const void* value, int bytes, Remote on, Place place) {
+  Machine& m = machine();
+  Cluster& cluster = *m.fiber().block->cluster;
+  const auto holder = std::find_if(cluster.blocks.begin(), cluster.blocks.end(),
+                                   [&](Block* block) { return m.inside_shared(*block, to.address, bytes); });
+  if (holder == cluster.blocks.end()) fail("store_async: not in the cluster's shared memory", place);
+  if (!m.inside_shared(**holder, on.address, sizeof(Mbarrier))) {
+    fail("store_async: the barrier is in another block than the data", place);
+  }
+  if (reinterpret_cast<uintptr_t>(to.address) % uintptr_t(bytes)) fail("store_async: not aligned", place);
+  if ((*holder)->exited) fail("store_async: the block has threads that ended", place);
+  Store store{to.address, {}, bytes, reinterpret_cast<Mbarrier*>(on.address)};
+  if (store.on->arrivals == 0xffff) fail("store_async: the barrier was never initialised", place);
+  std::memcpy(store.value, value, size_t(bytes));
+  cluster.stores.push_back(store);
+}
+
+// ---- cp.async
+
+void copy_async(void* to, const void* from, int bytes, Place place) {
+  Machine& m = machine();
+  Fiber& fiber = m.fiber();
+  if (!m.inside_shared(*fiber.block, to, bytes)) fail("copy_async: the target is not in shared memory", place);
+  if (reinterpret_cast<uintptr_t>(to) % uintptr_t(bytes) || reinterpret_cast<uintptr_t>(from) % uintptr_t(bytes)) {
+    fail("copy_async: not aligned", place);
+  }
+  fiber.copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, fiber.commits});
+}
+
+void commit_copies() { ++machine().fiber().commits; }
+
+// As late as can be: what need not be there yet is not there.
+void wait_copies(int most) {
+  Fiber& fiber = machine().fiber();
+  while (!fiber.copies.empty() && fiber.copies.front().commit < fiber.commits - most) {
+    const Copy& copy = fiber.copies.front();
+    std::memcpy(copy.to, copy.from, size_t(copy.bytes));
+    fiber.copies.pop_front();
+  }
+}
+
+}  // namespace rnnkern::device
