@@ -1,11 +1,8 @@
 #include "interpreter/fibers.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 namespace rnnkern::device {
 namespace {
@@ -15,7 +12,7 @@ constexpr size_t stack_bytes = 256 * 1024;
 #else
 constexpr size_t stack_bytes = 64 * 1024;
 #endif
-constexpr int64_t shared_alignment = 128;
+constexpr std::align_val_t shared_alignment{128};
 
 std::string at(Place place) {
   return std::string(place.file_name()) + ":" + std::to_string(place.line()) + ":" + std::to_string(place.column());
@@ -25,7 +22,13 @@ bool same(Place a, Place b) {
   return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
+std::string who(const Fiber& fiber) {
+  return "block " + std::to_string(fiber.block->index) + " thread " + std::to_string(fiber.thread);
+}
+
 }  // namespace
+
+void Freed::operator()(char* memory) const { ::operator delete[](memory, shared_alignment); }
 
 Machine& machine() {
   static thread_local Machine machine;
@@ -40,10 +43,6 @@ uint64_t Machine::random(uint64_t below) {
   return (z ^ (z >> 31)) % below;
 }
 
-std::string Machine::who(const Fiber& fiber) const {
-  return "block " + std::to_string(fiber.block->index) + " thread " + std::to_string(fiber.thread);
-}
-
 bool Machine::inside_shared(const Block& block, const void* pointer, int64_t bytes) const {
   const char* p = static_cast<const char*>(pointer);
   return p >= block.shared && p + bytes <= block.shared + shape_.shared_bytes;
@@ -53,6 +52,7 @@ bool Machine::inside_shared(const Block& block, const void* pointer, int64_t byt
 
 void Machine::enter() {
   Machine& m = machine();
+  Context::entered_from(m.scheduler_);
   (*m.kernel_)();
   Fiber& fiber = m.fiber();
   fiber.done = true;
@@ -60,11 +60,11 @@ void Machine::enter() {
   m.back_to_scheduler();
 }
 
-void Machine::back_to_scheduler() { swapcontext(&current_->context, &scheduler_); }
+void Machine::back_to_scheduler() { current_->context.go_to(scheduler_); }
 
 void Machine::fail(const std::string& what, Place place) {
-  if (failure_.empty()) failure_ = what + ", " + (current_ ? who(*current_) + ", " : "") + at(place);
-  if (!current_) throw std::runtime_error("interpret: " + failure_);
+  if (!current_) throw std::runtime_error("interpret: " + what + ", outside of a kernel, " + at(place));
+  if (failure_.empty()) failure_ = what + ", " + who(*current_) + ", " + at(place);
   current_->done = true;
   back_to_scheduler();
   std::abort();  // a fiber that failed is not resumed
@@ -72,16 +72,49 @@ void Machine::fail(const std::string& what, Place place) {
 
 void Machine::wake(Fiber* fiber) {
   fiber->waits_for = nullptr;
+  fiber->barrier = nullptr;
   (fiber->starved ? ready_starved_ : ready_).push_back(fiber);
 }
 
-void Machine::suspend(const char* what, Place place, std::function<bool()> condition) {
+// Fibers try their conditions themselves, when it is their turn: what held a moment ago may hold no more.
+void Machine::pause_spin(Place place) {
   Fiber& fiber = *current_;
-  fiber.waits_for = what;
+  fiber.waits_for = "spin_until";
   fiber.place = place;
-  fiber.condition = std::move(condition);
-  polling_.push_back(&fiber);
+  if (fiber.tries++) ++fruitless_;
+  (fiber.starved ? spinning_starved_ : spinning_).push_back(&fiber);
   back_to_scheduler();
+}
+
+void Machine::end_spin() {
+  current_->tries = 0;
+  fruitless_ = 0;
+}
+
+void Machine::wait(const Mbarrier* barrier, int parity, Place place) {
+  Fiber& fiber = *current_;
+  do {
+    if (int(barrier->phase) == parity) {
+      fiber.waits_for = "wait";
+      fiber.place = place;
+      fiber.barrier = barrier;
+      fiber.block->waiting.push_back(&fiber);
+    } else {
+      wake(&fiber);
+    }
+    back_to_scheduler();
+  } while (int(barrier->phase) == parity);  // it may have slept through two phases
+}
+
+void Machine::settle(Mbarrier* barrier, Block& holder) {
+  if (barrier->pending || barrier->bytes) return;
+  barrier->phase ^= 1;
+  barrier->pending = barrier->arrivals;
+  std::erase_if(holder.waiting, [&](Fiber* fiber) {
+    const bool mine = fiber->barrier == barrier;
+    if (mine) wake(fiber);
+    return mine;
+  });
 }
 
 void Machine::converge(Gathering& gathering, size_t all, const char* what, Place place, void* mine,
@@ -107,75 +140,157 @@ void Machine::converge(Gathering& gathering, size_t all, const char* what, Place
   back_to_scheduler();
 }
 
+void Machine::send(const Store& store) {
+  current_->block->cluster->stores.push_back(store);
+  ++stores_;
+}
+
 // ---- scheduler
 
 bool Machine::deliver_one() {
-  std::vector<Cluster*> waiting;
-  for (auto& cluster : clusters_) {
-    if (!cluster->stores.empty()) waiting.push_back(cluster.get());
-  }
-  if (waiting.empty()) return false;
-  auto& stores = waiting[random(waiting.size())]->stores;
-  std::swap(stores[random(stores.size())], stores.back());
+  if (stores_ == 0) return false;
+  uint64_t which = random(stores_);
+  auto cluster = clusters_.begin();
+  for (; which >= (*cluster)->stores.size(); ++cluster) which -= (*cluster)->stores.size();
+  auto& stores = (*cluster)->stores;
+  std::swap(stores[which], stores.back());
   const Store store = stores.back();
   stores.pop_back();
+  --stores_;
+  fruitless_ = 0;
+  if (store.holder->exited) {
+    failure_ = "store_async: block " + std::to_string(store.holder->index) +
+               " had threads that ended when the store arrived, sent at " + at(store.place);
+    return true;
+  }
   std::memcpy(store.to, store.value, size_t(store.bytes));
   store.on->bytes -= store.bytes;
-  if (store.on->pending == 0 && store.on->bytes == 0) {
-    store.on->phase ^= 1;
-    store.on->pending = store.on->arrivals;
-  }
+  settle(store.on, *store.holder);
   return true;
 }
 
-void Machine::loop(std::vector<Fiber*>& fibers) {
-  size_t running = fibers.size();
-  while (running) {
-    if (random(64) == 0) deliver_one();
-    if ((ready_.empty() && ready_starved_.empty()) || random(256) == 0) {
-      std::erase_if(polling_, [&](Fiber* fiber) {
-        const bool holds = fiber->condition();
-        if (holds) wake(fiber);
-        return holds;
-      });
+std::string Machine::deadlock() const {
+  struct Group {
+    const Fiber* first;
+    size_t count;
+  };
+  std::vector<Group> groups;
+  size_t ended = 0;
+  for (const Fiber* fiber : fibers_) {
+    if (fiber->done) {
+      ++ended;
+      continue;
     }
-    auto& from = ready_.empty() ? ready_starved_ : ready_;
-    if (from.empty()) {
-      if (deliver_one()) continue;
-      const auto stuck = std::find_if(fibers.begin(), fibers.end(), [](Fiber* f) { return !f->done; });
-      std::string report = "deadlock:";
-      std::vector<const Fiber*> told;
-      for (const Fiber* fiber : fibers) {
-        const auto known = [&](const Fiber* other) {
-          return other->waits_for == fiber->waits_for && same(other->place, fiber->place);
-        };
-        if (fiber->done || told.size() == 8 || std::any_of(told.begin(), told.end(), known)) continue;
-        told.push_back(fiber);
-        report += " " + std::string(fiber->waits_for) + " of " + who(*fiber) + " at " + at(fiber->place) + ";";
-      }
-      const size_t gone = size_t(std::count_if(fibers.begin(), fibers.end(), [](Fiber* f) { return f->done; }));
-      failure_ = report + " " + std::to_string(gone) + " of " + std::to_string(fibers.size()) +
-                 " threads have ended, first stuck: " + who(**stuck);
+    const auto known = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
+      return group.first->waits_for == fiber->waits_for && same(group.first->place, fiber->place) &&
+             group.first->block == fiber->block;
+    });
+    if (known == groups.end()) {
+      groups.push_back({fiber, 1});
+    } else {
+      ++known->count;
+    }
+  }
+  std::string report = "deadlock: " + std::to_string(fibers_.size() - ended) + " of " + std::to_string(fibers_.size()) +
+                       " threads are stuck, " + std::to_string(ended) + " have ended";
+  constexpr size_t most = 8;
+  for (size_t k = 0; k < std::min(groups.size(), most); ++k) {
+    const Fiber& first = *groups[k].first;
+    report += "\n  " + std::to_string(groups[k].count) + " in " + first.waits_for + " at " + at(first.place) +
+              ", first " + who(first);
+    if (const Mbarrier* barrier = first.barrier) {
+      report += "; its phase of parity " + std::to_string(barrier->phase) + " lacks " +
+                std::to_string(barrier->pending) + " of " + std::to_string(barrier->arrivals) + " arrivals and " +
+                std::to_string(barrier->bytes) + " bytes";
+    }
+  }
+  if (groups.size() > most) report += "\n  and " + std::to_string(groups.size() - most) + " more places";
+  return report;
+}
+
+Fiber* Machine::any_of(std::vector<Fiber*>& fibers) {
+  std::swap(fibers[random(fibers.size())], fibers.back());
+  Fiber* fiber = fibers.back();
+  fibers.pop_back();
+  return fiber;
+}
+
+// Who runs now; null when nobody can.
+Fiber* Machine::next() {
+  const auto first_of = [](std::deque<Fiber*>& fibers) {
+    Fiber* fiber = fibers.front();
+    fibers.pop_front();
+    return fiber;
+  };
+  for (;;) {
+    if (stores_ && random(delay_) == 0) deliver_one();
+    if (!failure_.empty()) return nullptr;
+    const bool try_spinning = !spinning_.empty() && fruitless_ < spinning_.size();
+    if (!ready_.empty() && !(try_spinning && random(8) == 0)) return any_of(ready_);
+    if (try_spinning) return first_of(spinning_);
+    if (stores_before_starved_ && deliver_one()) continue;
+    if (!ready_starved_.empty()) return any_of(ready_starved_);
+    if (!spinning_starved_.empty() && fruitless_ < spinning_.size() + spinning_starved_.size()) {
+      return first_of(spinning_starved_);
+    }
+    if (!deliver_one()) return nullptr;
+  }
+}
+
+void Machine::loop() {
+  for (size_t running = fibers_.size(); running;) {
+    current_ = next();
+    if (!current_) {
+      if (failure_.empty()) failure_ = deadlock();
       return;
     }
-    std::swap(from[random(from.size())], from.back());
-    current_ = from.back();
-    from.pop_back();
-    swapcontext(&scheduler_, &current_->context);
+    if (current_->tries == 0) fruitless_ = 0;
+    scheduler_.go_to(current_->context);
     running -= current_->done;
     current_ = nullptr;
     if (!failure_.empty()) return;
+  }
+  if (stores_) deliver_one();  // nobody waited for it
+}
+
+void Machine::start(Block& block, bool starved_block, size_t starved_warp) {
+  for (int t = 0; t < shape_.threads; ++t) {
+    const size_t place = fibers_.size();
+    if (place == pool_.size()) {
+      pool_.push_back(std::make_unique<Fiber>());
+      pool_.back()->stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+    }
+    Fiber& fiber = *pool_[place];
+    fiber.block = &block;
+    fiber.thread = t;
+    fiber.done = false;
+    fiber.starved = starved_block || size_t(t / warp_size) == starved_warp;
+    fiber.tries = 0;
+    fiber.copies.clear();
+    fiber.commits = 0;
+    fiber.context.prepare(fiber.stack.get(), stack_bytes, &Machine::enter);
+    fibers_.push_back(&fiber);
+    wake(&fiber);
   }
 }
 
 void Machine::run_together(int64_t first, int64_t count) {
   std::vector<std::unique_ptr<Block>> alive;
-  std::vector<Fiber*> fibers;
+  fibers_.clear();
   clusters_.clear();
+  ready_.clear();
+  ready_starved_.clear();
+  spinning_.clear();
+  spinning_starved_.clear();
+  fruitless_ = stores_ = 0;
   const size_t warps = size_t(shape_.threads / warp_size);
-  const int64_t starved_block = int64_t(random(uint64_t(count)));
-  const size_t starved_warp = random(warps);
-  const bool starve_whole_block = count > 1 && random(2);
+  const bool starve_block = count > 1 && random(2);
+  const int64_t starved_block = starve_block ? int64_t(random(uint64_t(count))) : -1;
+  const size_t starved_warp = starve_block ? warps : random(warps);
+  constexpr uint64_t delays[] = {2, 64, uint64_t(1) << 40};
+  delay_ = delays[random(3)];
+  copies_at_once_ = random(3) == 0;
+  stores_before_starved_ = random(2);
   for (int64_t k = 0; k < count; ++k) {
     auto block = std::make_unique<Block>();
     block->index = first + k;
@@ -183,40 +298,16 @@ void Machine::run_together(int64_t first, int64_t count) {
     if (block->rank == 0) clusters_.push_back(std::make_unique<Cluster>());
     block->cluster = clusters_.back().get();
     block->cluster->blocks.push_back(block.get());
-    block->memory = std::make_unique<char[]>(size_t(shape_.shared_bytes + shared_alignment));
-    const auto address = reinterpret_cast<uintptr_t>(block->memory.get());
-    // At the end of what is allocated, as far as alignment allows: reading past it is seen by the address sanitizer.
-    block->shared = block->memory.get() + (shared_alignment - address % shared_alignment) % shared_alignment;
+    // No more than was asked for: the address sanitizer sees what lies outside.
+    block->memory.reset(new (shared_alignment) char[size_t(std::max<int64_t>(shape_.shared_bytes, 1))]);
+    block->shared = block->memory.get();
     std::memset(block->shared, 0xff, size_t(shape_.shared_bytes));  // NaN in every format
     block->warps.resize(warps);
     block->exited = 0;
-    for (int t = 0; t < shape_.threads; ++t) {
-      const size_t place = fibers.size();
-      if (place == pool_.size()) {
-        pool_.push_back(std::make_unique<Fiber>());
-        pool_.back()->stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
-      }
-      Fiber& fiber = *pool_[place];
-      fiber.block = block.get();
-      fiber.thread = t;
-      fiber.done = false;
-      fiber.starved = starve_whole_block ? k == starved_block : size_t(t / warp_size) == starved_warp;
-      fiber.copies.clear();
-      fiber.commits = 0;
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = stack_bytes;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, &Machine::enter, 0);
-      fibers.push_back(&fiber);
-    }
+    start(*block, k == starved_block, starved_warp);
     alive.push_back(std::move(block));
   }
-  ready_.clear();
-  ready_starved_.clear();
-  polling_.clear();
-  for (Fiber* fiber : fibers) wake(fiber);
-  loop(fibers);
+  loop();
 }
 
 void Machine::run(const Shape& shape, const std::function<void()>& kernel) {

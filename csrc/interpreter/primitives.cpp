@@ -9,9 +9,8 @@ namespace rnnkern::device {
 void interpret(const Shape& shape, const std::function<void()>& kernel) { machine().run(shape, kernel); }
 void set_seed(uint64_t seed) { machine().seed(seed); }
 
-void suspend_until(const char* what, Place place, std::function<bool()> condition) {
-  machine().suspend(what, place, std::move(condition));
-}
+void pause_spin(Place place) { machine().pause_spin(place); }
+void end_spin() { machine().end_spin(); }
 
 [[noreturn]] void fail(const std::string& what, Place place) { machine().fail(what, place); }
 void trap(Place place) { fail("trap", place); }
@@ -177,15 +176,13 @@ void expect(Mbarrier* barrier, int bytes, Place place) {
   checked(barrier, "expect", place);
   if (barrier->pending == 0) fail("expect: more arrivals than the phase has", place);
   barrier->bytes += bytes;
-  if (--barrier->pending == 0 && barrier->bytes == 0) {
-    barrier->phase ^= 1;
-    barrier->pending = barrier->arrivals;
-  }
+  --barrier->pending;
+  machine().settle(barrier, *machine().fiber().block);
 }
 
 void wait(Mbarrier* barrier, int parity, Place place) {
   checked(barrier, "wait", place);
-  suspend_until("wait", place, [barrier, parity] { return int(barrier->phase) != parity; });
+  machine().wait(barrier, parity, place);
 }
 
 Remote map(const void* pointer, int rank, Place place) {
@@ -207,10 +204,10 @@ void store_async(Remote to, const void* value, int bytes, Remote on, Place place
   }
   if (reinterpret_cast<uintptr_t>(to.address) % uintptr_t(bytes)) fail("store_async: not aligned", place);
   if ((*holder)->exited) fail("store_async: the block has threads that ended", place);
-  Store store{to.address, {}, bytes, reinterpret_cast<Mbarrier*>(on.address)};
+  Store store{to.address, {}, bytes, reinterpret_cast<Mbarrier*>(on.address), *holder, place};
   if (store.on->arrivals == 0xffff) fail("store_async: the barrier was never initialised", place);
   std::memcpy(store.value, value, size_t(bytes));
-  cluster.stores.push_back(store);
+  m.send(store);
 }
 
 // ---- cp.async
@@ -222,12 +219,16 @@ void copy_async(void* to, const void* from, int bytes, Place place) {
   if (reinterpret_cast<uintptr_t>(to) % uintptr_t(bytes) || reinterpret_cast<uintptr_t>(from) % uintptr_t(bytes)) {
     fail("copy_async: not aligned", place);
   }
+  if (m.copies_at_once()) {
+    std::memcpy(to, from, size_t(bytes));
+    return;
+  }
   fiber.copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes, fiber.commits});
 }
 
 void commit_copies() { ++machine().fiber().commits; }
 
-// As late as can be: what need not be there yet is not there.
+// By the seed copies arrive at once, or as late as can be: then what need not be there yet is not there.
 void wait_copies(int most) {
   Fiber& fiber = machine().fiber();
   while (!fiber.copies.empty() && fiber.copies.front().commit < fiber.commits - most) {

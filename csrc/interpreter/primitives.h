@@ -26,14 +26,15 @@ struct Shape {
 // Runs `kernel` once for every thread. Blocks of a cluster, and of a cooperative launch, are alive together.
 void interpret(const Shape& shape, const std::function<void()>& kernel);
 
-// How the launches that follow behave: the order of everything that has none, and which thread of each block is served
-// last (a thread's whole warp, or with `block` its whole block, runs only when nothing else can).
+// How the launches that follow behave: the order of everything that has none, how late store_async and cp.async
+// deliver, and who starves (one warp of every block, or one whole block, runs only when nothing else can).
 void set_seed(uint64_t seed);
 
 // ---- what primitives are made of
 
-// Suspends this fiber until the condition holds; `what` and the place are for the report of a deadlock.
-void suspend_until(const char* what, Place place, std::function<bool()> condition);
+// Lets the others run before the condition of spin_until is tried, for the first time or again.
+void pause_spin(Place place);
+void end_spin();
 
 // A convergence point of a warp: the last lane to come runs `together` over what each lane gave, then all go on.
 void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes));
@@ -52,7 +53,9 @@ void cluster_barrier(Place place = Place::current());
 
 template <class F>
 void spin_until(F condition, Place place = Place::current()) {
-  suspend_until("spin_until", place, condition);
+  do pause_spin(place);
+  while (!condition());
+  end_spin();
 }
 
 // ---- clusters
@@ -83,24 +86,29 @@ inline void store_async(Remote to, Word16 value, Remote on, Place place = Place:
 // ---- warps
 
 template <class T>
-T shuffle(T x, int from, Place place = Place::current()) {
+T exchange(const char* what, T x, int from, Place place) {
   static_assert(sizeof(T) == 4);
   struct Lane {
     T give, take;
     int from;
   } mine{x, x, from};
-  converge("shuffle", place, &mine, [](void* const* lanes) {
-    for (int l = 0; l < 32; ++l) {
+  converge(what, place, &mine, [](void* const* lanes) {
+    for (int l = 0; l < warp_size; ++l) {
       Lane& lane = *static_cast<Lane*>(lanes[l]);
-      lane.take = static_cast<Lane*>(lanes[lane.from & 31])->give;
+      lane.take = static_cast<Lane*>(lanes[lane.from])->give;
     }
   });
   return mine.take;
 }
 
 template <class T>
+T shuffle(T x, int from, Place place = Place::current()) {
+  return exchange("shuffle", x, from & (warp_size - 1), place);
+}
+
+template <class T>
 T shuffle_xor(T x, int mask, Place place = Place::current()) {
-  return shuffle(x, (thread() % 32) ^ mask, place);
+  return exchange("shuffle_xor", x, (thread() % warp_size) ^ (mask & (warp_size - 1)), place);
 }
 
 void load_matrices(uint32_t (&r)[4], const void* row, Place place = Place::current());

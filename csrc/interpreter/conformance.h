@@ -1,0 +1,340 @@
+// One kernel per primitive of device/device.h, so small that what it shows is what the primitive does. The same source
+// runs on the interpreter and on hardware; python_tests/gpu/test_primitives.py holds what has to come out.
+#pragma once
+
+#include "device/launch.h"
+
+namespace rnnkern::device::conformance {
+
+// What every kernel here works on; `out` is zero at the start.
+struct Words {
+  const uint32_t* in;
+  uint32_t* out;
+};
+
+RNNKERN_DEVICE uint32_t bits_of(float x) {
+  uint32_t y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+
+RNNKERN_DEVICE float float_of(uint32_t x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+
+// A one-dimensional launch of one block where nothing else is said.
+template <int n>
+struct OneBlock {
+  using Problem = Words;
+  static constexpr int threads = n;
+  static constexpr Launch shape{.blocks = 1, .shared_bytes = 4096};
+};
+
+struct Ids {
+  using Problem = Words;
+  static constexpr int threads = 96;
+  static constexpr Launch shape{.blocks = 3};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    uint32_t* mine = p.out + 5 * (block() * threads + thread());
+    const int ids[5] = {thread(), block(), blocks(), lane(), warp()};
+    for (int k = 0; k < 5; ++k) mine[k] = uint32_t(ids[k]);
+  }
+};
+
+// Where arrays lie, how they are aligned, and that they are apart.
+struct SharedMemory : OneBlock<32> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* words = carver.take<uint32_t>(3);
+    auto* bytes = carver.take<char>(17);
+    auto* wide = carver.take<Word16>(32);
+    auto* last = carver.take<double>(1);
+    if (thread() == 0) {
+      words[2] = 7;
+      bytes[16] = 9;
+      *last = 2.5;
+    }
+    wide[thread()] = {p.in[0], p.in[1], p.in[2], uint32_t(thread())};
+    block_barrier();
+    p.out[thread()] = words[2] + bytes[16] + uint32_t(2 * *last) + wide[31 - thread()].w + wide[thread()].z;
+    if (thread() == 0) {
+      p.out[32] = uint32_t(reinterpret_cast<char*>(words) - shared_memory());
+      p.out[33] = uint32_t(reinterpret_cast<char*>(bytes) - shared_memory());
+      p.out[34] = uint32_t(reinterpret_cast<char*>(wide) - shared_memory());
+      p.out[35] = uint32_t(reinterpret_cast<char*>(last) - shared_memory());
+      p.out[36] = uint32_t(carver.used);
+      p.out[37] = uint32_t(reinterpret_cast<uintptr_t>(shared_memory()) % 128);
+    }
+  }
+};
+
+// Five rounds through shared memory, each turning the values by one thread.
+struct BlockBarrier : OneBlock<128> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    auto* shared = reinterpret_cast<uint32_t*>(shared_memory());
+    uint32_t value = p.in[thread()];
+    for (int round = 0; round < 5; ++round) {
+      shared[thread()] = value;
+      block_barrier();
+      value = shared[(thread() + 1) % threads];
+      block_barrier();
+    }
+    p.out[thread()] = value;
+  }
+};
+
+struct ClusterIds {
+  using Problem = Words;
+  static constexpr int threads = 32;
+  static constexpr Launch shape{.blocks = 8, .cluster = 4};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    if (thread() == 0) {
+      p.out[2 * block()] = uint32_t(cluster_rank());
+      p.out[2 * block() + 1] = uint32_t(cluster_size());
+    }
+  }
+};
+
+// Three rounds through global memory between the blocks of a cluster.
+struct ClusterBarrier {
+  using Problem = Words;
+  static constexpr int threads = 64;
+  static constexpr Launch shape{.blocks = 8, .cluster = 4};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int first = block() - cluster_rank(), next = first + (cluster_rank() + 1) % cluster_size();
+    uint32_t* rounds = p.out + 8 * threads;
+    uint32_t value = p.in[block() * threads + thread()];
+    for (int round = 0; round < 3; ++round) {
+      uint32_t* through = rounds + round * 8 * threads;
+      through[block() * threads + thread()] = value;
+      cluster_barrier();
+      value = through[next * threads + thread()];
+    }
+    p.out[block() * threads + thread()] = value;
+  }
+};
+
+// Five phases of one mbarrier at which every thread arrives.
+struct MbarrierPhases : OneBlock<64> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* barrier = carver.take<Mbarrier>(1);
+    auto* halves = carver.take<uint32_t>(2 * threads);
+    if (thread() == 0) init(barrier, threads);
+    init_fence();
+    block_barrier();
+    uint32_t value = p.in[thread()];
+    for (int phase = 0; phase < 5; ++phase) {
+      uint32_t* shared = halves + phase % 2 * threads;
+      shared[thread()] = value;
+      expect(barrier, 0);
+      wait(barrier, phase % 2);
+      value = 3 * shared[(thread() + 1) % threads];
+    }
+    p.out[thread()] = value;
+  }
+};
+
+// Four blocks send each other a word per thread and step, as the recurrence does: two buffers, a barrier for each, and
+// no other barrier between the blocks while the steps last. A buffer may be written again as soon as its reader has
+// sent what comes after.
+template <class Word>
+struct StoreAsync {
+  using Problem = Words;
+  static constexpr int threads = 64, ranks = 4, steps = 5, size = sizeof(Word) / 4;
+  static constexpr Launch shape{.blocks = 2 * ranks, .shared_bytes = 16384, .cluster = ranks};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* barriers = carver.take<Mbarrier>(2);
+    auto* received = carver.take<Word>(2 * ranks * threads);
+    const int bytes = ranks * threads * int(sizeof(Word));
+    if (thread() == 0) {
+      for (int k = 0; k < 2; ++k) init(barriers + k, 1);
+      init_fence();
+      for (int k = 0; k < 2; ++k) expect(barriers + k, bytes);
+    }
+    cluster_barrier();
+    uint32_t value = p.in[block() * threads + thread()];
+    for (int step = 0; step < steps; ++step) {
+      Word* to = received + step % 2 * ranks * threads;
+      for (int rank = 0; rank < ranks; ++rank) {
+        Word word;
+        uint32_t parts[size];
+        for (int k = 0; k < size; ++k) parts[k] = value + uint32_t(100 * k + rank);
+        std::memcpy(&word, parts, sizeof word);
+        store_async(map(to + cluster_rank() * threads + thread(), rank), word, map(barriers + step % 2, rank));
+      }
+      wait(barriers + step % 2, step / 2 % 2);
+      value = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        uint32_t parts[size];
+        std::memcpy(parts, to + rank * threads + (thread() + 1) % threads, sizeof parts);
+        for (int k = 0; k < size; ++k) value += parts[k] * uint32_t(rank + k + 1);
+      }
+      block_barrier();
+      if (thread() == 0 && step + 2 < steps) expect(barriers + step % 2, bytes);
+    }
+    p.out[block() * threads + thread()] = value;
+    cluster_barrier();
+  }
+};
+
+struct Shuffle : OneBlock<64> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const float x = float_of(p.in[thread()]);
+    p.out[thread()] = bits_of(shuffle(x, int(p.in[threads + thread()])));
+  }
+};
+
+struct ShuffleXor : OneBlock<64> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    for (int k = 0; k < 5; ++k) p.out[k * threads + thread()] = shuffle_xor(p.in[thread()], 1 << k);
+  }
+};
+
+// `in` holds 32 rows of 16 bytes, then which row each lane gives.
+template <bool transposed>
+struct LoadMatrices : OneBlock<32> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    auto* rows = reinterpret_cast<Word16*>(shared_memory());
+    const uint32_t* row = p.in + 4 * thread();
+    rows[thread()] = {row[0], row[1], row[2], row[3]};
+    block_barrier();
+    uint32_t r[4];
+    if constexpr (transposed) {
+      load_matrices_transposed(r, rows + p.in[128 + thread()]);
+    } else {
+      load_matrices(r, rows + p.in[128 + thread()]);
+    }
+    for (int k = 0; k < 4; ++k) p.out[4 * thread() + k] = r[k];
+  }
+};
+
+// `in` holds, one product after the other, 4 registers of A, 2 of B and 4 of C for each lane.
+template <class S>
+struct Mma : OneBlock<32> {
+  static constexpr Launch shape{.blocks = 64};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const uint32_t* in = p.in + 10 * (32 * block() + thread());
+    const uint32_t a[4] = {in[0], in[1], in[2], in[3]}, b[2] = {in[4], in[5]};
+    float c[4] = {float_of(in[6]), float_of(in[7]), float_of(in[8]), float_of(in[9])};
+    mma(c, a, b, S());
+    for (int k = 0; k < 4; ++k) p.out[4 * (32 * block() + thread()) + k] = bits_of(c[k]);
+  }
+};
+
+// Four commits, waited for at depths 3, 1 and 0; what a thread copied it reads after its wait, what others copied after
+// a block barrier.
+template <int bytes>
+struct CopyAsync : OneBlock<64> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    constexpr int words = bytes / 4, row = threads * words;
+    auto* shared = reinterpret_cast<uint32_t*>(shared_memory());
+    const int mine = thread() * words;
+    for (int k = 0; k < 4; ++k) {
+      copy_async<bytes>(shared + k * row + mine, p.in + k * row + mine);
+      commit_copies();
+    }
+    const auto read = [&](int k) {
+      for (int w = 0; w < words; ++w) p.out[k * row + mine + w] = shared[k * row + mine + w];
+    };
+    wait_copies<3>();
+    read(0);
+    wait_copies<1>();
+    read(1);
+    read(2);
+    wait_copies<0>();
+    read(3);
+    block_barrier();
+    for (int k = 0; k < 4 * words; ++k) p.out[4 * row + mine * 4 + k] = shared[4 * row - 1 - mine * 4 - k];
+  }
+};
+
+// Words that carry their step, between blocks that have no barrier: three quarters are data, the last is the tag.
+struct RelaxedWords {
+  using Problem = Words;
+  static constexpr int threads = 64, ring = 4, steps = 6;
+  static constexpr Launch shape{.blocks = ring, .cooperative = true};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    auto* slots = reinterpret_cast<Word16*>(p.out) + ring * threads;
+    uint32_t value = p.in[block() * threads + thread()];
+    for (uint32_t step = 0; step < steps; ++step) {
+      Word16* half = slots + step % 2 * ring * threads;
+      store_relaxed(half + block() * threads + thread(), {value, value + 1, value + 2, step + 1});
+      Word16 got{};
+      // From every block, so that none can be two steps ahead of a reader of its slot.
+      for (int from = 1; from <= ring; ++from) {
+        const Word16* slot = half + (block() + from) % ring * threads + thread();
+        spin_until([&] {
+          const Word16 word = load_relaxed(slot);
+          if (from == 1) got = word;
+          return word.w == step + 1;
+        });
+      }
+      value = got.x + 5 * got.y + 7 * got.z;
+    }
+    p.out[4 * (block() * threads + thread())] = value;
+  }
+};
+
+// A ring of blocks that pass plain data on under a flag.
+struct Flags {
+  using Problem = Words;
+  static constexpr int threads = 64, ring = 4, steps = 6;
+  static constexpr Launch shape{.blocks = ring, .cooperative = true};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    uint32_t* data = p.out + ring * threads;
+    uint32_t* flags = data + steps * ring * threads;
+    uint32_t value = p.in[block() * threads + thread()];
+    const int from = (block() + 1) % ring;
+    for (uint32_t step = 0; step < steps; ++step) {
+      data[(step * ring + uint32_t(block())) * threads + uint32_t(thread())] = value;
+      block_barrier();
+      if (thread() == 0) store_release(flags + block(), step + 1);
+      spin_until([&] { return load_acquire(flags + from) >= step + 1; });
+      value = data[(step * ring + uint32_t(from)) * threads + uint32_t(threads - 1 - thread())] + 1;
+    }
+    p.out[block() * threads + thread()] = value;
+  }
+};
+
+struct Trap : OneBlock<32> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    if (p.in[0] == uint32_t(thread())) trap();
+  }
+};
+
+// Without end, since no number is not itself.
+struct Spins : OneBlock<32> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    spin_until([&] { return load_acquire(p.in) != p.in[0]; });
+  }
+};
+
+// Of all 65536 patterns.
+template <class S>
+struct Widen {
+  using Problem = Words;
+  static constexpr int threads = 256;
+  static constexpr Launch shape{.blocks = 256};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int i = block() * threads + thread();
+    p.out[i] = bits_of(widen(S{uint16_t(i)}));
+  }
+};
+
+// Of 65536 floats.
+template <class S>
+struct Narrow {
+  using Problem = Words;
+  static constexpr int threads = 256;
+  static constexpr Launch shape{.blocks = 256};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int i = block() * threads + thread();
+    p.out[i] = narrow<S>(float_of(p.in[i])).bits;
+  }
+};
+
+}  // namespace rnnkern::device::conformance

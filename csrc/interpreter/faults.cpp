@@ -1,0 +1,282 @@
+// Kernels with one mistake each, or that show what the seed decides: python_tests/gpu/test_interpreter.py holds what
+// the interpreter has to say of them. They are not for hardware. Numbers at the ends of lines are for the tests.
+#include "interpreter/harness.h"
+
+namespace rnnkern::device {
+namespace {
+
+using conformance::OneBlock;
+using conformance::Words;
+
+uint32_t* words() { return reinterpret_cast<uint32_t*>(shared_memory()); }
+
+// ---- what the seed decides
+
+// Which warps come, in their order.
+struct Order {
+  using Problem = Words;
+  static constexpr int threads = 128;
+  static constexpr Launch shape{.blocks = 4, .cooperative = true};
+  static void run(const Problem& p) {
+    shuffle_xor(0, 1);
+    if (lane() == 0) p.out[1 + p.out[0]++] = uint32_t(4 * block() + warp());
+  }
+};
+
+struct Untouched : OneBlock<32> {
+  static void run(const Problem& p) { p.out[thread()] = words()[thread()]; }
+};
+
+// Two blocks store to one word of a third, which then shows who was last.
+struct StoreOrder {
+  using Problem = Words;
+  static constexpr int threads = 32;
+  static constexpr Launch shape{.blocks = 4, .shared_bytes = 1024, .cluster = 4};
+  static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* barrier = carver.take<Mbarrier>(1);
+    auto* word = carver.take<Word8>(1);
+    if (thread() == 0) init(barrier, 1);
+    init_fence();
+    cluster_barrier();
+    if (cluster_rank() == 0 && thread() == 0) expect(barrier, 24);
+    if (cluster_rank() != 0 && thread() == 0)
+      store_async(map(word, 0), Word8{uint32_t(cluster_rank()), 0}, map(barrier, 0));
+    if (cluster_rank() == 0) {
+      wait(barrier, 0);
+      p.out[thread()] = word->x;
+    }
+    cluster_barrier();
+  }
+};
+
+// Reads what another block stores: after the wait if `in` is not 0.
+struct ReadsStore {
+  using Problem = Words;
+  static constexpr int threads = 32;
+  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+  static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* barrier = carver.take<Mbarrier>(1);
+    auto* received = carver.take<Word8>(threads);
+    if (thread() == 0) {
+      init(barrier, 1);
+      init_fence();
+      expect(barrier, threads * int(sizeof(Word8)));
+    }
+    cluster_barrier();
+    store_async(map(received + thread(), 1 - cluster_rank()), Word8{7, 8}, map(barrier, 1 - cluster_rank()));
+    if (p.in[0]) wait(barrier, 0);
+    p.out[block() * threads + thread()] = received[thread()].x;
+    if (!p.in[0]) wait(barrier, 0);
+    cluster_barrier();
+  }
+};
+
+// Reads what it copies: after the wait if `in` is not 0.
+struct ReadsCopy : OneBlock<32> {
+  static void run(const Problem& p) {
+    copy_async<4>(words() + thread(), p.in + 1 + thread());
+    commit_copies();
+    if (p.in[0]) wait_copies<0>();
+    p.out[thread()] = words()[thread()];
+  }
+};
+
+// Copies over what others may still have to read: after a barrier if `in` is not 0.
+struct CopiesOver : OneBlock<64> {
+  static void run(const Problem& p) {
+    words()[thread()] = 1;
+    block_barrier();
+    const uint32_t read = words()[63 - thread()];
+    if (p.in[0]) block_barrier();
+    copy_async<4>(words() + thread(), p.in + 1 + thread());
+    commit_copies();
+    wait_copies<0>();
+    p.out[thread()] = read;
+  }
+};
+
+// A neighbour's value, after a barrier if `in` is not 0.
+struct Neighbour : OneBlock<128> {
+  static void run(const Problem& p) {
+    words()[thread()] = uint32_t(thread());
+    if (p.in[0]) block_barrier();
+    p.out[thread()] = words()[(thread() + 1) % threads];
+  }
+};
+
+// ---- divergence and deadlock
+
+struct DivergesAtBarrier : OneBlock<64> {
+  static void run(const Problem&) {
+    if (warp() == 0) {
+      block_barrier();  // 1
+    } else {
+      block_barrier();  // 2
+    }
+  }
+};
+
+struct DivergesInWarp : OneBlock<32> {
+  static void run(const Problem& p) {
+    if (lane() < 16) {
+      p.out[0] = shuffle(1u, 0);  // 1
+    } else {
+      p.out[0] = shuffle_xor(1u, 1);  // 2
+    }
+  }
+};
+
+struct HalfAtBarrier : OneBlock<64> {
+  static void run(const Problem& p) {
+    if (lane() < 16) block_barrier();  // 1
+    p.out[0] = shuffle(1u, 0);         // 2
+  }
+};
+
+struct LeavesEarly : OneBlock<64> {
+  static void run(const Problem&) {
+    if (thread() == 5) return;
+    block_barrier();  // 1
+  }
+};
+
+struct SpinsForever : OneBlock<64> {
+  static void run(const Problem& p) {
+    if (warp() == 1) spin_until([&] { return load_acquire(p.in) == 1; });  // 1
+  }
+};
+
+// Lanes agree on when to stop, so that the condition itself waits for others.
+struct SpinsTogether : OneBlock<64> {
+  static void run(const Problem& p) {
+    spin_until([&] { return shuffle(load_acquire(p.in), 3) == 1; });  // 1
+  }
+};
+
+struct WaitsForever : OneBlock<64> {
+  static void run(const Problem&) {
+    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
+    if (thread() == 0) init(barrier, 2);
+    init_fence();
+    block_barrier();
+    if (thread() == 0) expect(barrier, 48);
+    wait(barrier, 0);  // 1
+  }
+};
+
+// One warp runs ahead by two phases, which another may sleep through.
+struct SleepsThrough : OneBlock<64> {
+  static void run(const Problem&) {
+    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
+    if (thread() == 0) init(barrier, 32);
+    init_fence();
+    block_barrier();
+    if (warp() == 0) {
+      expect(barrier, 0);
+      wait(barrier, 0);
+      expect(barrier, 0);
+      wait(barrier, 1);
+    } else {
+      wait(barrier, 0);  // 1
+    }
+  }
+};
+
+// ---- misuse
+
+// Two blocks; `in` says which mistake one thread of the first makes.
+struct Misuse {
+  using Problem = Words;
+  static constexpr int threads = 32;
+  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+  static void run(const Problem& p) {
+    Carver carver{shared_memory()};
+    auto* barrier = carver.take<Mbarrier>(1);
+    auto* fresh = carver.take<Mbarrier>(1);
+    auto* word = carver.take<Word16>(1);
+    char* const end = shared_memory() + shape.shared_bytes;
+    const uint32_t mistake = p.in[0];
+    if (thread() == 0) init(barrier, 1);
+    init_fence();
+    cluster_barrier();
+    uint32_t r[4];
+    if (mistake == 1 && block() == 0) load_matrices(r, end);
+    if (mistake == 2 && block() == 0) load_matrices_transposed(r, shared_memory() + 8);
+    if (block() == 0 && thread() == 0) {
+      if (mistake == 3) wait(fresh, 0);
+      if (mistake == 4) expect(fresh, 0);
+      if (mistake == 5) store_async(map(word, 1), Word16{}, map(fresh, 1));
+      if (mistake == 6) store_async(map(word, 1), Word16{}, map(barrier, 0));
+      if (mistake == 7) store_async(map(shared_memory() + 40, 1), Word16{}, map(barrier, 1));
+      if (mistake == 8) store_async(map(end, 1), Word16{}, map(barrier, 1));
+      if (mistake == 9) map(word, 2);
+      if (mistake == 10) map(p.in, 0);
+      if (mistake == 11) copy_async<16>(shared_memory() + 8, p.in);
+      if (mistake == 12) copy_async<16>(end, p.in);
+      if (mistake == 13) expect(barrier, 16);
+      if (mistake == 13) expect(barrier, 16);
+      if (mistake == 14) wait(reinterpret_cast<Mbarrier*>(p.out), 0);
+      if (mistake == 15) init(fresh, 0);
+      if (mistake == 16) store_async(map(word, 1), Word16{}, map(barrier, 1));  // 1
+      if (mistake == 17) trap();
+    }
+    if (mistake != 16) cluster_barrier();  // nobody waits for that store
+  }
+};
+
+struct OutOfBounds : OneBlock<32> {
+  static void run(const Problem& p) { p.out[thread()] = words()[p.in[0] + uint32_t(thread())]; }
+};
+
+struct HalfWarp : OneBlock<48> {
+  static void run(const Problem&) {}
+};
+
+struct OddCluster : OneBlock<32> {
+  static constexpr Launch shape{.blocks = 3, .cluster = 2};
+  static void run(const Problem&) {}
+};
+
+// ---- speed
+
+// `in` barriers of 512 threads.
+struct Barriers : OneBlock<512> {
+  static void run(const Problem& p) {
+    for (uint32_t k = 0; k < p.in[0]; ++k) block_barrier();
+  }
+};
+
+constexpr Named kernels[] = {
+    {"order", start<Order>},
+    {"untouched", start<Untouched>},
+    {"store_order", start<StoreOrder>},
+    {"reads_store", start<ReadsStore>},
+    {"reads_copy", start<ReadsCopy>},
+    {"copies_over", start<CopiesOver>},
+    {"neighbour", start<Neighbour>},
+    {"diverges_at_barrier", start<DivergesAtBarrier>},
+    {"diverges_in_warp", start<DivergesInWarp>},
+    {"half_at_barrier", start<HalfAtBarrier>},
+    {"leaves_early", start<LeavesEarly>},
+    {"spins_forever", start<SpinsForever>},
+    {"spins_together", start<SpinsTogether>},
+    {"waits_forever", start<WaitsForever>},
+    {"sleeps_through", start<SleepsThrough>},
+    {"misuse", start<Misuse>},
+    {"out_of_bounds", start<OutOfBounds>},
+    {"half_warp", start<HalfWarp>},
+    {"odd_cluster", start<OddCluster>},
+    {"barriers", start<Barriers>},
+};
+
+}  // namespace
+}  // namespace rnnkern::device
+
+extern "C" int run_fault(const char* name, const uint32_t* in, int64_t in_words, uint32_t* out, int64_t out_words,
+                         uint64_t seed, char* said, int64_t said_bytes) {
+  using namespace rnnkern::device;
+  set_seed(seed);
+  return run_named(kernels, name, in, in_words, out, out_words, said, said_bytes);
+}

@@ -1,0 +1,273 @@
+"""What the interpreter promises the author of a kernel: some seed shows what hardware may do, and mistakes are reported
+with their place. The kernels are those of csrc/interpreter/faults.cpp."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from python_tests.gpu import builder, kernels
+from python_tests.gpu.kernels import KernelError, fault
+
+pytestmark = pytest.mark.skipif(shutil.which(builder.compiler()[0]) is None, reason="no C++ compiler")
+SEEDS = range(30)
+NAN = 0xFFFFFFFF
+
+
+def place(kernel: str, number: int = 1) -> str:
+    """file:line of the line that ends in this number, in this kernel."""
+    lines = (builder.ROOT / kernels.FAULTS).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"struct {kernel} "))
+    marked = (i for i, line in enumerate(lines) if i > start and re.search(rf"// {number}\b", line))
+    return f"{kernels.FAULTS}:{next(marked) + 1}:"
+
+
+def report(name: str, given=(0,), seed: int = 0) -> str:
+    with pytest.raises(KernelError, match=r"^interpret: ") as error:
+        fault(name, given, 64, seed=seed)
+    return str(error.value)
+
+
+# ---- the seed decides
+
+
+def test_interpret_order_is_that_of_the_seed():
+    orders = [tuple(fault("order", words=17, seed=seed)[1:]) for seed in SEEDS]
+    assert orders == [tuple(fault("order", words=17, seed=seed)[1:]) for seed in SEEDS]
+    assert len(set(orders)) == len(SEEDS)
+    assert {tuple(sorted(order)) for order in orders} == {tuple(range(16))}
+
+
+def test_interpret_starves_a_warp_of_every_block_or_a_block():
+    """Numbers are 4 block + warp: the last four share a block, or a warp."""
+    starved = set()
+    for seed in range(100):
+        last = fault("order", words=17, seed=seed)[-4:]
+        blocks, warps = set(last // 4), set(last % 4)
+        assert len(blocks) == 1 or len(warps) == 1
+        starved.add(("block", *blocks) if len(blocks) == 1 else ("warp", *warps))
+    assert starved == {(kind, number) for kind in ("block", "warp") for number in range(4)}
+
+
+def test_interpret_any_warp_may_come_first():
+    assert {int(fault("order", words=17, seed=seed)[1]) for seed in range(200)} == set(range(16))
+
+
+def test_interpret_shared_memory_starts_as_nan():
+    words = fault("untouched", words=32)
+    assert np.isnan(words.view(np.float32)).all()
+    assert np.isnan(words.view(np.float16)).all()
+    assert np.isnan((words << 16).view(np.float32)).all()  # bfloat16
+
+
+def test_interpret_stores_arrive_in_any_order():
+    assert {int(fault("store_order", words=32, seed=seed)[0]) for seed in SEEDS} == {1, 2, 3}
+
+
+def test_interpret_finds_a_forgotten_wait_for_stores():
+    late = [NAN in fault("reads_store", [0], 64, seed=seed) for seed in SEEDS]
+    assert sum(late) > len(SEEDS) / 2
+    for seed in SEEDS:
+        assert (fault("reads_store", [1], 64, seed=seed) == 7).all()
+
+
+def test_interpret_finds_a_forgotten_wait_for_copies():
+    given = np.arange(33, dtype=np.uint32)
+    late = [NAN in fault("reads_copy", given, 32, seed=seed) for seed in SEEDS]
+    assert sum(late) > len(SEEDS) / 3
+    given[0] = 1
+    for seed in SEEDS:
+        assert (fault("reads_copy", given, 32, seed=seed) == given[1:]).all()
+
+
+def test_interpret_finds_copies_over_what_is_still_read():
+    given = np.full(65, 9, np.uint32)
+    given[0] = 0
+    assert any(9 in fault("copies_over", given, 64, seed=seed) for seed in range(5))
+    given[0] = 1
+    for seed in SEEDS:
+        assert (fault("copies_over", given, 64, seed=seed) == 1).all()
+
+
+def test_interpret_finds_a_missing_barrier():
+    wanted = np.roll(np.arange(128), -1)
+    assert any((fault("neighbour", [0], 128, seed=seed) != wanted).any() for seed in range(3))
+    for seed in SEEDS:
+        assert (fault("neighbour", [1], 128, seed=seed) == wanted).all()
+
+
+def test_interpret_finds_a_thread_that_sleeps_through_two_phases():
+    said = set()
+    for seed in SEEDS:
+        try:
+            fault("sleeps_through", seed=seed)
+        except KernelError as error:
+            said.add(str(error))
+    assert said
+    assert all(f"in wait at {place('SleepsThrough')}" in line for line in said)
+
+
+# ---- divergence and deadlock
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "who"),
+    [
+        ("diverges_at_barrier", "DivergesAtBarrier", ["block_barrier", "block_barrier"]),
+        ("diverges_in_warp", "DivergesInWarp", ["shuffle", "shuffle_xor"]),
+    ],
+)
+def test_interpret_reports_both_places_of_a_divergence(name, kernel, who):
+    for seed in range(5):
+        said = report(name, seed=seed)
+        assert said.startswith("interpret: divergence: ")
+        assert place(kernel, 1) in said
+        assert place(kernel, 2) in said
+        assert re.search(r"of block 0 thread \d+ at .* meets \w+, block 0 thread \d+, ", said)
+        assert all(re.search(rf"\b{what}\b", said) for what in who)
+
+
+def test_interpret_reports_a_warp_that_is_not_together_at_a_barrier():
+    said = report("half_at_barrier")
+    assert "deadlock: 64 of 64 threads are stuck, 0 have ended" in said
+    assert f"32 in block_barrier at {place('HalfAtBarrier', 1)}" in said
+    assert f"32 in shuffle at {place('HalfAtBarrier', 2)}" in said
+
+
+def test_interpret_reports_a_thread_that_left_early():
+    said = report("leaves_early")
+    assert "deadlock: 63 of 64 threads are stuck, 1 have ended" in said
+    assert f"63 in block_barrier at {place('LeavesEarly')}" in said
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_interpret_reports_a_spin_without_end(seed):
+    said = report("spins_forever", seed=seed)
+    assert "deadlock: 32 of 64 threads are stuck, 32 have ended" in said
+    assert re.search(rf"32 in spin_until at {place('SpinsForever')}\d+, first block 0 thread 32", said)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_interpret_conditions_may_wait_for_other_lanes(seed):
+    """All lanes try again and again: the report comes all the same."""
+    assert f"in spin_until at {place('SpinsTogether')}" in report("spins_together", seed=seed)
+    fault("spins_together", [1], seed=seed)
+
+
+def test_interpret_reports_what_an_mbarrier_lacks():
+    said = report("waits_forever")
+    assert f"64 in wait at {place('WaitsForever')}" in said
+    assert "its phase of parity 0 lacks 1 of 2 arrivals and 48 bytes" in said
+
+
+# ---- misuse
+
+
+MISUSE = {
+    1: "load_matrices: the row is not in shared memory",
+    2: "load_matrices_transposed: the row is not on 16 bytes",
+    3: "wait: the barrier was never initialised",
+    4: "expect: the barrier was never initialised",
+    5: "store_async: the barrier was never initialised",
+    6: "store_async: the barrier is in another block than the data",
+    7: "store_async: not aligned",
+    8: "store_async: not in the cluster's shared memory",
+    9: "map: no such rank in the cluster",
+    10: "map: the pointer is not in this block's shared memory",
+    11: "copy_async: not aligned",
+    12: "copy_async: the target is not in shared memory",
+    13: "expect: more arrivals than the phase has",
+    14: "wait: the barrier is not in this block's shared memory",
+    15: "init: the number of arrivals",
+    17: "trap",
+}
+
+
+@pytest.mark.parametrize(("mistake", "wanted"), MISUSE.items(), ids=lambda x: x if isinstance(x, str) else "")
+def test_interpret_reports_misuse(mistake, wanted):
+    """With the thread and the place."""
+    said = report("misuse", [mistake, 0, 0, 0])
+    assert re.fullmatch(rf"interpret: {re.escape(wanted)}, block 0 thread \d+, {kernels.FAULTS}:\d+:\d+", said)
+
+
+def test_interpret_reports_stores_into_a_block_that_has_ended():
+    """If it ended before they came: with other seeds it has not."""
+    said = []
+    for seed in SEEDS:
+        try:
+            fault("misuse", [16], seed=seed)
+        except KernelError as error:
+            said.append(str(error))
+    assert len(said) > len(SEEDS) / 3
+    assert all("store_async: " in line and place("Misuse") in line for line in said)
+    assert any("block 1 had threads that ended when the store arrived" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("half_warp", "at most 1024 threads, not 48"), ("odd_cluster", "3 blocks are not clusters of 2")],
+)
+def test_interpret_refuses_a_launch(name, said):
+    assert said in report(name)
+
+
+def test_interpret_goes_on_after_an_error():
+    report("leaves_early")
+    assert (fault("neighbour", [1], 128) == np.roll(np.arange(128), -1)).all()
+
+
+# ---- under the address sanitizer
+
+SANITIZE = "-fsanitize=address"
+SANITIZED = """
+import numpy as np
+from python_tests.gpu import kernels
+flags = ("-fsanitize=address",)
+given = np.zeros(64 * 32 * 10 * 4, np.uint32)
+for name in "{names}".split():
+    for seed in range(2):
+        kernels.launch(name, given, 65536, seed=seed, flags=flags)
+for name in ("leaves_early", "diverges_at_barrier", "spins_forever"):
+    try:
+        kernels.fault(name, [0], 64, flags=flags)
+    except kernels.KernelError as error:
+        assert "interpret:" in str(error)
+    else:
+        raise AssertionError(name)
+print("clean")
+kernels.fault("out_of_bounds", [1024 - 32], 32, flags=flags)
+print("inside")
+kernels.fault("out_of_bounds", [1024 - 31], 32, flags=flags)
+print("not reached")
+"""
+
+
+def test_interpret_under_the_address_sanitizer():
+    """Conformance kernels are clean, also after launches that failed; a read behind shared memory is found."""
+    find = [
+        subprocess.run([*builder.compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    preload = [found.stdout.strip() for found in find]
+    if not all(map(os.path.isabs, preload)):
+        pytest.skip("no libasan")
+    kernels.build_library("interpret", (SANITIZE,))
+    table = (builder.ROOT / kernels.CONFORMANCE).read_text()
+    names = set(re.findall(r'\{"(\w+)", start<', table)) - {"trap", "spins"}
+    assert len(names) > 20
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED.format(names=" ".join(sorted(names)))],
+        env=os.environ | {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"},
+        cwd=builder.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["clean", "inside"], done.stdout + done.stderr
+    assert done.returncode != 0
+    assert re.search(r"AddressSanitizer: heap-buffer-overflow .*READ of size 4", done.stderr, re.S)
+    assert "OutOfBounds" in done.stderr
