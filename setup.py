@@ -111,7 +111,9 @@ class Build(build_ext):
             compile = f"{shlex.join([*compiler, *flags])} -MD -MF $out.d -c $in -o $out"
             lines += [f"rule {kind}\n command = {compile}\n depfile = $out.d\n deps = gcc"]
         kinds = {source: Path(source).suffix[1:] for source in ext.sources}
-        objects = {source: f"{BUILD}/{source}.o" for source, kind in kinds.items() if kind in compilers}
+        without = () if nvcc else ("cuda_",)  # drivers of what nvcc compiles
+        chosen = [s for s, kind in kinds.items() if kind in compilers and not Path(s).name.startswith(without)]
+        objects = {source: f"{BUILD}/{source}.o" for source in chosen}
         lines += [f"build {made}: {kinds[source]} {source}" for source, made in objects.items()]
         lines += [f"build {BUILD}/_C.so: link {' '.join(objects.values())}\n"]
         (ROOT / BUILD).mkdir(parents=True, exist_ok=True)

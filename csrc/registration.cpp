@@ -30,8 +30,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias) -> Tensor[]");
-  m.def(
-      "recurrence_pointwise(str cell, Tensor u, Tensor r, Tensor[] state, Tensor[] params, bool prepare) -> Tensor[]");
+  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -44,11 +43,17 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
-  m.impl("recurrence_pointwise", TORCH_BOX(&recurrence_pointwise));
 }
 
 #if defined(RNNKERN_WITH_CUDA)
-STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) { m.impl("recurrence_pointwise", TORCH_BOX(&recurrence_pointwise)); }
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
+  m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
+  m.impl("recurrence", TORCH_BOX(&recurrence_cuda));
+  m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
+}
 #endif
 
 }  // namespace rnnkern

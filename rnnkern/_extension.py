@@ -1,6 +1,7 @@
 """Loads the compiled part, rnnkern._C, which registers the operators. Where it is missing or does not fit, `available`
 is False and `reason` says why; what has a reference or a Triton kernel works without it."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -31,6 +32,40 @@ def _load() -> str | None:
 
 reason = _load()
 available = reason is None
+
+
+def cuda_refusal(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
+    archs = _cuda_archs()
+    if not archs:
+        return "rnnkern was built without CUDA"
+    if not torch.cuda.is_available():
+        return None
+    return _uncovered(archs, torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def _uncovered(archs: tuple[str, ...], capability: tuple[int, int]) -> str | None:
+    """Code runs on later devices of its major version, PTX on all later ones."""
+    for arch in archs:
+        number, _, ptx = arch.partition("+")
+        built = tuple(map(int, number.split(".")))
+        if built <= capability and (ptx or built[0] == capability[0]):
+            return None
+    return f"rnnkern was built for {', '.join(archs)}, and the device has capability {'.'.join(map(str, capability))}"
+
+
+def device_facts(device: torch.device) -> tuple[int, int, int, int] | None:
+    """(major, minor, multiprocessors, bytes of shared memory that a block can have), or None without a device."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(device)
+    return found.major, found.minor, found.multi_processor_count, found.shared_memory_per_block_optin
+
+
+@functools.cache
+def _cuda_archs() -> tuple[str, ...]:
+    return tuple(build_facts()["cuda_archs"])
 
 
 def build_facts() -> dict[str, Any]:

@@ -31,4 +31,17 @@ class CurrentDevice {
 
 }  // namespace rnnkern
 
+#elif defined(RNNKERN_INTERPRET)
+
+namespace rnnkern {
+
+// On the host there is neither.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Tensor&) {}
+  void* stream() const { return nullptr; }
+};
+
+}  // namespace rnnkern
+
 #endif

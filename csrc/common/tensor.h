@@ -18,10 +18,13 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
-// Uninitialised, of the dtype and on the device of `like`.
-inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes) {
-  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()});
+// Uninitialised, on the device of `like` and of its dtype unless another is named.
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, std::optional<ScalarType> dtype = {}) {
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
 }
+
+// Of the dtype of `like`, of the sizes of `x`.
+inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x) { return torch::stable::new_empty(like, x.sizes()); }
 
 inline Tensor empty_int64(const Tensor& like, int64_t size) {
   return torch::stable::new_empty(like, {&size, 1}, ScalarType::Long);
@@ -30,6 +33,10 @@ inline Tensor empty_int64(const Tensor& like, int64_t size) {
 inline Tensor empty_like(const Tensor& like) { return torch::stable::empty_like(like); }
 
 inline Tensor zeros(const Tensor& like, int64_t size) { return torch::stable::new_zeros(like, {&size, 1}); }
+
+inline Tensor zeros(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return torch::stable::new_zeros(like, {sizes.begin(), sizes.size()}, dtype);
+}
 
 inline Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
@@ -41,10 +48,29 @@ inline Tensor part(Tensor x, int64_t dim, int64_t start, int64_t length) {
   return torch::stable::narrow(x, dim, start, length);
 }
 
-// Sum over the first dimension.
-inline Tensor sum_rows(const Tensor& x) {
-  const int64_t dim = 0;
-  return torch::stable::sum(x, std::optional<torch::headeronly::IntHeaderOnlyArrayRef>({&dim, 1}));
+inline Tensor at_index(const Tensor& x, int64_t dim, int64_t index) { return torch::stable::select(x, dim, index); }
+
+inline Tensor transposed(const Tensor& x, int64_t dim0, int64_t dim1) {
+  return torch::stable::transpose(x, dim0, dim1);
+}
+
+inline void fill_zero(Tensor x) { torch::stable::zero_(x); }
+
+// In the dtype of `to`. Never waits for a device.
+inline void copy(Tensor to, const Tensor& from) { torch::stable::copy_(to, from, true); }
+
+// out = a b, of matrices or of as many batches of them.
+inline void product(const Tensor& out, const Tensor& a, const Tensor& b) {
+  using torch::stable::detail::from;
+  StableIValue stack[] = {from(a), from(b), from(out)};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(a.dim() == 2 ? "aten::mm" : "aten::bmm", "out", stack, TORCH_ABI_VERSION));
+  torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// Sum over one dimension.
+inline Tensor sum(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype = {}) {
+  return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, dtype);
 }
 
 // As torch.get_num_threads() has it.

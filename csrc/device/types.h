@@ -9,10 +9,12 @@
 #define RNNKERN_DEVICE __device__ __forceinline__
 #define RNNKERN_HOST_DEVICE __host__ __device__ __forceinline__
 #define RNNKERN_UNROLL _Pragma("unroll")
+#define RNNKERN_ROLLED _Pragma("unroll 1")
 #else
 #define RNNKERN_DEVICE inline
 #define RNNKERN_HOST_DEVICE inline
 #define RNNKERN_UNROLL
+#define RNNKERN_ROLLED
 #endif
 
 namespace rnnkern::device {

@@ -1,12 +1,9 @@
 // The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
 #include <omp.h>
 
-#include <memory>
-
 #include "common/counters.h"
 #include "common/simd_level.h"
-#include "recurrence/cells.h"
-#include "recurrence/problem.h"
+#include "recurrence/call.h"
 #include "recurrence/recurrence.h"
 
 namespace rnnkern {
@@ -35,103 +32,21 @@ const Kernels<T>& kernels() {
     return level().f64;
 }
 
-// The arguments that forward and backward share: found sound, contiguous, and measured.
-struct Call {
-  int place;
-  CellInfo cell;
-  Tensor u, R;
-  Tensors state, params;
-  OptionalTensor bias, batch_sizes, reset;
-  Tensor offsets;  // kept alive for `steps`
-  Steps steps;
-  int64_t hidden, heads, rows;
-  bool packed;
+// Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
+// core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
+// too where a part of dR for each thread would take too much memory.
+bool split_hidden(const Call& call, int threads) {
+  const int64_t bytes = call.R.numel() * int64_t(call.R.element_size()), batch = call.steps.batch;
+  return batch < 4 * threads || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
+         bytes * threads > (int64_t(1) << 28);
+}
 
-  Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
-       const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse)
-      : place(find_cell(name)), u(dense(u_)), R(dense(R_)), packed(batch_sizes_.has_value()) {
-    STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
-    cell = cell_list[place];
-    STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
-    STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
-                    "recurrence: wrong number of tensors in `state` or `params`");
-    STD_TORCH_CHECK(state_[0].dim() == 2, "recurrence: `state[0]` must be (B, H)");
-    hidden = state_[0].size(1);
-    const int64_t columns = cell.gates * hidden;
-    heads = R.dim() == 3 ? R.size(0) : 1;
-    STD_TORCH_CHECK(hidden > 0 && u.size(u.dim() - 1) == columns, "recurrence: `u` must have G*H = ", columns,
-                    " columns");
-    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
-                    "recurrence: `R` does not fit the other arguments");
-    const int64_t batch = state_[0].size(0);
-    check_dtype("R", R, u.scalar_type());
-    for (const Tensor& s : state_) state.push_back(sized("state", s, batch * hidden));
-    for (const Tensor& x : params_) params.push_back(sized("params", x, hidden));
-    if (bias_) bias = sized("bias", *bias_, columns);
-    steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
-    if (packed) {
-      check_dtype("batch_sizes", *batch_sizes_, ScalarType::Long);
-      STD_TORCH_CHECK(batch_sizes_->dim() == 1, "recurrence: `batch_sizes` must be (T,)");
-      batch_sizes = dense(*batch_sizes_);
-      offsets = empty_int64(*batch_sizes, steps.count);
-      steps.batch_sizes = read<int64_t>(*batch_sizes);
-      int64_t sum = 0, before = batch;
-      for (int64_t t = 0; t < steps.count; ++t) {
-        const int64_t now = steps.batch_sizes[t];
-        STD_TORCH_CHECK(0 <= now && now <= before, "recurrence: `batch_sizes` must never grow from B = ", batch,
-                        " and not be negative, got ", now, " at ", t);
-        write<int64_t>(offsets)[t] = sum;
-        sum += before = now;
-      }
-      steps.offsets = read<int64_t>(offsets);
-      STD_TORCH_CHECK(sum == u.size(0), "recurrence: `batch_sizes` must sum to the rows of `u`");
-    } else {
-      STD_TORCH_CHECK(u.size(1) == batch, "recurrence: `u` and `state` differ in B");
-    }
-    rows = steps.total();
-    if (reset_) reset = sized("reset", *reset_, steps.count * batch, ScalarType::Bool);
-  }
-
-  static void check_dtype(const char* name, const Tensor& x, ScalarType wanted) {
-    STD_TORCH_CHECK(x.scalar_type() == wanted, "recurrence: `", name, "` is of another dtype than the call needs");
-  }
-
-  // Contiguous, of the dtype of u unless another is named.
-  Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
-    check_dtype(name, x, dtype.value_or(u.scalar_type()));
-    STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
-                    x.numel());
-    return dense(x);
-  }
-
-  // (rows, columns), in the shape that the caller knows.
-  Tensor rows_like_u(int64_t columns) const {
-    return packed ? empty(u, {rows, columns}) : empty(u, {steps.count, steps.batch, columns});
-  }
-
-  template <class T>
-  Weights<T> weights() const {
-    Weights<T> w{hidden, heads, read<T>(R), bias ? read<T>(*bias) : nullptr, {}};
-    for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
-    return w;
-  }
-
-  // Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
-  // core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
-  // too where a part of dR for each thread would take too much memory.
-  bool split_hidden(int threads) const {
-    const int64_t bytes = R.numel() * int64_t(R.element_size());
-    return steps.batch < 4 * threads || (bytes > (int64_t(1) << 20) && steps.batch < 64 * threads) ||
-           bytes * threads > (int64_t(1) << 28);
-  }
-
-  // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
-  int threads() const {
-    const int64_t useful = 1 + steps.batch * R.numel() / 32768;
-    const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
-    return int(useful < most ? useful : most);
-  }
-};
+// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
+int team_size(const Call& call) {
+  const int64_t useful = 1 + call.steps.batch * call.R.numel() / 32768;
+  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
+  return int(useful < most ? useful : most);
+}
 
 template <class Kernel, class Problem>
 void run(Kernel kernel, const Problem& problem, int threads) {
@@ -182,15 +97,15 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
       p.saved = write<T>(one_step);
     }
   }
-  const int threads = call.threads();
-  p.split_hidden = call.split_hidden(threads);
+  const int threads = team_size(call);
+  p.split_hidden = split_hidden(call, threads);
   run(kernels.forward[call.place], p, threads);
   return outputs;
 }
 
 template <class T>
 Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& grad_state,
-                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, bool needs_R,
+                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& given, bool needs_R,
                  bool needs_bias) {
   const Kernels<T>& kernels = rnnkern::kernels<T>();
   const CellInfo& cell = call.cell;
@@ -213,6 +128,11 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
   }
   p.h = keep("h", h, call.rows * call.hidden);
   const bool has_cell_states = cell.states > 1;
+  Tensors saved = given;
+  if (cell.saved > 0 && saved.size() == size_t(has_cell_states)) {  // without gates: the forward gives them again
+    count_kernel("forward", call);
+    saved.push_back(forward<T>(call, true, true).back());
+  }
   STD_TORCH_CHECK(saved.size() == size_t(has_cell_states) + (cell.saved > 0), "recurrence_backward: wrong `saved`");
   p.cell_states = has_cell_states ? keep("saved", saved[0], call.rows * call.hidden) : nullptr;
   p.saved = cell.saved ? keep("saved", saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
@@ -236,8 +156,8 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
     dparams.push_back(empty(call.u, {batch, call.hidden}));
     p.dparams[i] = write<T>(dparams.back());
   }
-  const int threads = call.threads();
-  p.split_hidden = call.split_hidden(threads);
+  const int threads = team_size(call);
+  p.split_hidden = split_hidden(call, threads);
   Tensor parts, operand;
   if (needs_R) {
     const int64_t size = kernels.gradient_size(call.hidden, call.heads, cell.gates);
@@ -260,8 +180,8 @@ Tensors backward(const Call& call, const OptionalTensor& grad_h, const Tensors& 
   }
   run(kernels.backward[call.place], p, threads);
 
-  for (const Tensor& rows : dparams) outputs.push_back(sum_rows(rows));
-  if (needs_bias) outputs[2] = sum_rows(part(shaped(dbias, {threads, 2 * columns}), 1, columns, columns));
+  for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
+  if (needs_bias) outputs[2] = sum(part(shaped(dbias, {threads, 2 * columns}), 1, columns, columns), 0);
   return outputs;
 }
 

@@ -19,7 +19,18 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias);
 
-// One step without its product: the new state, or when `prepare` the operand of the second product. r is (B, G*H).
-Tensors recurrence_pointwise(std::string cell, Tensor u, Tensor r, Tensors state, Tensors params, bool prepare);
+// The same on a CUDA device. Cell states and saved gates are float32 where tensors are stored in 16 bits; `saved`
+// without gates has them computed again.
+Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
+                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates);
+Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
+                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
+                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
+                                 bool needs_R, bool needs_bias);
+
+// The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts (major, minor, multiprocessors, bytes
+// of shared memory that a block can have).
+std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
+                            std::vector<int64_t> facts);
 
 }  // namespace rnnkern

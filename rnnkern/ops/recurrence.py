@@ -16,6 +16,8 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 )
 """The facts of the cells that have a kernel (csrc/cells/list.h)."""
 
+_operators = torch.ops.rnnkern
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -55,7 +57,7 @@ def recurrence(
         grad_scale: (T,) or (T, B), of the dtype of ``u``: multiplies :math:`R^T \partial L/\partial r_t` in the
             backward (0 is h-detach, Kanuparthi et al. 2019). A constant: no gradient flows to it.
         save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
-            device's default, True on a CPU.
+            device's default: True on a CPU; False on a GPU, where they come back a block of steps at a time.
 
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
@@ -80,40 +82,51 @@ def recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
             grad_scale=grad_scale,
         )  # fmt: skip
-    save_gates = save_gates is not False
+    if save_gates is None:
+        save_gates = u.device.type == "cpu"
     if _needs_derivatives(u, R, bias, *state, *params):
         h, *rest = _Recurrence.apply(
             cell, reverse, save_gates, len(state), u, R, bias, batch_sizes, reset, grad_scale, *state, *params
         )  # fmt: skip
     else:
-        h, *rest = torch.ops.rnnkern.recurrence.default(
+        h, *rest = _operators.recurrence.default(
             cell, u, R, state, bias, params, batch_sizes, reset, reverse, False, False
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table: CPU tensors of float32 and float64 take the CPU kernel where the cell has one."""
-    cpu = cuda = None
+    """The written table: a cell with a kernel runs it, on a CPU in float32 and float64, on a GPU in every dtype."""
+    why = None
+    if not _extension.available:
+        why = _extension.reason
+    elif cell not in KERNEL_CELLS:
+        why = f"the cell {cell!r} has no kernel"
+    cpu = cuda = why
     if u.device.type != "cpu":
         cpu = f"the tensors are on {u.device}"
-    elif not _extension.available:
-        cpu = _extension.reason
-    elif cell not in KERNEL_CELLS:
-        cpu = f"the cell {cell!r} has no kernel"
-    elif u.dtype not in (torch.float32, torch.float64):
+    elif why is None and u.dtype not in (torch.float32, torch.float64):
         cpu = f"the CPU kernel takes float32 and float64, not {u.dtype}"
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
-    else:
-        cuda = "the recurrence has no CUDA kernel yet"
+    elif why is None:
+        cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
 
 
 def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False,
                     grad_scale=None, save_gates=None) -> Choice:  # fmt: skip
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates)
-    return _choose(cell, u)
+    choice = _choose(cell, u)
+    if choice.implementation != "cuda":
+        return choice
+    facts = _extension.device_facts(u.device)
+    if facts is None:
+        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
+    steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+    sizes = (steps, state[0].shape[0], state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
+    plan = json.loads(_operators.recurrence_plan(cell, str(u.dtype).removeprefix("torch."), sizes, facts))
+    return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
 
 
 recurrence.choose = _choose_checked
@@ -263,14 +276,14 @@ class _Recurrence(torch.autograd.Function):
     def forward(cell, reverse, save_gates, states, u, R, bias, batch_sizes, reset, grad_scale, *tensors):
         state, params = tensors[:states], tensors[states:]
         return tuple(
-            torch.ops.rnnkern.recurrence.default(
+            _operators.recurrence.default(
                 cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates
             )
         )
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, ctx.save_gates, ctx.states, *tensors = inputs
+        ctx.cell, ctx.reverse, _, ctx.states, *tensors = inputs
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
@@ -290,13 +303,7 @@ class _Recurrence(torch.autograd.Function):
                 return (None,) * (4 + ctx.inputs)
         else:
             grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=True)]
-        if not ctx.save_gates:
-            with torch.no_grad():
-                outputs = torch.ops.rnnkern.recurrence.default(
-                    ctx.cell, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, True, True
-                )
-            saved = outputs[1 + ctx.states :]
-        du, dR, dbias, *d_rest = torch.ops.rnnkern.recurrence_backward.default(
+        du, dR, dbias, *d_rest = _operators.recurrence_backward.default(
             ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, h,
             saved, ctx.needs_input_grad[5], bias is not None and ctx.needs_input_grad[6],
         )  # fmt: skip
@@ -309,9 +316,10 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
     hidden = u.shape[-1] // CELLS[cell].gates
     outputs = [u.new_empty(*u.shape[:-1], hidden), *(s.new_empty(s.shape) for s in state)]
     if training:
-        outputs += [u.new_empty(*u.shape[:-1], hidden) for _ in state[1:]]
+        arithmetic = torch.promote_types(u.dtype, torch.float32)
+        outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
         if save_gates and KERNEL_CELLS[cell]["saved"]:
-            outputs.append(u.new_empty(*u.shape[:-1], KERNEL_CELLS[cell]["saved"] * hidden))
+            outputs.append(u.new_empty(*u.shape[:-1], KERNEL_CELLS[cell]["saved"] * hidden, dtype=arithmetic))
     return outputs
 
 
@@ -323,10 +331,6 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
         u.new_empty(u.shape[-1] if needs_bias else 0),
         *(x.new_empty(x.shape) for x in (*state, *params)),
     ]
-
-
-def _pointwise_shapes(cell, u, r, state, params, prepare):
-    return [s.new_empty(s.shape) for s in (state[:1] if prepare else state)]
 
 
 def _setup_backward(ctx, inputs, output):
@@ -379,7 +383,6 @@ def _differentiate_backward(ctx, grads):
 if _extension.available:
     torch.library.register_fake("rnnkern::recurrence", _forward_shapes)
     torch.library.register_fake("rnnkern::recurrence_backward", _backward_shapes)
-    torch.library.register_fake("rnnkern::recurrence_pointwise", _pointwise_shapes)
     torch.library.register_autograd(
         "rnnkern::recurrence_backward", _differentiate_backward, setup_context=_setup_backward
     )

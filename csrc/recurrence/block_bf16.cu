@@ -1,0 +1,3 @@
+#include "recurrence/block_table.h"
+
+template struct rnnkern::BlockKernels<rnnkern::device::bfloat16>;

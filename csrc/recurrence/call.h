@@ -1,0 +1,96 @@
+// The arguments that every driver of the recurrence takes, forward and backward, with the asserts that memory safety
+// needs.
+#pragma once
+
+#include "common/tensor.h"
+#include "recurrence/cells.h"
+#include "recurrence/problem.h"
+
+namespace rnnkern {
+
+// The arguments that forward and backward share: found sound, contiguous, and measured.
+struct Call {
+  int place;  // in cells/list.h
+  CellInfo cell;
+  Tensor u, R;
+  Tensors state, params;
+  OptionalTensor bias, batch_sizes, reset;
+  Tensor offsets;  // kept alive for `steps`
+  Steps steps;
+  int64_t hidden, heads, rows;
+  bool packed;
+
+  Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
+       const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse)
+      : place(find_cell(name)), u(dense(u_)), R(dense(R_)), packed(batch_sizes_.has_value()) {
+    STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
+    cell = cell_list[place];
+    STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
+    STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
+                    "recurrence: wrong number of tensors in `state` or `params`");
+    STD_TORCH_CHECK(state_[0].dim() == 2, "recurrence: `state[0]` must be (B, H)");
+    hidden = state_[0].size(1);
+    const int64_t columns = cell.gates * hidden;
+    heads = R.dim() == 3 ? R.size(0) : 1;
+    STD_TORCH_CHECK(hidden > 0 && u.size(u.dim() - 1) == columns, "recurrence: `u` must have G*H = ", columns,
+                    " columns");
+    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
+                    "recurrence: `R` does not fit the other arguments");
+    const int64_t batch = state_[0].size(0);
+    sized("R", R, R.numel());
+    for (const Tensor& s : state_) state.push_back(sized("state", s, batch * hidden));
+    for (const Tensor& x : params_) params.push_back(sized("params", x, hidden));
+    if (bias_) bias = sized("bias", *bias_, columns);
+    steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
+    if (packed) {
+      check_dtype("batch_sizes", *batch_sizes_, ScalarType::Long);
+      STD_TORCH_CHECK(batch_sizes_->dim() == 1 && !batch_sizes_->is_cuda(),
+                      "recurrence: `batch_sizes` must be (T,), on the CPU");
+      batch_sizes = dense(*batch_sizes_);
+      offsets = empty_int64(*batch_sizes, steps.count);
+      steps.batch_sizes = read<int64_t>(*batch_sizes);
+      int64_t sum = 0, before = batch;
+      for (int64_t t = 0; t < steps.count; ++t) {
+        const int64_t now = steps.batch_sizes[t];
+        STD_TORCH_CHECK(0 <= now && now <= before, "recurrence: `batch_sizes` must never grow from B = ", batch,
+                        " and not be negative, got ", now, " at ", t);
+        write<int64_t>(offsets)[t] = sum;
+        sum += before = now;
+      }
+      steps.offsets = read<int64_t>(offsets);
+      STD_TORCH_CHECK(sum == u.size(0), "recurrence: `batch_sizes` must sum to the rows of `u`");
+    } else {
+      STD_TORCH_CHECK(u.size(1) == batch, "recurrence: `u` and `state` differ in B");
+    }
+    rows = steps.total();
+    if (reset_) reset = sized("reset", *reset_, steps.count * batch, ScalarType::Bool);
+  }
+
+  static void check_dtype(const char* name, const Tensor& x, ScalarType wanted) {
+    STD_TORCH_CHECK(x.scalar_type() == wanted, "recurrence: `", name, "` is of another dtype than the call needs");
+  }
+
+  // Contiguous, of the dtype of u unless another is named.
+  Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
+    check_dtype(name, x, dtype.value_or(u.scalar_type()));
+    STD_TORCH_CHECK(x.is_cuda() == u.is_cuda() && x.get_device_index() == u.get_device_index(), "recurrence: `", name,
+                    "` is on another device than `u`");
+    STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
+                    x.numel());
+    return dense(x);
+  }
+
+  // (rows, columns), in the shape that the caller knows; of the dtype of u unless another is named.
+  Tensor rows_like_u(int64_t columns, std::optional<ScalarType> dtype = {}) const {
+    return packed ? empty(u, {rows, columns}, dtype) : empty(u, {steps.count, steps.batch, columns}, dtype);
+  }
+
+  template <class T>
+  Weights<T> weights() const {
+    Weights<T> w{hidden, heads, read<T>(R), bias ? read<T>(*bias) : nullptr, {}};
+    for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
+    return w;
+  }
+};
+
+}  // namespace rnnkern

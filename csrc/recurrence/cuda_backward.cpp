@@ -1,0 +1,279 @@
+// The recurrence on a CUDA device, backward, a chunk of steps at a time from the last one processed to the first: the
+// gates of the chunk again, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
+// gradient of the bias, by products and sums over the chunk. What is added up over chunks is added in their order.
+#include "recurrence/cuda_driver.h"
+#include "recurrence/recurrence.h"
+
+namespace rnnkern {
+namespace {
+
+struct Gradients {
+  OptionalTensor h, scale;
+  Tensors state;
+  bool needs_R, needs_bias;
+};
+
+template <class S>
+struct BackwardDriver : CudaDriver<S> {
+  using Base = CudaDriver<S>;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed, Base::head_size;
+  using typename Base::A;
+
+  const CellInfo& cell;
+  const Gradients& grad;
+  Tensor h, grad_h, grad_scale, cells, saved;
+  bool again;                                          // compute the gates again
+  Tensor du, dR, dR_sum, dbias_sum;                    // the sums (K, G*D, D) and (K, G*D) in arithmetic precision
+  Tensors carry, dparams;                              // (B, H) likewise
+  Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
+  // Of the stepwise loop: the step processed before, whose product is in from_R.
+  Tensor step_dr, from_R;
+  int64_t finished = -1, finished_alive = 0;
+  Multiplication first, second;
+  int64_t alive = -1;
+
+  BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
+      : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.hidden)) {
+    const size_t known = size_t(cell.states > 1);
+    again = cell.saved > 0 && saved_.size() == known;
+    STD_TORCH_CHECK(saved_.size() == known + (cell.saved > 0 && !again), "recurrence_backward: wrong `saved`");
+    STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
+                    "recurrence_backward: wrong `grad_state`");
+    if (known) cells = call.sized("saved", saved_[0], call.rows * call.hidden, Base::arithmetic);
+    if (saved_.size() > known) {
+      saved = call.sized("saved", saved_.back(), call.rows * cell.saved * call.hidden, Base::arithmetic);
+    }
+    if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.hidden);
+    if (grad.scale) {
+      grad_scale =
+          call.sized("grad_scale", *grad.scale, call.steps.count * (grad.scale->dim() == 2 ? call.steps.batch : 1));
+    }
+    for (const Tensor& s : grad.state) call.sized("grad_state", s, call.steps.batch * call.hidden);
+  }
+
+  int64_t gate_columns() const { return cell.gates * head_size; }
+  // du serves as dr where the two are one and lie alike.
+  bool one_gradient() const { return cell.joint && call.heads == 1; }
+
+  Tensors run() {
+    const int64_t hidden = call.hidden, batch = call.steps.batch, count = call.steps.count;
+    du = call.rows_like_u(cell.gates * hidden);
+    Tensors outputs{du};
+    for (int s = 0; s < cell.states; ++s) {
+      carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s]));
+    }
+    for (int i = 0; i < cell.params; ++i) dparams.push_back(this->widened({}));
+    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_size}, Base::arithmetic);
+    if (grad.needs_bias) dbias_sum = zeros(call.u, {call.heads, gate_columns()}, Base::arithmetic);
+
+    const int64_t chunk = plan.chunk_steps < count ? plan.chunk_steps : count;
+    allocate(chunk * batch);
+    for (int64_t done = 0; done < count; done += chunk) {
+      const int64_t steps = chunk < count - done ? chunk : count - done;
+      const int64_t from = call.steps.reverse ? done : count - done - steps;
+      if (const int64_t rows = this->chunk_rows(from, from + steps)) run_chunk(from, steps, rows);
+    }
+    if (!plan.block() && finished >= 0) step(-1, 0, 0, 0);
+
+    outputs.push_back(grad.needs_R ? shaped(this->narrowed(dR_sum), {call.R.numel()}) : empty(call.u, {0}));
+    if (grad.needs_R) outputs.back() = like_R(outputs.back());
+    outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
+    for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
+    for (const Tensor& x : dparams) outputs.push_back(this->narrowed(sum(x, 0)));
+    return outputs;
+  }
+
+  Tensor like_R(const Tensor& x) const {
+    return call.R.dim() == 2 ? shaped(x, {cell.gates * call.hidden, call.hidden})
+                             : shaped(x, {call.heads, gate_columns(), head_size});
+  }
+
+  // (K, G, D) to (G, K, D).
+  Tensor bias_gradient() const {
+    const Tensor by_head = shaped(dbias_sum, {call.heads, cell.gates, head_size});
+    const Tensor columns = empty(call.u, {cell.gates, call.heads, head_size});
+    copy(columns, transposed(by_head, 0, 1));
+    return shaped(columns, {cell.gates * call.hidden});
+  }
+
+  void allocate(int64_t rows) {
+    previous = this->buffer(rows, head_size);
+    if (again) {
+      r = this->buffer(rows, gate_columns());
+      gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
+    }
+    if (!one_gradient()) dr = this->buffer(rows, gate_columns());
+    if (cell.two_products()) operand = this->buffer(rows, head_size);
+    if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
+    if (!plan.block()) {
+      step_dr = this->buffer(call.steps.batch, gate_columns());
+      from_R = this->buffer(call.steps.batch, head_size);
+    }
+  }
+
+  void run_chunk(int64_t from, int64_t steps, int64_t rows) {
+    const int64_t row = call.steps.offset(from);
+    succeed(StepKernels<S>::previous({sequence, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
+                                     stream));
+    if (again) compute_gates(row, rows);
+    const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
+    if constexpr (sizeof(S) < 8) {
+      if (plan.block()) run_block(from, steps, rows, chunk_gates);
+    }
+    if (!plan.block()) run_stepwise(from, steps, rows, chunk_gates);
+    add_weight_gradients(row, rows);
+  }
+
+  const A* saved_from(int64_t row) const {
+    return cell.saved ? read<A>(saved) + row * cell.saved * call.hidden : nullptr;
+  }
+
+  void compute_gates(int64_t row, int64_t rows) {
+    StepForward<S> p{};
+    p.rows = rows;
+    p.hidden = call.hidden;
+    p.heads = call.heads;
+    p.u = read<S>(call.u) + row * cell.gates * call.hidden;
+    p.r = read<S>(r);
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+    p.previous = read<S>(previous);
+    multiply_rows(previous, rows, 0, cell.first_gates);
+    if (cell.two_products()) {
+      StepForward<S> q = p;
+      q.operand = write<S>(operand);
+      q.operand_by_head = true;
+      succeed(StepKernels<S>::forward(q, call.place, stream));
+      multiply_rows(operand, rows, cell.first_gates, cell.gates);
+    }
+    p.saved = write<A>(gates);
+    succeed(StepKernels<S>::forward(p, call.place, stream));
+  }
+
+  void multiply_rows(const Tensor& x, int64_t rows, int first, int last) const {
+    this->multiplication(this->columns_of(this->by_head(r, rows, gate_columns()), first, last),
+                         this->by_head(x, rows, head_size), transposed(this->rows_of_R(first, last), 1, 2))
+        .run();
+  }
+
+  // What block and step kernels are told alike.
+  template <class Problem>
+  Problem problem(int64_t rows, const A* chunk_gates) const {
+    Problem p{};
+    p.sequence = sequence;
+    p.rows = rows;
+    for (int i = 0; i < cell.params; ++i) {
+      p.params[i] = read<S>(call.params[i]);
+      p.dparams[i] = write<A>(dparams[i]);
+    }
+    for (int s = 0; s < cell.states; ++s) p.carry[s] = write<A>(carry[s]);
+    if (cell.states > 1) {
+      p.cell_state = read<S>(call.state[1]);
+      p.cells = read<A>(cells);
+    }
+    p.h = read<S>(h);
+    p.saved = chunk_gates;
+    p.previous = read<S>(previous);
+    p.grad_h = grad.h ? read<S>(grad_h) : nullptr;
+    p.grad_scale = grad.scale ? read<S>(grad_scale) : nullptr;
+    const bool per_sequence = grad.scale && grad_scale.dim() == 2;
+    p.scale_step = per_sequence ? call.steps.batch : 1;
+    p.scale_row = per_sequence ? 1 : 0;
+    p.du = write<S>(du);
+    p.dr = one_gradient() ? nullptr : write<S>(dr);
+    p.operand = cell.two_products() ? write<S>(operand) : nullptr;
+    return p;
+  }
+
+  void run_block(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
+    auto p = problem<BlockBackward<S>>(rows, chunk_gates);
+    p.first = from;
+    p.steps = steps;
+    p.R = read<S>(call.R);
+    succeed(BlockKernels<S>::backward(p, call.place, plan.padded, stream));
+  }
+
+  void run_stepwise(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) {
+    for (int64_t k = 0; k < steps; ++k) {
+      const int64_t t = call.steps.reverse ? from + k : from + steps - 1 - k;
+      if (call.steps.rows(t)) step(t, call.steps.offset(t) - call.steps.offset(from), rows, chunk_gates);
+    }
+  }
+
+  // Finishes the step before, and unless t is -1 processes step t.
+  void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
+    auto p = problem<StepBackward<S>>(rows, chunk_gates);
+    p.t = t;
+    p.alive = t < 0 ? 0 : call.steps.rows(t);
+    p.row = t < 0 ? 0 : call.steps.offset(t);
+    p.here = here;
+    p.finished = finished;
+    p.finished_alive = finished_alive;
+    p.threads = p.alive > finished_alive ? p.alive : finished_alive;
+    p.from_R = read<S>(from_R);
+    p.step_dr = write<S>(step_dr);
+    succeed(StepKernels<S>::backward(p, call.place, stream));
+    if (t < 0) return;
+    if (p.alive != alive) {
+      alive = p.alive;
+      first = prepare(0, cell.first_gates);
+      if (cell.two_products()) second = prepare(cell.first_gates, cell.gates);
+    }
+    if (cell.two_products()) {
+      second.run();
+      p.second = true;
+      p.threads = p.alive;
+      succeed(StepKernels<S>::backward(p, call.place, stream));
+    }
+    first.run();
+    finished = t;
+    finished_alive = alive;
+  }
+
+  // from_R = dr R for the gates first..last-1 of one step.
+  Multiplication prepare(int first, int last) const {
+    return this->multiplication(this->by_head(from_R, alive, head_size),
+                                this->columns_of(this->by_head(step_dr, alive, gate_columns()), first, last),
+                                this->rows_of_R(first, last));
+  }
+
+  void add_weight_gradients(int64_t row, int64_t rows) {
+    const Tensor own = one_gradient() ? shaped(part(shaped(du, {call.rows, cell.gates * call.hidden}), 0, row, rows),
+                                               {1, rows, gate_columns()})
+                                      : this->by_head(dr, rows, gate_columns());
+    if (grad.needs_R) {
+      add_product(own, previous, rows, 0, cell.first_gates);
+      if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.gates);
+    }
+    if (grad.needs_bias) {
+      const Tensor sums = sum(own, 1, Base::arithmetic);
+      const int64_t all = sums.numel();
+      succeed(StepKernels<A>::accumulate({all, all, all, read<A>(sums), write<A>(dbias_sum)}, stream));
+    }
+  }
+
+  // dR of the gates first..last-1 += dr^T x.
+  void add_product(const Tensor& own, const Tensor& x, int64_t rows, int first, int last) const {
+    const int64_t inner = (last - first) * head_size * head_size, all = call.heads * inner;
+    const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_size});
+    this->multiplication(partial, transposed(this->columns_of(own, first, last), 1, 2),
+                         this->by_head(x, rows, head_size))
+        .run();
+    succeed(StepKernels<S>::accumulate(
+        {all, inner, gate_columns() * head_size, read<S>(partial), write<A>(dR_sum) + first * head_size * head_size},
+        stream));
+  }
+};
+
+}  // namespace
+
+Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
+                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
+                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
+                                 bool needs_R, bool needs_bias) {
+  const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
+  return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
+}
+
+}  // namespace rnnkern

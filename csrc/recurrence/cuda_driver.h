@@ -1,0 +1,134 @@
+// What the CUDA drivers of both directions share: the plan, the sequence as kernels see it, and the products between
+// kernels. Everything runs on the current stream and allocates through PyTorch; nothing waits for the device.
+#pragma once
+
+#include "common/counters.h"
+#include "common/cuda.h"
+#include "recurrence/call.h"
+#include "recurrence/cuda_plan.h"
+#include "recurrence/cuda_problem.h"
+
+namespace rnnkern {
+
+// f(S()), S as kernels store the dtype of x.
+template <class F>
+auto by_storage(const Tensor& x, F f) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return f(float());
+    case ScalarType::Double:
+      return f(double());
+    case ScalarType::BFloat16:
+      return f(device::bfloat16());
+    default:
+      STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, "recurrence: no CUDA kernel takes this dtype");
+      return f(device::float16());
+  }
+}
+
+struct Multiplication {
+  Tensor out, a, b;
+
+  void run() const { product(out, a, b); }
+};
+
+template <class S>
+struct CudaDriver {
+  using A = Arithmetic<S>;
+  static constexpr bool narrow = sizeof(A) != sizeof(S);
+  static constexpr ScalarType arithmetic = sizeof(A) == 8 ? ScalarType::Double : ScalarType::Float;
+
+  const Call& call;
+  CurrentDevice current;
+  void* stream;
+  Plan plan;
+  Sequence sequence;
+  int64_t head_size;
+  Tensor packing;  // offsets and lengths on the device
+
+  CudaDriver(const Call& call, const char* direction) : call(call), current(call.u), stream(current.stream()) {
+    device::Facts facts;
+    succeed(device::facts_of(call.u.get_device_index(), facts));
+    const Steps& steps = call.steps;
+    plan =
+        plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads});
+    head_size = call.hidden / call.heads;
+    sequence = {steps.count,
+                steps.batch,
+                call.hidden,
+                call.heads,
+                nullptr,
+                nullptr,
+                call.reset ? read<bool>(*call.reset) : nullptr,
+                steps.reverse};
+    if (call.packed) {
+      const Tensor host = empty_int64(*call.batch_sizes, steps.count + steps.batch);
+      int64_t *offsets = write<int64_t>(host), *lengths = offsets + steps.count;
+      for (int64_t t = 0, b = steps.batch; t <= steps.count; ++t) {
+        const int64_t alive = t < steps.count ? steps.rows(t) : 0;
+        while (b > alive) lengths[--b] = t;
+        if (t < steps.count) offsets[t] = steps.offset(t);
+      }
+      packing = empty(call.u, {steps.count + steps.batch}, ScalarType::Long);
+      copy(packing, host);
+      sequence.offsets = read<int64_t>(packing);
+      sequence.lengths = sequence.offsets + steps.count;
+    }
+    count(std::string("recurrence/cuda/") + direction + "/" + call.cell.name + "/" + plan.kernel);
+  }
+
+  static void succeed(int error) {
+    STD_TORCH_CHECK(error == 0, "recurrence: a CUDA kernel did not start: ", device::error_name(error));
+  }
+
+  // (B, H) in arithmetic precision, with the values of `from` or zero.
+  Tensor widened(const OptionalTensor& from) const {
+    const Tensor wide = empty(call.u, {call.steps.batch, call.hidden}, arithmetic);
+    if (from) {
+      copy(wide, *from);
+    } else {
+      fill_zero(wide);
+    }
+    return wide;
+  }
+
+  // In the dtype of the call; `wide` itself where it has it.
+  Tensor narrowed(const Tensor& wide) const {
+    if constexpr (!narrow) return wide;
+    const Tensor stored = empty_of_sizes(call.u, wide);
+    copy(stored, wide);
+    return stored;
+  }
+
+  // The first elements of a buffer as (K, rows, columns).
+  Tensor by_head(const Tensor& buffer, int64_t rows, int64_t columns) const {
+    return shaped(part(buffer, 0, 0, call.heads * rows * columns), {call.heads, rows, columns});
+  }
+
+  Tensor buffer(int64_t rows, int64_t columns, std::optional<ScalarType> dtype = {}) const {
+    return empty(call.u, {call.heads * rows * columns}, dtype);
+  }
+
+  // out = a b for every head, of (K, ., .) each: built once, run at every step.
+  Multiplication multiplication(const Tensor& out, const Tensor& a, const Tensor& b) const {
+    if (call.heads > 1) return {out, a, b};
+    return {at_index(out, 0, 0), at_index(a, 0, 0), at_index(b, 0, 0)};
+  }
+
+  // Rows of the gates first..last-1 of every head of R: (K, (last-first)*D, D).
+  Tensor rows_of_R(int first, int last) const {
+    const Tensor R = shaped(call.R, {call.heads, call.cell.gates * head_size, head_size});
+    return part(R, 1, first * head_size, (last - first) * head_size);
+  }
+
+  // Columns of those gates in (K, rows, G*D).
+  Tensor columns_of(const Tensor& r, int first, int last) const {
+    return part(r, 2, first * head_size, (last - first) * head_size);
+  }
+
+  int64_t chunk_rows(int64_t first, int64_t last) const {
+    return last > first ? call.steps.offset(last - 1) + call.steps.rows(last - 1) - call.steps.offset(first) : 0;
+  }
+};
+
+}  // namespace rnnkern

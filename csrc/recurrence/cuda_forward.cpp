@@ -1,0 +1,124 @@
+// The recurrence on a CUDA device, forward: one block kernel, or a product and a pointwise kernel per step.
+#include "recurrence/cuda_driver.h"
+#include "recurrence/recurrence.h"
+
+namespace rnnkern {
+namespace {
+
+template <class S>
+struct ForwardDriver : CudaDriver<S> {
+  using Base = CudaDriver<S>;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed;
+  using typename Base::A;
+
+  Tensor h, cells, saved;
+  Tensors final_state;
+
+  explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
+
+  template <class Problem>
+  void fill(Problem& p) const {
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    for (int i = 0; i < call.cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+  }
+
+  Tensors run(bool training, bool save_gates) {
+    h = call.rows_like_u(call.hidden);
+    Tensors outputs{h};
+    const bool keep_cells = training && call.cell.states > 1, keep_saved = training && save_gates && call.cell.saved;
+    if (keep_cells) cells = call.rows_like_u(call.hidden, Base::arithmetic);
+    if (keep_saved) saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
+    for (const Tensor& s : call.state) final_state.push_back(empty_of_sizes(call.u, s));
+    A* to_cells = keep_cells ? write<A>(cells) : nullptr;
+    A* to_saved = keep_saved ? write<A>(saved) : nullptr;
+    if constexpr (sizeof(S) < 8) {
+      if (plan.block()) run_block(to_cells, to_saved);
+    }
+    if (!plan.block()) run_stepwise(to_cells, to_saved);
+    outputs.insert(outputs.end(), final_state.begin(), final_state.end());
+    if (keep_cells) outputs.push_back(cells);
+    if (keep_saved) outputs.push_back(saved);
+    return outputs;
+  }
+
+  void run_block(A* to_cells, A* to_saved) {
+    BlockForward<S> p{};
+    fill(p);
+    p.sequence = sequence;
+    p.u = read<S>(call.u);
+    p.R = read<S>(call.R);
+    for (int s = 0; s < call.cell.states; ++s) {
+      p.state[s] = read<S>(call.state[s]);
+      p.final_state[s] = write<S>(final_state[s]);
+    }
+    p.h = write<S>(h);
+    p.cells = to_cells;
+    p.saved = to_saved;
+    succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
+  }
+
+  void run_stepwise(A* to_cells, A* to_saved) {
+    const CellInfo& cell = call.cell;
+    const int64_t batch = call.steps.batch, hidden = call.hidden, columns = cell.gates * hidden;
+    StepForward<S> p{};
+    fill(p);
+    p.hidden = hidden;
+    p.heads = call.heads;
+    Tensors state;  // in arithmetic precision; the final one itself where that is the dtype
+    for (int s = 0; s < cell.states; ++s) {
+      state.push_back(Base::narrow ? this->widened(call.state[s]) : final_state[s]);
+      if (!Base::narrow) copy(state[s], call.state[s]);
+      p.state[s] = p.next[s] = write<A>(state[s]);
+    }
+    const Tensor x = empty(call.u, {batch, hidden}), r = this->buffer(batch, cell.gates * this->head_size);
+    const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
+    copy(x, call.state[0]);
+    p.x = write<S>(x);
+    p.r = read<S>(r);
+
+    Multiplication first, second;
+    int64_t alive = -1;
+    for (int64_t k = 0; k < call.steps.count; ++k) {
+      const int64_t t = call.steps.at(k), rows = call.steps.rows(t), row = call.steps.offset(t);
+      if (rows == 0) continue;
+      if (rows != alive) {
+        alive = rows;
+        first = prepare(x, r, rows, 0, cell.first_gates);
+        if (cell.two_products()) second = prepare(operand, r, rows, cell.first_gates, cell.gates);
+      }
+      p.rows = rows;
+      p.u = read<S>(call.u) + row * columns;
+      p.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
+      p.h = write<S>(h) + row * hidden;
+      p.cells = to_cells ? to_cells + row * hidden : nullptr;
+      p.saved = to_saved ? to_saved + row * cell.saved * hidden : nullptr;
+      first.run();
+      if (cell.two_products()) {
+        StepForward<S> q = p;
+        q.operand = write<S>(operand);
+        succeed(StepKernels<S>::forward(q, call.place, stream));
+        second.run();
+      }
+      succeed(StepKernels<S>::forward(p, call.place, stream));
+    }
+    for (int s = 0; Base::narrow && s < cell.states; ++s) copy(final_state[s], state[s]);
+  }
+
+  // The product of gates first..last-1 with the first rows of x (B, H).
+  Multiplication prepare(const Tensor& x, const Tensor& r, int64_t rows, int first, int last) const {
+    const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_size});
+    const Tensor out = this->columns_of(this->by_head(r, rows, call.cell.gates * this->head_size), first, last);
+    return this->multiplication(out, transposed(heads, 0, 1), transposed(this->rows_of_R(first, last), 1, 2));
+  }
+};
+
+}  // namespace
+
+Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
+                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training,
+                        bool save_gates) {
+  const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
+}
+
+}  // namespace rnnkern

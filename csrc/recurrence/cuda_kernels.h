@@ -1,0 +1,36 @@
+// Starts the CUDA kernels of the recurrence, on a stream. `place` is the cell's in cells/list.h, `padded` the head size
+// that a block kernel is compiled for. They return a cudaError_t; 0 is success.
+#pragma once
+
+#include "device/launch.h"
+#include "recurrence/cuda_problem.h"
+
+namespace rnnkern {
+
+constexpr int block_sizes[] = {32, 64, 128};
+
+// What one block of a block kernel takes.
+struct BlockShape {
+  int columns, threads;  // sequences; threads
+  int64_t shared_bytes;
+};
+
+// S is float, bfloat16 or float16.
+template <class S>
+struct BlockKernels {
+  static BlockShape forward_shape(int place, int padded);
+  static BlockShape backward_shape(int place, int padded);
+  static int forward(const BlockForward<S>& problem, int place, int padded, void* stream);
+  static int backward(const BlockBackward<S>& problem, int place, int padded, void* stream);
+};
+
+// S is float, double, bfloat16 or float16.
+template <class S>
+struct StepKernels {
+  static int forward(const StepForward<S>& problem, int place, void* stream);
+  static int backward(const StepBackward<S>& problem, int place, void* stream);
+  static int previous(const Previous<S>& problem, void* stream);
+  static int accumulate(const Accumulate<S>& problem, void* stream);
+};
+
+}  // namespace rnnkern

@@ -1,0 +1,30 @@
+// Which CUDA kernel serves a call, and how it is launched: the written table, a pure function.
+#pragma once
+
+#include <string>
+
+#include "common/tensor.h"
+#include "device/facts.h"
+#include "recurrence/cuda_kernels.h"
+
+namespace rnnkern {
+
+struct Sizes {
+  int64_t steps, batch, hidden, heads;  // T, B, H, K
+};
+
+struct Plan {
+  const char* kernel;  // "block" or "stepwise"
+  std::string reason;
+  int padded;                    // of a block kernel: the head size that it is compiled for
+  BlockShape forward, backward;  // of a block kernel
+  // The backward computes gates again and adds up dR for so many steps at a time: the rows fill the device, and work
+  // space does not grow with T.
+  int64_t chunk_steps;
+
+  bool block() const { return padded > 0; }
+};
+
+Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
+
+}  // namespace rnnkern

@@ -1,0 +1,185 @@
+// The kernels that run one unit of one row per thread: the pointwise stages of the stepwise path, the gates of known
+// steps, and what gathers and adds up between products.
+#pragma once
+
+#include "cells/list.h"
+#include "recurrence/block_backward.h"
+#include "recurrence/cuda_problem.h"
+
+namespace rnnkern {
+
+constexpr int step_threads = 256;
+
+RNNKERN_DEVICE int64_t global_thread() { return int64_t(device::block()) * step_threads + device::thread(); }
+
+template <class Cell, class S>
+struct StepForwardKernel {
+  using Problem = StepForward<S>;
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.rows * p.hidden) return;
+    const int64_t row = index / p.hidden, column = index % p.hidden;
+    const int64_t d = p.hidden / p.heads, head = column / d, unit = column % d;
+    const bool reset = p.reset && p.reset[row];
+    A u[Cell::gates], r[Cell::gates], old[Cell::states] = {}, next[Cell::states];
+    A params[Cell::params + 1], save[Cell::saved + 1];
+    const int available = p.operand ? Cell::first_gates : Cell::gates;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      u[g] = widen(p.u[(row * Cell::gates + g) * p.hidden + column]);
+      const bool product = g < available && !reset;
+      r[g] = product ? widen(p.r[((head * p.rows + row) * Cell::gates + g) * d + unit]) : A(0);
+      if (p.bias) r[g] += widen(p.bias[g * p.hidden + column]);
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
+    const int64_t by_head = (head * p.rows + row) * d + unit;
+    if (p.previous) {
+      old[0] = widen(p.previous[by_head]);
+    } else if (!reset) {
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) old[s] = p.state[s][index];
+    }
+    if constexpr (Cell::two_products) {
+      A operand;
+      Cell::prepare(u, r, old, save, operand);
+      if (p.operand) {
+        p.operand[p.operand_by_head ? by_head : index] = device::narrow<S>(operand);
+        return;
+      }
+    }
+    Cell::forward(u, r, old, params, next, save);
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) {
+      if (p.next[s]) p.next[s][index] = next[s];
+    }
+    const S h = device::narrow<S>(next[0]);
+    if (p.h) p.h[index] = h;
+    if (p.x) p.x[index] = h;
+    if constexpr (Cell::states > 1) {
+      if (p.cells) p.cells[index] = next[1];
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::saved; ++i) {
+      if (p.saved) p.saved[(row * Cell::saved + i) * p.hidden + column] = save[i];
+    }
+  }
+};
+
+template <class Cell, class S>
+struct StepBackwardKernel {
+  using Problem = StepBackward<S>;
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::gates], int gates,
+                                  int64_t b, int64_t head, int64_t unit, int64_t d) {
+    const int64_t hidden = p.sequence.hidden;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      if (g >= gates) continue;
+      const S rounded = device::narrow<S>(dr[g]);
+      p.du[((p.row + b) * Cell::gates + g) * hidden + head * d + unit] = device::narrow<S>(du[g]);
+      if (p.dr) p.dr[((head * p.rows + p.here + b) * Cell::gates + g) * d + unit] = rounded;
+      p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit] = rounded;
+    }
+  }
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread(), hidden = p.sequence.hidden;
+    if (index >= p.threads * hidden) return;
+    const int64_t b = index / hidden, column = index % hidden;
+    const int64_t d = p.sequence.head_size(), head = column / d, unit = column % d;
+    const bool alive = p.t >= 0 && b < p.alive;
+    A grad[Cell::states];
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) grad[s] = p.carry[s][index];
+    const auto scale = [&](int64_t t) {
+      return p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
+    };
+
+    if (!p.second && p.finished >= 0 && b < p.finished_alive) {
+      grad[0] += scale(p.finished) * widen(p.from_R[(head * p.finished_alive + b) * d + unit]);
+      if (p.sequence.resets(p.finished, b)) {
+        RNNKERN_UNROLL
+        for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
+      }
+    }
+    if (alive) {
+      A old[Cell::states], next[Cell::states], du[Cell::gates] = {}, dr[Cell::gates] = {};
+      A params[Cell::params + 1], dparams[Cell::params + 1] = {};
+      BackwardInput<Cell, S> input;
+      input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
+      input.states(old, next);
+      if (!p.second) {
+        grad[0] += widen(input.grad_h);
+        RNNKERN_UNROLL
+        for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
+        Cell::backward(input.save, old, next, params, grad, du, dr, dparams);
+        give(p, du, dr, Cell::gates, b, head, unit, d);
+        RNNKERN_UNROLL
+        for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
+      } else if constexpr (Cell::two_products) {
+        // Of the first gates, `backward` gave some.
+        RNNKERN_UNROLL
+        for (int g = 0; g < Cell::first_gates; ++g) {
+          du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
+          dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
+        }
+        A operand;
+        const A doperand = scale(p.t) * widen(p.from_R[(head * p.alive + b) * d + unit]);
+        Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
+        p.operand[(head * p.rows + p.here + b) * d + unit] = device::narrow<S>(operand);
+        give(p, du, dr, Cell::first_gates, b, head, unit, d);
+      }
+    }
+    RNNKERN_UNROLL
+    for (int s = 0; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+  }
+};
+
+template <class S>
+struct PreviousKernel {
+  using Problem = Previous<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Sequence& seq = p.sequence;
+    const int64_t index = global_thread();
+    if (index >= p.rows * seq.hidden) return;
+    const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
+    int64_t t = p.first;
+    if (!seq.offsets) {
+      t = row / seq.batch;
+    } else {
+      for (int64_t low = p.first, high = seq.count; low < high;) {  // the last step that begins at or before the row
+        const int64_t middle = (low + high) / 2;
+        const bool begun = seq.offsets[middle] <= row;
+        t = begun ? middle : t;
+        (begun ? low : high) = begun ? middle + 1 : middle;
+      }
+    }
+    const int64_t b = row - seq.offset(t), before = seq.before(t, seq.length(b)), d = seq.head_size();
+    const S h = seq.resets(t, b) ? S{}
+                : before < 0     ? p.state[b * seq.hidden + column]
+                                 : p.h[(seq.offset(before) + b) * seq.hidden + column];
+    p.previous[(column / d * p.rows + here) * d + column % d] = h;
+  }
+};
+
+template <class S>
+struct AccumulateKernel {
+  using Problem = Accumulate<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.count) return;
+    p.to[index / p.inner * p.stride + index % p.inner] += widen(p.from[index]);
+  }
+};
+
+}  // namespace rnnkern
