@@ -27,24 +27,26 @@ struct Untouched : OneBlock<32> {
   static void run(const Problem& p) { p.out[thread()] = words()[thread()]; }
 };
 
-// Two blocks store to one word of a third, which then shows who was last.
+// One thread stores three times to one word of another block, which then shows what was last.
 struct StoreOrder {
   using Problem = Words;
   static constexpr int threads = 32;
-  static constexpr Launch shape{.blocks = 4, .shared_bytes = 1024, .cluster = 4};
+  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
     Carver carver{shared_memory()};
     auto* barrier = carver.take<Mbarrier>(1);
     auto* word = carver.take<Word8>(1);
-    if (thread() == 0) init(barrier, 1);
-    init_fence();
+    if (thread() == 0) {
+      init(barrier, 1);
+      init_fence();
+    }
     cluster_barrier();
-    if (cluster_rank() == 0 && thread() == 0) expect(barrier, 24);
-    if (cluster_rank() != 0 && thread() == 0)
-      store_async(map(word, 0), Word8{uint32_t(cluster_rank()), 0}, map(barrier, 0));
-    if (cluster_rank() == 0) {
+    if (block() == 0) {
+      if (thread() == 0) expect(barrier, 24);
       wait(barrier, 0);
       p.out[thread()] = word->x;
+    } else if (thread() == 0) {
+      for (uint32_t k = 1; k <= 3; ++k) store_async(map(word, 0), Word8{k, 0}, map(barrier, 0));
     }
     cluster_barrier();
   }
@@ -83,17 +85,17 @@ struct ReadsCopy : OneBlock<32> {
   }
 };
 
-// Copies over what others may still have to read: after a barrier if `in` is not 0.
+// Copies over what others may still have to read: after they have if `in` is not 0.
 struct CopiesOver : OneBlock<64> {
   static void run(const Problem& p) {
     words()[thread()] = 1;
     block_barrier();
-    const uint32_t read = words()[63 - thread()];
-    if (p.in[0]) block_barrier();
-    copy_async<4>(words() + thread(), p.in + 1 + thread());
+    if (!p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
+    p.out[thread()] = words()[63 - thread()];
+    block_barrier();
+    if (p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
     commit_copies();
     wait_copies<0>();
-    p.out[thread()] = read;
   }
 };
 
@@ -166,20 +168,19 @@ struct WaitsForever : OneBlock<64> {
   }
 };
 
-// One warp runs ahead by two phases, which another may sleep through.
+// One warp ends a second phase alone; the other, woken for the first, may sleep through it.
 struct SleepsThrough : OneBlock<64> {
   static void run(const Problem&) {
     auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
-    if (thread() == 0) init(barrier, 32);
+    if (thread() == 0) init(barrier, threads);
     init_fence();
     block_barrier();
+    expect(barrier, 0);
+    wait(barrier, 0);  // 1
     if (warp() == 0) {
       expect(barrier, 0);
-      wait(barrier, 0);
       expect(barrier, 0);
       wait(barrier, 1);
-    } else {
-      wait(barrier, 0);  // 1
     }
   }
 };

@@ -31,15 +31,16 @@ def nvcc() -> str | None:
 def build(
     name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), target: str = "host"
 ) -> Path:
-    """The path of a shared library of the sources, which are relative to the root. The target is "host" or "cuda"."""
+    """The path of a shared library of the sources, which are relative to the root. The target is "host", or what nvcc
+    takes for -arch."""
     folder = BUILD / name
     if target == "host":
         compile = {"cpp": [*compiler(), *HOST, *flags]}
         compile["cu"] = [*compile["cpp"], "-x", "c++"]
         linker = [*compiler(), "-shared"]
     else:
-        compile = {kind: [nvcc(), "-arch=native", *HARDWARE, *flags] for kind in ("cpp", "cu")}
-        linker = [nvcc(), "-arch=native", "-shared"]
+        compile = {kind: [nvcc(), f"-arch={target}", *HARDWARE, *flags] for kind in ("cpp", "cu")}
+        linker = [nvcc(), f"-arch={target}", "-shared"]
     lines = [f"builddir = {folder}"]
     for kind, command in compile.items():
         lines += [f"rule {kind}", f" command = {shlex.join(command)} -MD -MF $out.d -c $in -o $out"]

@@ -34,7 +34,7 @@ def capability() -> tuple[int, int] | None:
 
 def build_library(backend: str, flags: tuple[str, ...] = ()) -> Path:
     if backend == "cuda":
-        return build("conformance_cuda", [CONFORMANCE], flags, target="cuda")
+        return build("conformance_cuda", [CONFORMANCE], flags, target="sm_{}{}".format(*capability()))
     name = "conformance" + "".join(flag.partition("=")[2] for flag in flags)
     return build(name, [*INTERPRETER, CONFORMANCE, FAULTS], flags, link=flags)
 

@@ -78,7 +78,7 @@ def test_interpret_finds_a_forgotten_wait_for_stores():
 def test_interpret_finds_a_forgotten_wait_for_copies():
     given = np.arange(33, dtype=np.uint32)
     late = [NAN in fault("reads_copy", given, 32, seed=seed) for seed in SEEDS]
-    assert sum(late) > len(SEEDS) / 3
+    assert len(SEEDS) / 3 < sum(late) < len(SEEDS)
     given[0] = 1
     for seed in SEEDS:
         assert (fault("reads_copy", given, 32, seed=seed) == given[1:]).all()
@@ -87,7 +87,7 @@ def test_interpret_finds_a_forgotten_wait_for_copies():
 def test_interpret_finds_copies_over_what_is_still_read():
     given = np.full(65, 9, np.uint32)
     given[0] = 0
-    assert any(9 in fault("copies_over", given, 64, seed=seed) for seed in range(5))
+    assert any(9 in fault("copies_over", given, 64, seed=seed) for seed in range(10))
     given[0] = 1
     for seed in SEEDS:
         assert (fault("copies_over", given, 64, seed=seed) == 1).all()
