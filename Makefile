@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test lint format bench docs clean
+.PHONY: install demo test lint format bench gpu docs clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +38,10 @@ format: install
 
 bench: install
 	$(BIN)/python -m perf.bench
+
+# On a machine with a GPU and nvcc, with the Python that is there: no network, no .venv. OUT= a folder, STAGES= some.
+gpu:
+	$(PYTHON) -m perf.gpu $(if $(OUT),--out '$(OUT)') $(if $(STAGES),--stages $(STAGES)) $(if $(QUICK),--quick)
 
 docs: install
 	$(BIN)/python -m mkdocs build --strict --config-file .mkdocs.yml

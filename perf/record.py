@@ -1,6 +1,7 @@
 """What is kept of a measurement: the facts that a number depends on, CSVs that only grow, and a printed table."""
 
 import csv
+import os
 import platform
 import re
 import subprocess
@@ -11,18 +12,20 @@ from typing import Any
 
 import torch
 
-import rnnkern
-
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "perf" / "results"
+OURS = "rnnkern"
+"""This package, among the providers of rows."""
 
 Row = dict[str, Any]
 
 
 def facts(device: torch.device, command: str) -> Row:
     """The first columns of every row. ``simd`` is empty without the compiled part."""
+    import rnnkern  # here: `make gpu` asks for a device's folder before it has built anything
+
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": now(),
         "commit": commit(),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -30,17 +33,30 @@ def facts(device: torch.device, command: str) -> Row:
         "rnnkern": rnnkern.__version__,
         "simd": rnnkern.build_info()["simd_level"] or "",
         "command": command,
-    }
+    } | (accelerator() if device.type == "cuda" else {})
+
+
+def accelerator() -> Row:
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn.version()
+    return {"cuda": torch.version.cuda, "cudnn": cudnn, "matmul_tf32": tf32[0], "cudnn_tf32": tf32[1]}
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def commit() -> str:
-    """Of the checkout, with ``-dirty`` if what is measured differs from it: results and pictures do not count."""
+    """Of the checkout, with ``-dirty`` if what is measured differs from it: results and pictures do not count.
+
+    A copy without git's folder is told by the environment variable ``RNNKERN_COMMIT``.
+    """
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    revision = git("rev-parse", "--short", "HEAD") or "unknown"
+    revision = git("rev-parse", "--short", "HEAD") or os.environ.get("RNNKERN_COMMIT", "unknown")
     return revision + (
         "-dirty" if git("status", "--porcelain", "--", "csrc", "rnnkern", "perf/*.py", "setup.py") else ""
     )
@@ -92,10 +108,10 @@ def significant(x: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns; numbers to the right."""
+    """Aligned columns; numbers to the right, also between blanks."""
     columns = list(rows[0])
     cells = [[str(row[name]) for name in columns] for row in rows]
-    numeric = [all(isinstance(row[name], (int, float)) for row in rows) for name in columns]
+    numeric = [all(isinstance(row[name], (int, float)) or row[name] == "" for row in rows) for name in columns]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     lines = []
     for line in (columns, *cells):

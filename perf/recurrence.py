@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 import rnnkern.nn
-from perf import harness, picture, record
-from perf.harness import OURS, Case, Effort, Problem, Values
+from perf import harness, record
+from perf.harness import OURS, Case, Effort, NoKernel, Problem, Values
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -54,9 +54,12 @@ class Layer(NamedTuple):
     weights: dict[str, Tensor]  # weight_ih (G*H, I), weight_hh (G*H, H), bias_ih (G*H,), perhaps bias_hh (G*H,)
     params: tuple[Tensor, ...]
 
+    @property
+    def hidden(self) -> int:
+        return self.weights["weight_ih"].shape[0] // reference.CELLS[self.cell].gates
+
     def state(self, x: Tensor) -> tuple[Tensor, ...]:
-        hidden = self.weights["weight_hh"].shape[1]
-        return tuple(x.new_zeros(self.batch, hidden) for _ in range(reference.CELLS[self.cell].states))
+        return tuple(x.new_zeros(self.batch, self.hidden) for _ in range(reference.CELLS[self.cell].states))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Layer":
         weights = {name: change(w) for name, w in self.weights.items()}
@@ -73,19 +76,9 @@ def operator(layer: Layer, x: Tensor):
 
 def loop(layer: Layer, x: Tensor):
     """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go."""
-    W, R, b_ih, b_hh = (layer.weights.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     cell = reference.CELLS[layer.cell]
-    hidden = R.shape[1]
-
-    @functools.cache
-    def cut(first: int, last: int) -> tuple[Tensor, Tensor | None]:
-        rows = slice(first * hidden, last * hidden)
-        return R[rows], None if b_hh is None else b_hh[rows]
-
-    def product(h: Tensor, first: int = 0, last: int = cell.gates) -> Tensor:
-        return F.linear(h, *cut(first, last))
-
-    u = F.linear(x, W, b_ih)
+    product = product_of(layer)
+    u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
     state, outputs, finished = layer.state(x), [], []
     for u_t in u.unbind(0) if layer.batch_sizes is None else u.split(layer.batch_sizes.tolist()):
         n = u_t.shape[0]
@@ -99,7 +92,31 @@ def loop(layer: Layer, x: Tensor):
     return (torch.stack(outputs) if layer.batch_sizes is None else torch.cat(outputs)), state
 
 
+def product_of(layer: Layer) -> Callable[..., Tensor]:
+    """Gates first..last-1 of ``R h + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D)."""
+    R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
+    gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
+
+    def cut(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        rows = slice(first * width, last * width)
+        bias = None if b is None else b[first * layer.hidden : last * layer.hidden]
+        return (R[rows] if R.dim() == 2 else R[:, rows].transpose(1, 2)), bias
+
+    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
+        if (first, last) not in cuts:
+            cuts[first, last] = cut(first, last)
+        weight, bias = cuts[first, last]
+        if R.dim() == 2:
+            return F.linear(h, weight, bias)
+        r = torch.bmm(h.unflatten(1, (-1, width)).transpose(0, 1), weight)  # (K, B, gates*D)
+        r = r.unflatten(2, (-1, width)).permute(1, 2, 0, 3).flatten(1)
+        return r if bias is None else r + bias
+
+    return product
+
+
 def module(layer: torch.nn.RNNBase, batch_sizes: Tensor | None, x: Tensor):
+    layer.train(torch.is_grad_enabled())  # else cuDNN keeps for a backward that never comes
     if batch_sizes is None:
         h, final = layer(x)
     else:
@@ -185,7 +202,7 @@ def refuse_reference(layer: Layer, x: Tensor) -> None:
         batch_sizes=layer.batch_sizes,
     )  # fmt: skip
     if implementation == "reference":
-        raise ValueError(f"perf.recurrence: there is no kernel to measure: {reason}")
+        raise NoKernel(f"there is no kernel to measure: {reason}")
 
 
 def draw_batch_sizes(steps: int, batch: int) -> Tensor:
@@ -272,6 +289,8 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
         harness.run(todo, path, device, command, effort)
     finally:
         if path is not None and path.exists():
+            from perf import picture  # here: what only measures does without matplotlib
+
             picture.draw(path, "packed" if chosen.packed else "dense", chosen.dtype)
 
 

@@ -1,8 +1,10 @@
+import time
+
 import pytest
 import torch
 
 from perf import harness, record
-from perf.harness import OURS, Case, Effort, Problem, WrongResult
+from perf.harness import OURS, Case, Effort, NoKernel, Problem, WrongResult
 
 CPU = torch.device("cpu")
 EFFORT = Effort(0.0, 3, 3)
@@ -77,6 +79,110 @@ def test_calls_take_turns():
 def test_rounds_fill_the_time():
     calls = {"a": lambda: None}
     assert len(harness.interleave(calls, CPU, Effort(60.0, 3, 11))["a"]) == 11
+
+
+def test_a_short_call_is_repeated_within_its_turn():
+    count = 0
+
+    def call():
+        nonlocal count
+        count += 1
+        time.sleep(0.001)
+
+    (times,) = harness.interleave({"a": call}, CPU, Effort(0.0, 3, 3, warm_ups=1, enough=0.01)).values()
+    assert 1 + 3 * 2 <= count <= 1 + 3 * 10
+    assert all(0.001 <= seconds < 0.005 for seconds in times)
+
+
+def test_other_work_of_the_same_size_is_timed_and_not_compared():
+    right = case()
+    other = right._replace(
+        build=lambda seed: right.build(seed)._replace(unlike={"forward": {"other": lambda: {"z": TRUTH}}})
+    )
+    assert [row["provider"] for row in harness.measure(other, CPU, EFFORT)] == [OURS, "peer", "other"]
+
+
+def test_the_floor_is_at_least_what_memory_moves():
+    right = case()
+    slow = right._replace(build=lambda seed: right.build(seed)._replace(moving={"forward": 3.0}))
+    assert {row["floor_ms"] for row in harness.measure(slow, CPU, EFFORT)} == {3000.0}
+
+
+def test_a_provider_has_its_own_columns():
+    right = case()
+    more = right._replace(build=lambda seed: right.build(seed)._replace(columns=lambda name: {"kernel": name[:3]}))
+    assert [row["kernel"] for row in harness.measure(more, CPU, EFFORT)] == ["rnn", "pee"]
+
+
+def test_what_proves_a_case_may_be_another_problem():
+    wrong, right = case(ours=1.0), case()
+    assert harness.measure(wrong._replace(proof=right.build), CPU, EFFORT)
+    with pytest.raises(WrongResult):
+        harness.measure(right._replace(proof=wrong.build), CPU, EFFORT)
+
+
+def test_elements_are_drawn_evenly():
+    drawn = harness.thinned(torch.arange(harness.JUDGED * 6).view(6, -1))
+    assert drawn.unique(return_counts=True)[1].max() == 1
+    assert (drawn[1] - drawn[0]) % 2 == 1
+    assert harness.JUDGED / 2 < len(drawn) <= harness.JUDGED
+    assert len(harness.thinned(TRUTH)) == len(TRUTH)
+
+
+def test_a_peer_of_another_shape_is_wrong():
+    with pytest.raises(AssertionError, match="y: shape"):
+        harness.assert_same(TRUTH[:1], TRUTH, TRUTH, "y")
+
+
+def test_cases_without_time_are_named(tmp_path, capsys):
+    outcome = harness.attempt([case("a"), case("b")], tmp_path / "a.csv", CPU, "test", EFFORT, time.monotonic() - 1)
+    assert not outcome.rows
+    with pytest.raises(NoKernel):
+        outcome.settle()
+    assert "left out, the time was up: test dense a 100 float32; test dense b 100 float32" in capsys.readouterr().out
+
+
+def test_a_case_is_timed_when_it_is_its_turn(tmp_path):
+    order = []
+    turns = case()
+    watched = turns._replace(build=lambda seed: order.append("built") or turns.build(seed))
+    harness.attempt([watched], tmp_path / "a.csv", CPU, "test", EFFORT, turn=lambda: order.append("turn"))
+    assert order == ["built", "turn"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypatch, tmp_path):
+    def synchronize(device):
+        if lost:
+            raise RuntimeError("the device is lost")
+
+    def fail(seed):
+        raise RuntimeError("no such launch")
+
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(record, "facts", lambda *arguments: {})
+    monkeypatch.setattr(harness, "timed", lambda *arguments: [{"cell": "good"}])
+    todo = [case("bad")._replace(build=fail), case("good")]
+    if lost:
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            harness.attempt(todo, None, gpu, "test", EFFORT)
+    else:
+        outcome = harness.attempt(todo, None, gpu, "test", EFFORT)
+        assert outcome.refused == ["test dense bad 100 float32: RuntimeError: no such launch"]
+        assert outcome.rows == [{"cell": "good"}]
+    with pytest.raises(RuntimeError, match="no such launch"):
+        harness.attempt(todo, None, CPU, "test", EFFORT)
+
+
+def test_without_tqdm_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr(harness, "tqdm", None)
+    todo = [case("a"), case("b")]
+    assert list(harness.shown(todo)) == todo
+
+
+def test_a_copy_moves_bytes():
+    assert 1e8 < harness.copy_rate(CPU) < 1e13
 
 
 def test_peak_bytes_counts_what_is_held_at_once():

@@ -33,6 +33,18 @@ def test_facts():
     assert all(facts[name] for name in ("date", "commit", "device"))
 
 
+def test_a_gpu_has_facts_of_its_own():
+    assert list(record.accelerator()) == ["cuda", "cudnn", "matmul_tf32", "cudnn_tf32"]
+
+
+def test_a_copy_without_git_is_told_the_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.commit() == "unknown"
+    monkeypatch.setenv("RNNKERN_COMMIT", "abc1234")
+    assert record.commit() == "abc1234"
+
+
 def test_a_folder_for_each_device(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "device_name", lambda device: "AMD EPYC 9B45 (Turin)")
     folder = record.folder(CPU, tmp_path)
@@ -42,6 +54,10 @@ def test_a_folder_for_each_device(tmp_path, monkeypatch):
 def test_table_aligns():
     lines = record.table([{"cell": "lstm", "ms": 1.5}, {"cell": "x", "ms": 10.25}]).splitlines()
     assert lines == ["cell     ms", "lstm    1.5", "x     10.25"]
+
+
+def test_numbers_between_blanks_align():
+    assert record.table([{"x": 1.5}, {"x": ""}, {"x": 10.25}]).splitlines() == ["    x", "  1.5", "", "10.25"]
 
 
 @pytest.mark.parametrize(("x", "rounded"), [(0.0123456, 0.01235), (123456.0, 123500.0), (0.0, 0.0)])

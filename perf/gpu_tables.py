@@ -1,0 +1,126 @@
+"""The short tables of a GPU's CSV: microseconds per step, and how many times faster than cuDNN.
+
+``python -m perf.gpu_tables perf/results/nvidia-h200``
+"""
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf import record
+from perf.record import OURS, Row, significant
+
+SHOWN_DTYPE, SHOWN_BATCH = "bfloat16", 16
+DIRECTIONS = {"forward": "fwd", "forward+backward": "both"}
+PEERS = {"torch.nn": "nn", "torch.nn float16": "f16", "torch.nn dense": "dense"}
+"""A torch.nn of the same dtype, of cuDNN's best dtype, and without heads; short for columns."""
+
+Key = tuple[str, str, str, str]
+"""case, cell, shape, dtype."""
+
+
+class Figures:
+    """The newest row of each case, direction and provider."""
+
+    def __init__(self, rows: Sequence[dict[str, str]]) -> None:
+        self.rows = {
+            (*(row[name] for name in ("case", "cell", "shape", "dtype")), row["direction"], row["provider"]): row
+            for row in rows
+        }
+        self.keys: list[Key] = list(dict.fromkeys(key[:4] for key in self.rows))
+
+    def number(self, key: Key, direction: str, provider: str, column: str) -> float | str:
+        """Or nothing, where it was not measured."""
+        row = self.rows.get((*key, direction, provider))
+        return significant(float(row[column])) if row else ""
+
+    def step(self, key: Key, direction: str) -> float | str:
+        """Microseconds."""
+        ms = self.number(key, direction, OURS, "ms_50")
+        return ms if ms == "" else significant(1e3 * ms / int(key[2].split("x")[0]))
+
+    def peers(self, key: Key) -> list[str]:
+        return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and name != OURS))
+
+
+def batch(key: Key) -> int:
+    return int(key[2].split("x")[1])
+
+
+def steps(figures: Figures) -> Iterator[Row]:
+    """A line per cell and size, of one dtype and batch."""
+    plain = [key for key in figures.keys if key[0] in ("dense", "heads")]
+    for key in plain:
+        if key[3] != SHOWN_DTYPE or batch(key) != SHOWN_BATCH:
+            continue
+        line: Row = {"cell": key[1], "T x B x N": key[2]}
+        for direction, short in DIRECTIONS.items():
+            line[f"{short} us/step"] = figures.step(key, direction)
+            for peer, name in PEERS.items():
+                line[f"{short} /{name}"] = figures.number(key, direction, peer, "ratio_50")
+            line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
+        for provider in (OURS, "torch.nn"):
+            peak = figures.number(key, "forward+backward", provider, "peak_bytes")
+            line["MB" if provider == OURS else "nn MB"] = peak if peak == "" else significant(peak / 1e6)
+        yield line
+
+
+def means(figures: Figures) -> Iterator[Row]:
+    """Geometric means over sizes, a line per dtype, batch and direction."""
+    plain = [key for key in figures.keys if key[0] in ("dense", "heads")]
+    cells = list(dict.fromkeys(key[1] for key in plain if figures.peers(key)))
+    for dtype, rows in dict.fromkeys((key[3], batch(key)) for key in plain):
+        for direction, short in DIRECTIONS.items():
+            line: Row = {"dtype": dtype, "B": rows, "": short}
+            for cell in cells:
+                mine = [key for key in plain if key[1] == cell and key[3] == dtype and batch(key) == rows]
+                for peer, name in PEERS.items():
+                    ratios = [x for key in mine if (x := figures.number(key, direction, peer, "ratio_50")) != ""]
+                    line[f"{cell} /{name}"] = significant(statistics.geometric_mean(ratios)) if ratios else ""
+            yield line
+
+
+def others(figures: Figures) -> Iterator[Row]:
+    """All other cases, against each peer: forward, and forward and backward."""
+    for key in figures.keys:
+        if key[0] in ("dense", "heads"):
+            continue
+        ratios = [
+            " ".join([peer, *(str(figures.number(key, direction, peer, "ratio_50")) for direction in DIRECTIONS)])
+            for peer in figures.peers(key)
+        ]
+        yield dict(zip(("case", "cell", "T x B x N", "dtype"), key, strict=True)) | {
+            "fwd us/step": figures.step(key, "forward"),
+            "both us/step": figures.step(key, "forward+backward"),
+            "times faster than, fwd both": "; ".join(ratios) or "-",
+        }
+
+
+def text(folder: Path, since: str = "") -> str:
+    """Of the rows measured since a date as in their column."""
+    path = folder / "recurrence.csv"
+    rows = [row for row in record.read(path) if row["date"] >= since] if path.exists() else []
+    if not rows:
+        return f"{path.name}: nothing was measured"
+    figures, facts = Figures(rows), rows[-1]
+    names = ("device", "torch", "cuda", "cudnn", "commit", "copy_gb_s")
+    parts = [", ".join(f"{name} {facts[name]}" for name in names if name in facts)]
+    for title, lines in (
+        (f"{SHOWN_DTYPE}, B = {SHOWN_BATCH}; /x: times faster than x", list(steps(figures))),
+        ("times faster, geometric mean over sizes", list(means(figures))),
+        ("other cases", list(others(figures))),
+    ):
+        if lines:
+            parts.append(f"{title}\n{record.table(without_empty(lines))}")
+    return "\n\n".join(parts)
+
+
+def without_empty(lines: Sequence[Row]) -> list[Row]:
+    """Leaves out columns in which nothing was measured."""
+    kept = [name for name in lines[0] if any(line[name] != "" for line in lines)]
+    return [{name: line[name] for name in kept} for line in lines]
+
+
+if __name__ == "__main__":
+    print(text(Path(sys.argv[1])))
