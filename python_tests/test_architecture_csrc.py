@@ -150,7 +150,7 @@ def schemas(root: Path) -> tuple[dict[str, str], dict[str, set[str]]]:
         defined[schema.partition("(")[0]] = schema
     implemented = {}
     for key, body in re.findall(r"STABLE_TORCH_LIBRARY_IMPL\(rnnkern, (\w+), m\) \{(.*?)\}\n", text, re.S):
-        implemented[key] = set(re.findall(r'm\.impl\("(\w+)"', body))
+        implemented.setdefault(key, set()).update(re.findall(r'm\.impl\("(\w+)"', body))
     return defined, implemented
 
 

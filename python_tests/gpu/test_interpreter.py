@@ -205,6 +205,7 @@ def test_interpret_reports_stores_into_a_block_that_has_ended():
     assert len(said) > len(SEEDS) / 3
     assert all("store_async: " in line and place("Misuse") in line for line in said)
     assert any("block 1 had threads that ended when the store arrived" in line for line in said)
+    assert any("the block has threads that ended, block 0 thread 0" in line for line in said)
 
 
 @pytest.mark.parametrize(
