@@ -44,6 +44,10 @@ def cuda_refusal(device: torch.device) -> str | None:
     return _uncovered(archs, torch.cuda.get_device_capability(device))
 
 
+# torch.compiler.assume_constant_result would import the compiler, which cannot trace an operator that returns a string.
+cuda_refusal._dynamo_marked_constant = True
+
+
 @functools.cache
 def _uncovered(archs: tuple[str, ...], capability: tuple[int, int]) -> str | None:
     """Code runs on later devices of its major version, PTX on all later ones."""

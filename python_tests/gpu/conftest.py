@@ -5,11 +5,13 @@ import shutil
 from typing import NamedTuple
 
 import pytest
+import torch
 
-from python_tests.gpu import builder, kernels
+from python_tests.gpu import builder, kernels, recurrences
 
 WANTED = os.environ.get("RNNKERN_GPU_TESTS", "")
 CLUSTERS = (9, 0)
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS warns where algorithms are deterministic
 
 
 class Backend(NamedTuple):
@@ -24,6 +26,14 @@ ALL = {"interpret": [Backend("interpret", seed) for seed in range(6)], "cuda": [
 CHOSEN = {"": ["interpret", "cuda"], "all": ["interpret", "cuda"]}.get(WANTED, [WANTED])
 
 
+def require(missing: str) -> None:
+    """Skips where something is missing, unless the backend was asked for."""
+    if missing and WANTED:
+        pytest.fail(f"RNNKERN_GPU_TESTS={WANTED}, but {missing}")
+    if missing:
+        pytest.skip(missing)
+
+
 @pytest.fixture(scope="session", params=[backend for name in CHOSEN for backend in ALL[name]], ids=str)
 def backend(request) -> Backend:
     """Skipped where it is not there, unless it was asked for."""
@@ -32,11 +42,7 @@ def backend(request) -> Backend:
             pytest.skip("no C++ compiler")
         kernels.library("interpret")  # here, so that a failing build is told once
         return request.param
-    missing = "no GPU" if kernels.capability() is None else "no nvcc" if builder.nvcc() is None else ""
-    if missing and WANTED:
-        pytest.fail(f"RNNKERN_GPU_TESTS={WANTED}, but {missing}")
-    if missing:
-        pytest.skip(missing)
+    require("no GPU" if kernels.capability() is None else "no nvcc" if builder.nvcc() is None else "")
     kernels.library("cuda")
     return request.param
 
@@ -52,3 +58,35 @@ def launch(backend):
         return kernels.launch(name, given, words, backend=backend.name, seed=backend.seed)
 
     return run
+
+
+# ---- the recurrence
+
+
+@pytest.fixture
+def nan_memory():
+    """Uninitialised memory is NaN, in allocations made in C++ too: whatever is not written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in recurrences.FACTS], ids="-".join)
+def place(request, nan_memory):
+    """rnnkern.ops.recurrence, where kernels run and by either kernel. One thread: calls are small."""
+    require(recurrences.lacks(request.param[0]))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with recurrences.routed(recurrences.Place(*request.param)) as place:
+        yield place
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gpu():
+    """A torch.device, for what only hardware shows."""
+    if "cuda" not in CHOSEN:
+        pytest.skip("of hardware alone")
+    require(recurrences.lacks("cuda"))
+    return torch.device("cuda", torch.cuda.current_device())

@@ -2,12 +2,20 @@
 
 import functools
 import json
+import shutil
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from python_tests.gpu import builder
+from rnnkern import _extension, ops, reference
+from rnnkern.ops import Choice
+from rnnkern.testing import Sample
 
 KERNELS = ("block_f32.cu", "block_bf16.cu", "block_f16.cu", "step.cu")
 DRIVERS = ("cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
@@ -19,23 +27,147 @@ SOURCES = (
 )
 SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")
 OWN = ("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -> ()", "set_seed(int seed) -> ()")
+FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536)}
+"""What the interpreter pretends to be, for either kernel."""
+FACE = sys.modules["rnnkern.ops.recurrence"]
 
 
 @functools.cache
-def interpreted():
+def interpreted(flags: tuple[str, ...] = ()):
     """torch.ops.rnnkern_interpret, with the schemas of torch.ops.rnnkern."""
-    torch_folder = Path(torch.__file__).parent
-    flags = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{torch_folder}/include"]
-    library = builder.build("recurrence", SOURCES, flags, [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu"])
     definitions = torch.library.Library("rnnkern_interpret", "DEF")
     for name in SHARED:
         definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
     for schema in OWN:
         definitions.define(schema)
-    torch.ops.load_library(library)
+    torch.ops.load_library(build_library(flags))
     interpreted.kept = definitions
     return torch.ops.rnnkern_interpret
 
 
-def counts(operators=None) -> Counter:
-    return Counter(json.loads((operators or interpreted()).kernel_counts()))
+def build_library(flags: tuple[str, ...] = ()) -> Path:
+    torch_folder = Path(torch.__file__).parent
+    own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{torch_folder}/include"]
+    name = "recurrence" + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
+    libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu"]
+    return builder.build(name, SOURCES, [*own, *flags], [*libraries, *flags])
+
+
+def lacks(name: str) -> str:
+    """What this machine lacks to run the recurrence's kernels there, or nothing."""
+    if not _extension.available:
+        return _extension.reason
+    if name == "interpret":
+        return "" if shutil.which(builder.compiler()[0]) else "no C++ compiler"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    return _extension.cuda_refusal(torch.device("cuda", torch.cuda.current_device())) or ""
+
+
+class Place:
+    """``rnnkern.ops.recurrence`` by its CUDA drivers, inside :func:`routed`."""
+
+    def __init__(self, name: str, kernel: str, operators=None):
+        self.name, self.kernel = name, kernel
+        self.device = "cuda" if name == "cuda" else "cpu"
+        self.operators = operators or (torch.ops.rnnkern if name == "cuda" else interpreted())
+        self.set_facts(*FACTS[kernel])
+        self.set_seed(0)
+
+    def set_facts(self, *facts: int) -> None:
+        """Hardware has its own."""
+        self.facts = facts
+        if self.name == "interpret":
+            self.operators.set_facts(*facts)
+        else:
+            self.facts = _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))
+
+    def set_seed(self, seed: int) -> None:
+        if self.name == "interpret":
+            self.operators.set_seed(seed)
+
+    def __call__(self, *args, **kwargs):
+        if kwargs.get("save_gates") is None:
+            kwargs["save_gates"] = None if self.name == "cuda" else False
+        return ops.recurrence(*args, **kwargs)
+
+    def counts(self) -> Counter:
+        return Counter(json.loads(self.operators.kernel_counts()))
+
+    def entered(self, call) -> Counter:
+        before = self.counts()
+        call()
+        return self.counts() - before
+
+    def plan(self, cell, dtype, steps, batch, hidden, heads=1) -> dict:
+        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts)
+
+    def hidden(self, small: int) -> int:
+        """Hidden units that take the place's kernel, with one head and with two. What the interpreter pretends forces
+        it at any size."""
+        return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
+
+    def sample(self, sample: Sample) -> Sample:
+        """The same on the place's device, its leaves new."""
+        return moved(sample, self.device)
+
+
+@contextmanager
+def routed(place: Place) -> Iterator[Place]:
+    """Inside, the public face calls the place's operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        if place.name == "interpret":
+            patch.setattr(FACE, "_operators", place.operators)
+            patch.setattr(FACE, "_choose", lambda cell, u: Choice("cuda", "the cuda kernel serves this call"))
+            patch.setattr(_extension, "device_facts", lambda device: place.facts)
+        yield place
+
+
+def plan(cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...]) -> dict:
+    return json.loads(torch.ops.rnnkern.recurrence_plan(cell, str(dtype).removeprefix("torch."), sizes, facts))
+
+
+def moved(sample: Sample, device: str) -> Sample:
+    def move(x):
+        if isinstance(x, (tuple, list)):
+            return tuple(map(move, x))
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.detach().to(device).requires_grad_(x.requires_grad)
+
+    kwargs = {key: x if key == "batch_sizes" else move(x) for key, x in sample.kwargs.items()}
+    return Sample(sample.name, move(sample.args), kwargs)
+
+
+# ---- cells with a kink
+
+KINKS = {
+    "relu": lambda: 0.0,
+    "hardtanh": lambda: 1.0,
+    "modrelu": lambda bias: (-bias).clamp_min(0),  # of |z|
+}
+MARGIN = 0.25
+
+
+def off_kinks(sample: Sample) -> Sample:
+    """The sample with u moved where an argument of the nonlinearity lies within MARGIN of a kink: rounding, which is
+    smaller, decides nowhere on which side a unit lies. Other cells' samples as they are."""
+    cell, u, R, state = sample.args
+    if cell not in KINKS:
+        return sample
+    kwargs = {key: sample.to(torch.float64, False).kwargs[key] for key in ("bias", "params")}
+    _, wide, matrix, (h0,) = sample.to(torch.float64, False).args
+    kink = KINKS[cell](*kwargs["params"])
+    sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
+    sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
+    wide = wide.contiguous()
+    rows = list(wide.flatten(0, -2).split(sizes))  # views
+    for t in reversed(range(len(sizes))) if sample.kwargs["reverse"] else range(len(sizes)):
+        h = h0[: sizes[t]] if reset is None else h0[: sizes[t]].masked_fill(reset[t, : sizes[t], None], 0)
+        call = lambda cell, u, h=h, **kwargs: reference.recurrence(cell, u[None], matrix, (h,), **kwargs)[1][0]  # noqa: E731
+        r = call("identity", torch.zeros_like(h), bias=kwargs["bias"])
+        z = rows[t] + r
+        near = (z.abs() - kink).abs() < MARGIN
+        rows[t].copy_(torch.where(near, z.sign() * (kink + MARGIN), z) - r)
+        h0[: sizes[t]] = call(cell, rows[t], **kwargs)
+    return sample._replace(args=(cell, wide.to(u.dtype).requires_grad_(u.requires_grad), R, state))

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 import rnnkern.nn
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence, use
+from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
 from rnnkern.testing import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
 
@@ -77,7 +78,8 @@ def test_the_kernels_entered_are_those_that_explain_names(row, simd):
     assert choice.implementation == ("cpu" if served and forced != "reference" else "reference")
     wanted = Counter()
     if choice.implementation == "cpu":
-        wanted[f"recurrence/cpu/forward/{cell}/{level}"] = 2 if mode == "gates again" else 1
+        again = mode == "gates again" and KERNEL_CELLS[cell]["saved"]
+        wanted[f"recurrence/cpu/forward/{cell}/{level}"] = 2 if again else 1
         wanted[f"recurrence/cpu/backward/{cell}/{level}"] = int(mode != "inference")
     assert kernels == +wanted
     if forced:
@@ -98,15 +100,23 @@ def test_explain_says_why():
     assert "no cpu: the cell 'lstm_projected' has no kernel" in explained(cell="lstm_projected").reason
 
 
-@pytest.mark.parametrize("device", ["cuda", "meta"])
-def test_explain_for_other_devices(device):
+@pytest.mark.parametrize(("device", "archs"), [("cuda", ("8.0", "9.0+PTX")), ("cuda", ()), ("meta", ("9.0",))])
+def test_explain_for_other_devices(device, archs, monkeypatch):
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: archs)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     sample = recurrence_sample("gru")
     with FakeTensorMode():
         move = lambda x: torch.empty(x.shape, dtype=x.dtype, device=device)  # noqa: E731
         _, u, R, state = sample.args
         implementation, reason = explain(recurrence, "gru", move(u), move(R), tuple(map(move, state)))
+    if device == "cuda" and archs:
+        assert implementation == "cuda"
+        assert reason == "the cuda kernel serves this call; which of them, the device decides, and none is here"
+        return
     assert implementation == "reference"
     assert f"no cpu: the tensors are on {device}" in reason
+    why = "rnnkern was built without CUDA" if device == "cuda" else "the tensors are on meta"
+    assert f"no cuda: {why}" in reason
 
 
 def test_explain_refuses_what_the_call_would():

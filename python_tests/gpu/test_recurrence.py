@@ -1,0 +1,192 @@
+"""The recurrence's CUDA kernels against the reference: values, gradients, sizes, layouts, determinism."""
+
+import pytest
+import torch
+
+from python_tests.gpu.recurrences import off_kinks
+from rnnkern import reference
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import (
+    RECURRENCE_OPTIONS,
+    check_recurrence,
+    covering_rows,
+    outputs_and_gradients,
+    recurrence_sample,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+HEADS = {1: 1, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}
+CARRIED = {"euler", "lstm", "gru", "gru_reset_before"}
+"""Their state goes on in float32 beside the h that is stored, where tensors have 16 bits."""
+
+COVERING = covering_rows(
+    {
+        "cell": list(KERNEL_CELLS),
+        "dtype": DTYPES,
+        "steps": [63, 0, 1, 2, 3, 150],
+        "batch": [3, 0, 1, 8, 9, 17],
+        "hidden": [33, 1, 128, 200, 257, 64, 32, 100],
+        "heads": [False, True],
+        "bias": [True, False],
+        "packed": [False, True],
+        "reset": [False, True],
+        "reverse": [False, True],
+        "grad_scale": [0, 1, 2],
+        "save_gates": [True, False, None],
+        "seed": [0, 1, 2, 3],
+    }
+)
+
+
+def dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def name_of(row):
+    values = ((key, dtype_name(value) if key == "dtype" else value) for key, value in row.items())
+    return "-".join(f"{key}={value}" if key in ("save_gates", "seed") else
+                    key * value if isinstance(value, bool) else str(value) for key, value in values)  # fmt: skip
+
+
+def check(op, sample):
+    """By the closeness rule; float64, where honest rounding would be the reference's own, by a tolerance."""
+    sample = off_kinks(sample)
+    if sample.args[1].dtype != torch.float64:
+        check_recurrence(op, sample)
+        return
+    actual, wanted = outputs_and_gradients(op, sample), outputs_and_gradients(reference.recurrence, sample)
+    for name, value in wanted.items():
+        scale = value.detach().abs().max().item() if value.numel() else 0
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-11, atol=1e-11 * scale, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("options", RECURRENCE_OPTIONS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, place):
+    if dtype == torch.float64 and place.kernel == "block":
+        pytest.skip("float64 has no block kernel")
+    sizes = {"steps": 7, "batch": 11, "hidden": place.hidden(20)}
+    sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
+    kernels = place.entered(lambda: check(place, place.sample(sample)))
+    assert kernels == {f"recurrence/cuda/{way}/{cell}/{place.kernel}": 1 for way in ("forward", "backward")}
+
+
+@pytest.mark.parametrize("row", COVERING, ids=name_of)
+def test_awkward_sizes(row, place):
+    if row["dtype"] == torch.float64 and place.kernel == "block":
+        pytest.skip("float64 has no block kernel")
+    row = dict(row)
+    save_gates, seed = row.pop("save_gates"), row.pop("seed")
+    row["heads"] = HEADS[row["hidden"]] if row["heads"] else 1
+    place.set_seed(seed)
+    sample = place.sample(recurrence_sample(**row, requires_grad=True))
+    check(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), sample)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_one_tiny_call(cell, dtype, place):
+    options = {"heads": 2, "packed": True, "reset": True, "grad_scale": 1}
+    sample = recurrence_sample(cell, 3, 3, place.hidden(10), **options, dtype=dtype, requires_grad=True)
+    check(place, place.sample(sample))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
+def test_the_first_call(cell, place):
+    check(place, place.sample(recurrence_sample(cell, hidden=place.hidden(4), dtype=torch.float32, requires_grad=True)))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru", "gru_reset_before"])
+def test_several_chunks_of_everything_at_once(cell, heads, place):
+    """Resets, lengths, both ways, more steps than a chunk has: 64 and 64 and 22."""
+    for reverse in (False, True):
+        sample = recurrence_sample(
+            cell, 150, 9, 20, heads=heads, packed=True, reset=True, reverse=reverse, grad_scale=2,
+            dtype=torch.float32, requires_grad=True,
+        )  # fmt: skip
+        check(place, place.sample(sample))
+
+
+# ---- the same bits
+
+
+def same_bits(actual, wanted):
+    assert actual.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(actual[name], value), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
+    """Bit for bit; in 16 bits those cells alone whose state is no more than the h that is stored, and the others to
+    within roundings of the state between the halves."""
+    sample = place.sample(recurrence_sample(cell, 20, 5, 24, reset=True, reverse=reverse, dtype=dtype))
+    name, u, R, state = sample.args
+    kwargs = sample.kwargs
+    reset = kwargs.pop("reset")
+    h, final = place(name, u, R, state, reset=reset, **kwargs)
+    first, second = (slice(12, None), slice(12)) if reverse else (slice(12), slice(12, None))
+    h1, middle = place(name, u[first], R, state, reset=reset[first], **kwargs)
+    h2, end = place(name, u[second], R, middle, reset=reset[second], **kwargs)
+    halves = torch.cat([h2, h1] if reverse else [h1, h2])
+    assert torch.equal(h[first], h1)
+    exact = cell not in CARRIED or dtype in (torch.float32, torch.float64)
+    tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
+    torch.testing.assert_close((halves, *end), (h, *final), **tolerance)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_the_same_bits_twice_and_by_any_schedule(cell, place):
+    sample = recurrence_sample(cell, 70, 9, 33, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
+    sample = place.sample(sample)
+    wanted = outputs_and_gradients(place, sample)
+    for seed in (0, 1, 2):
+        place.set_seed(seed)
+        same_bits(outputs_and_gradients(place, sample), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_neighbours_change_no_bit(cell, dtype, place):
+    """Whatever rows stand beside a sequence, and in whatever place of the block."""
+    if place.kernel == "stepwise":
+        pytest.skip("its products are PyTorch's, whose bits depend on their sizes")
+    sample = place.sample(recurrence_sample(cell, 6, 19, 40, heads=2, dtype=dtype, requires_grad=True))
+    name, u, R, state = sample.args
+
+    def run(rows):
+        own = [x.detach()[..., rows, :].requires_grad_() for x in (u, *state)]
+        h, final = place(name, own[0], R, tuple(own[1:]), **sample.kwargs, save_gates=True)
+        return (h, *final, *torch.autograd.grad(h.sum() + final[-1].sum(), own))
+
+    whole = run(list(range(19)))
+    for rows in ([18], [3], [2, 7, 11, 18], list(range(5, 16))):
+        for alone, among in zip(run(rows), whole, strict=True):
+            assert torch.equal(alone, among[..., rows, :])
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_chunks_change_no_bit_but_of_sums_over_them(cell, place):
+    if place.name == "cuda":
+        pytest.skip("hardware has its own number of multiprocessors")
+    sample = recurrence_sample(cell, 150, 3, 24, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
+    op = lambda *args, **kwargs: place(*args, **kwargs, save_gates=True)  # noqa: E731
+    results = []
+    for multiprocessors, chunk in ((1, 64), (14, 149), (1000, 10666)):
+        place.set_facts(*place.facts[:2], multiprocessors, place.facts[3])
+        assert place.plan(cell, torch.float32, 150, 3, 24)["chunk_steps"] == chunk
+        results.append(outputs_and_gradients(op, sample))
+    for result in results[1:]:
+        for name, value in results[0].items():
+            if name in ("grad of R", "grad of bias"):
+                torch.testing.assert_close(result[name], value, rtol=0, atol=1e-6 * value.abs().max().item())
+            elif not name.startswith("grad of params"):
+                assert torch.equal(result[name], value), name

@@ -1,0 +1,304 @@
+"""What a call of the recurrence's CUDA kernels may be given, what it leaves undone, and what it keeps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rnnkern
+from perf.harness import peak_bytes
+from python_tests.gpu import builder
+from python_tests.gpu.recurrences import build_library, lacks, off_kinks
+from python_tests.ops.test_memory import kept
+from python_tests.ops.test_properties import calls
+from rnnkern import reference
+from rnnkern.ops import explain, recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
+
+FEW = settings(
+    max_examples=60, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+
+
+def backward_call(place, sample, grad_h=None, needs=(True, True)):
+    """A call of the operator alone, which gives [du, dR, dbias, *dstate, *dparams]."""
+    cell, u, R, state = sample.args
+    rest = [sample.kwargs.get(key) for key in ("bias", "params", "batch_sizes", "reset", "reverse")]
+    h, *others = place.operators.recurrence(cell, u, R, state, *rest, True, False)
+    saved = others[len(state) :]
+    return lambda: place.operators.recurrence_backward(cell, grad_h, [], u, R, state, *rest, None, h, saved, *needs)
+
+
+def backward(*args, **kwargs):
+    return backward_call(*args, **kwargs)()
+
+
+@FEW
+@given(
+    call=calls(st.integers(0, 6), st.integers(0, 10), st.integers(1, 40)),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_drawn_calls(place, call, dtype):
+    """Of any layout, lengths down to none, any number of heads."""
+    sample, save_gates = call
+    sample = place.sample(off_kinks(sample.to(getattr(torch, dtype), requires_grad=True)))
+    check_recurrence(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), sample)
+
+
+@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru_reset_before"])
+def test_layouts_do_not_matter(cell, place):
+    sample = place.sample(recurrence_sample(cell, 6, 5, 8, dtype=torch.float32))
+    name, u, R, state = sample.args
+    wanted, final = place(name, u, R, state, **sample.kwargs)
+    strided = u.transpose(0, 2).contiguous().transpose(0, 2)
+    assert not strided.is_contiguous()
+    states = tuple(s.t().contiguous().t() for s in state)
+    h, end = place(name, strided, R.t().contiguous().t(), states, **sample.kwargs)
+    assert torch.equal(h, wanted)
+    assert all(map(torch.equal, end, final))
+
+    row, first = u[:1, :1], tuple(s[:1] for s in state)
+    expanded = place(name, row.expand_as(u), R, tuple(s.expand(5, -1) for s in first), **sample.kwargs)
+    dense = place(name, row.repeat(6, 5, 1), R, tuple(s.repeat(5, 1) for s in first), **sample.kwargs)
+    assert torch.equal(expanded[0], dense[0])
+
+
+@pytest.mark.parametrize("of", ["h", "state", "one state", "both, expanded"])
+@pytest.mark.parametrize("cell", ["euler", "lstm", "gru", "gru_reset_before"])
+def test_gradients_of_some_outputs(cell, of, place):
+    """Those that are missing count as zero."""
+    sample = place.sample(recurrence_sample(cell, 5, 9, 6, reset=True, packed=True, requires_grad=True))
+    got = []
+    for op in (place, reference.recurrence):
+        h, final = op(*sample.args, **sample.kwargs)
+        y = {"h": (h * h).sum(), "state": sum((s * s).sum() for s in final), "one state": final[-1].sum()}
+        y["both, expanded"] = h.sum() + final[0].sum()
+        got.append(torch.autograd.grad(y[of], sample.leaves(), materialize_grads=True))
+    torch.testing.assert_close(*got)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_steps(cell, packed, place):
+    """The final state is the initial one, its gradient goes through, and weights get zero."""
+    sample = place.sample(recurrence_sample(cell, 0, 3, 6, packed=packed, dtype=torch.float32, requires_grad=True))
+    h, final = place(*sample.args, **sample.kwargs)
+    assert h.numel() == 0
+    assert all(map(torch.equal, final, sample.args[3]))
+    for x, gradient in zip(sample.leaves(), torch.autograd.grad(final, sample.leaves(), final), strict=True):
+        state = [s for s in sample.args[3] if s is x]
+        assert torch.equal(gradient, state[0] if state else torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("sizes", [[2, 2, 0], [0, 0], [17, 9, 8, 1, 0], []])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
+def test_sequences_without_steps_keep_their_state(cell, reverse, sizes, place):
+    _, (name, u, R, state), _ = place.sample(recurrence_sample(cell, 1, 20, 5, dtype=torch.float32, requires_grad=True))
+    rows, first = sum(sizes), max([*sizes, 0])
+    u = u.flatten(0, 1).repeat(2, 1)[:rows]
+    reset = torch.ones(len(sizes), 20, dtype=torch.bool, device=u.device)
+    sizes = torch.tensor(sizes, dtype=torch.int64)
+    h, final = place(name, u, R, state, batch_sizes=sizes, reset=reset, reverse=reverse)
+    assert h.shape == (rows, 5)
+    assert not h.isnan().any()
+    assert all(torch.equal(f[first:], s[first:]) for f, s in zip(final, state, strict=True))
+    (grad,) = torch.autograd.grad(final[0].sum(), state[0])
+    assert torch.equal(grad[first:], torch.ones_like(grad[first:]))
+    assert not grad[:first].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", ["tanh", "relu", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before"])
+def test_nan_and_infinity_pass_through_as_in_pytorch(cell, dtype, place):
+    """And stay in their sequence."""
+    sample = place.sample(recurrence_sample(cell, 3, 6, 5, dtype=dtype))
+    u = sample.args[1]
+    u[1, 0, 0], u[1, 1, 0], u[1, 2, 0], u[0, 3, 0] = float("nan"), float("inf"), -float("inf"), 0.0
+    actual, wanted = (op(*sample.args, **sample.kwargs)[0] for op in (place, reference.recurrence))
+    assert torch.equal(actual.isnan(), wanted.isnan())
+    assert not actual[:, 3:].isnan().any()
+    tolerance = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(actual, wanted, equal_nan=True, **tolerance)
+
+
+def test_a_reset_ends_what_nan_began(place):
+    sample = place.sample(recurrence_sample("lstm", 4, 2, 5, dtype=torch.float32, requires_grad=True))
+    reset = torch.zeros(4, 2, dtype=torch.bool, device=place.device)
+    reset[2, 0] = True
+    sample.args[1].data[1, 0] = float("nan")
+    h, _ = place(*sample.args, **sample.kwargs, reset=reset)
+    assert h[1, 0].isnan().all()
+    assert not h[2:].isnan().any()
+    (du,) = torch.autograd.grad(h[2:].sum(), sample.args[1])
+    assert not du[2:].isnan().any()
+
+
+def test_modrelu_at_its_kinks(place):
+    to = {"device": place.device, "dtype": torch.float32}
+    u = torch.tensor([[[0.0, -0.0, 0.5, -0.5, 0.25]]], **to, requires_grad=True)
+    bias = torch.tensor([0.1, 0.1, -0.5, -0.5, 0.0], **to, requires_grad=True)
+    h, _ = place("modrelu", u, torch.zeros(5, 5, **to), (torch.zeros(1, 5, **to),), params=(bias,))
+    assert h.tolist() == [[[0, 0, 0, 0, 0.25]]]
+    du, dbias = torch.autograd.grad(h.sum(), (u, bias))
+    assert du.tolist() == [[[0, 0, 0, 0, 1]]]
+    assert dbias.tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru_reset_before"])
+def test_what_is_not_needed_is_not_computed(cell, place):
+    sample = place.sample(recurrence_sample(cell, 5, 9, 6, heads=2, dtype=torch.float32))
+    grad_h = torch.randn(5, 9, 6, device=place.device)
+    du, dR, dbias, *rest = backward(place, sample, grad_h)
+    assert dR.shape == sample.args[2].shape
+    assert dR.abs().max() > 0
+    assert dbias.abs().max() > 0
+    for needs in ((False, True), (True, False), (False, False)):
+        du1, dR1, dbias1, *rest1 = backward(place, sample, grad_h, needs=needs)
+        assert (dR1.numel(), dbias1.numel()) == (needs[0] * dR.numel(), needs[1] * dbias.numel())
+        assert all(map(torch.equal, (du1, *rest1), (du, *rest)))
+
+
+def test_the_gradient_of_a_bias_that_is_not_there_is_that_of_zero(place):
+    sample = place.sample(recurrence_sample("gru", 5, 3, 6, dtype=torch.float32, bias=False))
+    zero = sample._replace(kwargs=sample.kwargs | {"bias": torch.zeros(18, device=place.device)})
+    grad_h = torch.randn(5, 3, 6, device=place.device)
+    assert all(map(torch.equal, backward(place, sample, grad_h), backward(place, zero, grad_h)))
+
+
+def test_no_gradient_at_all_gives_zeros(place):
+    for gradient in backward(place, place.sample(recurrence_sample("lstm", 5, 3, 6, dtype=torch.float32))):
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_gradcheck(cell, place):
+    sample = place.sample(recurrence_sample(cell, 3, 2, 4, heads=2, packed=True, reset=True, requires_grad=True))
+    sample = off_kinks(sample)
+    _, u, R, state = sample.args
+    names = ("batch_sizes", "reset")
+    kwargs = {key: sample.kwargs[key] for key in names}
+
+    def call(u, R, bias, *rest):
+        h, final = place(cell, u, R, rest[: len(state)], bias=bias, params=rest[len(state) :], **kwargs)
+        return (h, *final)
+
+    assert torch.autograd.gradcheck(call, (u, R, sample.kwargs["bias"], *state, *sample.kwargs["params"]))
+
+
+MODULES = [("LSTM", {}), ("LSTM", {"bidirectional": True, "num_layers": 2}), ("GRU", {"bidirectional": True}),
+           ("RNN", {"nonlinearity": "relu"}), ("RNN", {"batch_first": True, "bias": False})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), MODULES, ids=str)
+def test_modules_agree_with_those_of_torch(name, options, place):
+    ours = getattr(rnnkern.nn, name)(5, 6, **options).to(place.device)
+    theirs = getattr(torch.nn, name)(5, 6, **options).to(place.device)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(7, 4, 5, device=place.device)
+    results = []
+    for module in (ours, theirs):
+        y, _ = module(x)
+        results.append((y, *torch.autograd.grad((y * y).sum(), list(module.parameters()))))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+# ---- which kernels, and what a call keeps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(("hidden", "heads"), [(6, 1), (258, 1), (258, 2)])
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, heads, dtype, place):
+    sample = place.sample(recurrence_sample(cell, 2, 3, hidden, heads=heads, dtype=dtype, requires_grad=True))
+    choice = []
+    assert not place.entered(lambda: choice.append(explain(recurrence, *sample.args, **sample.kwargs)))
+    plan = place.plan(cell, dtype, 2, 3, hidden, heads)
+    assert choice[0] == ("cuda", f"the cuda kernel serves this call: {plan['kernel']}, for {plan['reason']}")
+    entry = "recurrence/cuda/{}/" + f"{cell}/{plan['kernel']}"
+    with torch.no_grad():
+        assert place.entered(lambda: place(*sample.args, **sample.kwargs)) == {entry.format("forward"): 1}
+    both = {entry.format("forward"): 1, entry.format("backward"): 1}
+    assert place.entered(lambda: outputs_and_gradients(place, sample)) == both
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
+    sample = place.sample(recurrence_sample(cell, 7, 3, 16, dtype=dtype, requires_grad=True))
+    inputs = {x.data_ptr() for x in sample.leaves()}
+    extra = [x for x in kept(lambda: place(*sample.args, **sample.kwargs)) if x.data_ptr() not in inputs]
+    wide = torch.promote_types(dtype, torch.float32)
+    wanted = [dtype, wide] if cell == "lstm" else [dtype]
+    assert sorted(map(str, (x.dtype for x in extra))) == sorted(map(str, wanted))
+    assert all(x.shape == (7, 3, 16) for x in extra)
+    with torch.no_grad():
+        assert kept(lambda: place(*sample.args, **sample.kwargs)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru", "gru_reset_before"])
+def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, place):
+    batch, hidden = 64 if place.name == "cuda" else 9, 8
+    chunk = place.plan(cell, dtype, 1, batch, hidden)["chunk_steps"]
+    peaks = []
+    for steps in (2 * chunk, 6 * chunk):
+        sample = place.sample(recurrence_sample(cell, steps, batch, hidden, dtype=dtype))
+        call = backward_call(place, sample, grad_h=torch.ones(steps, batch, hidden, dtype=dtype, device=place.device))
+        call()
+        peaks.append(peak_bytes(call, torch.device(place.device)) - sample.args[1].nbytes)
+    assert peaks[0] > 0
+    assert peaks[1] == peaks[0]
+
+
+# ---- under the address sanitizer
+
+SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
+SANITIZED = """
+import torch
+from python_tests.gpu import recurrences
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import outputs_and_gradients, recurrence_sample
+torch.set_num_threads(1)
+operators = recurrences.interpreted({flags})
+for kernel in recurrences.FACTS:
+    with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
+        for cell in KERNEL_CELLS:
+            for dtype in (torch.float32, torch.bfloat16):
+                for reverse in (False, True):
+                    for sizes in ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
+                        options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
+                        sample = recurrence_sample(cell, *sizes, **options, requires_grad=True)
+                        outputs_and_gradients(place, sample)
+print("clean")
+"""
+
+
+def test_interpret_under_the_address_sanitizer():
+    if missing := lacks("interpret"):
+        pytest.skip(missing)
+    preload = [find(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    if not all(map(os.path.isabs, preload)):
+        pytest.skip("no libasan or libubsan")
+    build_library(SANITIZE)
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED.format(flags=SANITIZE)],
+        env=os.environ | {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"},
+        cwd=builder.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr
+    assert "runtime error" not in done.stderr, done.stderr
+
+
+def find(library: str) -> str:
+    command = [*builder.compiler(), f"-print-file-name={library}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,205 @@
+"""The recurrence on hardware: streams, graphs, devices, the compiler. Skipped without a GPU."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import rnnkern
+from python_tests.gpu.recurrences import moved
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import outputs_and_gradients, recurrence_sample
+
+CELLS = ["tanh", "lstm", "gru_reset_before"]
+HIDDEN = {"block": 48, "stepwise": 160}
+kernels = pytest.mark.parametrize("kernel", HIDDEN)
+cells = pytest.mark.parametrize("cell", CELLS)
+
+
+def sample_of(cell, kernel, device, steps=20, batch=9, dtype=torch.float32, **options):
+    return moved(recurrence_sample(cell, steps, batch, HIDDEN[kernel], dtype=dtype, **options), device)
+
+
+@pytest.fixture
+def no_waiting():
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@cells
+@kernels
+def test_calls_run_on_the_current_stream(cell, kernel, gpu):
+    """They see what was written there just before; another stream is kept busy."""
+    sample = sample_of(cell, kernel, gpu, requires_grad=True)
+    wanted = outputs_and_gradients(recurrence, sample)
+    values = sample.args[1].detach().clone()
+    upstream = torch.randn_like(wanted["h"])
+    (du,) = torch.autograd.grad(recurrence(*sample.args, **sample.kwargs)[0], sample.args[1], upstream)
+    stream = torch.cuda.Stream(gpu)
+    stream.wait_stream(torch.cuda.current_stream(gpu))
+    with torch.cuda.stream(stream):
+        sample.args[1].data.fill_(float("nan"))
+        torch.cuda._sleep(100_000_000)
+        sample.args[1].data.copy_(values)
+        h, _ = recurrence(*sample.args, **sample.kwargs)
+        (again,) = torch.autograd.grad(h, sample.args[1], upstream)
+    stream.synchronize()
+    torch.testing.assert_close((h, again), (wanted["h"], du))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@cells
+@kernels
+def test_nothing_waits_for_the_device(cell, kernel, packed, gpu, no_waiting):
+    sample = sample_of(cell, kernel, gpu, packed=packed, reset=True, grad_scale=2, requires_grad=True)
+    upstream = torch.ones_like(recurrence(*sample.args, **sample.kwargs)[0])
+    torch.cuda.synchronize()
+    no_waiting()
+    h, _ = recurrence(*sample.args, **sample.kwargs)
+    torch.autograd.grad(h, sample.leaves(), upstream, materialize_grads=True)
+
+
+def captured(call):
+    """A graph of a call, and what it writes."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@cells
+@kernels
+def test_graphs_capture_and_replay(cell, kernel, backward, gpu):
+    sample = sample_of(cell, kernel, gpu, steps=70, reset=True, requires_grad=backward)
+    upstream = torch.randn(70, 9, HIDDEN[kernel], device=gpu)
+
+    def call():
+        h, final = recurrence(*sample.args, **sample.kwargs)
+        gradients = torch.autograd.grad(h, sample.leaves(), upstream) if backward else ()
+        return [x.detach() for x in (h, *final, *gradients)]
+
+    graph, results = captured(call)
+    for _ in range(2):
+        sample.args[1].data.normal_()
+        wanted = call()
+        for x in results:
+            x.fill_(float("nan"))
+        graph.replay()
+        torch.testing.assert_close(results, wanted)
+
+
+def test_a_second_device_is_served_where_its_tensors_are(gpu):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    other = torch.device("cuda", (gpu.index + 1) % torch.cuda.device_count())
+    for kernel in HIDDEN:
+        here = sample_of("lstm", kernel, gpu, packed=True, requires_grad=True)
+        wanted, there = (outputs_and_gradients(recurrence, moved(here, device)) for device in (gpu, other))
+        assert torch.cuda.current_device() == gpu.index
+        for name, value in wanted.items():
+            assert there[name].device == other
+            torch.testing.assert_close(there[name].cpu(), value.cpu())
+    here = recurrence_sample("tanh", dtype=torch.float32)
+    (_, u, _, state), there = moved(here, gpu).args, moved(here, other).args
+    with pytest.raises(TypeError, match=r"`R` must be on cuda:\d like `u`, got cuda:\d"):
+        recurrence("tanh", u, there[2], state)
+
+
+@pytest.mark.parametrize("stray", ["R", "state", "bias", "reset", "batch_sizes"])
+def test_mixed_devices_are_refused(stray, gpu):
+    sample = sample_of("tanh", "block", gpu, packed=True, reset=True)
+    _, u, R, state = sample.args
+    kwargs = dict(sample.kwargs)
+    if stray == "R":
+        R = R.cpu()
+    elif stray == "state":
+        state = (state[0].cpu(),)
+    else:
+        kwargs[stray] = kwargs[stray].to("cuda" if stray == "batch_sizes" else "cpu")
+    with pytest.raises(TypeError, match=f"`{stray}.* must be .*(on cuda|on the CPU).*got "):
+        recurrence("tanh", u, R, state, **kwargs)
+
+
+@cells
+@kernels
+def test_autocast(cell, kernel, gpu):
+    module = {"tanh": "RNN", "lstm": "LSTM"}.get(cell, "GRU")
+    options = {"reset_gate": "before"} if cell == "gru_reset_before" else {}
+    module = getattr(rnnkern.nn, module)(8, HIDDEN[kernel], **options).to(gpu)
+    x = torch.randn(5, 3, 8, device=gpu)
+    wanted, _ = module(x)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y, _ = module(x)
+    assert y.dtype in (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(y.float(), wanted, rtol=0.05, atol=0.05)
+    y.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@kernels
+def test_opcheck(cell, kernel, dtype, gpu):
+    sample = sample_of(cell, kernel, gpu, steps=3, dtype=dtype, reset=True)
+    cell, u, R, state = sample.args
+    rest = (sample.kwargs["bias"], list(sample.kwargs["params"]), None, sample.kwargs["reset"], False)
+    for save_gates in (False, True):
+        args = (cell, u, R, list(state), *rest, True, save_gates)
+        opcheck(torch.ops.rnnkern.recurrence.default, args)
+        h, *others = torch.ops.rnnkern.recurrence.default(*args)
+        args = (cell, h, [], u, R, list(state), *rest, None, h, others[len(state) :], True, True)
+        opcheck(torch.ops.rnnkern.recurrence_backward.default, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@cells
+@kernels
+def test_compiled(cell, kernel, gpu):
+    sample = sample_of(cell, kernel, gpu, requires_grad=True)
+    backends = ["aot_eager"]
+    if torch.utils._triton.has_triton():
+        backends.append("inductor")
+    for backend in backends:
+        compiled = torch.compile(recurrence, fullgraph=True, backend=backend)
+        actual, wanted = outputs_and_gradients(compiled, sample), outputs_and_gradients(recurrence, sample)
+        torch.testing.assert_close(actual, wanted)
+
+
+@cells
+def test_second_derivatives(cell, gpu):
+    sample = moved(recurrence_sample(cell, 3, 2, 3, requires_grad=True), gpu)
+    _, u, R, state = sample.args
+
+    def call(u, R, *state):
+        h, final = recurrence(cell, u, R, state)
+        return (h, *final)
+
+    assert torch.autograd.gradgradcheck(call, (u, R, *state))
+
+
+def test_offsets_are_64_bit(gpu):
+    """More than 2^31 elements of u, the last ones not zero."""
+    if torch.cuda.mem_get_info(gpu)[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free memory")
+    steps, batch = 2**15 + 1, 1024
+    for hidden, heads in ((16, 1), (16, 4)):
+        u = torch.zeros(steps, batch, 4 * hidden, device=gpu, dtype=torch.bfloat16)
+        u[-1] = torch.arange(4 * hidden, device=gpu) % 5
+        R = torch.zeros(*((64, 16) if heads == 1 else (4, 16, 4)), device=gpu, dtype=u.dtype)
+        state = (torch.zeros(batch, hidden, device=gpu, dtype=u.dtype),) * 2
+        u.requires_grad_()
+        h, final = recurrence("lstm", u, R, state)
+        last, _ = reference.recurrence("lstm", u[-1:].detach(), R, state)
+        torch.testing.assert_close(h[-1:].detach(), last)
+        torch.testing.assert_close(final[0].detach(), last[0])
+        assert not h[:-1].any()
+        (du,) = torch.autograd.grad(final[0].sum(), u)
+        assert du[-1].abs().min() > 0
+        assert not du[:, :, 3 * hidden :][:-1].any()
+        del u, h, final, du

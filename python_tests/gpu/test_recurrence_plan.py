@@ -1,0 +1,187 @@
+"""Which kernel serves which call, and how it is launched: the table, at its edges."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from python_tests.gpu.recurrences import FACE, plan
+from rnnkern import _extension
+from rnnkern.ops import explain, recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+
+if not _extension.available:
+    pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
+
+H100 = (9, 0, 132, 232448)
+A100 = (8, 0, 108, 166912)
+L4 = (8, 9, 58, 101376)
+B200 = (10, 0, 148, 232448)
+T4 = (7, 5, 40, 65536)
+DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
+TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
+"""Cells whose R of 128 units in float32 outgrows the shared memory of a device."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "heads", "padded"),
+    [(1, 1, 32), (32, 1, 32), (33, 1, 64), (64, 1, 64), (65, 1, 128), (128, 1, 128), (768, 12, 64), (768, 24, 32),
+     (257, 257, 32), (1024, 8, 128)],
+)  # fmt: skip
+def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
+    columns = 4 if dtype == torch.float32 else 8
+    for device, facts in DEVICES.items():
+        too_large = dtype == torch.float32 and padded == 128 and cell in TOO_LARGE.get(device, ())
+        for batch in (0, 1, 8, 9, 100):
+            found = plan(cell, dtype, (10, batch, hidden, heads), facts)
+            if too_large:
+                assert found["kernel"] == "stepwise"
+                assert found["reason"].endswith(f" bytes of shared memory, and a block here has {facts[3]}")
+                continue
+            assert (found["kernel"], found["padded"]) == ("block", padded)
+            assert found["reason"] == f"heads of {hidden // heads} units stay on one block"
+            for shape in (found["forward"], found["backward"]):
+                assert shape["columns"] == columns
+                assert shape["blocks"] == heads * math.ceil(batch / columns)  # every head of every sequence, once
+                assert 32 <= shape["threads"] <= 512
+                assert shape["threads"] % 32 == 0
+                assert 0 < shape["shared_bytes"] <= facts[3]
+
+
+STEPWISE = [
+    ("tanh", torch.bfloat16, (129, 1), H100, "heads of 129 units do not fit one block"),
+    ("lstm", torch.float32, (258, 2), B200, "heads of 129 units do not fit one block"),
+    ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
+    ("gru", torch.float64, (129, 1), H100, "heads of 129 units do not fit one block"),
+    ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),
+]
+
+
+@pytest.mark.parametrize(("cell", "dtype", "units", "facts", "reason"), STEPWISE)
+def test_the_rest_goes_step_by_step(cell, dtype, units, facts, reason):
+    found = plan(cell, dtype, (10, 3, *units), facts)
+    none = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0}
+    assert found == {"kernel": "stepwise", "reason": reason, "padded": 0, "chunk_steps": found["chunk_steps"],
+                     "forward": none, "backward": none}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(2**28, 1, 8, 1), (2, 2**28, 8, 1), (2, 2, 2**28, 2**27)])
+def test_sizes_beyond_32_bits_go_step_by_step(sizes):
+    assert plan("tanh", torch.float32, sizes, H100)["reason"] == "sizes beyond 2^28 have no block kernel"
+    largest = tuple(min(size, 2**28 - 1) for size in sizes[:2])
+    assert plan("tanh", torch.float32, (*largest, 8, 1), H100)["kernel"] == "block"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shared_memory_that_is_too_small_says_so(dtype):
+    """Exactly at the limit the block kernel runs; one byte less and it does not."""
+    found = plan("lstm", dtype, (10, 3, 128, 1), H100)
+    needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
+    assert plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs)) == found
+    refused = plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs - 1))
+    assert refused["kernel"] == "stepwise"
+    assert refused["reason"] == f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "batch", "wanted"),
+    [(H100, 16, 264), (H100, 66, 64), (H100, 67, 64), (H100, 1, 4224), (H100, 0, 4224), (A100, 16, 216),
+     (T4, 3, 426), (H100, 10**6, 64)],
+)  # fmt: skip
+def test_chunks_fill_the_device_and_are_at_least_64_steps(facts, batch, wanted):
+    for dtype in (*DTYPES, torch.float64):
+        for hidden in (32, 1000):
+            assert plan("lstm", dtype, (5, batch, hidden, 1), facts)["chunk_steps"] == wanted
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (1, 1, 4, 0), (1, 1, 4)])
+def test_the_plan_of_nonsense_is_refused(sizes):
+    with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
+        plan("tanh", torch.float32, sizes, H100)
+    with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
+        plan("lstm_projected", torch.float32, (1, 1, 4, 1), H100)
+
+
+# ---- without a device
+
+
+def explained(cell="gru", dtype=torch.float32, device="cuda"):
+    with FakeTensorMode():
+        u, R, h0 = (torch.empty(shape, dtype=dtype, device=device) for shape in ((5, 2, 12), (12, 4), (2, 4)))
+        return explain(recurrence, cell, u, R, (h0,))
+
+
+def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("8.0", "9.0", "10.0+PTX"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = "the cuda kernel serves this call; which of them, the device decides, and none is here"
+    for dtype in (*DTYPES, torch.float64):
+        assert explained(dtype=dtype) == ("cuda", said)
+
+
+@pytest.mark.parametrize(("facts", "said"), [
+    (H100, "block, for heads of 4 units stay on one block"),
+    (T4, "stepwise, for the block kernel needs compute capability 8.0"),
+])  # fmt: skip
+def test_explain_with_a_device_names_the_kernel(monkeypatch, facts, said):
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
+    monkeypatch.setattr(_extension, "device_facts", lambda device: facts)
+    assert explained() == ("cuda", f"the cuda kernel serves this call: {said}")
+
+
+def test_explain_says_why_no_kernel_serves_a_gpu(monkeypatch):
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ())
+    said = "no cuda: rnnkern was built without CUDA; no cpu: the tensors are on cuda:0"
+    assert explained() == ("reference", said)
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("9.0",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert explained().reason.startswith("no cuda: rnnkern was built for 9.0, and the device has capability 8.6; ")
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "covered"),
+    [
+        (("8.0",), (8, 0), True),
+        (("8.0",), (8, 9), True),
+        (("8.6",), (8, 0), False),
+        (("8.0",), (9, 0), False),
+        (("8.0+PTX",), (9, 0), True),
+        (("8.0+PTX",), (12, 0), True),
+        (("9.0+PTX",), (8, 9), False),
+        (("8.0", "9.0", "10.0+PTX"), (7, 5), False),
+        (("8.0", "9.0", "10.0+PTX"), (8, 9), True),
+        (("8.0", "9.0", "10.0+PTX"), (10, 3), True),
+        (("8.0", "9.0", "10.0+PTX"), (12, 1), True),
+        (("8.0", "9.0", "10.0"), (12, 1), False),
+    ],
+)
+def test_code_runs_on_its_major_version_and_ptx_on_all_later_ones(archs, capability, covered):
+    said = _extension._uncovered(archs, capability)
+    wanted = f"rnnkern was built for {', '.join(archs)}, and the device has capability {'.'.join(map(str, capability))}"
+    assert said == (None if covered else wanted)
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", True), ("cuda", False)])
+def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
+    asked = []
+    apply = lambda cell, reverse, save_gates, *_: asked.append(save_gates) or (None,) * 2  # noqa: E731
+    monkeypatch.setattr(FACE, "_Recurrence", SimpleNamespace(apply=apply))
+    with FakeTensorMode():
+        u, R, h0 = (torch.empty(x, device=device) for x in ((5, 2, 12), (12, 4), (2, 4)))
+        for save_gates in (None, True, False):
+            recurrence("gru", u.requires_grad_(), R, (h0,), save_gates=save_gates)
+    assert asked == [wanted, True, False]
+
+
+def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ())
+    torch.compiler.reset()
+    told = torch.compile(lambda x: (x + 1, _extension.cuda_refusal(x.device)), fullgraph=True, backend="eager")
+    assert told(torch.zeros(1))[1] == "rnnkern was built without CUDA"
