@@ -16,16 +16,25 @@ struct BackwardInput {
 
   A save[Cell::saved + 1], cell_old, cell_next;
   S h_old, h_next, grad_h, scale;
-  bool reset;
+  uint8_t reset;  // not yet compared: that would wait for the load
 
   // `row` of all rows, `here` in arrays that begin with the range, both of this sequence; unit of a head of d.
   template <class P>
   RNNKERN_DEVICE void fetch(const P& p, int t, int64_t row, int64_t here, int b, int head, int unit, int d,
                             int length) {
     const Sequence& seq = p.sequence;
+    const int64_t before = Cell::states > 1 ? seq.before(t, length) : -1;
+    fetch_after(p, before < 0 ? -1 : seq.offset(before) + b, t, row, here, b, head, unit, d);
+  }
+
+  // `row_before` is that of the state before, or -1 for the initial state.
+  template <class P>
+  RNNKERN_DEVICE void fetch_after(const P& p, int64_t row_before, int t, int64_t row, int64_t here, int b, int head,
+                                  int unit, int d) {
+    const Sequence& seq = p.sequence;
     const int column = head * d + unit, hidden = int(seq.hidden);
     const int64_t element = row * hidden + column;
-    reset = seq.resets(t, b);
+    reset = seq.reset ? reinterpret_cast<const uint8_t*>(seq.reset)[t * seq.batch + b] : 0;
     h_next = p.h[element];
     h_old = p.previous[(head * p.rows + here) * d + unit];
     grad_h = p.grad_h ? p.grad_h[element] : S{};
@@ -36,11 +45,9 @@ struct BackwardInput {
       for (int i = 0; i < Cell::saved; ++i) save[i] = saved[i * hidden];
     }
     if constexpr (Cell::states > 1) {
-      const int64_t before = seq.before(t, length);
       cell_next = p.cells[element];
-      cell_old = reset        ? A(0)
-                 : before < 0 ? widen(p.cell_state[int64_t(b) * hidden + column])
-                              : p.cells[(seq.offset(before) + b) * hidden + column];
+      cell_old =
+          row_before < 0 ? widen(p.cell_state[int64_t(b) * hidden + column]) : p.cells[row_before * hidden + column];
     }
   }
 
@@ -48,7 +55,7 @@ struct BackwardInput {
     old[0] = widen(h_old);
     next[0] = widen(h_next);
     if constexpr (Cell::states > 1) {
-      old[1] = cell_old;
+      old[1] = reset ? A(0) : cell_old;
       next[1] = cell_next;
     }
   }
@@ -113,18 +120,23 @@ struct BlockBackwardKernel {
     const int last = longest < end ? longest : end, steps = last > first ? last - first : 0;
     const auto at = [&](int k) { return seq.reverse ? first + k : last - 1 - k; };
     const int64_t origin = seq.offset(p.first);
-    int64_t row = steps ? seq.offset(at(0)) : 0, ahead = steps > 1 ? seq.offset(at(1)) : 0;
+    // Rows of this step and of those after, of which the first two may lie outside the range: the cell's state before a
+    // step is one step on. Known so early that no load waits for another.
+    const auto offset = [&](int k) { return at(k) >= 0 && at(k) < seq.count ? seq.offset(at(k)) : 0; };
+    int64_t row = offset(0), ahead = offset(1), later = offset(2);
     Input input[values] = {};
+    const auto fetch = [&](int v, int k, int64_t row, int64_t after) {
+      if (k >= steps || at(k) >= length[v]) return;
+      const int before = at(k + 1);
+      input[v].fetch_after(p, before >= 0 && before < length[v] ? after + b[v] : -1, at(k), row + b[v],
+                           row + b[v] - origin, b[v], head, Tile::unit(v), d);
+    };
     RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v) {
-      if (steps && at(0) < length[v]) {
-        input[v].fetch(p, at(0), row + b[v], row + b[v] - origin, b[v], head, Tile::unit(v), d, length[v]);
-      }
-    }
+    for (int v = 0; v < values; ++v) fetch(v, 0, row, ahead);
     RNNKERN_ROLLED
     for (int k = 0; k < steps; ++k) {
-      const int t = at(k), next_t = at(k + 1);
-      const int64_t later = k + 2 < steps ? seq.offset(at(k + 2)) : 0;
+      const int t = at(k);
+      const int64_t latest = offset(k + 3);
       S* here = x + k % 2 * Tile::x_size;
       A save[values][Cell::saved + 1], old[values][Cell::states], grad[values][Cell::states], scale[values];
       A du[values][Cell::gates], dr[values][Cell::gates], product[values];
@@ -141,9 +153,7 @@ struct BlockBackwardKernel {
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) grad[v][s] = carry[v][s];
         grad[v][0] += widen(input[v].grad_h);
-        if (k + 1 < steps && next_t < length[v]) {
-          input[v].fetch(p, next_t, ahead + b[v], ahead + b[v] - origin, b[v], head, Tile::unit(v), d, length[v]);
-        }
+        fetch(v, k + 1, ahead, later);
         if (alive) {
           Cell::backward(save[v], old[v], next, params[v], grad[v], du[v], dr[v], dparams[v]);
           give<last_first, Cell::gates>(p, du[v], dr[v], here, Tile::column(v), Tile::unit(v), d, head, row + b[v],
@@ -176,6 +186,7 @@ struct BlockBackwardKernel {
       }
       row = ahead;
       ahead = later;
+      later = latest;
     }
     RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {

@@ -8,18 +8,18 @@
 
 namespace rnnkern {
 
-// What the pointwise part of one unit of one sequence reads at a step, fetched a step ahead.
+// What the pointwise part of one unit of one sequence reads at a step, fetched a step ahead. All is kept as it lies in
+// memory: a conversion would wait for the load.
 template <class Cell, class S>
 struct ForwardInput {
   S u[Cell::gates];
-  bool reset;
+  uint8_t reset;
 
-  RNNKERN_DEVICE void fetch(const BlockForward<S>& p, int t, int64_t row, int b, int unit, bool alive) {
-    reset = alive && p.sequence.resets(t, b);
-    const int hidden = int(p.sequence.hidden);
-    const S* from = p.u + row * Cell::gates * hidden + unit;
+  // `from` is the first gate of this unit and sequence.
+  RNNKERN_DEVICE void fetch(const Sequence& seq, const S* from, int t, int b, bool alive) {
+    reset = alive && seq.reset ? reinterpret_cast<const uint8_t*>(seq.reset)[t * seq.batch + b] : 0;
     RNNKERN_UNROLL
-    for (int g = 0; g < Cell::gates; ++g) u[g] = alive ? from[g * hidden] : S{};
+    for (int g = 0; g < Cell::gates; ++g) u[g] = alive ? from[g * int(seq.hidden)] : S{};
   }
 };
 
@@ -72,15 +72,25 @@ struct BlockForwardKernel {
     const int steps = int(seq.length(b0));  // the longest of this block
     const auto at = [&](int k) { return seq.reverse ? steps - 1 - k : k; };
     int64_t row = steps ? seq.offset(at(0)) : 0, ahead = steps > 1 ? seq.offset(at(1)) : 0;
+    // Of the step whose first row is `first`, where a tensor with `per` times H columns has this thread's result 0, and
+    // how far from there result v is. One wide product serves all.
+    const auto place = [&](int64_t first, int per) {
+      return (first + b[0]) * hidden * per + first_unit + Tile::unit(0);
+    };
+    const auto apart = [&](int v, int per) {
+      return (Tile::column(v) - Tile::column(0)) * per * hidden + Tile::unit(v) - Tile::unit(0);
+    };
     ForwardInput<Cell, S> input[values];
     RNNKERN_UNROLL
-    for (int v = 0; v < values; ++v)
-      input[v].fetch(p, at(0), row + b[v], b[v], first_unit + Tile::unit(v), at(0) < length[v]);
+    for (int v = 0; v < values; ++v) {
+      const S* u = p.u + place(row, Cell::gates) + apart(v, Cell::gates);
+      input[v].fetch(seq, u, at(0), b[v], steps && at(0) < length[v]);
+    }
 
+    const S* next_u = p.u + place(ahead, Cell::gates);
     RNNKERN_ROLLED
     for (int k = 0; k < steps; ++k) {
       const int t = at(k), next_t = at(k + 1);
-      const int64_t later = k + 2 < steps ? seq.offset(at(k + 2)) : 0;
       const S* from = x + k % 2 * Tile::x_size;
       S* to = x + (k + 1) % 2 * Tile::x_size;
       A r[values][Cell::gates], u[values][Cell::gates], save[values][Cell::saved + 1];
@@ -91,10 +101,11 @@ struct BlockForwardKernel {
         reset[v] = input[v].reset;
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::gates; ++g) u[v][g] = widen(input[v].u[g]);
-        input[v].fetch(p, next_t, ahead + b[v], b[v], first_unit + Tile::unit(v), k + 1 < steps && next_t < length[v]);
+        input[v].fetch(seq, next_u + apart(v, Cell::gates), next_t, b[v], k + 1 < steps && next_t < length[v]);
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::first_gates; ++g) r[v][g] = bias[v][g] + (reset[v] ? A(0) : r[v][g]);
       }
+      const int64_t later = k + 2 < steps ? seq.offset(at(k + 2)) : 0;
       if constexpr (Cell::two_products) {
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {
@@ -124,14 +135,14 @@ struct BlockForwardKernel {
         const S h = device::narrow<S>(state[v][0]);
         if (Tile::unit(v) < d) to[Tile::place(Tile::column(v), Tile::unit(v))] = h;
         if (alive) {
-          const int64_t here = (row + b[v]) * hidden + first_unit + Tile::unit(v);
+          const int64_t here = place(row, 1) + apart(v, 1);
           p.h[here] = h;
           if constexpr (Cell::states > 1) {
             if (p.cells) p.cells[here] = state[v][1];
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {
-              A* saved = p.saved + (row + b[v]) * Cell::saved * hidden + first_unit + Tile::unit(v);
+              A* saved = p.saved + place(row, Cell::saved) + apart(v, Cell::saved);
               RNNKERN_UNROLL
               for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[v][i];
             }
@@ -140,6 +151,7 @@ struct BlockForwardKernel {
       }
       row = ahead;
       ahead = later;
+      next_u = p.u + place(ahead, Cell::gates);
       device::block_barrier();
     }
     RNNKERN_UNROLL

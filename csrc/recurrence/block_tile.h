@@ -18,11 +18,10 @@ RNNKERN_DEVICE uint32_t pair(S low, S high) {
   return uint32_t(low.bits) | uint32_t(high.bits) << 16;
 }
 
-// Element (row, column) of a head's R (gates*d, d), where `row` counts padded units; zero in the padding.
-template <class S, int D>
-RNNKERN_DEVICE S weight(const S* R, int d, int row, int column, int gates) {
-  const int gate = row / D, unit = row % D;
-  return gate < gates && unit < d && column < d ? R[int64_t(gate * d + unit) * d + column] : S{};
+// Element (gate, unit, column) of a head's R (gates, d, d); zero in the padding.
+template <class S>
+RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int gates) {
+  return gate < gates && unit < d && column < d ? R[(gate * d + unit) * d + column] : S{};
 }
 
 // ---- 16-bit storage: tensor cores, 8 sequences
@@ -31,25 +30,36 @@ RNNKERN_DEVICE S weight(const S* R, int d, int row, int column, int gates) {
 // what is left in shared memory, where each thread reads its own 16 bytes.
 template <int count, int threads>
 struct MmaWeights {
-  static constexpr int kept = count < 24 ? count : 24;
+  static constexpr int kept = count < 24 ? count : 24, batch = count % 4 ? 2 : 4;
   static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
 
-  uint32_t a[kept][4];
+  uint32_t a[kept][4] = {};
   device::Word16* rest;
 
-  // `weights(n, i)` is register i of fragment n.
+  // `weights(n, i)` is register i of fragment n. The loop is rolled, and picks the registers by comparing: unrolled,
+  // the compiler makes all addresses first, in more registers than there are.
   template <class Weights>
   RNNKERN_DEVICE void load(char* memory, Weights weights) {
     rest = reinterpret_cast<device::Word16*>(memory) + device::thread();
-    RNNKERN_UNROLL
-    for (int n = 0; n < kept; ++n) {
+    RNNKERN_ROLLED
+    for (int n = 0; n < count; n += batch) {
+      uint32_t loaded[batch][4];
       RNNKERN_UNROLL
-      for (int i = 0; i < 4; ++i) a[n][i] = weights(n, i);
-      if (n % 4 == 3)
-        device::block_barrier();  // else all loads are in flight at once, in more registers than there are
-    }
-    for (int n = kept; n < count; ++n) {
-      rest[(n - kept) * threads] = {weights(n, 0), weights(n, 1), weights(n, 2), weights(n, 3)};
+      for (int m = 0; m < batch; ++m) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) loaded[m][i] = weights(n + m, i);
+      }
+      RNNKERN_UNROLL
+      for (int here = 0; here < kept; ++here) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) a[here][i] = here / batch * batch == n ? loaded[here % batch][i] : a[here][i];
+      }
+      RNNKERN_UNROLL
+      for (int m = 0; m < batch; ++m) {
+        if (n + m >= kept) {
+          rest[(n + m - kept) * threads] = {loaded[m][0], loaded[m][1], loaded[m][2], loaded[m][3]};
+        }
+      }
     }
   }
 
@@ -92,9 +102,9 @@ struct MmaForward {
   RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
     weights.load(memory, [&](int n, int i) {
       const int k = n / tiles, m = n % tiles, gate = halves == 2 ? m : 2 * m + i % 2;
-      const int row = gate * D + unit(halves == 2 ? 2 * (i % 2) : 0);
+      const int row = unit(halves == 2 ? 2 * (i % 2) : 0);
       const int column = 16 * k + 8 * (i / 2) + 2 * (device::lane() % 4);
-      return pair(weight<S, D>(R, d, row, column, gates), weight<S, D>(R, d, row, column + 1, gates));
+      return pair(weight(R, d, gate, row, column, gates), weight(R, d, gate, row, column + 1, gates));
     });
   }
 
@@ -154,8 +164,9 @@ struct MmaBackward {
 
   RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
     weights.load(memory, [&](int k, int i) {
-      const int row = 16 * k + 8 * (i / 2) + 2 * (device::lane() % 4), column = unit(2 * (i % 2));
-      return pair(weight<S, D>(R, d, row, column, gates), weight<S, D>(R, d, row + 1, column, gates));
+      const int gate = 16 * k / D, column = unit(2 * (i % 2));
+      const int row = 16 * k % D + 8 * (i / 2) + 2 * (device::lane() % 4);
+      return pair(weight(R, d, gate, row, column, gates), weight(R, d, gate, row + 1, column, gates));
     });
   }
 
@@ -195,31 +206,35 @@ struct alignas(16) Float4 {
 // the rest of the kernel, and what is left in shared memory, where each thread reads its own 16 bytes.
 template <int rows, int chunks, int threads>
 struct FmaWeights {
-  static constexpr int room = threads > 256 ? 32 : 128;  // registers of 4 bytes
+  // Registers of 4 bytes. Of few rows fewer: the compiler then aims at two blocks at once, with 64 per thread.
+  static constexpr int room = threads <= 256 ? 128 : rows > 1 ? 32 : 24;
   static constexpr int fits = room / (4 * rows), kept = chunks < fits ? chunks : fits;
   static constexpr int64_t shared_size = int64_t(chunks - kept) * rows * threads * 16;
 
-  float w[kept][rows][4];
+  float w[kept][rows][4] = {};
   Float4* rest;
 
   // `weight(row, chunk, i)` is the weight of column 4*chunk + i of this thread.
   template <class Weight>
   RNNKERN_DEVICE void load(char* memory, Weight weight) {
     rest = reinterpret_cast<Float4*>(memory) + device::thread();
-    RNNKERN_UNROLL
-    for (int j = 0; j < chunks; ++j) {
+    RNNKERN_ROLLED
+    for (int j = 0; j < chunks; ++j) {  // see MmaWeights::load
+      Float4 loaded[rows];
       RNNKERN_UNROLL
       for (int m = 0; m < rows; ++m) {
         RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          if (j < kept) {
-            w[j][m][i] = weight(m, j, i);
-          } else {
-            rest[((j - kept) * rows + m) * threads].x[i] = weight(m, j, i);
-          }
-        }
+        for (int i = 0; i < 4; ++i) loaded[m].x[i] = weight(m, j, i);
       }
-      device::block_barrier();  // else all loads are in flight at once, in more registers than there are
+      RNNKERN_UNROLL
+      for (int m = 0; m < rows; ++m) {
+        RNNKERN_UNROLL
+        for (int here = 0; here < kept; ++here) {
+          RNNKERN_UNROLL
+          for (int i = 0; i < 4; ++i) w[here][m][i] = here == j ? loaded[m].x[i] : w[here][m][i];
+        }
+        if (j >= kept) rest[((j - kept) * rows + m) * threads] = loaded[m];
+      }
     }
   }
 
@@ -227,22 +242,31 @@ struct FmaWeights {
   template <int from, int to, int first_row, int last_row, int columns, class At>
   RNNKERN_DEVICE void multiply(float (&acc)[last_row - first_row][columns], At at) const {
     RNNKERN_UNROLL
-    for (int j = from; j < to; ++j) {
+    for (int j = from; j < to && j < kept; ++j) {
+      RNNKERN_UNROLL
+      for (int c = 0; c < columns; ++c) {
+        const Float4 x = *at(j, c);
+        RNNKERN_UNROLL
+        for (int m = first_row; m < last_row; ++m) add(acc[m - first_row][c], w[j][m], x);
+      }
+    }
+    RNNKERN_ROLLED  // unrolled, x of many chunks is in flight at once, in more registers than there are
+        for (int j = from > kept ? from : kept; j < to; ++j) {
       Float4 x[columns];
       RNNKERN_UNROLL
       for (int c = 0; c < columns; ++c) x[c] = *at(j, c);
       RNNKERN_UNROLL
       for (int m = first_row; m < last_row; ++m) {
-        Float4 here;
-        if (j >= kept) here = rest[((j - kept) * rows + m) * threads];
+        const Float4 weights = rest[((j - kept) * rows + m) * threads];
         RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const float weight = j < kept ? w[j < kept ? j : 0][m][i] : here.x[i];
-          RNNKERN_UNROLL
-          for (int c = 0; c < columns; ++c) acc[m - first_row][c] += weight * x[c].x[i];
-        }
+        for (int c = 0; c < columns; ++c) add(acc[m - first_row][c], weights.x, x[c]);
       }
     }
+  }
+
+  RNNKERN_DEVICE static void add(float& sum, const float (&weights)[4], const Float4& x) {
+    RNNKERN_UNROLL
+    for (int i = 0; i < 4; ++i) sum += weights[i] * x.x[i];
   }
 };
 
@@ -274,9 +298,8 @@ struct FmaForward {
 
   RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
     const int part = device::thread() % 4;
-    weights.load(memory, [&](int gate, int j, int i) {
-      return weight<float, D>(R, d, gate * D + unit(0), 16 * j + 4 * part + i, gates);
-    });
+    weights.load(memory,
+                 [&](int gate, int j, int i) { return weight(R, d, gate, unit(0), 16 * j + 4 * part + i, gates); });
   }
 
   template <int first, int last>
@@ -311,8 +334,10 @@ struct FmaBackward {
 
   RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
     const int part = device::thread() % 16, units = device::thread() / 16 * 4;
-    weights.load(memory,
-                 [&](int m, int j, int i) { return weight<float, D>(R, d, 64 * j + 4 * part + i, units + m, gates); });
+    weights.load(memory, [&](int m, int j, int i) {
+      const int row = 64 * j + 4 * part + i;
+      return weight(R, d, row / D, row % D, units + m, gates);
+    });
   }
 
   template <int first, int last>
