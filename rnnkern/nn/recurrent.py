@@ -9,6 +9,7 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.ops import Choice, recurrence
+from rnnkern.ops.projection import project
 from rnnkern.reference import CELLS
 
 
@@ -29,7 +30,7 @@ class _Call(NamedTuple):
     arguments: dict[str, Any]  # of the operator, all but u
 
     def project(self, x: Tensor) -> dict[str, Tensor]:
-        u = F.linear(x, self.weight_ih, self.bias_ih)
+        u = project(x, self.weight_ih, self.bias_ih)
         if not torch.is_autocast_enabled(u.device.type):
             return {"u": u, **self.arguments}
         cast = {"u": u}  # autocast has chosen u's dtype; the rest follows, as torch.nn's weights and state do
