@@ -14,7 +14,14 @@ namespace rnnkern {
 
 RNNKERN_CELL float tanh(float x) { return ::tanhf(x); }
 RNNKERN_CELL double tanh(double x) { return ::tanh(x); }
-RNNKERN_CELL float sigmoid(float x) { return 1.0f / (1.0f + ::expf(-x)); }
+RNNKERN_CELL float sigmoid(float x) {
+#if defined(__CUDA_ARCH__)
+  // Without the exact division's slow path, whose branch would keep one sigmoid from overlapping the next.
+  return __fdividef(1.0f, 1.0f + ::expf(-x));
+#else
+  return 1.0f / (1.0f + ::expf(-x));
+#endif
+}
 RNNKERN_CELL double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 RNNKERN_CELL float abs(float x) { return ::fabsf(x); }
 RNNKERN_CELL double abs(double x) { return ::fabs(x); }
