@@ -23,16 +23,14 @@ inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, st
   return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
 }
 
-// Of the dtype of `like`, of the sizes of `x`.
-inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x) { return torch::stable::new_empty(like, x.sizes()); }
+// Of the dtype of `like` unless another is named, of the sizes of `x`.
+inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x, std::optional<ScalarType> dtype = {}) {
+  return torch::stable::new_empty(like, x.sizes(), dtype);
+}
 
 inline Tensor empty_int64(const Tensor& like, int64_t size) {
   return torch::stable::new_empty(like, {&size, 1}, ScalarType::Long);
 }
-
-inline Tensor empty_like(const Tensor& like) { return torch::stable::empty_like(like); }
-
-inline Tensor zeros(const Tensor& like, int64_t size) { return torch::stable::new_zeros(like, {&size, 1}); }
 
 inline Tensor zeros(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, {sizes.begin(), sizes.size()}, dtype);
@@ -84,15 +82,6 @@ const T* read(const Tensor& x) {
 template <class T>
 T* write(const Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
-}
-
-// f(float()) or f(double()), by the dtype of x.
-template <class F>
-auto by_dtype(const char* operation, const Tensor& x, F f) {
-  const bool is_float = x.scalar_type() == ScalarType::Float;
-  STD_TORCH_CHECK(is_float || x.scalar_type() == ScalarType::Double, operation, ": the CPU kernel takes float32 and ",
-                  "float64");
-  return is_float ? f(float()) : f(double());
 }
 
 }  // namespace rnnkern

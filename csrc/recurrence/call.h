@@ -8,6 +8,25 @@
 
 namespace rnnkern {
 
+// f(S()), S as kernels store the dtype of x.
+template <class F>
+auto by_storage(const Tensor& x, F f) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return f(float());
+    case ScalarType::Double:
+      return f(double());
+    case ScalarType::BFloat16:
+      return f(device::bfloat16());
+    default:
+      STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, "recurrence: no kernel takes this dtype");
+      return f(device::float16());
+  }
+}
+
+template <class S>
+constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Double : ScalarType::Float;
+
 // The arguments that forward and backward share: found sound, contiguous, and measured.
 struct Call {
   int place;  // in cells/list.h

@@ -3,7 +3,7 @@
 
 #include "recurrence/cpu_includes.h"
 
-#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
 
 #define RNNKERN_VECTOR_BYTES 64
 #define RNNKERN_VECTOR_REGISTERS 32
@@ -11,7 +11,9 @@
 
 namespace rnnkern {
 
-Level level_avx512() { return {kernels<float>(), kernels<double>()}; }
+Level level_avx512() {
+  return {kernels<float>(), kernels<double>(), kernels<device::bfloat16>(), kernels<device::float16>()};
+}
 
 }  // namespace rnnkern
 

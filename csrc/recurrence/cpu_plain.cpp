@@ -8,6 +8,8 @@
 
 namespace rnnkern {
 
-Level level_plain() { return {kernels<float>(), kernels<double>()}; }
+Level level_plain() {
+  return {kernels<float>(), kernels<double>(), kernels<device::bfloat16>(), kernels<device::float16>()};
+}
 
 }  // namespace rnnkern

@@ -5,8 +5,6 @@
 namespace rnnkern {
 namespace {
 
-constexpr int gradient_rows = 128;  // rows of a block: 64 columns of h for all of them fit the first-level cache
-
 constexpr int gradient_tile_rows(int vectors) { return max_rows(vectors) < 6 ? max_rows(vectors) : 6; }
 
 // out[i][j] += sum over rows k of a[k][i] b[k][j]. A block is summed by itself before it is added to what is there:
@@ -71,8 +69,9 @@ int64_t padded_columns(int64_t hidden, int64_t heads) {
   return (d + Vec<T>::width - 1) / Vec<T>::width * Vec<T>::width;
 }
 
-// One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product.
-template <class T>
+// One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product, stored
+// as S.
+template <class T, class S>
 class WeightGradient {
  public:
   // `sums` is (K, G*D, padded D), zero at the start.
@@ -88,7 +87,7 @@ class WeightGradient {
         unit1_(unit1),
         sums_(sums) {}
 
-  void add(const T* dr, const T* operand) {
+  void add(const T* dr, const S* operand) {
     dr_[count_] = dr;
     operand_[count_] = operand;
     if (++count_ == gradient_rows) flush();
@@ -100,21 +99,30 @@ class WeightGradient {
   }
 
  private:
+  static constexpr bool narrow_ = sizeof(S) < sizeof(T);
+
   void flush(int64_t head) {
     constexpr int width = Vec<T>::width;
-    const int64_t full = d_ / width;
-    for (int64_t v = 0; v < full; v += max_vectors)
-      columns(head, operand_, head * d_ + v * width, v * width, int(smaller(max_vectors, full - v)));
-    if (full * width == d_) return;
-    // The last columns, of less than a vector, from a padded copy: a full load could leave the row and the tensor.
-    alignas(64) T padded[gradient_rows * width];
-    const T* rows[gradient_rows];
-    std::memset(padded, 0, sizeof(T) * count_ * width);
-    for (int k = 0; k < count_; ++k) {
-      std::memcpy(padded + k * width, operand_[k] + head * d_ + full * width, sizeof(T) * (d_ - full * width));
-      rows[k] = padded + k * width;
+    const int64_t all = (d_ + width - 1) / width;
+    const int64_t direct = narrow_ ? 0 : d_ / width;
+    if constexpr (!narrow_) {
+      for (int64_t v = 0; v < direct; v += max_vectors)
+        columns(head, operand_, head * d_ + v * width, v * width, int(smaller(max_vectors, direct - v)));
     }
-    columns(head, rows, 0, full * width, 1);
+    // The rest from a copy: to widen it, or since a full load of the last columns could leave the row and the tensor.
+    constexpr int most = narrow_ ? max_vectors : 1;
+    alignas(64) T copied[gradient_rows * most * width];
+    const T* rows[gradient_rows];
+    for (int64_t v = direct; v < all; v += most) {
+      const int vectors = int(smaller(most, all - v));
+      for (int k = 0; k < count_; ++k) {
+        T* const row = copied + k * vectors * width;
+        for (int j = 0; j < vectors; ++j)
+          load(operand_[k] + head * d_ + (v + j) * width, d_ - (v + j) * width).store(row + j * width);
+        rows[k] = row;
+      }
+      columns(head, rows, 0, v * width, vectors);
+    }
   }
 
   // A panel of `vectors` vectors of columns, for all units of the head that are this member's.
@@ -136,7 +144,8 @@ class WeightGradient {
   int64_t unit0_, unit1_;
   T* sums_;
   int count_ = 0;
-  const T *dr_[gradient_rows], *operand_[gradient_rows];
+  const T* dr_[gradient_rows];
+  const S* operand_[gradient_rows];
 };
 
 // dR (rows, d) = the sum of `parts` padded sums, for rows begin..end-1.

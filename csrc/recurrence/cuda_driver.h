@@ -10,22 +10,6 @@
 
 namespace rnnkern {
 
-// f(S()), S as kernels store the dtype of x.
-template <class F>
-auto by_storage(const Tensor& x, F f) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return f(float());
-    case ScalarType::Double:
-      return f(double());
-    case ScalarType::BFloat16:
-      return f(device::bfloat16());
-    default:
-      STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, "recurrence: no CUDA kernel takes this dtype");
-      return f(device::float16());
-  }
-}
-
 struct Multiplication {
   Tensor out, a, b;
 
@@ -35,8 +19,8 @@ struct Multiplication {
 template <class S>
 struct CudaDriver {
   using A = Arithmetic<S>;
-  static constexpr bool narrow = sizeof(A) != sizeof(S);
-  static constexpr ScalarType arithmetic = sizeof(A) == 8 ? ScalarType::Double : ScalarType::Float;
+  static constexpr bool narrow = rnnkern::narrow<S>;
+  static constexpr ScalarType arithmetic = rnnkern::arithmetic<S>;
 
   const Call& call;
   CurrentDevice current;

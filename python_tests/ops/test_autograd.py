@@ -61,7 +61,10 @@ def test_third_derivative():
     assert gradcheck(second, (u,))
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
+IN_16_BITS = [s.to(torch.bfloat16)._replace(name=f"{s.name}-bfloat16") for s in SAMPLES if s.name.endswith("-plain")]
+
+
+@pytest.mark.parametrize("sample", SAMPLES + IN_16_BITS, ids=lambda s: s.name)
 def test_opcheck(sample):
     """The forward has no autograd of its own. The backward has; tracing it needs the lengths of packed input, which a
     fake tensor does not have, so that there it is checked as a plain operator."""
@@ -77,9 +80,10 @@ def test_opcheck(sample):
     torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, (*args, True, k["bias"] is not None))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_gates_computed_again_give_the_same_bits(cell):
-    sample = recurrence_sample(cell, 9, 4, 20, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
+def test_gates_computed_again_give_the_same_bits(cell, dtype):
+    sample = recurrence_sample(cell, 9, 4, 20, packed=True, reset=True, dtype=dtype, requires_grad=True)
     kept = outputs_and_gradients(recurrence, sample)
     again = outputs_and_gradients(lambda *a, **k: recurrence(*a, **k, save_gates=False), sample)
     assert all(torch.equal(kept[name], again[name]) for name in kept)

@@ -72,9 +72,9 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
         TypeError: if ``op`` is neither.
 
     >>> import torch, rnnkern
-    >>> u, R, h0 = torch.zeros(5, 2, 3).bfloat16(), torch.zeros(3, 3).bfloat16(), torch.zeros(2, 3).bfloat16()
+    >>> u, R, h0 = torch.zeros(5, 2, 3), torch.zeros(3, 3), torch.zeros(2, 3)
     >>> rnnkern.ops.explain(rnnkern.ops.recurrence, "tanh", u, R, (h0,)).implementation
-    'reference'
+    'cpu'
     """
     if not hasattr(op, "choose"):
         raise TypeError(f"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn, got {op!r}")

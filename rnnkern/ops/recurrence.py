@@ -96,7 +96,7 @@ def recurrence(
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table: a cell with a kernel runs it, on a CPU in float32 and float64, on a GPU in every dtype."""
+    """The written table: a cell with a kernel runs it, in every dtype."""
     why = None
     if not _extension.available:
         why = _extension.reason
@@ -105,8 +105,6 @@ def _choose(cell: str, u: Tensor) -> Choice:
     cpu = cuda = why
     if u.device.type != "cpu":
         cpu = f"the tensors are on {u.device}"
-    elif why is None and u.dtype not in (torch.float32, torch.float64):
-        cpu = f"the CPU kernel takes float32 and float64, not {u.dtype}"
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
     elif why is None:

@@ -1,0 +1,128 @@
+// What both directions of the loop over time share: who does which part, the state that enters a step, rows of gates.
+// Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+// What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or
+// all).
+struct Share {
+  int64_t row0, row1;    // sequences it computes
+  int64_t copy0, copy1;  // sequences whose states it copies in and out
+  bool split_hidden;
+  Member me;
+
+  Share(const Steps& steps, bool split_hidden, Member me) : split_hidden(split_hidden), me(me) {
+    copy0 = split_hidden ? steps.batch * me.rank / me.size : boundary(steps, me.rank, me.size);
+    copy1 = split_hidden ? steps.batch * (me.rank + 1) / me.size : boundary(steps, me.rank + 1, me.size);
+    row0 = split_hidden ? 0 : copy0;
+    row1 = split_hidden ? steps.batch : copy1;
+  }
+
+  // The first sequence of a member, such that all have as many steps to do: sequences are sorted, longest first.
+  static int64_t boundary(const Steps& steps, int rank, int size) {
+    if (rank == size || !steps.batch_sizes) return steps.batch * rank / size;
+    int64_t low = 0, high = steps.batch;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      int64_t work = 0;
+      for (int64_t t = 0; t < steps.count; ++t) work += smaller(steps.rows(t), middle);
+      if (work * size < steps.total() * rank) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  int64_t first_panel(int64_t panels) const { return split_hidden ? panels * me.rank / me.size : 0; }
+  int64_t last_panel(int64_t panels) const { return split_hidden ? panels * (me.rank + 1) / me.size : panels; }
+
+  // Everybody's results of a product are needed by everybody.
+  void meet() const {
+    if (split_hidden) me.meet();
+  }
+};
+
+// With nothing to copy the pointers may be null, which the library's functions do not take.
+template <class T>
+void copy(T* to, const T* from, int64_t elements) {
+  if (elements > 0) std::memcpy(to, from, sizeof(T) * elements);
+}
+
+template <class T>
+void clear(T* to, int64_t elements) {
+  if (elements > 0) std::memset(to, 0, sizeof(T) * elements);
+}
+
+template <class T>
+void pack(Product<T>& product, const Weights<T>& weights, int gates, Member me) {
+  const int64_t panels = product.panels();
+  product.pack(weights, gates, panels * me.rank / me.size, panels * (me.rank + 1) / me.size);
+}
+
+// The state of one sequence as it enters step t: from the step before, the initial state, or zeros after a reset.
+template <class S>
+struct Entering {
+  const Steps& steps;
+  const S* initial;  // (B, H)
+  const S* zeros;
+  const bool* reset;
+  int64_t hidden, t, rows_before;
+  const S* before;
+
+  // The states that entered are those in `carried` (B, H).
+  RNNKERN_INLINE Entering(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
+                          int64_t t)
+      : steps(steps), initial(carried), zeros(zeros), reset(reset), hidden(hidden), t(t), rows_before(0) {}
+
+  // They are in the (rows, H) of all steps.
+  RNNKERN_INLINE Entering(const Steps& steps, const S* initial, const S* sequence, const S* zeros, const bool* reset,
+                          int64_t hidden, int64_t t)
+      : Entering(steps, initial, zeros, reset, hidden, t) {
+    const int64_t tb = steps.before(t);
+    const bool first = tb < 0 || tb >= steps.count;
+    rows_before = first ? 0 : steps.rows(tb);
+    before = first ? initial : sequence + steps.offset(tb) * hidden;
+  }
+
+  RNNKERN_INLINE bool is_reset(int64_t b) const { return reset && reset[t * steps.batch + b]; }
+  RNNKERN_INLINE const S* operator()(int64_t b) const {
+    if (is_reset(b)) return zeros;
+    return (b < rows_before ? before : initial) + b * hidden;
+  }
+};
+
+template <class V, class S>
+RNNKERN_INLINE void load_gates(V* v, int count, const S* row, int64_t hidden, int64_t unit, int64_t lanes) {
+  for (int g = 0; g < count; ++g) v[g] = load(row + g * hidden + unit, lanes);
+}
+
+template <class V, class S>
+RNNKERN_INLINE void store_gates(const V* v, int count, S* row, int64_t hidden, int64_t unit, int64_t lanes) {
+  for (int g = 0; g < count; ++g) store(v[g], row + g * hidden + unit, lanes);
+}
+
+constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
+
+// Adds to the gradient of the bias. Steps are summed one by one and then up: errors grow with B + T, not with B T.
+template <class V, class T>
+RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t hidden, int64_t unit, int64_t lanes) {
+  for (int g = first; g < last; ++g) {
+    T* sum = sums + g * hidden + unit;
+    (V::load(sum, lanes) + v[g]).store(sum, lanes);
+  }
+}
+
+template <class T>
+void fold(T* step, T* total, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    total[i] += step[i];
+    step[i] = 0;
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,100 @@
+// How rows cross memory: read and written as they are stored, computed in vectors of what they are computed in.
+// Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+// The first lanes, as Vec has them: the others read as zero and are not written.
+template <class T>
+RNNKERN_INLINE Vec<T> load(const T* p, int64_t lanes) {
+  return Vec<T>::load(p, lanes);
+}
+
+template <class T>
+RNNKERN_INLINE void store(Vec<T> x, T* p, int64_t lanes) {
+  x.store(p, lanes);
+}
+
+// 16 bits a lane, as many lanes as floats.
+typedef uint16_t Words __attribute__((vector_size(RNNKERN_VECTOR_BYTES / 2)));
+typedef uint32_t Bits __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
+
+RNNKERN_INLINE Words load_words(const void* p, int64_t lanes) {
+  Words x{};
+  if (lanes >= Vec<float>::width) {
+    std::memcpy(&x, p, sizeof x);
+  } else {
+    for (int64_t k = 0; k < lanes; ++k) x[k] = static_cast<const uint16_t*>(p)[k];
+  }
+  return x;
+}
+
+RNNKERN_INLINE void store_words(Words x, void* p, int64_t lanes) {
+  if (lanes >= Vec<float>::width) {
+    std::memcpy(p, &x, sizeof x);
+  } else {
+    for (int64_t k = 0; k < lanes; ++k) static_cast<uint16_t*>(p)[k] = x[k];
+  }
+}
+
+RNNKERN_INLINE Bits widen_words(Words x) { return __builtin_convertvector(x, Bits); }
+RNNKERN_INLINE Words narrow_words(Bits x) { return __builtin_convertvector(x, Words); }
+RNNKERN_INLINE Vec<float> as_floats(Bits x) { return Vec<float>((Lanes<float>::Raw)x); }
+
+RNNKERN_INLINE Vec<float> load(const device::bfloat16* p, int64_t lanes) {
+  return as_floats(widen_words(load_words(p, lanes)) << 16);
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+RNNKERN_INLINE void store(Vec<float> x, device::bfloat16* p, int64_t lanes) {
+  const Bits bits = (Bits)x.v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  store_words(narrow_words(x == x ? rounded : (bits >> 16) | 0x40), p, lanes);
+}
+
+#if RNNKERN_VECTOR_BYTES > 16
+
+#if RNNKERN_VECTOR_BYTES == 64
+constexpr __mmask16 every = 0xffff;  // GCC 12 warns of the forms without a mask
+#endif
+
+RNNKERN_INLINE Vec<float> load(const device::float16* p, int64_t lanes) {
+#if RNNKERN_VECTOR_BYTES == 64
+  return Vec<float>(_mm512_maskz_cvtph_ps(every, (__m256i)load_words(p, lanes)));
+#else
+  return Vec<float>(_mm256_cvtph_ps((__m128i)load_words(p, lanes)));
+#endif
+}
+
+RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
+#if RNNKERN_VECTOR_BYTES == 64
+  store_words((Words)_mm512_maskz_cvtps_ph(every, x.v, _MM_FROUND_TO_NEAREST_INT), p, lanes);
+#else
+  store_words((Words)_mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT), p, lanes);
+#endif
+}
+
+#else
+
+RNNKERN_INLINE Vec<float> load(const device::float16* p, int64_t lanes) {
+  const Bits x = widen_words(load_words(p, lanes)), magnitude = (x & 0x7fff) << 13;
+  const Bits scaled = (Bits)(as_floats(magnitude) * Vec<float>(0x1p112f)).v;  // exponents, of subnormal numbers too
+  const Bits finite = magnitude < 0x0f800000 ? scaled : magnitude | 0x7f800000;
+  return as_floats(finite | ((x & 0x8000) << 16));
+}
+
+RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
+  const Bits bits = (Bits)x.v, magnitude = bits & 0x7fffffff;
+  // Adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+  const Bits subnormal = (Bits)(as_floats(magnitude) + Vec<float>(0.5f)).v - 0x3f000000;
+  const Bits normal = (magnitude + 0xc8000fff + ((magnitude >> 13) & 1)) >> 13;
+  const Bits special = magnitude > 0x7f800000 ? Bits{} + 0x7e00 : Bits{} + 0x7c00;
+  const Bits finite = magnitude < 0x38800000 ? subnormal : normal;
+  const Bits result = magnitude < 0x47800000 ? finite : special;
+  store_words(narrow_words(result | ((bits >> 16) & 0x8000)), p, lanes);
+}
+
+#endif
+
+}  // namespace
+}  // namespace rnnkern
