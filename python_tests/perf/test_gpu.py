@@ -53,7 +53,7 @@ def test_without_nvcc_it_says_what_it_needs(monkeypatch):
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
 def test_make_uses_the_python_that_is_there():
     done = subprocess.run(
-        ["make", "-n", "gpu", "PYTHON=python9", "OUT=some folder", "STAGES=smoke measure"],
+        ["make", "-n", "--no-print-directory", "gpu", "PYTHON=python9", "OUT=some folder", "STAGES=smoke measure"],
         cwd=record.ROOT, env=os.environ | {"MAKEFLAGS": ""}, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.strip() == "python9 -m perf.gpu --out 'some folder' --stages smoke measure"
