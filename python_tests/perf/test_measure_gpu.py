@@ -15,6 +15,7 @@ from perf import recurrence_gpu as cases
 from perf.harness import OURS, Effort, NoKernel
 from perf.recurrence_gpu import Spec
 from rnnkern import reference
+from rnnkern.ops import use
 from rnnkern.ops.recurrence import KERNEL_CELLS
 
 CPU = torch.device("cpu")
@@ -131,7 +132,8 @@ def test_memory_moves_what_nobody_avoids():
 
 def test_without_a_kernel_a_case_is_left_out(tmp_path, capsys):
     todo = [cases.case(Spec("tanh", 3, 1, 8, "bfloat16", steps=5), CPU, RATE)]
-    outcome = harness.attempt(todo, tmp_path / "a.csv", CPU, "test", EFFORT)
+    with use("reference"):
+        outcome = harness.attempt(todo, tmp_path / "a.csv", CPU, "test", EFFORT)
     with pytest.raises(NoKernel, match="there is no kernel to measure"):
         outcome.settle()
     assert "recurrence dense tanh 5x3x8 bfloat16" in capsys.readouterr().out
@@ -296,6 +298,6 @@ def test_tables(tmp_path):
 
 
 def test_a_reference_is_no_kernel():
-    with pytest.raises(NoKernel):
+    with use("reference"), pytest.raises(NoKernel):
         cases.build(Spec("lstm", 2, 1, 4, "float16", steps=2), CPU, RATE, 0)
     assert set(cases.CELLS) <= set(reference.CELLS)
