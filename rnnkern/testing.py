@@ -86,6 +86,7 @@ class Sample(NamedTuple):
         """The tensors that gradients flow to."""
         _, u, R, state = self.args
         rest = [self.kwargs.get("bias"), *self.kwargs.get("params", ())]
+        rest += [self.kwargs.get("weight_ih"), self.kwargs.get("bias_ih")]
         return [x for x in (u, R, *state, *rest) if x is not None]
 
     def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
@@ -125,6 +126,9 @@ RECURRENCE_OPTIONS = {
     "grad_scale": {"grad_scale": 1},
     "packed-grad_scale-heads": {"packed": True, "grad_scale": 2, "heads": 2},
     "no bias": {"bias": False},
+    "weight_ih": {"inputs": 5},
+    "packed-reset-reverse-heads-weight_ih": {"inputs": 3, "packed": True, "reset": True, "reverse": True, "heads": 2},
+    "no bias-weight_ih": {"inputs": 3, "bias": False},
 }
 
 
@@ -140,6 +144,7 @@ def recurrence_sample(
     reset: bool = False,
     reverse: bool = False,
     grad_scale: int = 0,
+    inputs: int = 0,
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
 ) -> Sample:
@@ -149,6 +154,7 @@ def recurrence_sample(
         cell, steps, batch, hidden, heads: T, B, H and K; R is scaled so that the state neither dies nor grows.
         bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
+        inputs: I, with ``weight_ih`` and, where ``bias`` is, ``bias_ih``; 0 for a call that is given ``u``.
     """
     _, gates, states, *_ = CELLS[cell]
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
@@ -161,12 +167,15 @@ def recurrence_sample(
         batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
         rows = (int(batch_sizes.sum()),)
     tensors = {
-        "u": torch.randn(*rows, gates * hidden),
+        "u": torch.randn(*rows, inputs or gates * hidden),
         "R": 0.8 * R / math.sqrt(d),
         "state": (torch.randn(batch, width), torch.randn(batch, hidden))[:states],
         "bias": 0.5 * torch.randn(gates * hidden) if bias else None,
         "params": params,
     }
+    if inputs:
+        tensors["weight_ih"] = torch.randn(gates * hidden, inputs) / math.sqrt(inputs)
+        tensors["bias_ih"] = 0.5 * torch.randn(gates * hidden) if bias else None
 
     def leaf(x):
         if isinstance(x, tuple):
@@ -175,6 +184,7 @@ def recurrence_sample(
 
     tensors = {name: leaf(x) for name, x in tensors.items()}
     kwargs = {"bias": tensors["bias"], "params": tensors["params"], "batch_sizes": batch_sizes, "reverse": reverse}
+    kwargs |= {name: tensors[name] for name in ("weight_ih", "bias_ih") if name in tensors}
     if reset:
         kwargs["reset"] = torch.rand(steps, batch) < 0.3
     if grad_scale:
@@ -203,6 +213,7 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
     names = ["u", "R", *(f"state[{k}]" for k in range(len(sample.args[3])))]
     names += ["bias"] if sample.kwargs.get("bias") is not None else []
     names += [f"params[{k}]" for k in range(len(sample.kwargs.get("params", ())))]
+    names += [name for name in ("weight_ih", "bias_ih") if sample.kwargs.get(name) is not None]
     return {**results, **{f"grad of {name}": g for name, g in zip(names, gradients, strict=True)}}
 
 

@@ -80,6 +80,28 @@ struct Vec {
   }
 };
 
+// v[i][j] becomes v[j][i], for as many vectors as a vector has lanes: blocks of 1, 2, 4, ... lanes change sides.
+template <class T>
+RNNKERN_INLINE void transpose(Vec<T>* v) {
+  using V = Vec<T>;
+  using Bits = typename V::RawBits;
+#pragma GCC unroll 4
+  for (int size = 1; size < V::width; size *= 2) {
+    Bits low, high;
+    for (int lane = 0; lane < V::width; ++lane) {
+      low[lane] = lane & size ? V::width + lane - size : lane;
+      high[lane] = lane & size ? V::width + lane : lane + size;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < V::width; ++i) {
+      if (i & size) continue;
+      const V a = v[i], b = v[i + size];
+      v[i] = V(__builtin_shuffle(a.v, b.v, low));
+      v[i + size] = V(__builtin_shuffle(a.v, b.v, high));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rnnkern
 

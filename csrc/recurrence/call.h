@@ -31,16 +31,17 @@ constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Doubl
 struct Call {
   int place;  // in cells/list.h
   CellInfo cell;
-  Tensor u, R;
+  Tensor u, R;  // u is the input itself where W is given
   Tensors state, params;
-  OptionalTensor bias, batch_sizes, reset;
+  OptionalTensor bias, batch_sizes, reset, W, bias_ih;
   Tensor offsets;  // kept alive for `steps`
   Steps steps;
   int64_t hidden, heads, rows;
   bool packed;
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
-       const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse)
+       const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse,
+       const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
       : place(find_cell(name)), u(dense(u_)), R(dense(R_)), packed(batch_sizes_.has_value()) {
     STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
     cell = cell_list[place];
@@ -51,8 +52,10 @@ struct Call {
     hidden = state_[0].size(1);
     const int64_t columns = cell.gates * hidden;
     heads = R.dim() == 3 ? R.size(0) : 1;
-    STD_TORCH_CHECK(hidden > 0 && u.size(u.dim() - 1) == columns, "recurrence: `u` must have G*H = ", columns,
-                    " columns");
+    const int64_t inputs = u.size(u.dim() - 1);
+    STD_TORCH_CHECK(hidden > 0 && (W_ || inputs == columns), "recurrence: `u` must have G*H = ", columns, " columns");
+    if (W_) W = sized("weight_ih", *W_, columns * inputs);
+    if (bias_ih_) bias_ih = sized("bias_ih", *bias_ih_, columns);
     STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
                     "recurrence: `R` does not fit the other arguments");
     const int64_t batch = state_[0].size(0);
@@ -106,7 +109,10 @@ struct Call {
 
   template <class T>
   Weights<T> weights() const {
-    Weights<T> w{hidden, heads, read<T>(R), bias ? read<T>(*bias) : nullptr, {}};
+    auto values = [](const OptionalTensor& x) { return x ? read<T>(*x) : nullptr; };
+    const int64_t d = hidden / heads;
+    Weights<T> w{hidden, {read<T>(R), values(bias), cell.gates, heads, d, d}, {}, {}};
+    if (W) w.W = {read<T>(*W), values(bias_ih), cell.gates, 1, hidden, W->numel() / (cell.gates * hidden)};
     for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
     return w;
   }

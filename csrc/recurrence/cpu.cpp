@@ -37,25 +37,22 @@ const Kernels<S>& kernels() {
 // too where a part of dR for each thread would take too much memory.
 bool split_hidden(const Call& call, int threads) {
   const int64_t bytes = call.R.numel() * int64_t(call.R.element_size()), batch = call.steps.batch;
-  return batch < 4 * threads || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
+  return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
          bytes * threads > (int64_t(1) << 28);
 }
 
 // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
 int team_size(const Call& call) {
-  const int64_t useful = 1 + call.steps.batch * call.R.numel() / 32768;
+  const int64_t useful = 1 + call.steps.batch * (call.R.numel() + (call.W ? call.W->numel() : 0)) / 32768;
   const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
   return int(useful < most ? useful : most);
 }
 
-// Steps whose gradients are kept until the gradient of R takes them: enough for a block of it in each thread.
-int64_t kept_slots(int64_t batch, int threads) {
-  const int64_t steps = gradient_rows * threads / (batch > 0 ? batch : 1);
-  return steps < 2 ? 2 : steps;
-}
-
-template <class Kernel, class Problem>
-void run(Kernel kernel, const Problem& problem, int threads) {
+template <class Kernel, class MeasureRoom, class Problem>
+void run(Kernel kernel, MeasureRoom measure_room, Problem& problem, int threads, const Tensor& like) {
+  const Tensor room = empty(like, {measure_room(problem, threads)},
+                            sizeof(typename Problem::T) == 8 ? ScalarType::Double : ScalarType::Float);
+  problem.room = write<typename Problem::T>(room);
   Barrier barrier;
 #pragma omp parallel num_threads(threads)
   kernel(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
@@ -87,6 +84,8 @@ Tensor narrowed(const Call& call, const Tensor& wide) {
 template <class S>
 void widen(Call& call) {
   call.R = widened<S>(call.R);
+  if (call.W) call.W = widened<S>(*call.W);
+  if (call.bias_ih) call.bias_ih = widened<S>(*call.bias_ih);
   for (Tensor& x : call.state) x = widened<S>(x);
   for (Tensor& x : call.params) x = widened<S>(x);
   if (call.bias) call.bias = widened<S>(*call.bias);
@@ -96,19 +95,16 @@ template <class S>
 Tensors forward(const Call& call, bool training, bool save_gates) {
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
-  const Kernels<S>& kernels = rnnkern::kernels<S>();
-  const int64_t batch = call.steps.batch;
   Forward<S> p{};
   p.steps = call.steps;
   p.weights = call.weights<T>();
-  p.u = read<S>(call.u);
+  (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
-  p.keep_saved = training && save_gates && call.cell.saved > 0;
 
   Tensors outputs{call.rows_like_u(call.hidden)};
   p.h = write<S>(outputs[0]);
   for (int s = 0; s < call.cell.states; ++s) {
-    outputs.push_back(empty(call.u, {batch, call.hidden}, wide));
+    outputs.push_back(empty(call.u, {call.steps.batch, call.hidden}, wide));
     p.state[s] = read<T>(call.state[s]);
     p.final_state[s] = write<T>(outputs.back());
   }
@@ -116,46 +112,38 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
     outputs.push_back(call.rows_like_u(call.hidden, wide));
     p.cell_states = write<T>(outputs.back());
   }
-  if (p.keep_saved) {
+  if (training && save_gates && call.cell.saved > 0) {
     outputs.push_back(call.rows_like_u(call.cell.saved * call.hidden, wide));
     p.saved = write<T>(outputs.back());
   }
-  Tensors workspace;  // alive until the end
-  auto room = [&](int64_t rows, int64_t columns) {
-    workspace.push_back(empty(call.u, {rows, columns}, wide));
-    return write<T>(workspace.back());
-  };
-  p.packed = room(1, kernels.packed_size(call.hidden, call.heads, call.cell.gates));
-  const Tensor zeros = rnnkern::zeros(call.u, {zeros_size(call.hidden)}, wide);
-  p.zeros = write<T>(zeros);
-  if (narrow<S>) p.carried = room(2 * batch, call.hidden);
-  if (call.cell.two_products()) {
-    p.operand = room(batch, call.hidden);
-    if (!p.keep_saved) p.saved = room(batch, call.cell.saved * call.hidden);
-  }
   const int threads = team_size(call);
   p.split_hidden = split_hidden(call, threads);
-  run(kernels.forward[call.place], p, threads);
+  const Kernels<S>& kernels = rnnkern::kernels<S>();
+  run(kernels.forward[call.place], kernels.forward_room[call.place], p, threads, call.u);
   for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
   return outputs;
 }
 
+// Which gradients are wanted of those that cost something by themselves.
+struct Needs {
+  bool x, R, bias, W, bias_ih;
+};
+
 // `call` is widened but for h0.
 template <class S>
 Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
-                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& given, bool needs_R,
-                 bool needs_bias) {
+                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
-  const Kernels<S>& kernels = rnnkern::kernels<S>();
   const CellInfo& cell = call.cell;
   const int64_t columns = cell.gates * call.hidden, batch = call.steps.batch;
   Backward<S> p{};
   p.steps = call.steps;
   p.weights = call.weights<T>();
+  (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
 
-  Tensors kept;  // contiguous forms and workspace, alive until the end
+  Tensors kept;  // contiguous forms, alive until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
     kept.push_back(call.sized(name, x, elements));
     return read<S>(kept.back());
@@ -168,10 +156,6 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
     kept.push_back(call.sized("saved", x, elements, wide));
     return read<T>(kept.back());
   };
-  auto room = [&](int64_t rows, int64_t columns) {
-    kept.push_back(empty(call.u, {rows, columns}, wide));
-    return write<T>(kept.back());
-  };
   if (grad_scale) {
     const bool per_sequence = grad_scale->dim() == 2;
     p.grad_scale = keep_wide("grad_scale", *grad_scale, call.steps.count * (per_sequence ? batch : 1));
@@ -180,30 +164,40 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
   }
   p.h0 = read<S>(h0);
   p.h = keep("h", h, call.rows * call.hidden);
-  const bool has_cell_states = cell.states > 1;
-  Tensors saved = given;
-  if (cell.saved > 0 && saved.size() == size_t(has_cell_states)) {  // without gates: the forward gives them again
-    count_kernel("forward", call);
-    saved.push_back(forward<S>(call, true, true).back());
-  }
-  STD_TORCH_CHECK(saved.size() == size_t(has_cell_states) + (cell.saved > 0), "recurrence_backward: wrong `saved`");
+  const size_t has_cell_states = cell.states > 1, has_gates = saved.size() - has_cell_states;
+  STD_TORCH_CHECK(saved.size() >= has_cell_states && has_gates <= size_t(cell.saved > 0),
+                  "recurrence_backward: wrong `saved`");
   p.c0 = has_cell_states ? read<T>(call.state[1]) : nullptr;
   p.cell_states = has_cell_states ? keep_saved(saved[0], call.rows * call.hidden) : nullptr;
-  p.saved = cell.saved ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
+  p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
   p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.hidden) : nullptr;
   STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
                   "recurrence_backward: wrong `grad_state`");
 
   const int threads = team_size(call);
   p.split_hidden = split_hidden(call, threads);
-  Tensors outputs{call.rows_like_u(columns), empty(call.R, {0}), empty(call.u, {0}, wide)};
-  p.du = write<S>(outputs[0]);
-  if constexpr (narrow<S>) {
-    p.slots = kept_slots(batch, p.split_hidden ? 1 : threads);
-    p.dr = room(p.slots * batch, columns);
-  } else {
-    p.dr = cell.joint ? p.du : room(call.rows, columns);
-  }
+  auto weight_gradient = [&](const OptionalTensor& weight, bool needed, T*& gradient) {
+    const Tensor made = needed ? empty_of_sizes(*weight, *weight) : empty(call.u, {0}, wide);
+    gradient = needed ? write<T>(made) : nullptr;
+    return made;
+  };
+  auto bias_gradient = [&](bool needed, T*& sums) {
+    const Tensor made = rnnkern::zeros(call.u, {needed ? threads * 2 * columns : 0}, wide);
+    sums = needed ? write<T>(made) : nullptr;
+    return made;
+  };
+  auto summed = [&](const Tensor& sums) {
+    if (sums.numel() == 0) return sums;
+    return sum(part(shaped(sums, {threads, 2 * columns}), 1, columns, columns), 0);
+  };
+  const bool wants_du = !call.W || needs.x;
+  Tensors outputs{wants_du ? empty_of_sizes(call.u, call.u) : empty(call.u, {0}),
+                  weight_gradient(call.R, needs.R, p.dR)};
+  if (wants_du) (call.W ? p.dx : p.du) = write<S>(outputs[0]);
+  const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
+  const Tensor dbias = bias_gradient(needs.bias || (cell.joint && needs.bias_ih), p.dbias);
+  const Tensor dbias_ih = bias_gradient(!cell.joint && needs.bias_ih, p.dbias_ih);
+  outputs.push_back(dbias);
   for (int s = 0; s < cell.states; ++s) {
     p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], batch * call.hidden);
     outputs.push_back(empty(call.u, {batch, call.hidden}, wide));
@@ -214,24 +208,15 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
     dparams.push_back(empty(call.u, {batch, call.hidden}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
-  if (needs_R) {
-    outputs[1] = empty_of_sizes(call.R, call.R);
-    p.dR = write<T>(outputs[1]);
-    p.dR_parts = room(p.split_hidden ? 1 : threads, kernels.gradient_size(call.hidden, call.heads, cell.gates));
-    if (cell.two_products()) p.operand = room(narrow<S> ? p.slots * batch : call.rows, call.hidden);
-  }
-  p.packed = room(1, kernels.packed_size(call.hidden, call.heads, cell.gates));
-  const Tensor zeros = rnnkern::zeros(call.u, {zeros_size(call.hidden)}, wide);
-  p.zeros = write<T>(zeros);
-  Tensor dbias;
-  if (needs_bias) {
-    dbias = rnnkern::zeros(call.u, {threads * 2 * columns}, wide);
-    p.dbias = write<T>(dbias);
-  }
-  run(kernels.backward[call.place], p, threads);
+  const Kernels<S>& kernels = rnnkern::kernels<S>();
+  run(kernels.backward[call.place], kernels.backward_room[call.place], p, threads, call.u);
 
+  outputs[2] = summed(dbias);
   for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
-  if (needs_bias) outputs[2] = sum(part(shaped(dbias, {threads, 2 * columns}), 1, columns, columns), 0);
+  if (call.W) {
+    outputs.push_back(dW);
+    outputs.push_back(cell.joint && needs.bias_ih ? summed(dbias) : summed(dbias_ih));
+  }
   for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
   return outputs;
 }
@@ -251,8 +236,9 @@ std::string recurrence_cells() {
 }
 
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
-                       OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates) {
-  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+                       OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
+                       OptionalTensor weight_ih, OptionalTensor bias_ih) {
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
@@ -263,13 +249,15 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
 Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
-                                bool needs_R, bool needs_bias) {
-  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+                                bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih) {
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
-    return backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved, needs_R, needs_bias);
+    return backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
+                                    {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
   });
 }
 

@@ -4,15 +4,105 @@
 namespace rnnkern {
 namespace {
 
+// Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
+// gradients of r and of u, the operands of a second product, the gates where they are computed again.
+template <class S, class Cell>
+struct BackwardPlan {
+  using T = Arithmetic<S>;
+
+  int64_t chunk, stride;  // steps of a chunk; elements between rows of dr and of du, which are apart in the cache
+  int parts;              // of the weights' gradients: every member fills its own, or its units' rows of the one
+  Room<T> room;
+  T *zeros, *dr, *du, *operand, *dR, *dW, *dR_room, *second_dR_room, *dW_room;
+  Product<T> first, second, input;
+  std::optional<StepProducts<S, Cell>> again;
+  T *u = nullptr, *saved = nullptr, *h_before = nullptr;
+
+  BackwardPlan(const Backward<S>& p, Member me)
+      : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
+        stride(Cell::gates * p.weights.hidden + 64 / sizeof(T)),
+        parts(p.split_hidden ? 1 : me.size),
+        room{p.room},
+        zeros(room.take(zeros_size(p.weights.hidden))),
+        dr(room.take(rows(p) * stride)),
+        du(Cell::joint ? dr : room.take(rows(p) * stride)),
+        operand(Cell::two_products ? room.take(rows(p) * p.weights.hidden) : nullptr),
+        dR(p.dR ? room.take(parts * gradient_size(p.weights.R)) : nullptr),
+        dW(p.dW ? room.take(parts * gradient_size(p.weights.W)) : nullptr),
+        dR_room(p.dR ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
+        second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
+        dW_room(p.dW ? room.take(WeightGradient<T>::room_size(p.weights.W), me) : nullptr),
+        first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
+        second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
+        input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me) {
+    if (!Cell::saved || p.saved) return;
+    again.emplace(p, rows(p), false, false, room, me);
+    saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
+    if (p.x) u = room.take(rows(p) * Cell::gates * p.weights.hidden);
+    if (narrow<S>) h_before = room.take(p.steps.batch * p.weights.hidden, me);
+  }
+
+  static int64_t zeros_size(int64_t hidden) { return larger(hidden, max_vectors * Vec<T>::width); }
+  int64_t rows(const Backward<S>& p) const { return chunk * p.steps.batch; }
+};
+
+template <class S, class Cell>
+int64_t backward_room(const Backward<S>& p, int team) {
+  return BackwardPlan<S, Cell>(p, Member{0, team, nullptr}).room.used;
+}
+
+// The gates of a chunk, from the h that entered each step.
+template <class S, class Cell>
+void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const Share& share, const Chunk& chunk) {
+  using T = Arithmetic<S>;
+  using V = Vec<T>;
+  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
+  const StepProducts<S, Cell>& products = *plan.again;
+  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
+  if (p.x) products.project(p.x, share, chunk, projected);
+  for (int64_t k = chunk.begin; k < chunk.end; ++k) {
+    const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
+    const int64_t slot_row = (k - chunk.begin) * batch;
+    const Entering<T> h_before = [&] {
+      if constexpr (narrow<S>) {
+        const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, hidden, t);
+        for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * hidden, hidden);
+        return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, hidden, t);
+      } else {
+        return Entering<T>(p.steps, p.h0, p.h, plan.zeros, p.reset, hidden, t);
+      }
+    }();
+    const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
+    auto saved_row = [&](int64_t b) { return plan.saved + (slot_row + b) * Cell::saved * hidden; };
+    products.step(
+        p.weights, share, row1, h_before, plan.operand ? plan.operand + slot_row * hidden : nullptr,
+        [&](V* u, int64_t b, int64_t unit, int64_t lanes) {
+          if (p.x) {
+            load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
+          } else {
+            load_gates(u, Cell::gates, p.u + (row + b) * columns, hidden, unit, lanes);
+          }
+        },
+        saved_row, [&](int64_t b, int64_t unit, int64_t lanes) { return V::load(c_before(b) + unit, lanes); },
+        [&](int64_t b, int64_t unit, int64_t lanes, const V*, const V* save) {
+          store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+        });
+  }
+  share.meet();
+}
+
 template <class S, class Cell>
 void backward(const Backward<S>& p, Member me) {
   using T = Arithmetic<S>;
   using V = Vec<T>;
-  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden;
-  Product<T> first(p.weights, 0, Cell::first_gates, true, me.size, p.packed, p.zeros);
-  Product<T> second(p.weights, Cell::first_gates, Cell::gates - Cell::first_gates, true, me.size, first.end(), p.zeros);
-  pack(first, p.weights, Cell::gates, me);
-  if constexpr (Cell::two_products) pack(second, p.weights, Cell::gates, me);
+  const BackwardPlan<S, Cell> plan(p, me);
+  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
+  const Product<T>&first = plan.first, &second = plan.second, &input = plan.input;
+  first.pack(me);
+  second.pack(me);
+  input.pack(me);
+  if constexpr (Cell::saved > 0)
+    if (plan.again) plan.again->pack(me);
   const Share share(p.steps, p.split_hidden, me);
   const int64_t from = share.copy0 * hidden, elements = (share.copy1 - share.copy0) * hidden;
   for (int s = 0; s < Cell::states; ++s) {
@@ -23,118 +113,164 @@ void backward(const Backward<S>& p, Member me) {
     }
   }
   for (int i = 0; i < Cell::params; ++i) clear(p.dparams[i] + from, elements);
-  const int64_t R_rows = Cell::gates * hidden, padded = padded_columns<T>(hidden, p.weights.heads);
-  const int parts = p.split_hidden ? 1 : me.size;  // of dR: every member fills its own, or its units' rows of the one
-  T* const part = p.dR_parts + (p.split_hidden ? 0 : me.rank * R_rows * padded);
-  if (p.dR) {
-    const int64_t begin = p.split_hidden ? R_rows * me.rank / me.size : 0;
-    const int64_t end = p.split_hidden ? R_rows * (me.rank + 1) / me.size : R_rows;
-    clear(part + begin * padded, (end - begin) * padded);
-  }
+  if (me.rank == 0) clear(plan.zeros, plan.zeros_size(hidden));
+  auto own_part = [&](T* sums, const Matrix<T>& matrix) {
+    const int64_t size = gradient_size(matrix);
+    if (p.split_hidden) {
+      clear(sums + size * me.rank / me.size, size * (me.rank + 1) / me.size - size * me.rank / me.size);
+      return sums;
+    }
+    clear(sums + size * me.rank, size);
+    return sums + size * me.rank;
+  };
+  T* const dR = p.dR ? own_part(plan.dR, p.weights.R) : nullptr;
+  T* const dW = p.dW ? own_part(plan.dW, p.weights.W) : nullptr;
   me.meet();
 
   T* const step_bias = p.dbias ? p.dbias + me.rank * 2 * columns : nullptr;
+  T* const step_bias_ih = p.dbias_ih ? p.dbias_ih + me.rank * 2 * columns : nullptr;
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const int64_t unit0 = first.first_unit(panel0), unit1 = first.first_unit(panel1);
-  WeightGradient<T, S> first_dR(p.weights, Cell::gates, 0, Cell::first_gates, unit0, unit1, part);
-  WeightGradient<T, T> second_dR(p.weights, Cell::gates, Cell::first_gates, Cell::gates - Cell::first_gates, unit0,
-                                 unit1, part);
-  for (int64_t k = p.steps.count - 1; k >= 0; --k) {
-    const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
-    // The first of the rows in what is kept of dr and of operands.
-    const int64_t slot = narrow<S> ? k % p.slots : 0, kept = narrow<S> ? slot * p.steps.batch : row;
-    const Entering<S> h_before(p.steps, p.h0, p.h, reinterpret_cast<const S*>(p.zeros), p.reset, hidden, t);
-    const Entering<T> c_before = Cell::states > 1
-                                     ? Entering<T>(p.steps, p.c0, p.cell_states, p.zeros, p.reset, hidden, t)
-                                     : Entering<T>(p.steps, nullptr, p.zeros, p.reset, hidden, t);
-    auto dr_row = [&](int64_t b) { return p.dr + (kept + b) * columns; };
-    auto store_gradients = [&](const V* du, const V* dr, int gates, int64_t b, int64_t unit, int64_t lanes) {
-      store_gates(dr, gates, dr_row(b), hidden, unit, lanes);
-      if (narrow<S> || !Cell::joint) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
+  WeightGradient<T> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
+  WeightGradient<T> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
+                              plan.second_dR_room);
+  WeightGradient<T> input_dW(p.weights.W, 0, Cell::gates, unit0, unit1, dW, plan.dW_room);
+
+  for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
+    const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
+    if constexpr (Cell::saved > 0)
+      if (plan.again) gates_again(p, plan, share, chunk);
+    auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
+    auto h_entering = [&](int64_t k) {
+      return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, hidden, p.steps.at(k));
     };
-    auto scale = [&](int64_t b) { return V(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1)); };
+    for (int64_t k = end - 1; k >= chunk.begin; --k) {
+      const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
+      const Entering<S> h_before = h_entering(k);
+      const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
+      auto saved_row = [&](int64_t b) {
+        return plan.again ? plan.saved + slot_row(k, b) * Cell::saved * hidden
+                          : p.saved + (row + b) * Cell::saved * hidden;
+      };
+      auto dr_row = [&](int64_t b) { return plan.dr + slot_row(k, b) * plan.stride; };
+      auto du_row = [&](int64_t b) { return plan.du + slot_row(k, b) * plan.stride; };
+      auto store_gradients = [&](const V* du, const V* dr, int gates, int64_t b, int64_t unit, int64_t lanes) {
+        store_gates(dr, gates, dr_row(b), hidden, unit, lanes);
+        if (!Cell::joint) store_gates(du, gates, du_row(b), hidden, unit, lanes);
+        if (p.du) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
+      };
+      auto scale = [&](int64_t b) { return V(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1)); };
 
-    for (int64_t b = share.row0; b < row1; ++b) {
-      const int64_t at = (row + b) * hidden;
-      const S* const before = h_before(b);
-      const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
-      for (int64_t unit = unit0; unit < unit1; unit += V::width) {
-        const int64_t lanes = unit1 - unit, here = b * hidden + unit;
-        V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
-        V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
-        load_gates(save, Cell::saved, p.saved + at * Cell::saved, hidden, unit, lanes);
-        for (int i = 0; i < Cell::params; ++i) {
-          params[i] = V::load(p.weights.params[i] + unit, lanes);
-          dparams[i] = V::load(p.dparams[i] + here, lanes);
-        }
-        old[0] = load(before + unit, lanes);
-        next[0] = load(p.h + at + unit, lanes);
-        if constexpr (Cell::states > 1) {
-          old[1] = V::load(cells_before + unit, lanes);
-          next[1] = V::load(p.cell_states + at + unit, lanes);
-        }
-        for (int s = 0; s < Cell::states; ++s) grad[s] = V::load(p.dstate[s] + here, lanes);
-        if (p.grad_h) grad[0] = grad[0] + load(p.grad_h + at + unit, lanes);
-        for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
-        Cell::backward(save, old, next, params, grad, du, dr, dparams);
-        for (int s = 0; s < Cell::states; ++s) (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
-        for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
-        store_gradients(du, dr, Cell::gates, b, unit, lanes);
-        if (step_bias)
-          add_gates(dr, Cell::two_products ? Cell::first_gates : 0, Cell::gates, step_bias, hidden, unit, lanes);
-      }
-    }
-    share.meet();
-
-    if constexpr (Cell::two_products) {
-      second.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
+      for (int64_t b = share.row0; b < row1; ++b) {
         const int64_t at = (row + b) * hidden;
+        const S* const before = h_before(b);
+        const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
+        for (int64_t unit = unit0; unit < unit1; unit += V::width) {
+          const int64_t lanes = unit1 - unit, here = b * hidden + unit;
+          V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
+          V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
+          if (Cell::saved) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+          for (int i = 0; i < Cell::params; ++i) {
+            params[i] = V::load(p.weights.params[i] + unit, lanes);
+            dparams[i] = V::load(p.dparams[i] + here, lanes);
+          }
+          old[0] = load(before + unit, lanes);
+          next[0] = load(p.h + at + unit, lanes);
+          if constexpr (Cell::states > 1) {
+            old[1] = V::load(cells_before + unit, lanes);
+            next[1] = V::load(p.cell_states + at + unit, lanes);
+          }
+          for (int s = 0; s < Cell::states; ++s) grad[s] = V::load(p.dstate[s] + here, lanes);
+          if (p.grad_h) grad[0] = grad[0] + load(p.grad_h + at + unit, lanes);
+          for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
+          Cell::backward(save, old, next, params, grad, du, dr, dparams);
+          for (int s = 0; s < Cell::states; ++s)
+            (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
+          for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
+          store_gradients(du, dr, Cell::gates, b, unit, lanes);
+          constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
+          if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
+          if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
+        }
+      }
+      share.meet();
+
+      if constexpr (Cell::two_products) {
+        second.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
+          for (int v = 0; v < q.vectors; ++v) {
+            const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width, here = b * hidden + unit;
+            V save[Cell::saved], old[1], grad[1], du[Cell::gates], dr[Cell::gates], operand;
+            load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+            load_gates(dr, Cell::gates, dr_row(b), hidden, unit, lanes);
+            load_gates(du, Cell::gates, du_row(b), hidden, unit, lanes);
+            old[0] = load(h_before(b) + unit, lanes);
+            grad[0] = V::load(p.dstate[0] + here, lanes);
+            const V doperand = scale(b) * V::load(results + v * V::width);
+            Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
+            if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
+            // Other members read the later gates' dr until they meet: only the earlier gates are written.
+            store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
+            if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
+            if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
+            operand.store(plan.operand + slot_row(k, b) * hidden + unit, lanes);
+          }
+        });
+        share.meet();
+      }
+      for (T* const sums : {step_bias, step_bias_ih})
+        for (int g = 0; sums && g < Cell::gates; ++g)
+          fold(sums, sums + columns, g * hidden + unit0, g * hidden + unit1);
+      first.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
+        if (h_before.is_reset(b)) return;
         for (int v = 0; v < q.vectors; ++v) {
-          const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width, here = b * hidden + unit;
-          V save[Cell::saved], old[1], grad[1], du[Cell::gates], dr[Cell::gates], operand;
-          load_gates(save, Cell::saved, p.saved + at * Cell::saved, hidden, unit, lanes);
-          load_gates(dr, Cell::gates, dr_row(b), hidden, unit, lanes);
-          load_gates(du, Cell::gates, p.du + (row + b) * columns, hidden, unit, lanes);
-          old[0] = load(h_before(b) + unit, lanes);
-          grad[0] = V::load(p.dstate[0] + here, lanes);
-          const V doperand = scale(b) * V::load(results + v * V::width);
-          Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
-          if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
-          // Other members read the later gates' dr until they meet: only the earlier gates are written.
-          store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
-          if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
-          if (p.dR) operand.store(p.operand + (kept + b) * hidden + unit, lanes);
+          const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
+          T* dh = p.dstate[0] + b * hidden + unit;
+          (V::load(dh, lanes) + scale(b) * V::load(results + v * V::width)).store(dh, lanes);
         }
       });
-      share.meet();
     }
-    if (step_bias)
-      for (int g = 0; g < Cell::gates; ++g)
-        fold(step_bias, step_bias + columns, g * hidden + unit0, g * hidden + unit1);
-    first.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
-      if (h_before.is_reset(b)) return;
-      for (int v = 0; v < q.vectors; ++v) {
-        const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
-        T* dh = p.dstate[0] + b * hidden + unit;
-        (V::load(dh, lanes) + scale(b) * V::load(results + v * V::width)).store(dh, lanes);
+
+    // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.
+    const int64_t rows = chunk.rows();
+    auto at_slot = [&](int64_t place) {
+      const Chunk::Row r = chunk.at(place);
+      return slot_row(r.k, r.b);
+    };
+    if (p.dR) {
+      first_dR.expect(rows);
+      second_dR.expect(rows);
+      for (int64_t k = chunk.begin; k < end; ++k) {
+        const Entering<S> h_before = h_entering(k);
+        for (int64_t b = share.row0; b < smaller(share.row1, p.steps.rows(p.steps.at(k))); ++b) {
+          const T* const dr = plan.dr + slot_row(k, b) * plan.stride;
+          first_dR.add(dr, h_before(b));
+          if constexpr (Cell::two_products) second_dR.add(dr, plan.operand + slot_row(k, b) * hidden);
+        }
       }
-    });
-    if (!p.dR) continue;
-    for (int64_t b = share.row0; b < row1; ++b) {
-      first_dR.add(dr_row(b), h_before(b));
-      if constexpr (Cell::two_products) second_dR.add(dr_row(b), p.operand + (kept + b) * hidden);
-    }
-    if (narrow<S> && slot == 0) {  // the next step's rows take the place of those that wait
       first_dR.flush();
-      if constexpr (Cell::two_products) second_dR.flush();
+      second_dR.flush();
     }
+    if (p.dW) {
+      input_dW.expect(rows);
+      for (int64_t i = 0; i < rows; ++i)
+        input_dW.add(plan.du + at_slot(i) * plan.stride, p.x + chunk.at(i).row * p.weights.W.columns);
+      input_dW.flush();
+    }
+    if (p.dx) {
+      input.run(
+          share.first_panel(input.panels()), share.last_panel(input.panels()), 0, rows,
+          [&](int64_t i) { return plan.du + at_slot(i) * plan.stride; },
+          [&](int64_t i, const Panel<T>& q, const T* results) {
+            S* const to = p.dx + chunk.at(i).row * p.weights.W.columns + q.unit;
+            for (int v = 0; v < q.vectors; ++v)
+              store(V::load(results + v * V::width), to + v * V::width, q.units - v * V::width);
+          });
+    }
+    share.meet();  // all have done with what the next chunk writes over
   }
-  if (!p.dR) return;
-  first_dR.flush();
-  if constexpr (Cell::two_products) second_dR.flush();
   me.meet();
-  add_up(p.dR_parts, parts, R_rows, hidden / p.weights.heads, padded, R_rows * me.rank / me.size,
-         R_rows * (me.rank + 1) / me.size, p.dR);
+  if (p.dR) add_up(p.weights.R, plan.dR, plan.parts, me, p.dR);
+  if (p.dW) add_up(p.weights.W, plan.dW, plan.parts, me, p.dW);
 }
 
 }  // namespace

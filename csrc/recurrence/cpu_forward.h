@@ -5,83 +5,87 @@ namespace rnnkern {
 namespace {
 
 template <class S, class Cell>
+struct ForwardPlan {
+  using T = Arithmetic<S>;
+
+  int64_t chunk;  // steps that are projected at once
+  Room<T> room;
+  StepProducts<S, Cell> products;
+  T *zeros, *operand, *carried, *saved, *u;
+
+  ForwardPlan(const Forward<S>& p, Member me)
+      : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
+        room{p.room},
+        products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
+                 p.split_hidden && p.steps.count <= chunk, room, me) {
+    const int64_t hidden = p.weights.hidden, batch = p.steps.batch;
+    zeros = room.take(hidden);
+    operand = Cell::two_products ? room.take(batch * hidden) : nullptr;
+    saved = Cell::two_products && !p.saved ? room.take(batch * Cell::saved * hidden) : nullptr;  // of one step
+    carried = narrow<S> ? room.take(2 * batch * hidden) : nullptr;  // h between two steps: h itself is rounded
+    u = p.x ? room.take(chunk * batch * Cell::gates * hidden) : nullptr;
+  }
+};
+
+template <class S, class Cell>
+int64_t forward_room(const Forward<S>& p, int team) {
+  return ForwardPlan<S, Cell>(p, Member{0, team, nullptr}).room.used;
+}
+
+template <class S, class Cell>
 void forward(const Forward<S>& p, Member me) {
   using T = Arithmetic<S>;
   using V = Vec<T>;
-  const int64_t hidden = p.weights.hidden, state_size = p.steps.batch * hidden;
-  Product<T> first(p.weights, 0, Cell::first_gates, false, me.size, p.packed, p.zeros);
-  Product<T> second(p.weights, Cell::first_gates, Cell::gates - Cell::first_gates, false, me.size, first.end(),
-                    p.zeros);
-  pack(first, p.weights, Cell::gates, me);
-  if constexpr (Cell::two_products) pack(second, p.weights, Cell::gates, me);
+  const ForwardPlan<S, Cell> plan(p, me);
+  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, state_size = p.steps.batch * hidden;
+  plan.products.pack(me);
+  if (me.rank == 0) clear(plan.zeros, hidden);
   const Share share(p.steps, p.split_hidden, me);
   const int64_t from_row = share.copy0 * hidden, elements = (share.copy1 - share.copy0) * hidden;
   for (int s = 0; s < Cell::states; ++s) copy(p.final_state[s] + from_row, p.state[s] + from_row, elements);
   for (int half = 0; narrow<S> && half < 2; ++half)
-    copy(p.carried + half * state_size + from_row, p.state[0] + from_row, elements);
+    copy(plan.carried + half * state_size + from_row, p.state[0] + from_row, elements);
   me.meet();
 
-  for (int64_t k = 0; k < p.steps.count; ++k) {
-    const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
-    // Steps read one half of what is carried and write the other.
-    T* const carried_next = narrow<S> ? p.carried + ((k + 1) & 1) * state_size : nullptr;
-    const Entering<T> h_before = [&] {
-      if constexpr (narrow<S>)
-        return Entering<T>(p.steps, p.carried + (k & 1) * state_size, p.zeros, p.reset, hidden, t);
-      else
-        return Entering<T>(p.steps, p.state[0], p.h, p.zeros, p.reset, hidden, t);
-    }();
-    auto saved_row = [&](int64_t b) { return p.saved + ((p.keep_saved ? row : 0) + b) * Cell::saved * hidden; };
-
-    if constexpr (Cell::two_products) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, h_before,
-                [&](int64_t b, const Panel<T>& q, const T* results) {
-                  for (int v = 0; v < q.vectors; ++v) {
-                    const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
-                    V u[Cell::gates], r[Cell::gates], save[Cell::saved], old[1], operand;
-                    load_gates(u, Cell::gates, p.u + (row + b) * Cell::gates * hidden, hidden, unit, lanes);
-                    load_gates(r, Cell::first_gates, results + v * Cell::first_gates * V::width, V::width, 0, V::width);
-                    old[0] = V::load(h_before(b) + unit, lanes);
-                    for (int i = 0; i < Cell::saved; ++i) save[i] = V(0);
-                    Cell::prepare(u, r, old, save, operand);
-                    store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-                    operand.store(p.operand + b * hidden + unit, lanes);
-                  }
-                });
+  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
+  for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
+    const Chunk chunk(p.steps, begin, smaller(begin + plan.chunk, p.steps.count), share);
+    if (p.x) plan.products.project(p.x, share, chunk, projected);
+    for (int64_t k = begin; k < chunk.end; ++k) {
+      const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
+      // Steps read one half of what is carried and write the other.
+      T* const carried_next = narrow<S> ? plan.carried + ((k + 1) & 1) * state_size : nullptr;
+      const Entering<T> h_before = [&] {
+        if constexpr (narrow<S>)
+          return Entering<T>(p.steps, plan.carried + (k & 1) * state_size, plan.zeros, p.reset, hidden, t);
+        else
+          return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, hidden, t);
+      }();
+      plan.products.step(
+          p.weights, share, row1, h_before, plan.operand,
+          [&](V* u, int64_t b, int64_t unit, int64_t lanes) {
+            if (p.x) {
+              load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
+            } else {
+              load_gates(u, Cell::gates, p.u + (row + b) * columns, hidden, unit, lanes);
+            }
+          },
+          [&](int64_t b) {
+            return (p.saved ? p.saved + row * Cell::saved * hidden : plan.saved) + b * Cell::saved * hidden;
+          },
+          [&](int64_t b, int64_t unit, int64_t lanes) { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
+          [&](int64_t b, int64_t unit, int64_t lanes, const V* next, const V* save) {
+            store(next[0], p.h + (row + b) * hidden + unit, lanes);
+            if constexpr (narrow<S>) next[0].store(carried_next + b * hidden + unit, lanes);
+            if constexpr (Cell::states > 1) {
+              next[1].store(p.final_state[1] + b * hidden + unit, lanes);
+              if (p.cell_states) next[1].store(p.cell_states + (row + b) * hidden + unit, lanes);
+            }
+            if (Cell::saved && p.saved)
+              store_gates(save, Cell::saved, p.saved + (row + b) * Cell::saved * hidden, hidden, unit, lanes);
+          });
       share.meet();
     }
-
-    constexpr int from = Cell::two_products ? Cell::first_gates : 0;
-    Product<T>& product = Cell::two_products ? second : first;
-    auto finish = [&](int64_t b, const Panel<T>& q, const T* results) {
-      for (int v = 0; v < q.vectors; ++v) {
-        const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
-        V u[Cell::gates], r[Cell::gates], old[Cell::states], next[Cell::states];
-        V params[at_least_one(Cell::params)], save[at_least_one(Cell::saved)];
-        load_gates(u, Cell::gates, p.u + (row + b) * Cell::gates * hidden, hidden, unit, lanes);
-        load_gates(r + from, Cell::gates - from, results + v * (Cell::gates - from) * V::width, V::width, 0, V::width);
-        for (int i = 0; i < Cell::params; ++i) params[i] = V::load(p.weights.params[i] + unit, lanes);
-        old[0] = V::load(h_before(b) + unit, lanes);
-        if constexpr (Cell::states > 1)
-          old[1] = h_before.is_reset(b) ? V(0) : V::load(p.final_state[1] + b * hidden + unit, lanes);
-        if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-        Cell::forward(u, r, old, params, next, save);
-        store(next[0], p.h + (row + b) * hidden + unit, lanes);
-        if constexpr (narrow<S>) next[0].store(carried_next + b * hidden + unit, lanes);
-        if constexpr (Cell::states > 1) {
-          next[1].store(p.final_state[1] + b * hidden + unit, lanes);
-          if (p.cell_states) next[1].store(p.cell_states + (row + b) * hidden + unit, lanes);
-        }
-        if (Cell::saved && p.keep_saved) store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-      }
-    };
-    auto operand = [&](int64_t b) {
-      if constexpr (Cell::two_products) return (const T*)p.operand + b * hidden;
-      return h_before(b);
-    };
-    product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1, operand,
-                finish);
-    share.meet();
   }
 
   // h after each sequence's own last step, in processing order; a sequence without steps keeps its initial state.
@@ -92,7 +96,7 @@ void forward(const Forward<S>& p, Member me) {
       for (t = p.steps.count - 1; p.steps.rows(t) <= b;) --t;
     const T* last;
     if constexpr (narrow<S>)
-      last = p.carried + ((p.steps.at(t) + 1) & 1) * state_size + b * hidden;
+      last = plan.carried + ((p.steps.at(t) + 1) & 1) * state_size + b * hidden;
     else
       last = p.h + (p.steps.offset(t) + b) * hidden;
     copy(p.final_state[0] + b * hidden, last, hidden);

@@ -8,8 +8,11 @@
 #include "cells/list.h"
 #include "recurrence/cpu_storage.h"
 
+#include "recurrence/cpu_room.h"
+
 #include "recurrence/cpu_product.h"
 #include "recurrence/cpu_sequence.h"
+#include "recurrence/cpu_step.h"
 #include "recurrence/cpu_weight_gradient.h"
 
 #include "recurrence/cpu_backward.h"
@@ -18,24 +21,17 @@
 namespace rnnkern {
 namespace {
 
-template <class T>
-int64_t packed_size(int64_t hidden, int64_t heads, int gates) {
-  const int64_t d = hidden / heads, width = Vec<T>::width;
-  return heads * ((d + width - 1) / width * width) * gates * (d + 1);
-}
-
-template <class T>
-int64_t gradient_size(int64_t hidden, int64_t heads, int gates) {
-  return gates * hidden * padded_columns<T>(hidden, heads);
-}
-
 template <class S>
 Kernels<S> kernels() {
 #define RNNKERN_FORWARD(Cell) forward<S, Cell>,
 #define RNNKERN_BACKWARD(Cell) backward<S, Cell>,
+#define RNNKERN_FORWARD_ROOM(Cell) forward_room<S, Cell>,
+#define RNNKERN_BACKWARD_ROOM(Cell) backward_room<S, Cell>,
   static void (*const all_forward[])(const Forward<S>&, Member) = {RNNKERN_CELLS(RNNKERN_FORWARD)};
   static void (*const all_backward[])(const Backward<S>&, Member) = {RNNKERN_CELLS(RNNKERN_BACKWARD)};
-  return {packed_size<Arithmetic<S>>, gradient_size<Arithmetic<S>>, all_forward, all_backward};
+  static int64_t (*const forward_rooms[])(const Forward<S>&, int) = {RNNKERN_CELLS(RNNKERN_FORWARD_ROOM)};
+  static int64_t (*const backward_rooms[])(const Backward<S>&, int) = {RNNKERN_CELLS(RNNKERN_BACKWARD_ROOM)};
+  return {all_forward, all_backward, forward_rooms, backward_rooms};
 }
 
 }  // namespace

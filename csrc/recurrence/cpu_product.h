@@ -46,6 +46,16 @@ void tile(const T* const* a, int64_t segments, int64_t stride, int64_t length, c
     for (int j = 0; j < Vectors; ++j) sum[i][j].store(out + (i * Vectors + j) * V::width);
 }
 
+// to[k][j] = from[j][k] for j < rows and k < columns, both at most a vector's width; the lanes beyond `rows` are zero.
+template <class T>
+void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
+  using V = Vec<T>;
+  V v[V::width];
+  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? V::load(from + j * from_stride, columns) : V(0);
+  transpose(v);
+  for (int64_t k = 0; k < columns; ++k) v[k].store(to + k * to_stride);
+}
+
 template <class T>
 using Tile = void (*)(const T* const*, int64_t, int64_t, int64_t, const T*, const T*, T*);
 
@@ -69,100 +79,86 @@ Tile<T> tile_of(int rows, int vectors) {
   }
 }
 
-// A run of units of one head, all gates of the product beside one another.
+// A run of outputs of one head: units, all gates of the product beside one another, or columns where it is transposed.
 template <class T>
 struct Panel {
-  int64_t unit, units;  // first unit, how many there are (the last vector may be partly padding)
-  int vectors;          // vectors of units
+  int64_t unit, units;  // first output, how many there are (the last vector may be partly padding)
+  int vectors;          // vectors of outputs
   int64_t operand;      // first column of the operand
   const T *weights, *init;
 };
 
-// One product of the loop: R h for some gates (forward), or R^T dr over some gates (backward).
+// A product of the loop by some gates of a matrix M: M h forward, M^T dr backward.
 template <class T>
 struct Product {
   static constexpr int width = Vec<T>::width;
 
-  int first_gate, gates;  // of the gates of the cell, those in this product
+  Matrix<T> matrix;
+  int first_gate, gates;  // of the gates of the matrix, those in this product
   bool transposed;
-  int64_t heads, d;  // d units per head
-  int64_t vectors, panels_per_head;
+  bool streamed;  // each panel is packed when its turn comes, over the one before: for a product that runs once
+  int64_t outputs, vectors, panels_per_head;
   int64_t segments, stride, length;  // of the operand, see tile
-  T *packed, *init;
+  T *packed = nullptr, *init = nullptr;
   const T* zeros;
 
-  Product(const Weights<T>& w, int first_gate, int gates, bool transposed, int team, T* workspace, const T* zeros)
-      : first_gate(first_gate),
-        gates(gates),
-        transposed(transposed),
-        heads(w.heads),
-        d(w.hidden / w.heads),
-        zeros(zeros) {
-    vectors = (d + width - 1) / width;
+  Product(const Matrix<T>& matrix, int first_gate, int gates, bool transposed, bool streamed, Room<T>& room,
+          const T* zeros, Member me)
+      : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
+    outputs = transposed ? matrix.columns : matrix.units;
+    vectors = (outputs + width - 1) / width;
     const int64_t per_panel = gates ? max_vectors / columns() : 1;  // no gates: a product that the cell does not have
     panels_per_head = (vectors + per_panel - 1) / per_panel;
-    if (heads == 1) panels_per_head = smaller((panels_per_head + team - 1) / team * team, vectors);
-    segments = transposed && heads > 1 ? gates : 1;
-    stride = w.hidden;
-    length = transposed && heads == 1 ? gates * d : d;
-    packed = workspace;
-    init = packed + heads * vectors * width * columns() * depth();
+    if (matrix.heads == 1) panels_per_head = smaller((panels_per_head + me.size - 1) / me.size * me.size, vectors);
+    segments = transposed && matrix.heads > 1 ? gates : 1;
+    stride = matrix.heads * matrix.units;
+    length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
+    if (!matrix.values || !gates) return;
+    const int64_t packed_vectors = streamed ? max_vectors : matrix.heads * vectors * columns();
+    const int64_t size = packed_vectors * width * (depth() + 1);
+    packed = streamed ? room.take(size, me) : room.take(size);
+    init = packed + packed_vectors * width * depth();
   }
 
-  int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of units
+  int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
   int64_t depth() const { return segments * length; }
-  int64_t panels() const { return heads * panels_per_head; }
-  T* end() const { return transposed ? init : init + heads * vectors * width * gates; }
+  int64_t panels() const { return packed ? matrix.heads * panels_per_head : 0; }
 
   Panel<T> panel(int64_t index) const {
     const int64_t head = index / panels_per_head, j = index % panels_per_head;
     const int64_t first = vectors * j / panels_per_head, last = vectors * (j + 1) / panels_per_head;
-    const int64_t column = (head * vectors + first) * width * columns();
-    const int64_t operand = transposed ? first_gate * stride + head * d : head * d;
-    return {head * d + first * width,  smaller(last * width, d) - first * width, int(last - first), operand,
-            packed + column * depth(), transposed ? zeros : init + column};
+    const int64_t column = streamed ? 0 : (head * vectors + first) * width * columns();
+    const int64_t operand = transposed ? first_gate * stride + head * matrix.units : head * matrix.columns;
+    return {head * outputs + first * width,
+            smaller(last * width, outputs) - first * width,
+            int(last - first),
+            operand,
+            packed + column * depth(),
+            transposed ? zeros : init + column};
   }
 
-  int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : heads * d; }
+  int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : matrix.heads * outputs; }
 
-  // Packs the panels begin..end-1 of R (heads, G*d, d), and of the bias, padding with zeros.
-  void pack(const Weights<T>& w, int all_gates, int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const Panel<T> q = panel(index);
-      const int64_t head = index / panels_per_head, unit = q.unit - head * d;
-      const T* R = w.R + (head * all_gates + first_gate) * d * d;  // row (gate, unit) from here on
-      const int64_t row = q.vectors * columns() * width;
-      T* out = const_cast<T*>(q.weights);
-      std::memset(out, 0, sizeof(T) * row * depth());
-      if (transposed) {
-        for (int64_t k = 0; k < depth(); ++k) std::memcpy(out + k * row, R + k * d + unit, sizeof(T) * q.units);
-        continue;
-      }
-      T* bias = const_cast<T*>(q.init);
-      std::memset(bias, 0, sizeof(T) * row);
-      constexpr int64_t block = 32;  // columns of R at a time: both sides of the transposition stay in the cache
-      for (int64_t k0 = 0; k0 < d; k0 += block) {
-        for (int64_t u = 0; u < q.units; ++u) {
-          for (int g = 0; g < gates; ++g) {
-            const int64_t column = (u / width * gates + g) * width + u % width;
-            const T* from = R + (g * d + unit + u) * d;
-            for (int64_t k = k0; k < smaller(k0 + block, d); ++k) out[k * row + column] = from[k];
-            if (k0 == 0 && w.bias) bias[column] = w.bias[(first_gate + g) * heads * d + q.unit + u];
-          }
-        }
-      }
+  // A member's share of the panels, which all members need.
+  void pack(Member me) const {
+    if (streamed) return;
+    const int64_t all = panels();
+    for (int64_t index = all * me.rank / me.size; index < all * (me.rank + 1) / me.size; ++index) {
+      pack(panel(index), index / panels_per_head);
     }
   }
 
   // For the panels and rows given: the tile of each, then finish(row, panel, results of the row).
   template <class Operand, class Finish>
-  RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand, Finish finish) {
+  RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
+                          Finish finish) const {
     alignas(64) T out[accumulators * width];
     const T* a[accumulators];
     const int64_t rows = row1 - row0;
     if (rows <= 0) return;
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
+      if (streamed) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
       const int64_t blocks = (rows + max_rows(tile_vectors) - 1) / max_rows(tile_vectors);
       for (int64_t block = 0; block < blocks; ++block) {
@@ -170,6 +166,36 @@ struct Product {
         for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
         tile_of<T>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
+      }
+    }
+  }
+
+ private:
+  // One panel of the matrix, and of the bias, padded with zeros.
+  void pack(const Panel<T>& q, int64_t head) const {
+    const int64_t first = q.unit - head * outputs, row = q.vectors * columns() * width;
+    const int64_t units = matrix.units, depth = matrix.columns;
+    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    T* out = const_cast<T*>(q.weights);
+    if (transposed) {
+      const bool padded = q.units < q.vectors * width;
+      for (int64_t k = 0; k < this->depth(); ++k) {
+        if (padded) std::memset(out + k * row, 0, sizeof(T) * row);
+        std::memcpy(out + k * row, values + k * depth + first, sizeof(T) * q.units);
+      }
+      return;
+    }
+    T* bias = const_cast<T*>(q.init);
+    for (int g = 0; g < gates; ++g) {
+      for (int v = 0; v < q.vectors; ++v) {
+        const int64_t unit = first + v * width, column = (int64_t(v) * gates + g) * width;
+        const int64_t lanes = smaller(units - unit, width);
+        const T* from = values + (g * units + unit) * depth;
+        for (int64_t k = 0; k < depth; k += width)
+          transpose(from + k, depth, lanes, smaller(depth - k, width), out + k * row + column, row);
+        Vec<T> start(T(0));
+        if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
+        start.store(bias + column);
       }
     }
   }

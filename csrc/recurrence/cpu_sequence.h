@@ -57,11 +57,43 @@ void clear(T* to, int64_t elements) {
   if (elements > 0) std::memset(to, 0, sizeof(T) * elements);
 }
 
-template <class T>
-void pack(Product<T>& product, const Weights<T>& weights, int gates, Member me) {
-  const int64_t panels = product.panels();
-  product.pack(weights, gates, panels * me.rank / me.size, panels * (me.rank + 1) / me.size);
+// Steps that are taken at once: their rows are enough for a block of each member.
+inline int64_t chunk_steps(const Steps& steps, bool split_hidden, int team) {
+  const int64_t wanted = int64_t(chunk_rows) * (split_hidden ? 1 : team) / larger(steps.batch, 1);
+  return larger(smaller(smaller(wanted, chunk_rows), steps.count), 1);
 }
+
+// Steps begin..end-1 in processing order, the rows of a member counted through.
+struct Chunk {
+  const Steps& steps;
+  int64_t begin, end, row0;
+
+  Chunk(const Steps& steps, int64_t begin, int64_t end, const Share& share)
+      : steps(steps), begin(begin), end(end), row0(share.row0) {
+    start_[0] = 0;
+    for (int64_t k = begin; k < end; ++k)
+      start_[k - begin + 1] = start_[k - begin] + larger(smaller(share.row1, steps.rows(steps.at(k))) - row0, 0);
+  }
+
+  int64_t rows() const { return start_[end - begin]; }
+  // The place of sequence b's row of step k among them.
+  int64_t place(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
+
+  struct Row {
+    int64_t k, b, row;  // step in processing order, sequence, row of the (rows, columns) tensors
+  };
+  // Cheap where places are asked for in order.
+  Row at(int64_t place) const {
+    while (place < start_[step_]) --step_;
+    while (place >= start_[step_ + 1]) ++step_;
+    const int64_t b = row0 + place - start_[step_], k = begin + step_;
+    return {k, b, steps.offset(steps.at(k)) + b};
+  }
+
+ private:
+  int64_t start_[chunk_rows + 1];
+  mutable int64_t step_ = 0;
+};
 
 // The state of one sequence as it enters step t: from the step before, the initial state, or zeros after a reset.
 template <class S>

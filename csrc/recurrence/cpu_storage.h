@@ -96,5 +96,10 @@ RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
 
 #endif
 
+template <class S, class T>
+void widen(const S* from, T* to, int64_t elements) {
+  for (int64_t j = 0; j < elements; j += Vec<T>::width) load(from + j, elements - j).store(to + j, elements - j);
+}
+
 }  // namespace
 }  // namespace rnnkern

@@ -1,5 +1,5 @@
-// dR = sum over steps and sequences of dr^T h, block by block of rows while the loop over time still has them in cache.
-// Included by cpu_kernels.h, once per SIMD level.
+// The gradient of a weight: sums over rows of dr^T h, a block of rows at a time while the loop over time still has them
+// in cache. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
 namespace rnnkern {
@@ -7,22 +7,25 @@ namespace {
 
 constexpr int gradient_tile_rows(int vectors) { return max_rows(vectors) < 6 ? max_rows(vectors) : 6; }
 
-// out[i][j] += sum over rows k of a[k][i] b[k][j]. A block is summed by itself before it is added to what is there:
-// errors grow with the length of a block and the number of blocks, not with their product.
+// out[i][j] += sum over rows k of a[k][i] b[k][j], b dense. A block is summed by itself before it is added to what is
+// there: errors grow with the length of a block and the number of blocks, not with their product.
 template <class T, int Rows, int Vectors>
-void outer_tile(int count, const T* const* a, int64_t a_column, const T* const* b, int64_t b_column, T* out,
-                int64_t out_stride) {
+void outer_tile(int count, const T* const* a, int64_t a_column, const T* b, T* out, int64_t out_stride) {
   using V = Vec<T>;
   V sum[Rows][Vectors];
 #pragma GCC unroll 6
-  for (int i = 0; i < Rows; ++i)
+  for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) sum[i][j] = V(0);
+    for (int j = 0; j < Vectors; ++j) {
+      sum[i][j] = V(0);
+      __builtin_prefetch(out + i * out_stride + j * V::width, 1);  // the sums outgrow the near caches
+    }
+  }
   for (int k = 0; k < count; ++k) {
-    const T *x = a[k] + a_column, *y = b[k] + b_column;
+    const T* x = a[k] + a_column;
     V row[Vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) row[j] = V::load(y + j * V::width);
+    for (int j = 0; j < Vectors; ++j) row[j] = V::load(b + (k * Vectors + j) * V::width);
 #pragma GCC unroll 6
     for (int i = 0; i < Rows; ++i) {
       const V scale(x[i]);
@@ -41,7 +44,7 @@ void outer_tile(int count, const T* const* a, int64_t a_column, const T* const* 
 }
 
 template <class T>
-using OuterTile = void (*)(int, const T* const*, int64_t, const T* const*, int64_t, T*, int64_t);
+using OuterTile = void (*)(int, const T* const*, int64_t, const T*, T*, int64_t);
 
 template <class T, int Vectors, int... Row>
 constexpr OuterTile<T> outer_tile_of(int rows, std::integer_sequence<int, Row...>) {
@@ -64,98 +67,102 @@ OuterTile<T> outer_tile_of(int rows, int vectors) {
 }
 
 template <class T>
-int64_t padded_columns(int64_t hidden, int64_t heads) {
-  const int64_t d = hidden / heads;
-  return (d + Vec<T>::width - 1) / Vec<T>::width * Vec<T>::width;
+int64_t padded_columns(const Matrix<T>& matrix) {
+  return (matrix.columns + Vec<T>::width - 1) / Vec<T>::width * Vec<T>::width;
 }
 
-// One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product, stored
-// as S.
-template <class T, class S>
+// Elements of one member's sums.
+template <class T>
+int64_t gradient_size(const Matrix<T>& matrix) {
+  return matrix.gates * matrix.heads * matrix.units * padded_columns(matrix);
+}
+
+// One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product.
+template <class T>
 class WeightGradient {
  public:
-  // `sums` is (K, G*D, padded D), zero at the start.
-  WeightGradient(const Weights<T>& w, int all_gates, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums)
-      : hidden_(w.hidden),
-        heads_(w.heads),
-        d_(w.hidden / w.heads),
-        columns_(padded_columns<T>(w.hidden, w.heads)),
-        all_gates_(all_gates),
+  // `sums` is (K, G*U, padded C), zero at the start; `room` is room_size() elements.
+  WeightGradient(const Matrix<T>& matrix, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums, T* room)
+      : matrix_(matrix),
+        columns_(padded_columns(matrix)),
         first_gate_(first_gate),
         gates_(gates),
         unit0_(unit0),
         unit1_(unit1),
-        sums_(sums) {}
+        sums_(sums),
+        operand_(room) {}
 
+  static int64_t room_size(const Matrix<T>& matrix) { return chunk_rows * matrix.heads * padded_columns(matrix); }
+
+  // So many rows come before they are flushed: blocks of like size.
+  void expect(int64_t rows) {
+    const int64_t blocks = (rows + chunk_rows - 1) / chunk_rows;
+    block_ = blocks ? int((rows + blocks - 1) / blocks) : 0;
+  }
+
+  // The row of dr must stay until the flush.
+  template <class S>
   void add(const T* dr, const S* operand) {
     dr_[count_] = dr;
-    operand_[count_] = operand;
-    if (++count_ == gradient_rows) flush();
+    for (int64_t head = 0; head < matrix_.heads; ++head) {
+      for (int64_t v = 0; v < vectors(); v += max_vectors) {
+        const int in_panel = int(smaller(max_vectors, vectors() - v));
+        T* to = panel(head, v) + count_ * in_panel * V::width;
+        for (int j = 0; j < in_panel; ++j) {
+          const int64_t column = (v + j) * V::width;
+          load(operand + head * matrix_.columns + column, matrix_.columns - column).store(to + j * V::width);
+        }
+      }
+    }
+    if (++count_ == block_) flush();
   }
 
   void flush() {
-    for (int64_t head = unit0_ / d_; head * d_ < unit1_; ++head) flush(head);
+    for (int64_t head = unit0_ / matrix_.units; count_ && head * matrix_.units < unit1_; ++head) {
+      for (int64_t v = 0; v < vectors(); v += max_vectors) flush(head, v);
+    }
     count_ = 0;
   }
 
  private:
-  static constexpr bool narrow_ = sizeof(S) < sizeof(T);
+  using V = Vec<T>;
 
-  void flush(int64_t head) {
-    constexpr int width = Vec<T>::width;
-    const int64_t all = (d_ + width - 1) / width;
-    const int64_t direct = narrow_ ? 0 : d_ / width;
-    if constexpr (!narrow_) {
-      for (int64_t v = 0; v < direct; v += max_vectors)
-        columns(head, operand_, head * d_ + v * width, v * width, int(smaller(max_vectors, direct - v)));
-    }
-    // The rest from a copy: to widen it, or since a full load of the last columns could leave the row and the tensor.
-    constexpr int most = narrow_ ? max_vectors : 1;
-    alignas(64) T copied[gradient_rows * most * width];
-    const T* rows[gradient_rows];
-    for (int64_t v = direct; v < all; v += most) {
-      const int vectors = int(smaller(most, all - v));
-      for (int k = 0; k < count_; ++k) {
-        T* const row = copied + k * vectors * width;
-        for (int j = 0; j < vectors; ++j)
-          load(operand_[k] + head * d_ + (v + j) * width, d_ - (v + j) * width).store(row + j * width);
-        rows[k] = row;
-      }
-      columns(head, rows, 0, v * width, vectors);
-    }
-  }
+  int64_t vectors() const { return columns_ / V::width; }
+  T* panel(int64_t head, int64_t vector) const { return operand_ + (head * columns_ + vector * V::width) * chunk_rows; }
 
-  // A panel of `vectors` vectors of columns, for all units of the head that are this member's.
-  void columns(int64_t head, const T* const* operand, int64_t operand_column, int64_t column, int vectors) {
-    const int64_t begin = larger(unit0_ - head * d_, 0), end = smaller(unit1_ - head * d_, d_);
-    const int most = gradient_tile_rows(vectors);
+  // A panel of columns, for all units of the head that are this member's.
+  void flush(int64_t head, int64_t v) {
+    const int in_panel = int(smaller(max_vectors, vectors() - v)), most = gradient_tile_rows(in_panel);
+    const int64_t units = matrix_.units, begin = larger(unit0_ - head * units, 0);
+    const int64_t end = smaller(unit1_ - head * units, units);
     for (int g = first_gate_; g < first_gate_ + gates_; ++g) {
-      T* out = sums_ + (head * all_gates_ + g) * d_ * columns_ + column;
+      T* out = sums_ + (head * matrix_.gates + g) * units * columns_ + v * V::width;
+      const int64_t dr_column = (g * matrix_.heads + head) * units;
       for (int64_t j = begin; j < end; j += most) {
         const int rows = int(smaller(most, end - j));
-        outer_tile_of<T>(rows, vectors)(count_, dr_, g * hidden_ + head * d_ + j, operand, operand_column,
-                                        out + j * columns_, columns_);
+        outer_tile_of<T>(rows, in_panel)(count_, dr_, dr_column + j, panel(head, v), out + j * columns_, columns_);
       }
     }
   }
 
-  int64_t hidden_, heads_, d_, columns_;
-  int all_gates_, first_gate_, gates_;
+  Matrix<T> matrix_;
+  int64_t columns_;
+  int first_gate_, gates_;
   int64_t unit0_, unit1_;
-  T* sums_;
-  int count_ = 0;
-  const T* dr_[gradient_rows];
-  const S* operand_[gradient_rows];
+  T *sums_, *operand_;
+  int count_ = 0, block_ = chunk_rows;
+  const T* dr_[chunk_rows];
 };
 
-// dR (rows, d) = the sum of `parts` padded sums, for rows begin..end-1.
+// A member's share of the rows of the gradient: the sum of `parts` padded sums.
 template <class T>
-void add_up(const T* sums, int parts, int64_t rows, int64_t d, int64_t padded, int64_t begin, int64_t end, T* dR) {
-  for (int64_t row = begin; row < end; ++row) {
-    for (int64_t j = 0; j < d; ++j) {
+void add_up(const Matrix<T>& matrix, const T* sums, int parts, Member me, T* gradient) {
+  const int64_t rows = matrix.gates * matrix.heads * matrix.units, padded = padded_columns(matrix);
+  for (int64_t row = rows * me.rank / me.size; row < rows * (me.rank + 1) / me.size; ++row) {
+    for (int64_t j = 0; j < matrix.columns; ++j) {
       T sum = sums[row * padded + j];
       for (int part = 1; part < parts; ++part) sum += sums[(part * rows + row) * padded + j];
-      dR[row * d + j] = sum;
+      gradient[row * matrix.columns + j] = sum;
     }
   }
 }

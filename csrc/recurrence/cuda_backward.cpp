@@ -270,7 +270,9 @@ struct BackwardDriver : CudaDriver<S> {
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
-                                 bool needs_R, bool needs_bias) {
+                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
+                                 bool, bool) {
+  STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
   return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });

@@ -30,17 +30,26 @@ struct Steps {
   int64_t total() const { return count ? offset(count - 1) + rows(count - 1) : 0; }
 };
 
+// A weight whose rows are the gates of units: (K, G*U, C), K heads of U units, each head with its own C columns of the
+// operand.
 template <class T>
-struct Weights {
-  int64_t hidden, heads;  // H, K; D = H / K
-  const T* R;             // (K, G*D, D); K = 1 is the dense (G*H, H)
-  const T* bias;          // (G*H,) or null
-  const T* params[2];     // (H,) each
+struct Matrix {
+  const T* values;
+  const T* bias;  // (G*K*U,), gate after gate, or null
+  int gates;
+  int64_t heads, units, columns;
 };
 
-constexpr int gradient_rows = 128;  // of a block of dR: 64 columns of h for all of them fit the first-level cache
+template <class T>
+struct Weights {
+  int64_t hidden;      // H
+  Matrix<T> R;         // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, H)
+  Matrix<T> W;         // (G*H, I); no values where the caller has projected the input
+  const T* params[2];  // (H,) each
+};
 
-constexpr int64_t zeros_size(int64_t hidden) { return hidden < 64 ? 64 : hidden; }
+// Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
+constexpr int chunk_rows = 128;
 
 template <class S>
 struct Forward {
@@ -49,16 +58,15 @@ struct Forward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;  // threads share out hidden units and meet at every step, or share out sequences
-  const S* u;         // (rows, G*H)
+  const S* u;         // the projected input (rows, G*H), or where W is given
+  const S* x;         // the input itself (rows, I)
   const T* state[2];  // (B, H)
   const bool* reset;  // (T, B) or null
   S* h;               // (rows, H)
-  T* carried;         // workspace (2, B, H) for h between steps where S is narrow, else null: it is read from h
   T* final_state[2];  // (B, H)
   T* cell_states;     // c of every step (rows, H), or null
-  T* saved;           // (rows, saved*H) when keep_saved; else null or, for a second product, room for one step
-  bool keep_saved;
-  T *packed, *operand, *zeros;  // workspace: packed_size(), (B, H) for a second product, zeros_size() zeros
+  T* saved;           // (rows, saved*H), or null
+  T* room;            // workspace, as many elements as Kernels::forward_room says
 };
 
 template <class S>
@@ -68,35 +76,36 @@ struct Backward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;
+  const S *u, *x;       // one of them, as in Forward; u is read where `saved` is null
   const S* h0;          // (B, H)
   const T* c0;          // (B, H), or null
   const bool* reset;    // (T, B) or null
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const S* h;  // (rows, H)
-  const T *cell_states, *saved;
+  const T* cell_states;
+  const T* saved;          // null: computed again from h, a chunk of steps at a time
   const S* grad_h;         // (rows, H) or null
   const T* grad_state[2];  // (B, H), or null
-  S* du;                   // (rows, G*H)
-  T* dr;  // the gradient of r (rows, G*H), du itself where both are one; where S is narrow, of the last steps alone
-  int64_t slots;      // those steps: dr and operand are then (slots, B, .), at least two, which members may be apart
-  T* dstate[2];       // (B, H)
-  T* dparams[2];      // (B, H), to be summed over B
-  T* dbias;           // (threads, 2, G*H) zeros, to be summed over threads: one row sums a step, one all steps
-  T* dR;              // like R, or null where it is not wanted
-  T* dR_parts;        // workspace for it: gradient_size() elements, for each thread when sequences are shared out
-  T* operand;         // workspace for dR, (rows, H) or (slots, B, H): the operand of a second product
-  T *packed, *zeros;  // workspace as above
+  S* du;                   // (rows, G*H), where u is given
+  S* dx;                   // (rows, I), where x is given and it is wanted
+  T* dstate[2];            // (B, H)
+  T* dparams[2];           // (B, H), to be summed over B
+  T *dR, *dW;              // like R and W, or null where they are not wanted
+  // Each (threads, 2, G*H) zeros, or null: to be summed over threads; one row sums a step, one all steps. Of a joint
+  // cell both would be the same, and the second stays null.
+  T *dbias, *dbias_ih;
+  T* room;  // workspace, as many elements as Kernels::backward_room says
 };
 
 // One SIMD level's kernels for one dtype; the arrays are in the order of cells/list.h.
 template <class S>
 struct Kernels {
-  // Elements of workspace: for R, packed in either direction, and for one thread's part of dR.
-  int64_t (*packed_size)(int64_t hidden, int64_t heads, int gates);
-  int64_t (*gradient_size)(int64_t hidden, int64_t heads, int gates);
   void (*const* forward)(const Forward<S>&, Member);
   void (*const* backward)(const Backward<S>&, Member);
+  // Elements of workspace that a problem needs for a team of so many.
+  int64_t (*const* forward_room)(const Forward<S>&, int team);
+  int64_t (*const* backward_room)(const Backward<S>&, int team);
 };
 
 struct Level {

@@ -9,7 +9,6 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.ops import Choice, recurrence
-from rnnkern.ops.projection import project
 from rnnkern.reference import CELLS
 
 
@@ -22,25 +21,19 @@ class _Sequence(NamedTuple):
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
 
 
-class _Call(NamedTuple):
-    """One layer in one direction."""
+def _cast(x: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of the operator, in autocast's dtype where it is on, as torch.nn's weights and state are."""
+    call = {"u": x, **call}
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return call
+    dtype = torch.get_autocast_dtype(x.device.type)
 
-    weight_ih: Tensor  # (G*H, I)
-    bias_ih: Tensor | None  # (G*H,)
-    arguments: dict[str, Any]  # of the operator, all but u
+    def cast(value):
+        if isinstance(value, tuple):
+            return tuple(map(cast, value))
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    def project(self, x: Tensor) -> dict[str, Tensor]:
-        u = project(x, self.weight_ih, self.bias_ih)
-        if not torch.is_autocast_enabled(u.device.type):
-            return {"u": u, **self.arguments}
-        cast = {"u": u}  # autocast has chosen u's dtype; the rest follows, as torch.nn's weights and state do
-        for name, value in self.arguments.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                value = value.to(u.dtype)
-            elif name in ("state", "params"):
-                value = tuple(tensor.to(u.dtype) for tensor in value)
-            cast[name] = value
-        return cast
+    return {name: cast(value) for name, value in call.items()}
 
 
 class Recurrent(RNNBase):
@@ -99,7 +92,7 @@ class Recurrent(RNNBase):
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for call in directions:
-                h, final = recurrence(**call.project(x))
+                h, final = recurrence(**_cast(x, call))
                 outputs.append(h)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
@@ -125,9 +118,8 @@ class Recurrent(RNNBase):
         choices = []
         for directions in self._calls(sequence):
             for call in directions:
-                arguments = call.project(call.weight_ih.new_zeros(1, call.weight_ih.shape[1]))
-                u = arguments.pop("u").expand(*sequence.x.shape[:-1], -1)
-                choices.append(recurrence.choose(u=u, **arguments))
+                x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], call["weight_ih"].shape[1])
+                choices.append(recurrence.choose(**_cast(x, call)))
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -182,8 +174,8 @@ class Recurrent(RNNBase):
             return reset.unsqueeze(1)
         return reset.transpose(0, 1) if self.batch_first else reset
 
-    def _calls(self, sequence: _Sequence) -> list[list[_Call]]:
-        """The calls that a forward makes: per layer, one for each direction."""
+    def _calls(self, sequence: _Sequence) -> list[list[dict[str, Any]]]:
+        """The operator's arguments, all but the input: per layer, for each direction."""
         _, state, batch_sizes, reset = sequence
         masks = [reset, reset]
         if reset is not None and self.bidirectional:
@@ -200,6 +192,8 @@ class Recurrent(RNNBase):
                 bias_ih, bias_hh = None, bias_ih + bias_hh
             arguments = {
                 "cell": self._cell,
+                "weight_ih": weight_ih,
+                "bias_ih": bias_ih,
                 "R": weight_hh,
                 "state": states[k],
                 "bias": bias_hh,
@@ -208,7 +202,7 @@ class Recurrent(RNNBase):
                 "reset": masks[k % directions],
                 "reverse": k % directions == 1,
             }
-            calls.append(_Call(weight_ih, bias_ih, arguments))
+            calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
 
     # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter

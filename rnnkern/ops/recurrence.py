@@ -4,17 +4,13 @@ import json
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Recurrence, needs_derivatives
 from rnnkern.reference import CELLS
-
-KERNEL_CELLS: dict[str, dict[str, int]] = (
-    json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
-)
-"""The facts of the cells that have a kernel (csrc/cells/list.h)."""
 
 _operators = torch.ops.rnnkern
 
@@ -34,17 +30,20 @@ def recurrence(
     reverse: bool = False,
     grad_scale: Tensor | None = None,
     save_gates: bool | None = None,
+    weight_ih: Tensor | None = None,
+    bias_ih: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    r"""Runs a recurrent cell over a sequence whose input projection ``u`` is already there.
+    r"""Runs a recurrent cell over a sequence: over its input projection ``u`` or, with ``weight_ih``, over the input.
 
     At each step :math:`r_t = R h_{t-1} + b` and the cell's pointwise equations turn :math:`(u_t, r_t)` and the old
-    state into the new one. T steps, B sequences, H hidden units, G gates of the cell.
+    state into the new one. T steps, B sequences, I inputs, H hidden units, G gates of the cell.
 
     Args:
         cell: name of a cell of :data:`rnnkern.reference.CELLS`, such as ``"tanh"`` (G = 1), ``"gru"`` (G = 3) or
             ``"lstm"`` (G = 4); the documentation's table has all. Gates stand in PyTorch's order.
         u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H) as in
-            :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16.
+            :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16. With ``weight_ih`` the
+            input x itself, with I columns.
         R: (G*H, H), or (K, G*D, D) with H = K*D for K independent heads: unit k*D+d of gate g is row g*D+d of
             head k and column g*H+k*D+d of ``u``.
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
@@ -57,12 +56,15 @@ def recurrence(
         grad_scale: (T,) or (T, B), of the dtype of ``u``: multiplies :math:`R^T \partial L/\partial r_t` in the
             backward (0 is h-detach, Kanuparthi et al. 2019). A constant: no gradient flows to it.
         save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
-            device's default: True on a CPU; False on a GPU, where they come back a block of steps at a time.
+            device's default: True on a CPU, False on a GPU. They come back a block of steps at a time.
+        weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here. On a CPU a few steps at a time, inside
+            the kernel, so that u is never there as a whole.
+        bias_ih: b_ih, (G*H,), beside ``weight_ih``.
 
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
-        Gradients flow from both to ``u``, ``R``, ``state``, ``bias`` and ``params``, and gradients of those; there is
-        no forward mode, which raises.
+        Gradients flow from both to ``u``, ``R``, ``state``, ``bias``, ``params``, ``weight_ih`` and ``bias_ih``, and
+        gradients of those; there is no forward mode, which raises.
 
     Raises:
         ValueError: a size, a rank, a cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
@@ -76,21 +78,25 @@ def recurrence(
     >>> h.shape, h_n.shape
     (torch.Size([5, 2, 3]), torch.Size([2, 3]))
     """
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates)
-    if _choose(cell, u).implementation == "reference":
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
+    implementation = _choose(cell, u).implementation
+    if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-            grad_scale=grad_scale,
+            grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih,
         )  # fmt: skip
+    if implementation == "cuda" and weight_ih is not None:
+        u, weight_ih, bias_ih = F.linear(u, weight_ih, bias_ih), None, None
     if save_gates is None:
         save_gates = u.device.type == "cpu"
-    if _needs_derivatives(u, R, bias, *state, *params):
-        h, *rest = _Recurrence.apply(
-            cell, reverse, save_gates, len(state), u, R, bias, batch_sizes, reset, grad_scale, *state, *params
+    if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
+        h, *rest = Recurrence.apply(
+            cell, reverse, save_gates, len(state), u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
+            *state, *params,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
-            cell, u, R, state, bias, params, batch_sizes, reset, reverse, False, False
+            cell, u, R, state, bias, params, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
@@ -113,8 +119,8 @@ def _choose(cell: str, u: Tensor) -> Choice:
 
 
 def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False,
-                    grad_scale=None, save_gates=None) -> Choice:  # fmt: skip
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates)
+                    grad_scale=None, save_gates=None, weight_ih=None, bias_ih=None) -> Choice:  # fmt: skip
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
     choice = _choose(cell, u)
     if choice.implementation != "cuda":
         return choice
@@ -130,16 +136,11 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
 recurrence.choose = _choose_checked
 
 
-def _needs_derivatives(*tensors: Tensor | None) -> bool:
-    """Forward mode counts: the autograd.Function refuses it, the plain operator would return zero tangents."""
-    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return backward or forward_ad._current_level >= 0
-
-
 # ---- checks: real and fake tensors alike
 
 
-def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates) -> None:
+def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih=None,
+          bias_ih=None) -> None:  # fmt: skip
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
     if not isinstance(cell, str) or cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
@@ -155,7 +156,8 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
                 f"recurrence: `{name}` of the cell {cell!r} must be ({', '.join(wanted)}), "
                 f"{len(wanted)} tensors, got {len(group)}"
             )
-    for name, tensor in (("R", R), ("bias", bias), ("grad_scale", grad_scale)):
+    optional = {"bias": bias, "grad_scale": grad_scale, "weight_ih": weight_ih, "bias_ih": bias_ih}
+    for name, tensor in (("R", R), *optional.items()):
         if tensor is not None or name == "R":
             _check_tensor(name, tensor, u)
     for name, group in (("state", state), ("params", params)):
@@ -168,12 +170,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     if u.dim() != (3 if batch_sizes is None else 2):
         wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
         raise ValueError(f"recurrence: `u` must be {wanted}, got {_shape(u)}")
-    if u.shape[-1] % gates or u.shape[-1] == 0:
-        raise ValueError(
-            f"recurrence: the last size of `u` must be G*H, a positive multiple of G = {gates} for the cell "
-            f"{cell!r}, got {_shape(u)}"
-        )
-    hidden = u.shape[-1] // gates
+    hidden = _check_projection(cell, gates, u, weight_ih, bias_ih)
     width = _check_params(cell, names, params, hidden)
     if R.dim() == 3:
         heads = R.shape[0]
@@ -209,6 +206,23 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
             f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
             f"got {_shape(grad_scale)}"
         )
+
+
+def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None) -> int:
+    """Returns H."""
+    rows = u.shape[-1] if weight_ih is None else weight_ih.shape[0] if weight_ih.dim() == 2 else 0
+    if rows % gates or rows == 0:
+        wanted = f"G*H, a positive multiple of G = {gates} for the cell {cell!r}"
+        if weight_ih is None:
+            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {_shape(u)}")
+        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {_shape(weight_ih)}")
+    if weight_ih is not None:
+        _check_shape("weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
+    if bias_ih is not None:
+        if weight_ih is None:
+            raise ValueError("recurrence: `bias_ih` needs `weight_ih` beside it, got None")
+        _check_shape("bias_ih", bias_ih, "(G*H,)", (rows,))
+    return rows // gates
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
@@ -264,123 +278,3 @@ def _check_batch_sizes(batch_sizes: Tensor, rows: int, batch: int) -> int:
                 f"recurrence: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}"
             )
     return batch_sizes.shape[0]
-
-
-# ---- derivatives: an autograd.Function around the plain forward operator; the reference differentiates the backward
-
-
-class _Recurrence(torch.autograd.Function):
-    @staticmethod
-    def forward(cell, reverse, save_gates, states, u, R, bias, batch_sizes, reset, grad_scale, *tensors):
-        state, params = tensors[:states], tensors[states:]
-        return tuple(
-            _operators.recurrence.default(
-                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates
-            )
-        )
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, _, ctx.states, *tensors = inputs
-        h, saved = output[0], output[1 + ctx.states :]
-        ctx.mark_non_differentiable(*saved)
-        ctx.set_materialize_grads(False)
-        ctx.inputs = len(tensors)
-        ctx.save_for_backward(*tensors, h, *saved)
-
-    @staticmethod
-    def backward(ctx, grad_h, *grad_rest):
-        tensors = ctx.saved_tensors
-        u, R, bias, batch_sizes, reset, grad_scale, *rest = tensors[: ctx.inputs]
-        h, *saved = tensors[ctx.inputs :]
-        state, params = rest[: ctx.states], rest[ctx.states :]
-        grad_state = grad_rest[: ctx.states]
-        if all(g is None for g in grad_state):
-            grad_state = []
-            if grad_h is None:
-                return (None,) * (4 + ctx.inputs)
-        else:
-            grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=True)]
-        du, dR, dbias, *d_rest = _operators.recurrence_backward.default(
-            ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, h,
-            saved, ctx.needs_input_grad[5], bias is not None and ctx.needs_input_grad[6],
-        )  # fmt: skip
-        dR = dR if ctx.needs_input_grad[5] else None
-        dbias = dbias if ctx.needs_input_grad[6] else None
-        return (None, None, None, None, du, dR, dbias, None, None, None, *d_rest)
-
-
-def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates):
-    hidden = u.shape[-1] // CELLS[cell].gates
-    outputs = [u.new_empty(*u.shape[:-1], hidden), *(s.new_empty(s.shape) for s in state)]
-    if training:
-        arithmetic = torch.promote_types(u.dtype, torch.float32)
-        outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
-        if save_gates and KERNEL_CELLS[cell]["saved"]:
-            outputs.append(u.new_empty(*u.shape[:-1], KERNEL_CELLS[cell]["saved"] * hidden, dtype=arithmetic))
-    return outputs
-
-
-def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
-                     saved, needs_R, needs_bias):  # fmt: skip
-    return [
-        u.new_empty(u.shape),
-        R.new_empty(R.shape if needs_R else (0,)),
-        u.new_empty(u.shape[-1] if needs_bias else 0),
-        *(x.new_empty(x.shape) for x in (*state, *params)),
-    ]
-
-
-def _setup_backward(ctx, inputs, output):
-    (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, saved,
-     ctx.needs_R, ctx.needs_bias) = inputs  # fmt: skip
-    ctx.grad_states, ctx.states, ctx.saved = len(grad_state), len(state), len(saved)
-    ctx.save_for_backward(grad_h, u, R, bias, batch_sizes, reset, grad_scale, *grad_state, *state, *params)
-
-
-def _differentiate_backward(ctx, grads):
-    """Second derivatives: the backward is the reference's gradient, so its gradient is the reference's second one."""
-    grad_h, u, R, bias, batch_sizes, reset, grad_scale, *rest = ctx.saved_tensors
-    # Aliases stand between the graph that leads here and the one built below; orders above two go through them.
-    alias = lambda x: None if x is None else (x.view_as(x) if x.requires_grad else x.detach().requires_grad_())  # noqa: E731
-    with torch.enable_grad():
-        grad_h, u, R, bias, *rest = (alias(x) for x in (grad_h, u, R, bias, *rest))
-        grad_state, rest = rest[: ctx.grad_states], rest[ctx.grad_states :]
-        state, params = rest[: ctx.states], rest[ctx.states :]
-        h, final = reference.recurrence(
-            ctx.cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset,
-            reverse=ctx.reverse, grad_scale=grad_scale,
-        )  # fmt: skip
-        # The backward's outputs, in its order; du, dR, dbias, then state and params.
-        wanted = [(u, grads[0]), (R, grads[1] if ctx.needs_R else None), (bias, grads[2] if ctx.needs_bias else None)]
-        wanted = [(x, g) for x, g in (*wanted, *zip((*state, *params), grads[3:], strict=True)) if g is not None]
-        outputs = [(h, grad_h), *zip(final, grad_state, strict=False)]
-        outputs = [(y, g) for y, g in outputs if g is not None and y.requires_grad]
-        first = ()
-        if outputs:  # but for T = 0 without a gradient of the final state
-            first = torch.autograd.grad(
-                [y for y, _ in outputs], [x for x, _ in wanted], [g for _, g in outputs], create_graph=True,
-                materialize_grads=True,
-            )  # fmt: skip
-        inputs = [x for x in (grad_h, u, R, bias, *rest, *grad_state) if x is not None]
-        pairs = [(y, g) for y, (_, g) in zip(first, wanted, strict=bool(first)) if y.requires_grad]
-        second = (None,) * len(inputs)
-        if pairs:
-            second = torch.autograd.grad(
-                [y for y, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True,
-                create_graph=torch.is_grad_enabled(),
-            )  # fmt: skip
-    second = dict(zip(map(id, inputs), second, strict=True))
-    get = lambda x: second.get(id(x))  # noqa: E731
-    return (
-        None, get(grad_h), [get(g) for g in grad_state], get(u), get(R), [get(s) for s in state], get(bias),
-        [get(p) for p in params], None, None, None, None, None, [None] * ctx.saved, None, None,
-    )  # fmt: skip
-
-
-if _extension.available:
-    torch.library.register_fake("rnnkern::recurrence", _forward_shapes)
-    torch.library.register_fake("rnnkern::recurrence_backward", _backward_shapes)
-    torch.library.register_autograd(
-        "rnnkern::recurrence_backward", _differentiate_backward, setup_context=_setup_backward
-    )

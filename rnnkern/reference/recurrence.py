@@ -159,8 +159,12 @@ def recurrence(
     reverse: bool = False,
     grad_scale: Tensor | None = None,
     save_gates: bool | None = None,
+    weight_ih: Tensor | None = None,
+    bias_ih: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; ``save_gates`` has no effect here."""
+    if weight_ih is not None:
+        u = F.linear(u, weight_ih, bias_ih)
     step, gates, *_ = CELLS[cell]
     sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)

@@ -1,0 +1,27 @@
+// How a kernel cuts its workspace. Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+// Cuts a workspace into parts that begin at cache lines; without one it only measures.
+template <class T>
+struct Room {
+  T* base;
+  int64_t used = 0;
+
+  T* take(int64_t elements) {
+    T* const part = base ? base + used : nullptr;
+    used += (elements + 15) / 16 * 16;
+    return part;
+  }
+  // Each member's own.
+  T* take(int64_t elements, Member me) {
+    const int64_t each = (elements + 15) / 16 * 16;
+    T* const all = take(each * me.size);
+    return all ? all + each * me.rank : nullptr;
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern
