@@ -102,7 +102,7 @@ def recurrence(
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table: a cell with a kernel runs it, in every dtype."""
+    """The written table: a cell with a kernel on the device runs it, in every dtype."""
     why = None
     if not _extension.available:
         why = _extension.reason
@@ -114,7 +114,8 @@ def _choose(cell: str, u: Tensor) -> Choice:
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
     elif why is None:
-        cuda = _extension.cuda_refusal(u.device)
+        served = KERNEL_CELLS[cell]["cuda"]
+        cuda = _extension.cuda_refusal(u.device) if served else f"the cell {cell!r} has a kernel on a CPU alone"
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
 
 
@@ -247,7 +248,7 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
     """Returns the number of columns of h."""
     if cell == "lstm_projected":
         (weight,) = params
-        if weight.dim() != 2 or weight.shape[1] != hidden:
+        if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:
             raise ValueError(
                 f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {_shape(weight)}"
             )
