@@ -5,7 +5,12 @@ from collections.abc import Sequence
 
 from perf import recurrence
 
-RUNS = ((recurrence, []), (recurrence, ["--packed"]))
+RUNS = (
+    (recurrence, ["--compiled"]),
+    (recurrence, ["--packed"]),
+    (recurrence, ["--layers", "2"]),
+    (recurrence, ["--bidirectional"]),
+)
 """A family's cases and the options that they run with."""
 
 
