@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from perf import recurrence
+from perf import overhead, recurrence
 
 RUNS = (
     (recurrence, ["--compiled"]),
     (recurrence, ["--packed"]),
     (recurrence, ["--layers", "2"]),
     (recurrence, ["--bidirectional"]),
+    (overhead, []),
 )
 """A family's cases and the options that they run with."""
 
