@@ -30,8 +30,8 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
-      "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih=None, Tensor? bias_ih=None, bool needs_u=True, "
-      "bool needs_weight_ih=True, bool needs_bias_ih=True) -> Tensor[]");
+      "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
+      "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
 }
 

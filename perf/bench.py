@@ -3,9 +3,15 @@
 import sys
 from collections.abc import Sequence
 
-from perf import recurrence
+from perf import overhead, recurrence
 
-RUNS = ((recurrence, []), (recurrence, ["--packed"]))
+RUNS = (
+    (recurrence, ["--compiled"]),
+    (recurrence, ["--packed"]),
+    (recurrence, ["--layers", "2"]),
+    (recurrence, ["--bidirectional"]),
+    (overhead, []),
+)
 """A family's cases and the options that they run with."""
 
 

@@ -65,7 +65,7 @@ def layout(device: torch.device) -> Layout:
 
 
 class FlashProvider:
-    """As :class:`perf.recurrence.Provider`, with weights and input in FlashRNN's own layout beforehand.
+    """As :class:`perf.providers.Provider`, with weights and input in FlashRNN's own layout beforehand.
 
     Timed are all gradients; returned, to be compared, are h and the gradient of the input.
     """

@@ -40,7 +40,8 @@ def draw(path: Path, case: str, dtype: str) -> Path:
     last = rows[-1]
     about = f"{last['op']}, {case}, {dtype}: {last['device']}, {last['threads']} threads, torch {last['torch']}"
     figure.suptitle(about, fontsize=11)
-    picture = path.with_name(f"{path.stem}-{case}{'' if dtype == 'float32' else '-' + dtype}.png")
+    words = [path.stem, *case.replace(",", "").split(), *([] if dtype == "float32" else [dtype])]
+    picture = path.with_name(f"{'-'.join(words)}.png")
     figure.savefig(picture, dpi=120, metadata={"Software": None})
     plt.close(figure)
     return picture

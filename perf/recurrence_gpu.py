@@ -16,16 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 import rnnkern.nn
 from perf import flashrnn_peer
 from perf.harness import OURS, Case, NoKernel, Problem, Values
+from perf.providers import Layer, Provider, compiled, loop, of_module, weights_of
 from perf.record import significant
-from perf.recurrence import (
-    MODULES,
-    Layer,
-    Provider,
-    draw_batch_sizes,
-    loop,
-    of_module,
-    weights_of,
-)
+from perf.recurrence import MODULES, draw_batch_sizes
 from rnnkern import reference
 from rnnkern.ops import explain
 
@@ -178,11 +171,6 @@ def peer(spec: Spec, drawn: Drawn, dtype: torch.dtype) -> Provider:
     if spec.heads == 1:
         module.load_state_dict(drawn.module.state_dict())
     return of_module(module, drawn.batch_sizes)
-
-
-def compiled(provider: Provider, backend: str = "inductor") -> Provider:
-    torch.compiler.reset()  # it counts how often it compiles, and stops
-    return provider._replace(forward=torch.compile(provider.forward, fullgraph=True, dynamic=False, backend=backend))
 
 
 def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:

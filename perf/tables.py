@@ -1,54 +1,254 @@
-"""Writes the speed table of README and docs/benchmarks.md from the newest rows of a device's CSV.
+"""Writes the tables of README and docs/benchmarks.md, each between its marks, from the newest rows of a device's CSVs.
 
 ``python -m perf.tables cpu-amd-epyc-2t``
 """
 
-import csv
+import functools
+import math
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from perf import record
+from perf import overhead, record
+from perf.record import OURS
+from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
 
 PAGES = ("README.md", "docs/benchmarks.md")
-MARKED = re.compile(r"(<!-- speed:begin -->\n).*?(<!-- speed:end -->)", re.DOTALL)
-DIRECTION = "forward+backward"
+MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+DIRECTIONS = {"forward": "Forward", "forward+backward": "Forward and backward"}
+BOTH = "forward+backward"
+README_CELLS = ("tanh", "gru", "lstm", "modrelu")
+FLOOR_SINCE = "2026-11-21T08:30"
+"""Rows before have another floor: all of it by ``torch.mm``."""
+
+Record = dict[str, str]
 
 
-def newest(path: Path) -> list[dict[str, str]]:
-    """Of the rows that measure the same, the last one appended."""
-    sames = ("case", "cell", "shape", "dtype", "direction", "provider")
-    with path.open(newline="") as file:
-        rows = {tuple(row[name] for name in sames): row for row in csv.DictReader(file)}
-    return [row for row in rows.values() if row["case"] == "dense" and row["dtype"] == "float32"]
+def newest(rows: Sequence[Record]) -> list[Record]:
+    """Of the rows that measure the same, the last one appended; float32 alone."""
+    sames = ("case", "cell", "shape", "direction", "provider")
+    return list({tuple(row[name] for name in sames): row for row in rows if row["dtype"] == "float32"}.values())
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """A row per shape, a column per cell: how many times faster than the peer, forward and backward."""
-    rows = [row for row in rows if row["direction"] == DIRECTION]
-    peers = {row["cell"]: row["provider"] for row in rows if row["provider"] != "rnnkern"}
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    ratio = {(row["shape"], row["cell"]): float(row["ratio_50"]) for row in rows if row["provider"] != "rnnkern"}
-    names = [f"`{cell}` over {'the loop' if peer == 'loop' else peer}" for cell, peer in peers.items()]
-    lines = ["| T, B, N | " + " | ".join(names) + " |", "|---|" + "---:|" * len(peers)]
-    for shape in shapes:
-        cells = (f"{ratio[shape, cell]:.2f}" for cell in peers)
-        lines.append(f"| {shape.replace('x', ', ')} | " + " | ".join(cells) + " |")
-    facts = rows[-1]
-    lines += [
-        "",
-        "*Times faster, forward and backward, float32, N = I = H, input projection included on both sides; medians of "
-        f"interleaved pairs. {facts['device']}, {facts['threads']} threads, {facts['simd']}, PyTorch {facts['torch']}, "
-        f"commit {facts['commit']}. Below 1 rnnkern is slower.*",
-    ]
-    return "\n".join(lines) + "\n"
+def where(rows: Sequence[Record], **wanted: str) -> list[Record]:
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def main(device: str) -> None:
-    text = table(newest(record.RESULTS / device / "recurrence.csv"))
-    for page in PAGES:
-        path = record.ROOT / page
-        path.write_text(MARKED.sub(lambda match: match[1] + text + match[2], path.read_text()))
+def number(rows: Sequence[Record], show: Callable[[Record], str], **wanted: str) -> str:
+    """Of the one row that is wanted, or nothing where it was not measured."""
+    return next((show(row) for row in where(rows, **wanted)), "")
+
+
+# ---- how a figure is shown
+
+
+def ratio(row: Record) -> str:
+    """How many times faster than this row's provider; a loss in bold."""
+    value = float(row["ratio_50"])
+    return f"{value:.2f}" if value >= 1 else f"**{value:.2f}**"
+
+
+def megabytes(row: Record) -> str:
+    return three(float(row["peak_bytes"]) / 1e6)
+
+
+def microseconds(row: Record) -> str:
+    return three(overhead.microseconds(row))
+
+
+def three(x: float) -> str:
+    """Digits, or all before the point."""
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def against(row: Record) -> str:
+    return f"`{row['cell']}` over {'the loop' if row['provider'] == 'loop' else row['provider']}"
+
+
+def sizes(shape: str) -> str:
+    return shape.replace("x", ", ")
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A table whose first columns are words and all others numbers."""
+    rule = "|" + "---|" * words + "---:|" * (len(head) - words)
+    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def by_size(rows: Sequence[Record]) -> list[str]:
+    """The shapes, the largest first."""
+    return sorted({row["shape"] for row in rows}, key=lambda shape: -math.prod(map(int, shape.split("x"))))
+
+
+def grid(rows: Sequence[Record], corner: str, label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
+    """A line per label, a column per shape."""
+    shapes, found = by_size(rows), {(label(row), row["shape"]): show(row) for row in rows}
+    lines = [[name, *(found.get((name, shape), "") for shape in shapes)] for name in dict.fromkeys(map(label, rows))]
+    return markdown([corner, *map(sizes, shapes)], lines)
+
+
+def grids(rows: Sequence[Record], label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
+    """One for each direction."""
+    return "\n\n".join(grid(where(rows, direction=d), title, label, show) for d, title in DIRECTIONS.items())
+
+
+# ---- the tables
+
+
+class Table(NamedTuple):
+    chosen: Callable[[Sequence[Record]], Sequence[Record]]  # from all rows, those that it shows
+    shown: Callable[[Sequence[Record]], str]
+    about: str
+
+    def text(self, rows: Sequence[Record]) -> str:
+        """With a caption; says so if nothing was measured."""
+        if not (rows := self.chosen(rows)):
+            return "*Not measured yet.*"
+        last, commits = max(rows, key=lambda row: row["date"]), dict.fromkeys(row["commit"] for row in rows)
+        facts = f"{last['device']}, {last['threads']} threads, {last['simd']}, PyTorch {last['torch']}"
+        return f"{self.shown(rows)}\n\n*{self.about} Float32; {facts}, commit {', '.join(commits)}.*"
+
+
+def peers(rows: Sequence[Record], case: str = "dense") -> list[Record]:
+    """Those of torch.nn and of the loop."""
+    return [row for row in where(rows, case=case) if row["provider"] in ("torch.nn", "loop")]
+
+
+def of_readme(rows: Sequence[Record]) -> list[Record]:
+    """The loop where torch.nn has not the cell."""
+    rows = [row for row in where(peers(rows), direction=BOTH) if row["cell"] in README_CELLS]
+    return [row for row in rows if (row["provider"] == "loop") == (row["cell"] not in MODULES)]
+
+
+def speed(rows: Sequence[Record]) -> str:
+    """A line per shape, a column per cell."""
+    cells = list(dict.fromkeys(map(against, rows)))
+    found = {(row["shape"], against(row)): ratio(row) for row in rows}
+    lines = [[sizes(shape), *(found.get((shape, cell), "") for cell in cells)] for shape in by_size(rows)]
+    return markdown(["T, B, N", *cells], lines)
+
+
+def times_faster(rows: Sequence[Record]) -> str:
+    return grids(rows, against, ratio)
+
+
+def of_floor(rows: Sequence[Record]) -> list[Record]:
+    rows = [row for row in where(rows, case="dense") if row["date"] >= FLOOR_SINCE]
+    return [row for row in rows if row["provider"] in (OURS, "torch.nn")]
+
+
+def floor(rows: Sequence[Record]) -> str:
+    return grids(rows, lambda row: f"`{row['cell']}`, {row['provider']}", lambda row: f"{float(row['over_floor']):.2f}")
+
+
+def of_stacks(rows: Sequence[Record]) -> list[Record]:
+    """And of one layer, for the cells that have stacks."""
+    rows = [row for row in where(rows, provider="torch.nn") if row["case"].startswith("dense")]
+    cells = dict.fromkeys(row["cell"] for row in rows if row["case"] != "dense")
+    return [row for cell in cells for row in where(rows, cell=cell)]
+
+
+def stacks(rows: Sequence[Record]) -> str:
+    """One layer stands beside two, and beside two directions."""
+    kinds = {row["case"]: row["case"].removeprefix("dense, ") for row in rows} | {"dense": "1 layer"}
+    return grids(rows, lambda row: f"`{row['cell']}`, {kinds[row['case']]}", ratio)
+
+
+def of_recomputed(rows: Sequence[Record]) -> list[Record]:
+    """And of what stands beside it."""
+    rows = where(rows, case="dense", direction=BOTH)
+    keys = {(row["cell"], row["shape"]) for row in where(rows, provider=RECOMPUTED)}
+    return [row for row in rows if (row["cell"], row["shape"]) in keys]
+
+
+def recomputed(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=RECOMPUTED):
+        same = where(rows, cell=row["cell"], shape=row["shape"])
+        kept, theirs = (number(same, megabytes, provider=provider) for provider in (OURS, "torch.nn"))
+        time = f"{float(row['ratio_50']):.2f}"
+        lines.append([f"`{row['cell']}`", sizes(row["shape"]), time, megabytes(row), kept, theirs])
+    head = ["cell", "T, B, N", "time over that with gates kept", "MB, recomputed", "MB, gates kept", "MB, torch.nn"]
+    return markdown(head, lines, words=2)
+
+
+def compiled(rows: Sequence[Record]) -> str:
+    lines = []
+    for cell, shape in dict.fromkeys((row["cell"], row["shape"]) for row in rows):
+        ratios = (number(rows, ratio, cell=cell, shape=shape, direction=direction) for direction in DIRECTIONS)
+        lines.append([f"`{cell}`", sizes(shape), *ratios])
+    return markdown(["cell", "T, B, N", *(title.lower() for title in DIRECTIONS.values())], lines, words=2)
+
+
+def calls(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider="torch.nn"):
+        same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
+        operator, ours = (number(same, microseconds, provider=provider) for provider in (OPERATOR, OURS))
+        words = [f"`{row['cell']}`", row["shape"].split("x")[-1], DIRECTIONS[row["direction"]].lower()]
+        lines.append([*words, operator, ours, microseconds(row), ratio(row)])
+    head = ["cell", "N", "", "operator, us", "rnnkern.nn, us", "torch.nn, us", "times faster"]
+    return markdown(head, lines, words=3)
+
+
+def steps(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=OURS):
+        same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
+        line = [f"`{row['cell']}`", row["shape"].split("x")[-1], f"`{row['direction']}`", microseconds(row)]
+        for provider in ("torch.nn", f"torch.nn {overhead.CELLS[row['cell']].__name__}"):
+            line += [number(same, show, provider=provider) for show in (microseconds, ratio)]
+        lines.append(line)
+    names = ("rnnkern.nn, us", "torch.nn, us", "times faster", "torch.nn's cell, us", "times faster")
+    return markdown(["cell", "N", "under", *names], lines, words=3)
+
+
+LOSSES = "in bold where rnnkern is slower."
+TABLES = {
+    "speed": Table(
+        of_readme,
+        speed,
+        "Times faster, forward and backward, N = I = H, input projection included on both sides; medians of "
+        f"interleaved pairs; {LOSSES}",
+    ),
+    "dense": Table(peers, times_faster, f"Times faster; columns are T, B, N; {LOSSES}"),
+    "floor": Table(of_floor, floor, "Time over that of the products that no implementation avoids."),
+    "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
+    "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
+    "recomputed": Table(
+        of_recomputed, recomputed, "Forward and backward with `save_gates=False`; peak memory of one call."
+    ),
+    "compiled": Table(
+        functools.partial(where, case="dense", provider=COMPILED),
+        compiled,
+        f"Times faster than `torch.compile(fullgraph=True)` of the loop, compile time not counted; {LOSSES}",
+    ),
+    "calls": Table(
+        functools.partial(where, case=overhead.CALL),
+        calls,
+        f"One call with T = B = 1; times faster: rnnkern's module than torch.nn's; {LOSSES}",
+    ),
+    "steps": Table(
+        functools.partial(where, case=overhead.STEPS),
+        steps,
+        f"One step, B = 1: modules called with T = 1, the state fed back, and torch.nn's cell; {LOSSES}",
+    ),
+}
+"""By the name in a page's marks."""
+
+
+def filled(page: str, rows: Sequence[Record]) -> str:
+    return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]].text(rows)}\n{match[3]}", page)
+
+
+def main(device: str, pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
+    folder = record.RESULTS / device
+    paths = [folder / "recurrence.csv", folder / "overhead.csv"]
+    rows = newest([row for path in paths[: 1 + paths[1].exists()] for row in record.read(path)])
+    for page in pages:
+        page.write_text(filled(page.read_text(), rows))
 
 
 if __name__ == "__main__":

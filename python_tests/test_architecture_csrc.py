@@ -211,5 +211,5 @@ def test_an_incomplete_table_of_contents_is_found(old, new, said, copy):
 
 
 def test_a_missing_fake_rule_is_found(copy):
-    rewrite(copy / "rnnkern/ops/recurrence.py", 'register_fake("rnnkern::recurrence_backward"', "no(")
+    rewrite(copy / "rnnkern/ops/recurrence_autograd.py", 'register_fake("rnnkern::recurrence_backward"', "no(")
     assert faults_of_schemas(copy) == ["recurrence_backward has no fake rule in rnnkern/ops"]

@@ -284,14 +284,15 @@ def test_samples_have_the_shapes_that_the_operator_documents(cell, options):
     d = H // options.get("heads", 1)
     sizes = kwargs["batch_sizes"]
     assert name == cell
+    columns = options.get("inputs", gates * H)
     if options.get("packed"):
         assert sizes.dtype == torch.int64
         assert sizes.tolist() == sorted(sizes.tolist(), reverse=True)
         assert (sizes.numel(), sizes[0].item(), sizes[-1].item()) == (T, B, 1)
-        assert u.shape == (sizes.sum(), gates * H)
+        assert u.shape == (sizes.sum(), columns)
     else:
         assert sizes is None
-        assert u.shape == (T, B, gates * H)
+        assert u.shape == (T, B, columns)
     assert R.shape == ((gates * H, P) if d == H else (H // d, gates * d, d))
     assert [s.shape for s in state] == [(B, P), (B, H)][:states]
     assert (kwargs["bias"] is None) == (options.get("bias") is False)
@@ -302,6 +303,8 @@ def test_samples_have_the_shapes_that_the_operator_documents(cell, options):
     assert ("grad_scale" in kwargs) == ("grad_scale" in options)
     assert "grad_scale" not in kwargs or kwargs["grad_scale"].shape == (T, B)[: options["grad_scale"]]
     assert kwargs["reverse"] == options.get("reverse", False)
+    assert ("weight_ih" in kwargs) == ("inputs" in options)
+    assert "inputs" not in options or kwargs["weight_ih"].shape == (gates * H, columns)
     reference.recurrence(name, u, R, state, **kwargs)
 
 
@@ -309,7 +312,7 @@ def test_every_cell_has_a_sample_of_every_option():
     names = [sample.name for sample in recurrence_samples()]
     assert len(names) == len(set(names))
     wanted = {f"{cell}-{option}" for cell in CELLS for option in RECURRENCE_OPTIONS}
-    missing = {"lstm_projected-heads", "lstm_projected-packed-grad_scale-heads"}
+    missing = {f"lstm_projected-{option}" for option in RECURRENCE_OPTIONS if "heads" in option}
     assert set(names) == wanted - missing
     sizes = {sample.args[1].shape for sample in recurrence_samples(["tanh"], steps=2, batch=4, hidden=8)}
     assert (2, 4, 8) in sizes

@@ -30,6 +30,7 @@ OWN = ("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -
 FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536)}
 """What the interpreter pretends to be, for either kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
+DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
 
 
 @functools.cache
@@ -117,7 +118,8 @@ def routed(place: Place) -> Iterator[Place]:
     """Inside, the public face calls the place's operators."""
     with pytest.MonkeyPatch.context() as patch:
         if place.name == "interpret":
-            patch.setattr(FACE, "_operators", place.operators)
+            for module in (FACE, DERIVATIVES):
+                patch.setattr(module, "_operators", place.operators)
             patch.setattr(FACE, "_choose", lambda cell, u: Choice("cuda", "the cuda kernel serves this call"))
             patch.setattr(_extension, "device_facts", lambda device: place.facts)
         yield place

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import outputs_and_gradients, recurrence_sample, recurrence_samples
+from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample, recurrence_samples
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
 
@@ -21,6 +21,9 @@ def function_of_leaves(sample, **more):
         state, rest = rest[:states], rest[states:]
         if bias is not None:
             kwargs["bias"], *rest = rest
+        for last in ("bias_ih", "weight_ih"):
+            if kwargs.get(last) is not None:
+                *rest, kwargs[last] = rest
         kwargs["params"] = tuple(rest)
         h, final = recurrence(name, u, R, state, **kwargs, **more)
         return (h, *final)
@@ -71,22 +74,61 @@ def test_opcheck(sample):
     cell, u, R, state = sample.args
     k = sample.kwargs
     common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
-    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, (cell, *common, True, True))
-    h, *rest = torch.ops.rnnkern.recurrence(cell, *common, True, True)
+    projection = k.get("weight_ih"), k.get("bias_ih")
+    forward = (cell, *common, True, True, *projection)
+    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, forward)
+    h, *rest = torch.ops.rnnkern.recurrence(*forward)
     final, saved = rest[: len(state)], rest[len(state) :]
     grad_h, grad_state = torch.randn_like(h), [torch.randn_like(s) for s in final]
     differentiable = [x.clone().requires_grad_(k["batch_sizes"] is None) for x in (grad_h, u)]
     args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
-    torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, (*args, True, k["bias"] is not None))
+    args = (*args, True, k["bias"] is not None, *projection)
+    for needed in {True, projection[0] is None}:
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, (*args, needed, needed, needed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def again(*args, **kwargs):
+    return recurrence(*args, **kwargs, save_gates=False)
+
+
+LONG = {"steps": 150, "batch": 4, "hidden": 20, "packed": True, "reset": True, "requires_grad": True}
+"""Several chunks of steps."""
+
+
+@pytest.mark.parametrize("inputs", [0, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_gates_computed_again_give_the_same_bits(cell, dtype):
-    sample = recurrence_sample(cell, 9, 4, 20, packed=True, reset=True, dtype=dtype, requires_grad=True)
-    kept = outputs_and_gradients(recurrence, sample)
-    again = outputs_and_gradients(lambda *a, **k: recurrence(*a, **k, save_gates=False), sample)
-    assert all(torch.equal(kept[name], again[name]) for name in kept)
+def test_gates_computed_again_give_the_same_bits(cell, dtype, inputs):
+    sample = recurrence_sample(cell, **LONG, inputs=inputs, dtype=dtype)
+    kept, computed = (outputs_and_gradients(op, sample) for op in (recurrence, again))
+    assert all(torch.equal(kept[name], computed[name]) for name in kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
+    """They see h as it was stored."""
+    for inputs in (0, 7):
+        check_recurrence(again, recurrence_sample(cell, **LONG | {"steps": 40}, inputs=inputs, dtype=dtype))
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_a_frozen_weight_or_input_changes_no_other_gradient(cell):
+    """What is not asked for is not computed, beside what is."""
+    sample = recurrence_sample(cell, 5, 3, 6, inputs=4, dtype=torch.float32, requires_grad=True)
+    wanted = outputs_and_gradients(recurrence, sample)
+    named = {"u": sample.args[1], "R": sample.args[2], "weight_ih": sample.kwargs["weight_ih"]}
+    named |= {"bias": sample.kwargs["bias"], "bias_ih": sample.kwargs["bias_ih"]}
+    for frozen in named:
+        for name, x in named.items():
+            x.requires_grad_(name != frozen)
+        leaves = {name: x for name, x in named.items() if name != frozen}
+        h, final = recurrence(*sample.args, **sample.kwargs)
+        generator = torch.Generator().manual_seed(0)
+        upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in (h, *final)]
+        gradients = torch.autograd.grad((h, *final), list(leaves.values()), upstream)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            assert torch.equal(gradient, wanted[f"grad of {name}"]), (frozen, name)
 
 
 def test_gradients_of_some_outputs_only():

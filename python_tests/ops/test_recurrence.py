@@ -88,7 +88,8 @@ def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
             results = []
             for _, args, k in (sample, sample.to(torch.float32)):
                 optional = k["bias"], k["params"], k["batch_sizes"], k.get("reset"), k["reverse"]
-                results.append(torch.ops.rnnkern.recurrence(*args, *optional, True, True))
+                projection = k.get("weight_ih"), k.get("bias_ih")
+                results.append(torch.ops.rnnkern.recurrence(*args, *optional, True, True, *projection))
             for stored, exact in zip(*results, strict=True):
                 assert torch.equal(stored, exact.to(stored.dtype)), cell
             assert all(x.dtype == dtype for x in results[0][: 1 + len(sample.args[3])])

@@ -1,32 +1,108 @@
-"""The tables of README and docs, made from a CSV."""
+"""The tables of README and docs, made from CSVs."""
 
-import csv
+import pytest
 
-from perf import tables
+from perf import overhead, record, recurrence, tables
 
-FIELDS = ["case", "cell", "shape", "dtype", "direction", "provider", "ratio_50"]
 FACTS = {"device": "a processor", "threads": "2", "simd": "avx2", "torch": "2.13.0", "commit": "abc"}
 
 
-def rows(ratio, cell="gru", peer="torch.nn", shape="5x4x3"):
-    same = {"case": "dense", "cell": cell, "shape": shape, "dtype": "float32", "direction": tables.DIRECTION, **FACTS}
-    return [{**same, "provider": "rnnkern", "ratio_50": 1.0}, {**same, "provider": peer, "ratio_50": ratio}]
+def row(provider, ratio=1.0, *, case="dense", cell="gru", shape="5x4x3", direction=tables.BOTH, **others):
+    labels = {"case": case, "cell": cell, "shape": shape, "dtype": "float32", "direction": direction}
+    figures = {"provider": provider, "ms_50": 2.5, "ratio_50": ratio, "over_floor": 3.0, "peak_bytes": 1_500_000}
+    return {name: str(x) for name, x in ({"date": "2099"} | FACTS | labels | figures | others).items()}
 
 
-def test_the_newest_row_counts_and_losses_are_shown(tmp_path):
-    path = tmp_path / "recurrence.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*FIELDS, *FACTS])
-        writer.writeheader()
-        writer.writerows([*rows(3.0), *rows(0.514), *rows(2.0, cell="modrelu", peer="loop")])
-        writer.writerow({**rows(9.0)[1], "case": "packed"})
-    text = tables.table(tables.newest(path))
-    assert text.splitlines()[0] == "| T, B, N | `gru` over torch.nn | `modrelu` over the loop |"
-    assert "| 5, 4, 3 | 0.51 | 2.00 |" in text
-    assert "a processor, 2 threads" in text
+def text(name, *rows):
+    return tables.TABLES[name].text(tables.newest(rows))
+
+
+def test_the_newest_row_counts_and_losses_are_bold():
+    rows = [row("rnnkern"), row("torch.nn", 3.0), row("torch.nn", 0.514), row("loop", 2.0, cell="modrelu")]
+    others = [row("torch.nn", 9.0, case="packed"), row("torch.nn", 8.0) | {"dtype": "bfloat16"}]
+    lines = text("speed", *rows, *others, row("loop", 7.0), row("torch.nn", 7.0, cell="relu")).splitlines()
+    assert lines[0] == "| T, B, N | `gru` over torch.nn | `modrelu` over the loop |"
+    assert lines[2] == "| 5, 4, 3 | **0.51** | 2.00 |"
+    assert "a processor, 2 threads" in lines[-1]
+
+
+@pytest.mark.parametrize("case", ["dense", "packed"])
+def test_every_cell_and_peer_has_its_line_and_every_shape_its_column(case):
+    rows = [row("torch.nn", 2.0, case=case), row("loop", 0.9, case=case), row("rnnkern", case=case)]
+    rows += [row("torch.nn", 4.0, case=case, shape="50x40x30"), row("loop", 6.0, case=case, cell="euler")]
+    rows += [row("torch.nn", 5.0, case=case, direction="forward"), row("torch.nn", 9.0, case="other")]
+    forward, both, caption = text(case, *rows, row("rnnkern, gates recomputed", 9.0, case=case)).split("\n\n")
+    assert forward.splitlines() == ["| Forward | 5, 4, 3 |", "|---|---:|", "| `gru` over torch.nn | 5.00 |"]
+    assert both.splitlines()[0] == "| Forward and backward | 50, 40, 30 | 5, 4, 3 |"
+    assert both.splitlines()[2:] == [
+        "| `gru` over torch.nn | 4.00 | 2.00 |",
+        "| `gru` over the loop |  | **0.90** |",
+        "| `euler` over the loop |  | 6.00 |",
+    ]
+    assert "commit abc" in caption
+
+
+def test_rows_of_another_floor_are_not_shown():
+    old = row("rnnkern", date="2026-11-20", over_floor=0.1)
+    assert text("floor", old) == "*Not measured yet.*"
+    assert "| `lstm`, torch.nn | 2.50 |" in text("floor", old, row("torch.nn", cell="lstm", over_floor=2.5))
+
+
+def test_stacks_stand_beside_one_layer():
+    rows = [row("torch.nn", 2.0), row("torch.nn", 2.0, cell="tanh"), row("torch.nn", 0.9, case="dense, 2 layers")]
+    found = text("stacks", *rows, row("torch.nn", 1.5, case="dense, 2 directions")).splitlines()
+    wanted = ["| `gru`, 1 layer | 2.00 |", "| `gru`, 2 layers | **0.90** |", "| `gru`, 2 directions | 1.50 |"]
+    assert [line for line in found if "`" in line] == wanted
+
+
+def test_recomputed_gates_stand_beside_those_kept():
+    rows = [row("rnnkern"), row("torch.nn", peak_bytes=2e6), row(recurrence.RECOMPUTED, 1.25, peak_bytes=123_456_789)]
+    found = text("recomputed", *rows, row("rnnkern", cell="tanh"))
+    assert "| `gru` | 5, 4, 3 | 1.25 | 123 | 1.5 | 2 |" in found
+    assert "tanh" not in found
+
+
+def test_the_compiled_loop():
+    rows = [row(recurrence.COMPILED, 0.8), row(recurrence.COMPILED, 3.0, direction="forward"), row("torch.nn")]
+    assert "| `gru` | 5, 4, 3 | 3.00 | **0.80** |" in text("compiled", *rows)
+
+
+def test_one_call():
+    rows = [row("rnnkern"), row(recurrence.OPERATOR, ms_50=0.01234), row("torch.nn", 0.5, ms_50=1.25)]
+    rows = [r | {"case": overhead.CALL, "shape": "1x1x16"} for r in rows]
+    assert "| `gru` | 16 | forward and backward | 12.3 | 2500 | 1250 | **0.50** |" in text("calls", *rows)
+
+
+def test_step_by_step():
+    rows = [row("rnnkern"), row("torch.nn", 1.5), row("torch.nn GRUCell", 0.75, ms_50=0.5)]
+    rows = [r | {"case": overhead.STEPS, "shape": "100x1x64", "direction": "no_grad"} for r in rows]
+    assert "| `gru` | 64 | `no_grad` | 25 | 25 | 1.50 | 5 | **0.75** |" in text("steps", *rows)
 
 
 def test_only_what_stands_between_the_marks_changes():
-    page = "before\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nafter\n"
-    new = tables.MARKED.sub(lambda match: match[1] + "new\n" + match[2], page)
-    assert new == "before\n<!-- speed:begin -->\nnew\n<!-- speed:end -->\nafter\n"
+    page = "a\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nb\n<!-- steps:begin -->\n<!-- steps:end -->\nc\n"
+    none = "*Not measured yet.*\n"
+    new = tables.filled(page, [])
+    assert new == page.replace("old\n", none).replace("steps:begin -->\n", f"steps:begin -->\n{none}")
+    assert "| 5, 4, 3 | 2.00 |" in tables.filled(new, [row("torch.nn", 2.0)])
+    with pytest.raises(KeyError):
+        tables.filled(page.replace("speed", "sped"), [])
+
+
+def test_pages_are_made_from_all_csvs(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    record.append(tmp_path / "here" / "recurrence.csv", [row("torch.nn", 2.0)])
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in ("dense", "calls")))
+    tables.main("here", [page])
+    assert page.read_text().count("Not measured yet") == 1
+    record.append(tmp_path / "here" / "overhead.csv", [row("torch.nn", 2.0, case=overhead.CALL)])
+    tables.main("here", [page])
+    assert "Not measured yet" not in page.read_text()
+    with pytest.raises(FileNotFoundError):
+        tables.main("nowhere", [page])
+
+
+def test_every_table_stands_on_a_page():
+    pages = "".join((record.ROOT / page).read_text() for page in tables.PAGES)
+    assert sorted(match[2] for match in tables.MARKED.finditer(pages)) == sorted(tables.TABLES)

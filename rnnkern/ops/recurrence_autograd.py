@@ -1,6 +1,4 @@
-"""Derivatives of the recurrence: an autograd.Function around the plain forward operator, shapes for fake tensors, and the
-reference to differentiate the backward operator.
-"""
+"""Derivatives of the recurrence: an autograd.Function around the forward, and the reference around the backward."""
 
 import json
 
@@ -88,8 +86,8 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
-                     saved, needs_R, needs_bias, weight_ih=None, bias_ih=None, needs_u=True, needs_weight_ih=True,
-                     needs_bias_ih=True):  # fmt: skip
+                     saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
+                     needs_bias_ih):  # fmt: skip
     columns = CELLS[cell].gates * _hidden_size(cell, u, weight_ih)
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
@@ -105,9 +103,8 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 
 def _setup_backward(ctx, inputs, output):
     (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, saved,
-     *needs) = inputs  # fmt: skip
-    ctx.needs_R, ctx.needs_bias, weight_ih, bias_ih, *needs = (*needs, None, None, True, True, True)[:7]
-    ctx.needs_u, ctx.needs_weight_ih, ctx.needs_bias_ih = needs
+     ctx.needs_R, ctx.needs_bias, weight_ih, bias_ih, ctx.needs_u, ctx.needs_weight_ih,
+     ctx.needs_bias_ih) = inputs  # fmt: skip
     ctx.grad_states, ctx.states, ctx.saved = len(grad_state), len(state), len(saved)
     ctx.save_for_backward(
         grad_h, u, R, bias, weight_ih, bias_ih, batch_sizes, reset, grad_scale, *grad_state, *state, *params

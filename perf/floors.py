@@ -1,0 +1,94 @@
+"""The products that no implementation avoids, each by the fastest product at hand.
+
+On a CPU that is PyTorch's own, through MKL, or for float32 oneDNN, which runs at twice MKL's speed on AMD's processors:
+transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+ROWS = 1024
+"""Of a block: the memory of a result that is much larger costs more than the product, since it is new in each call."""
+PATIENCE = 5e-3
+"""Seconds in which to find the fastest."""
+
+Job = Callable[[], object]
+
+
+def floors(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
+    """The products of a stack of layers and directions: T per-step ones each, and those over all steps at once.
+
+    Args:
+        weights: W (G*H, I) and R (G*H, H) of each layer and direction.
+        sizes: rows of each step.
+    """
+    ahead, back, rows = [], [], [sum(sizes)]
+    for W, R in weights:
+        x, h, du = (W.new_empty(*rows, n).normal_() for n in (W.shape[1], R.shape[1], W.shape[0]))
+        ahead += products(x, W.t(), rows) + products(h, R.t(), sizes)
+        back += products(du, R, sizes) + products(du, W, rows)
+        back += [job for y in (x, h) for job in products(du.t(), y, [du.shape[1]], constant=False)]
+    return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
+
+
+def run(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job()
+
+
+def products(a: Tensor, b: Tensor, sizes: Sequence[int], constant: bool = True) -> list[Job]:
+    """``a`` (M, K) times ``b`` (K, N), so many rows at a time; ``b`` may be laid out beforehand if it is constant."""
+    out = a.new_empty(max(sizes), b.shape[1])
+    laid = lay_out(b, min(max(sizes), ROWS)) if constant else b.t()
+    fastest: dict[int, int] = {}  # for a number of rows, which way
+    jobs = []
+    for rows in a.split(list(sizes)):
+        n = rows.shape[0]
+        found = ways(rows, b, laid, out[:n])
+        if n not in fastest:
+            fastest[n] = least(found)
+        jobs += found[fastest[n]]
+    return jobs
+
+
+def ways(a: Tensor, b: Tensor, laid: Tensor, out: Tensor) -> list[list[Job]]:
+    """To compute one product, each a list of calls. ``laid`` is the transpose of ``b``, perhaps laid out."""
+    found = [[functools.partial(torch.mm, a, b, out=out)]]
+    if has_onednn(a.dtype):
+        found += [[onednn(rows, laid) for rows in a.split(ROWS)], [onednn(b.t(), a)]]
+    return found
+
+
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether PyTorch offers its products."""
+    return (
+        dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def onednn(a: Tensor, b: Tensor) -> Job:
+    """``a`` times the transpose of ``b``."""
+    return functools.partial(torch.ops.mkldnn._linear_pointwise.default, a, b, None, "none", [], "")
+
+
+def lay_out(b: Tensor, rows: int) -> Tensor:
+    """The transpose, in the order in which oneDNN reads a weight for so many rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype) else b.t()
+
+
+def least(found: Sequence[list[Job]]) -> int:
+    """The fastest way, by the best of several turns: the machine may be doing something else."""
+    best, rounds, deadline = [float("inf")] * len(found), 0, time.perf_counter() + PATIENCE * len(found)
+    while rounds < 3 or time.perf_counter() < deadline:
+        for k, jobs in enumerate(found):
+            begun = time.perf_counter()
+            run(jobs)
+            best[k] = min(best[k], time.perf_counter() - begun)
+        rounds += 1
+    return best.index(min(best))

@@ -1,0 +1,136 @@
+"""The implementations of a layer that are measured: the operator, modules, the loop over time, compiled too."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from perf.harness import Values
+from rnnkern import reference
+from rnnkern.ops import recurrence
+
+Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+"""From the input to h and the final state."""
+
+
+class Layer(NamedTuple):
+    """A cell's parameters as torch.nn has them, and the sequences that it runs over."""
+
+    cell: str
+    batch: int
+    batch_sizes: Tensor | None
+    weights: dict[str, Tensor]  # weight_ih (G*H, I), weight_hh (G*H, H), bias_ih (G*H,), perhaps bias_hh (G*H,)
+    params: tuple[Tensor, ...]
+
+    @property
+    def hidden(self) -> int:
+        return self.weights["weight_ih"].shape[0] // reference.CELLS[self.cell].gates
+
+    def state(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.new_zeros(self.batch, self.hidden) for _ in range(reference.CELLS[self.cell].states))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Layer":
+        weights = {name: change(w) for name, w in self.weights.items()}
+        return self._replace(weights=weights, params=tuple(map(change, self.params)))
+
+
+def operator(layer: Layer, x: Tensor, save_gates: bool | None = None):
+    W, R, b_ih, b_hh = (layer.weights.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    return recurrence(
+        layer.cell, F.linear(x, W, b_ih), R, layer.state(x), bias=b_hh, params=layer.params,
+        batch_sizes=layer.batch_sizes, save_gates=save_gates,
+    )  # fmt: skip
+
+
+def loop(layer: Layer, x: Tensor):
+    """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go."""
+    cell = reference.CELLS[layer.cell]
+    product = product_of(layer)
+    u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
+    state, outputs, finished = layer.state(x), [], []
+    for u_t in u.unbind(0) if layer.batch_sizes is None else u.split(layer.batch_sizes.tolist()):
+        n = u_t.shape[0]
+        if n < state[0].shape[0]:
+            finished.append([s[n:] for s in state])
+            state = tuple(s[:n] for s in state)
+        state = cell.step(u_t, product, state, *layer.params)
+        outputs.append(state[0])
+    if finished:
+        state = tuple(torch.cat([s, *reversed(rest)]) for s, *rest in zip(state, *finished, strict=True))
+    return (torch.stack(outputs) if layer.batch_sizes is None else torch.cat(outputs)), state
+
+
+def product_of(layer: Layer) -> Callable[..., Tensor]:
+    """Gates first..last-1 of ``R h + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D)."""
+    R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
+    gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
+
+    def cut(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        rows = slice(first * width, last * width)
+        bias = None if b is None else b[first * layer.hidden : last * layer.hidden]
+        return (R[rows] if R.dim() == 2 else R[:, rows].transpose(1, 2)), bias
+
+    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
+        if (first, last) not in cuts:
+            cuts[first, last] = cut(first, last)
+        weight, bias = cuts[first, last]
+        if R.dim() == 2:
+            return F.linear(h, weight, bias)
+        r = torch.bmm(h.unflatten(1, (-1, width)).transpose(0, 1), weight)  # (K, B, gates*D)
+        r = r.unflatten(2, (-1, width)).permute(1, 2, 0, 3).flatten(1)
+        return r if bias is None else r + bias
+
+    return product
+
+
+def module(layer: torch.nn.RNNBase, batch_sizes: Tensor | None, x: Tensor):
+    if layer.training != torch.is_grad_enabled():
+        layer.train(torch.is_grad_enabled())  # else cuDNN keeps for a backward that never comes
+    if batch_sizes is None:
+        h, final = layer(x)
+    else:
+        (h, *_), final = layer(PackedSequence(x, batch_sizes))
+    return h, tuple(s.squeeze(0) for s in (final if isinstance(final, tuple) else (final,)))
+
+
+class Provider(NamedTuple):
+    """One implementation of a layer, and what it differentiates by."""
+
+    forward: Forward
+    leaves: dict[str, Tensor]
+
+    def inference(self, x: Tensor) -> Values:
+        with torch.no_grad():
+            return named(*self.forward(x))
+
+    def training(self, x: Tensor, grad_h: Tensor) -> Values:
+        h, state = self.forward(x)
+        gradients = torch.autograd.grad(h, [x, *self.leaves.values()], grad_h)
+        names = (f"grad of {name}" for name in ("x", *self.leaves))
+        return {**named(h, state), **dict(zip(names, gradients, strict=True))}
+
+
+def named(h: Tensor, state: Sequence[Tensor]) -> Values:
+    return {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
+
+
+def of_function(function: Callable, layer: Layer) -> Provider:
+    params = {f"params[{k}]": p for k, p in enumerate(layer.params)}
+    return Provider(functools.partial(function, layer), layer.weights | params)
+
+
+def of_module(layer: torch.nn.RNNBase, batch_sizes: Tensor | None) -> Provider:
+    return Provider(functools.partial(module, layer, batch_sizes), weights_of(layer))
+
+
+def weights_of(layer: torch.nn.RNNBase) -> dict[str, Tensor]:
+    return {name.removesuffix("_l0"): p for name, p in layer.named_parameters()}
+
+
+def compiled(provider: Provider, backend: str = "inductor") -> Provider:
+    torch.compiler.reset()  # it counts how often it compiles, and stops
+    return provider._replace(forward=torch.compile(provider.forward, fullgraph=True, dynamic=False, backend=backend))
