@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Recurrence, needs_derivatives
+from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, Recurrence, needs_derivatives
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
@@ -113,9 +113,10 @@ def _choose(cell: str, u: Tensor) -> Choice:
         cpu = f"the tensors are on {u.device}"
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
+    elif why is None and cell not in CUDA_CELLS:
+        cuda = f"the cell {cell!r} has a kernel on a CPU alone"
     elif why is None:
-        served = KERNEL_CELLS[cell]["cuda"]
-        cuda = _extension.cuda_refusal(u.device) if served else f"the cell {cell!r} has a kernel on a CPU alone"
+        cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
 
 

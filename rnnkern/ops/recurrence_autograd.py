@@ -12,7 +12,10 @@ from rnnkern.reference import CELLS
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
-"""The facts of the cells that have a kernel on a CPU (csrc/cells/list.h); ``"cuda"``: on a GPU too."""
+"""The facts of the cells that have a kernel on a CPU (csrc/cells/list.h)."""
+
+CUDA_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["cuda"]]
+"""Those that have one on a GPU too."""
 
 _operators = torch.ops.rnnkern
 
