@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 def operator(layer: Layer, x: Tensor, save_gates: bool | None = None):
     W, R, b_ih, b_hh = (layer.weights.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     return recurrence(
-        layer.cell, F.linear(x, W, b_ih), R, layer.state(x), bias=b_hh, params=layer.params,
+        layer.cell, x, R, layer.state(x), bias=b_hh, params=layer.params, weight_ih=W, bias_ih=b_ih,
         batch_sizes=layer.batch_sizes, save_gates=save_gates,
     )  # fmt: skip
 

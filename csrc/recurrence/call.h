@@ -49,9 +49,11 @@ struct Call {
     STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
                     "recurrence: wrong number of tensors in `state` or `params`");
-    STD_TORCH_CHECK(state_[0].dim() == 2, "recurrence: `state[0]` must be (B, H)");
+    // (1, B, H) too, as modules have it: a view costs as much as a small step.
+    const int64_t rank = state_[0].dim();
+    STD_TORCH_CHECK(rank == 2 || (rank == 3 && state_[0].size(0) == 1), "recurrence: `state[0]` must be (B, H)");
     STD_TORCH_CHECK(!cell.projected || params_[0].dim() == 2, "recurrence: `params[0]` must be (P, H)");
-    width = state_[0].size(1);
+    width = state_[0].size(rank - 1);
     hidden = cell.projected ? params_[0].size(1) : width;
     const int64_t columns = cell.gates * hidden;
     heads = R.dim() == 3 ? R.size(0) : 1;
@@ -63,7 +65,7 @@ struct Call {
     STD_TORCH_CHECK(
         heads > 0 && hidden % heads == 0 && R.numel() == columns * (width / heads) && !(cell.projected && heads > 1),
         "recurrence: `R` does not fit the other arguments");
-    const int64_t batch = state_[0].size(0);
+    const int64_t batch = state_[0].size(rank - 2);
     sized("R", R, R.numel());
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
     for (const Tensor& x : params_) params.push_back(sized("params", x, cell.projected ? width * hidden : hidden));

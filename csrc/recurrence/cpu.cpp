@@ -44,25 +44,38 @@ bool split_hidden(const Call& call, int threads) {
          bytes * threads > (int64_t(1) << 28);
 }
 
-// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do.
+// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
+// has to wake the team for it.
 int team_size(const Call& call) {
-  const int64_t useful = 1 + call.steps.batch * (step_weights(call) + (call.W ? call.W->numel() : 0)) / 32768;
+  const int64_t least = call.steps.count == 1 ? 131072 : 32768;
+  const int64_t useful = 1 + call.steps.batch * (step_weights(call) + (call.W ? call.W->numel() : 0)) / least;
   const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
   return int(useful < most ? useful : most);
 }
 
+// Workspace of a small call: an allocation would be a good part of its time.
+constexpr int64_t small_room = 1 << 16;  // bytes
+alignas(64) thread_local char small_rooms[small_room];
+
 template <class Kernel, class MeasureRoom, class Problem>
 void run(Kernel kernel, MeasureRoom measure_room, Problem& problem, int threads, const Tensor& like) {
-  const Tensor room = empty(like, {measure_room(problem, threads)},
-                            sizeof(typename Problem::T) == 8 ? ScalarType::Double : ScalarType::Float);
-  problem.room = write<typename Problem::T>(room);
+  using T = typename Problem::T;
+  const int64_t elements = measure_room(problem, threads);
+  std::optional<Tensor> room;
+  if (elements * int64_t(sizeof(T)) <= small_room) {
+    problem.room = reinterpret_cast<T*>(small_rooms);
+  } else {
+    room = empty(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
+    problem.room = write<T>(*room);
+  }
+  if (threads == 1) return kernel(problem, Member{0, 1, nullptr});
   Barrier barrier;
 #pragma omp parallel num_threads(threads)
   kernel(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
 void count_kernel(const char* direction, const Call& call) {
-  count(std::string("recurrence/cpu/") + direction + "/" + call.cell.name + "/" + name(simd_level()));
+  count("recurrence/cpu", direction, call.cell.name, name(simd_level()));
 }
 
 // In what S is computed in: x itself where it is so already.
@@ -107,7 +120,7 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
   Tensors outputs{call.rows_like_u(call.width)};
   p.h = write<S>(outputs[0]);
   for (int s = 0; s < call.cell.states; ++s) {
-    outputs.push_back(empty(call.u, {call.steps.batch, s ? call.hidden : call.width}, wide));
+    outputs.push_back(empty_of_sizes(call.u, call.state[s], wide));
     p.state[s] = read<T>(call.state[s]);
     p.final_state[s] = write<T>(outputs.back());
   }

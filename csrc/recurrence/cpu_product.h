@@ -96,7 +96,7 @@ struct Product {
   Matrix<T> matrix;
   int first_gate, gates;  // of the gates of the matrix, those in this product
   bool transposed;
-  bool streamed;  // each panel is packed when its turn comes, over the one before: for a product that runs once
+  bool streamed;  // for a product that runs once: each panel is packed over the one before, or read where it lies
   int64_t outputs, vectors, panels_per_head;
   int64_t segments, stride, length;  // of the operand, see tile
   T *packed = nullptr, *init = nullptr;
@@ -158,6 +158,13 @@ struct Product {
     if (rows <= 0) return;
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
+      if (streamed && rows <= rows_to_dot) {
+        for (int64_t b = row0; b < row1; ++b) {
+          dot(q, index / panels_per_head, operand(b) + q.operand, out);
+          finish(b, q, out);
+        }
+        continue;
+      }
       if (streamed) pack(q, index / panels_per_head);
       const int tile_vectors = q.vectors * columns();
       const int64_t blocks = (rows + max_rows(tile_vectors) - 1) / max_rows(tile_vectors);
@@ -171,6 +178,42 @@ struct Product {
   }
 
  private:
+  static constexpr int64_t rows_to_dot = 4;  // more are worth packing for
+
+  // The results of one row, from weights that are not packed: sums over k in as many parts as a vector has lanes.
+  void dot(const Panel<T>& q, int64_t head, const T* a, T* out) const {
+    using V = Vec<T>;
+    const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
+    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    for (int v = 0; v < q.vectors; ++v) {
+      const int64_t unit = first + v * width, last = smaller(units - unit, width) - 1;
+      for (int g = 0; g < gates; ++g) {
+        const T* rows[width];
+        V sums[width];
+        for (int j = 0; j < width; ++j) rows[j] = values + (g * units + unit + smaller(j, last)) * depth;
+        constexpr int together = width < 8 ? width : 8;
+        for (int j0 = 0; j0 < width; j0 += together) {
+          V some[together];
+#pragma GCC unroll 8
+          for (int j = 0; j < together; ++j) some[j] = V(0);
+          for (int64_t k = 0; k < depth; k += width) {
+            const V x = V::load(a + k, depth - k);
+#pragma GCC unroll 8
+            for (int j = 0; j < together; ++j) some[j] = some[j] + x * V::load(rows[j0 + j] + k, depth - k);
+          }
+#pragma GCC unroll 8
+          for (int j = 0; j < together; ++j) sums[j0 + j] = some[j];
+        }
+        transpose(sums);
+        for (int size = width / 2; size > 0; size /= 2)
+          for (int j = 0; j < size; ++j) sums[j] = sums[j] + sums[j + size];
+        if (matrix.bias)
+          sums[0] = sums[0] + V::load(matrix.bias + (first_gate + g) * stride + head * units + unit, units - unit);
+        sums[0].store(out + (v * gates + g) * width);
+      }
+    }
+  }
+
   // One panel of the matrix, and of the bias, padded with zeros.
   void pack(const Panel<T>& q, int64_t head) const {
     const int64_t first = q.unit - head * outputs, row = q.vectors * columns() * width;

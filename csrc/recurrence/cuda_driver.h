@@ -58,7 +58,7 @@ struct CudaDriver {
       sequence.offsets = read<int64_t>(packing);
       sequence.lengths = sequence.offsets + steps.count;
     }
-    count(std::string("recurrence/cuda/") + direction + "/" + call.cell.name + "/" + plan.kernel);
+    count("recurrence/cuda", direction, call.cell.name, plan.kernel);
   }
 
   static void succeed(int error) {

@@ -9,7 +9,9 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.ops import Choice, recurrence
-from rnnkern.reference import CELLS
+from rnnkern.ops.recurrence import step
+
+STEP_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
 
 class _Sequence(NamedTuple):
@@ -85,6 +87,10 @@ class Recurrent(RNNBase):
             ValueError: ``reset`` is misshapen.
             As torch.nn: every other wrong argument.
         """
+        if hx is not None and reset is None and not torch.is_grad_enabled():
+            stepped = self._step(input, hx)
+            if stepped is not None:
+                return stepped
         sequence = self._check(input, hx, reset)
         x, finals = sequence.x, []
         for layer, directions in enumerate(self._calls(sequence)):
@@ -105,6 +111,32 @@ class Recurrent(RNNBase):
             squeezed = tuple(s.squeeze(1) for s in hidden) if self.mode == "LSTM" else hidden.squeeze(1)
             return x.squeeze(1), squeezed
         return x.transpose(0, 1) if self.batch_first else x, hidden
+
+    def _step(self, input, hx):
+        """One step of one layer without derivatives, where a call is mostly what stands around its kernel. None where
+        it is anything else or anything is wrong, which the whole path knows how to say."""
+        if type(input) is not Tensor or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return None
+        if self.num_layers > 1 or self.bidirectional or self.proj_size:
+            return None
+        lstm = self.mode == "LSTM"
+        state = hx if lstm else (hx,)
+        named = self._parameters.get  # None for what is computed, or not there
+        weight_ih, R, bias_ih, bias = (named(name) for name in STEP_WEIGHTS)
+        if weight_ih is None or R is None or (self.bias and (bias_ih is None or bias is None)):
+            return None
+        shape = input.shape
+        if len(shape) != 3 or shape[0] != 1 or shape[2] != self.input_size or (self.batch_first and shape[1] != 1):
+            return None
+        for s in state:
+            if type(s) is not Tensor or s.shape != (1, shape[1], self.hidden_size) or s.dtype != input.dtype:
+                return None
+        if input.dtype != R.dtype or len(state) != 1 + lstm:
+            return None
+        stepped = step(self._cell, input, R, state, bias, weight_ih, bias_ih)
+        if stepped is None:
+            return None
+        return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
 
     @torch.no_grad()
     def choose(
@@ -187,9 +219,6 @@ class Recurrent(RNNBase):
         for k, names in enumerate(self._all_weights):
             weight_ih, weight_hh, *rest = [getattr(self, name) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
-            if self.bias and CELLS[self._cell].joint:
-                # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
-                bias_ih, bias_hh = None, bias_ih + bias_hh
             arguments = {
                 "cell": self._cell,
                 "weight_ih": weight_ih,

@@ -47,15 +47,19 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
             The reference always serves and need not be named.
     """
     if _forced is None:
-        said = [f"no {name}: {why}" for name, why in refusals.items() if why is not None]
         for name, why in refusals.items():
             if why is None:
                 return Choice(name, f"the {name} kernel serves this call")
-        return Choice("reference", "; ".join(said))
+        return Choice("reference", "; ".join(f"no {name}: {why}" for name, why in refusals.items()))
     why = None if _forced == "reference" else refusals.get(_forced, f"{operator} has no {_forced} kernel yet")
     if why is not None:
         raise ValueError(f"{operator}: use({_forced!r}) cannot serve this call: {why}")
     return Choice(_forced, f"forced by use({_forced!r})")
+
+
+def forced() -> str | None:
+    """What :func:`use` forces."""
+    return _forced
 
 
 def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:

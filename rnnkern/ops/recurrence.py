@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.dispatch import Choice, choose, forced
 from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, Recurrence, needs_derivatives
 from rnnkern.reference import CELLS
 
@@ -86,6 +87,9 @@ def recurrence(
             grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih,
         )  # fmt: skip
     if implementation == "cuda" and weight_ih is not None:
+        if bias is not None and bias_ih is not None and CELLS[cell].joint:
+            # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
+            bias, bias_ih = bias + bias_ih, None
         u, weight_ih, bias_ih = F.linear(u, weight_ih, bias_ih), None, None
     if save_gates is None:
         save_gates = u.device.type == "cpu"
@@ -99,6 +103,26 @@ def recurrence(
             cell, u, R, state, bias, params, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
+
+
+def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor | None, weight_ih: Tensor,
+         bias_ih: Tensor | None) -> list[Tensor] | None:  # fmt: skip
+    """One step without derivatives, as inference goes on, where the CPU kernel serves it; None where it does not.
+
+    The kernel's own checks are all that there are. They keep memory safe and name the argument.
+
+    Args:
+        x: (1, B, I). All else as in :func:`recurrence`; each of ``state`` may be (1, B, H).
+
+    Returns:
+        [h (1, B, H), and the final state, shaped as it was given].
+    """
+    facts = KERNEL_CELLS.get(cell)
+    if facts is None or facts["params"] or not x.is_cpu or forced() is not None or forward_ad._current_level >= 0:
+        return None
+    return _operators.recurrence.default(
+        cell, x, R, state, bias, (), None, None, False, False, False, weight_ih, bias_ih
+    )  # fmt: skip
 
 
 def _choose(cell: str, u: Tensor) -> Choice:

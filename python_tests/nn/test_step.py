@@ -1,0 +1,134 @@
+"""A module called for one step without derivatives takes a short way: the same numbers, the same errors."""
+
+import pytest
+import torch
+
+import rnnkern
+from rnnkern import _extension, nn
+from rnnkern.testing import assert_close
+
+pytestmark = pytest.mark.skipif(not _extension.available, reason=_extension.reason or "")
+
+MODULES = {
+    "tanh": lambda **k: nn.RNN(12, 20, **k),
+    "relu": lambda **k: nn.RNN(12, 20, nonlinearity="relu", **k),
+    "modrelu": lambda **k: nn.RNN(12, 20, nonlinearity="modrelu", **k),
+    "gru": lambda **k: nn.GRU(12, 20, **k),
+    "gru before": lambda **k: nn.GRU(12, 20, reset_gate="before", **k),
+    "lstm": lambda **k: nn.LSTM(12, 20, **k),
+    "lstm heads": lambda **k: nn.LSTM(12, 20, num_heads=4, **k),
+}
+OPTIONS = {"plain": {}, "no bias": {"bias": False}, "batch first": {"batch_first": True}}
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether calls took the short way, in order."""
+    seen = []
+    whole = nn.recurrent.Recurrent._step
+
+    def step(self, *args):
+        result = whole(self, *args)
+        seen.append(result is not None)
+        return result
+
+    monkeypatch.setattr(nn.recurrent.Recurrent, "_step", step)
+    return seen
+
+
+def arguments(module, batch=1, dtype=torch.float32, steps=1):
+    lstm = isinstance(module, torch.nn.LSTM)
+    shape = (batch, steps, 12) if module.batch_first else (steps, batch, 12)
+    state = torch.randn(2, 1, batch, 20, dtype=dtype)
+    return torch.randn(shape, dtype=dtype), tuple(state) if lstm else state[0]
+
+
+def flat(result):
+    output, state = result
+    return [output, *(state if isinstance(state, tuple) else (state,))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODULES)
+def test_one_step_is_what_the_reference_gives(name, options, dtype, taken):
+    module = MODULES[name](**OPTIONS[options], dtype=dtype)
+    for batch in (1, 3, 9):
+        taken.clear()
+        x, hx = arguments(module, batch, dtype)
+        with torch.no_grad():
+            actual = flat(module(x, hx))
+        assert taken == [name != "modrelu" and (options != "batch first" or batch == 1)]
+        with rnnkern.use("reference"), torch.no_grad():
+            naive = flat(module(x, hx))
+            double = tuple(s.double() for s in hx) if isinstance(hx, tuple) else hx.double()
+            truth = flat(module.double()(x.double(), double))
+            module.to(dtype)
+        for k, (a, n, t) in enumerate(zip(actual, naive, truth, strict=True)):
+            assert_close(a, n, t, f"result {k}, B = {batch}")
+        assert len({s.untyped_storage().data_ptr() for s in actual}) == len(actual), "results share memory"
+
+
+def test_step_by_step_is_the_whole_sequence(taken):
+    module = nn.LSTM(12, 20)
+    x, hx = arguments(module, 2, steps=30)
+    with torch.inference_mode():
+        wanted, (h_n, c_n) = module(x, hx)
+        outputs = []
+        for x_t in x.split(1):
+            output, hx = module(x_t, hx)
+            outputs.append(output)
+    assert taken == [False, *[True] * 30]
+    torch.testing.assert_close(torch.cat(outputs), wanted)
+    torch.testing.assert_close(hx, (h_n, c_n))
+
+
+def test_whatever_is_more_than_a_step_goes_the_whole_way(taken):
+    for module in (nn.GRU(12, 20, num_layers=2), nn.GRU(12, 20, bidirectional=True), nn.LSTM(12, 20, proj_size=5)):
+        with torch.no_grad():
+            module(torch.randn(1, 2, 12))
+    module = nn.GRU(12, 20)
+    x, hx = arguments(module)
+    with torch.no_grad(), rnnkern.use("reference"):
+        module(x, hx)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert module(x, hx)[0].dtype == torch.bfloat16
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    with torch.no_grad():
+        module(x, hx)
+    module(x, hx)
+    assert not any(taken)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x, h: (x[..., :11], h),
+        lambda x, h: (x.double(), h),
+        lambda x, h: (x, h.double()),
+        lambda x, h: (x, h[..., :19]),
+        lambda x, h: (x, h.expand(1, 2, 20)),
+        lambda x, h: (x, h.expand(2, 1, 20)),
+        lambda x, h: (x[0, 0, 0], h),
+    ],
+)
+@pytest.mark.parametrize("name", ["tanh", "lstm"])
+def test_errors_are_those_of_the_whole_way(name, wrong):
+    module = MODULES[name]()
+    x, hx = arguments(module)
+    h = hx[0] if name == "lstm" else hx
+    x, h = wrong(x, h)
+    hx = (h, hx[1]) if name == "lstm" else h
+    said = []
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), pytest.raises((ValueError, RuntimeError, TypeError)) as error:
+            module(x, hx)
+        said.append((type(error.value), str(error.value)))
+    assert said[0] == said[1]
+
+
+def test_forward_mode_raises_without_gradients_too():
+    module = nn.RNN(12, 20)
+    x, h = arguments(module)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="jvp|forward"):
+        torch.func.jvp(lambda x: module(x, h)[0], (x,), (x,))
