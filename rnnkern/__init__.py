@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from rnnkern import _extension, nn, ops
 from rnnkern.ops import use
 
@@ -48,4 +46,4 @@ def release_memory() -> int:
     >>> rnnkern.release_memory()
     0
     """
-    return torch.ops.rnnkern.release_memory() if _extension.available else 0
+    return _extension.release_memory()

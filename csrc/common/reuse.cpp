@@ -77,7 +77,7 @@ Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTyp
     strides[dim] = dim + 1 < sizes.size() ? strides[dim + 1] * sizes[dim + 1] : 1;
     size *= sizes[dim];
   }
-  if (size < least) return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
+  if (size < least) return empty(like, sizes, dtype);
   const Block block = pool().take(like, size);
   return torch::stable::from_blob(
       write<char>(block.memory), {sizes.data(), sizes.size()}, {strides.data(), strides.size()},

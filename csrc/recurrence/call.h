@@ -111,8 +111,7 @@ struct Call {
   }
   // Uninitialised, of the dtype of u unless another is named.
   Tensor rows_like_u(int64_t columns, std::optional<ScalarType> dtype = {}) const {
-    const std::vector<int64_t> sizes = sizes_like_u(columns);
-    return torch::stable::new_empty(u, {sizes.data(), sizes.size()}, dtype);
+    return empty(u, sizes_like_u(columns), dtype);
   }
 
   template <class T>
