@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -192,11 +192,16 @@ def recurrence_sample(
     return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
 
 
+def takes(cell: str, options: Collection[str]) -> bool:
+    """Whether a cell has the options: where h is projected, R has no heads."""
+    return not (cell == "lstm_projected" and "heads" in options)
+
+
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
     """Every cell with every option of ``RECURRENCE_OPTIONS``; ``sizes`` as in :func:`recurrence_sample`."""
     for cell in cells:
         for name, options in RECURRENCE_OPTIONS.items():
-            if not (cell == "lstm_projected" and "heads" in options):
+            if takes(cell, options):
                 yield recurrence_sample(cell, **{**sizes, **options})._replace(name=f"{cell}-{name}")
 
 

@@ -7,6 +7,7 @@
 //   joint                u and r enter only as u + r, so that the gradients of u and of r are one
 //   first_gates          gates of the first product R h; the rest (none for most cells) wait for a second product,
 //                        whose operand `prepare` makes from the first
+//   projected            h is W_hr times what the equations give (no others read it): a weight (P, H) beside `params`
 //
 //   forward(u, r, old, params, next, save)                       the new state and what to save
 //   backward(save, old, next, params, grad, du, dr, dparams)     grad: in, dL/dnext; out, dL/dold but for what flows
@@ -14,6 +15,9 @@
 // and with a second product, first_gates < gates:
 //   prepare(u, r, old, save, operand)                            runs before forward
 //   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, gives operand again
+//
+// and where h is projected:
+//   unprojected(save, next)                                      what W_hr multiplies, again
 //
 // Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
 #pragma once
@@ -25,7 +29,7 @@ namespace rnnkern {
 template <int first_gates_, int gates_, int states_, int params_, int saved_, bool joint_>
 struct CellFacts {
   static constexpr int first_gates = first_gates_, gates = gates_, states = states_, params = params_, saved = saved_;
-  static constexpr bool joint = joint_;
+  static constexpr bool joint = joint_, projected = false;
   static constexpr bool two_products = first_gates < gates;
 };
 

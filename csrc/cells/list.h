@@ -1,4 +1,4 @@
-// Every cell, one line each. Kernels, operators and tests follow from this list.
+// Every cell, one line each. Kernels, operators and tests follow from these lists.
 #pragma once
 
 #include "cells/euler.h"
@@ -7,10 +7,12 @@
 #include "cells/hardtanh.h"
 #include "cells/identity.h"
 #include "cells/lstm.h"
+#include "cells/lstm_projected.h"
 #include "cells/modrelu.h"
 #include "cells/relu.h"
 #include "cells/tanh.h"
 
+// Those that a GPU has kernels of.
 #define RNNKERN_CELLS(X) \
   X(Tanh)                \
   X(Relu)                \
@@ -21,3 +23,8 @@
   X(Lstm)                \
   X(Gru)                 \
   X(GruResetBefore)
+
+// Those that a CPU has kernels of: the same, and after them its own.
+#define RNNKERN_CPU_CELLS(X) \
+  RNNKERN_CELLS(X)           \
+  X(LstmProjected)

@@ -36,14 +36,15 @@ struct Call {
   OptionalTensor bias, batch_sizes, reset, W, bias_ih;
   Tensor offsets;  // kept alive for `steps`
   Steps steps;
-  int64_t hidden, heads, rows;
+  int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
   bool packed;
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse,
        const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
       : place(find_cell(name)), u(dense(u_)), R(dense(R_)), packed(batch_sizes_.has_value()) {
-    STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
+    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !u.is_cuda()), "recurrence: the cell `", name,
+                    "` has no kernel", place < 0 ? "" : " on a GPU");
     cell = cell_list[place];
     STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
@@ -51,19 +52,23 @@ struct Call {
     // (1, B, H) too, as modules have it: a view costs as much as a small step.
     const int64_t rank = state_[0].dim();
     STD_TORCH_CHECK(rank == 2 || (rank == 3 && state_[0].size(0) == 1), "recurrence: `state[0]` must be (B, H)");
-    hidden = state_[0].size(rank - 1);
+    STD_TORCH_CHECK(!cell.projected || params_[0].dim() == 2, "recurrence: `params[0]` must be (P, H)");
+    width = state_[0].size(rank - 1);
+    hidden = cell.projected ? params_[0].size(1) : width;
     const int64_t columns = cell.gates * hidden;
     heads = R.dim() == 3 ? R.size(0) : 1;
     const int64_t inputs = u.size(u.dim() - 1);
-    STD_TORCH_CHECK(hidden > 0 && (W_ || inputs == columns), "recurrence: `u` must have G*H = ", columns, " columns");
+    STD_TORCH_CHECK(hidden > 0 && width > 0 && (W_ || inputs == columns), "recurrence: `u` must have G*H = ", columns,
+                    " columns");
     if (W_) W = sized("weight_ih", *W_, columns * inputs);
     if (bias_ih_) bias_ih = sized("bias_ih", *bias_ih_, columns);
-    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && R.numel() == columns * (hidden / heads),
-                    "recurrence: `R` does not fit the other arguments");
+    STD_TORCH_CHECK(
+        heads > 0 && hidden % heads == 0 && R.numel() == columns * (width / heads) && !(cell.projected && heads > 1),
+        "recurrence: `R` does not fit the other arguments");
     const int64_t batch = state_[0].size(rank - 2);
     sized("R", R, R.numel());
-    for (const Tensor& s : state_) state.push_back(sized("state", s, batch * hidden));
-    for (const Tensor& x : params_) params.push_back(sized("params", x, hidden));
+    for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
+    for (const Tensor& x : params_) params.push_back(sized("params", x, cell.projected ? width * hidden : hidden));
     if (bias_) bias = sized("bias", *bias_, columns);
     steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
     if (packed) {
@@ -118,9 +123,13 @@ struct Call {
   Weights<T> weights() const {
     auto values = [](const OptionalTensor& x) { return x ? read<T>(*x) : nullptr; };
     const int64_t d = hidden / heads;
-    Weights<T> w{hidden, {read<T>(R), values(bias), cell.gates, heads, d, d}, {}, {}};
+    Weights<T> w{hidden, width, {read<T>(R), values(bias), cell.gates, heads, d, width / heads}, {}, {}, {}};
     if (W) w.W = {read<T>(*W), values(bias_ih), cell.gates, 1, hidden, W->numel() / (cell.gates * hidden)};
-    for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
+    if (cell.projected) {
+      w.W_hr = {read<T>(params[0]), nullptr, 1, 1, width, hidden};
+    } else {
+      for (size_t i = 0; i < params.size(); ++i) w.params[i] = read<T>(params[i]);
+    }
     return w;
   }
 };

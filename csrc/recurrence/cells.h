@@ -10,15 +10,20 @@ namespace rnnkern {
 struct CellInfo {
   const char* name;
   int first_gates, gates, states, params, saved;
-  bool joint;
+  bool joint, projected;
 
   bool two_products() const { return first_gates < gates; }
 };
 
-#define RNNKERN_INFO(Cell) \
-  {Cell::name, Cell::first_gates, Cell::gates, Cell::states, Cell::params, Cell::saved, Cell::joint},
-constexpr CellInfo cell_list[] = {RNNKERN_CELLS(RNNKERN_INFO)};
+#define RNNKERN_INFO(Cell)                                                                       \
+  {Cell::name,  Cell::first_gates, Cell::gates,    Cell::states, Cell::params + Cell::projected, \
+   Cell::saved, Cell::joint,       Cell::projected},
+constexpr CellInfo cell_list[] = {RNNKERN_CPU_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
+
+#define RNNKERN_ONE(Cell) +1
+constexpr int cuda_cells = RNNKERN_CELLS(RNNKERN_ONE);  // the first of the list: those that a GPU has kernels of
+#undef RNNKERN_ONE
 
 // Its place in the list, or -1.
 inline int find_cell(const std::string& name) {

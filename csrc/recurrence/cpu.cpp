@@ -33,11 +33,14 @@ const Kernels<S>& kernels() {
   if constexpr (std::is_same_v<S, device::float16>) return level().f16;
 }
 
+// Elements of the weights that every step multiplies by.
+int64_t step_weights(const Call& call) { return call.R.numel() + (call.cell.projected ? call.params[0].numel() : 0); }
+
 // Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
 // core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
 // too where a part of dR for each thread would take too much memory.
 bool split_hidden(const Call& call, int threads) {
-  const int64_t bytes = call.R.numel() * int64_t(call.R.element_size()), batch = call.steps.batch;
+  const int64_t bytes = step_weights(call) * int64_t(call.R.element_size()), batch = call.steps.batch;
   return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
          bytes * threads > (int64_t(1) << 28);
 }
@@ -46,7 +49,7 @@ bool split_hidden(const Call& call, int threads) {
 // has to wake the team for it.
 int team_size(const Call& call) {
   const int64_t least = call.steps.count == 1 ? 131072 : 32768;
-  const int64_t useful = 1 + call.steps.batch * (call.R.numel() + (call.W ? call.W->numel() : 0)) / least;
+  const int64_t useful = 1 + call.steps.batch * (step_weights(call) + (call.W ? call.W->numel() : 0)) / least;
   const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
   return int(useful < most ? useful : most);
 }
@@ -115,7 +118,7 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
 
-  Tensors outputs{call.rows_like_u(call.hidden)};
+  Tensors outputs{call.rows_like_u(call.width)};
   p.h = write<S>(outputs[0]);
   for (int s = 0; s < call.cell.states; ++s) {
     outputs.push_back(empty_of_sizes(call.u, call.state[s], wide));
@@ -177,14 +180,14 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
     p.scale_row = per_sequence ? 1 : 0;
   }
   p.h0 = read<S>(h0);
-  p.h = keep("h", h, call.rows * call.hidden);
+  p.h = keep("h", h, call.rows * call.width);
   const size_t has_cell_states = cell.states > 1, has_gates = saved.size() - has_cell_states;
   STD_TORCH_CHECK(saved.size() >= has_cell_states && has_gates <= size_t(cell.saved > 0),
                   "recurrence_backward: wrong `saved`");
   p.c0 = has_cell_states ? read<T>(call.state[1]) : nullptr;
   p.cell_states = has_cell_states ? keep_saved(saved[0], call.rows * call.hidden) : nullptr;
   p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
-  p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.hidden) : nullptr;
+  p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.width) : nullptr;
   STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
                   "recurrence_backward: wrong `grad_state`");
 
@@ -213,12 +216,13 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
   const Tensor dbias_ih = bias_gradient(!cell.joint && needs.bias_ih, p.dbias_ih);
   outputs.push_back(dbias);
   for (int s = 0; s < cell.states; ++s) {
-    p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], batch * call.hidden);
-    outputs.push_back(empty(call.u, {batch, call.hidden}, wide));
+    p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], call.state[s].numel());
+    outputs.push_back(empty(call.u, {batch, s ? call.hidden : call.width}, wide));
     p.dstate[s] = write<T>(outputs.back());
   }
   Tensors dparams;
-  for (int i = 0; i < cell.params; ++i) {
+  const Tensor dW_hr = weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected, p.dW_hr);
+  for (int i = 0; i < cell.params && !cell.projected; ++i) {
     dparams.push_back(empty(call.u, {batch, call.hidden}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
@@ -227,6 +231,7 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
 
   outputs[2] = summed(dbias);
   for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
+  if (cell.projected) outputs.push_back(dW_hr);
   if (call.W) {
     outputs.push_back(dW);
     outputs.push_back(cell.joint && needs.bias_ih ? summed(dbias) : summed(dbias_ih));
@@ -239,12 +244,14 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
 
 std::string recurrence_cells() {
   std::string text = "{";
+  int place = 0;
   for (const CellInfo& cell : cell_list) {
     text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
             "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
             ", \"params\": " + std::to_string(cell.params) + ", \"saved\": " + std::to_string(cell.saved) +
             ", \"first_gates\": " + std::to_string(cell.first_gates) +
-            ", \"joint\": " + (cell.joint ? "true" : "false") + "}";
+            ", \"joint\": " + (cell.joint ? "true" : "false") +
+            ", \"cuda\": " + (place++ < cuda_cells ? "true" : "false") + "}";
   }
   return text + "}";
 }

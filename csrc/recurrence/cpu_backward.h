@@ -5,44 +5,54 @@ namespace rnnkern {
 namespace {
 
 // Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
-// gradients of r and of u, the operands of a second product, the gates where they are computed again.
+// gradients of r and of u, the operands of a second product, what was projected and the gradient of what it became,
+// the gates where they are computed again.
 template <class S, class Cell>
 struct BackwardPlan {
   using T = Arithmetic<S>;
 
-  int64_t chunk, stride;  // steps of a chunk; elements between rows of dr and of du, which are apart in the cache
-  int parts;              // of the weights' gradients: every member fills its own, or its units' rows of the one
+  int64_t chunk;              // steps
+  int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
+  int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
   Room<T> room;
-  T *zeros, *dr, *du, *operand, *dR, *dW, *dR_room, *second_dR_room, *dW_room;
-  Product<T> first, second, input;
+  T *zeros, *dr, *du, *operand, *dh, *m, *dR, *dW, *dW_hr, *dR_room, *second_dR_room, *dW_room, *dW_hr_room;
+  Product<T> first, second, input, projection;
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
 
   BackwardPlan(const Backward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
         stride(Cell::gates * p.weights.hidden + 64 / sizeof(T)),
+        dh_stride(p.weights.width + 64 / sizeof(T)),
         parts(p.split_hidden ? 1 : me.size),
         room{p.room},
-        zeros(room.take(zeros_size(p.weights.hidden))),
+        zeros(room.take(zeros_size(p.weights))),
         dr(room.take(rows(p) * stride)),
         du(Cell::joint ? dr : room.take(rows(p) * stride)),
         operand(Cell::two_products ? room.take(rows(p) * p.weights.hidden) : nullptr),
+        dh(Cell::projected ? room.take(rows(p) * dh_stride) : nullptr),
+        m(Cell::projected ? room.take(rows(p) * p.weights.hidden) : nullptr),
         dR(p.dR ? room.take(parts * gradient_size(p.weights.R)) : nullptr),
         dW(p.dW ? room.take(parts * gradient_size(p.weights.W)) : nullptr),
+        dW_hr(p.dW_hr ? room.take(parts * gradient_size(p.weights.W_hr)) : nullptr),
         dR_room(p.dR ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
         second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
         dW_room(p.dW ? room.take(WeightGradient<T>::room_size(p.weights.W), me) : nullptr),
+        dW_hr_room(p.dW_hr ? room.take(WeightGradient<T>::room_size(p.weights.W_hr), me) : nullptr),
         first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
-        input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me) {
+        input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me),
+        projection(p.weights.W_hr, 0, 1, true, false, room, zeros, me) {
     if (!Cell::saved || p.saved) return;
     again.emplace(p, rows(p), false, false, room, me);
     saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
     if (p.x) u = room.take(rows(p) * Cell::gates * p.weights.hidden);
-    if (narrow<S>) h_before = room.take(p.steps.batch * p.weights.hidden, me);
+    if (narrow<S>) h_before = room.take(p.steps.batch * p.weights.width, me);
   }
 
-  static int64_t zeros_size(int64_t hidden) { return larger(hidden, max_vectors * Vec<T>::width); }
+  static int64_t zeros_size(const Weights<T>& weights) {
+    return larger(larger(weights.hidden, weights.width), max_vectors * Vec<T>::width);
+  }
   int64_t rows(const Backward<S>& p) const { return chunk * p.steps.batch; }
 };
 
@@ -57,6 +67,7 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
   using T = Arithmetic<S>;
   using V = Vec<T>;
   const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
+  const int64_t width = Cell::projected ? p.weights.width : hidden;
   const StepProducts<S, Cell>& products = *plan.again;
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   if (p.x) products.project(p.x, share, chunk, projected);
@@ -65,11 +76,11 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
     const int64_t slot_row = (k - chunk.begin) * batch;
     const Entering<T> h_before = [&] {
       if constexpr (narrow<S>) {
-        const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, hidden, t);
-        for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * hidden, hidden);
-        return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, hidden, t);
+        const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+        for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * width, width);
+        return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, width, t);
       } else {
-        return Entering<T>(p.steps, p.h0, p.h, plan.zeros, p.reset, hidden, t);
+        return Entering<T>(p.steps, p.h0, p.h, plan.zeros, p.reset, width, t);
       }
     }();
     const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
@@ -97,23 +108,23 @@ void backward(const Backward<S>& p, Member me) {
   using V = Vec<T>;
   const BackwardPlan<S, Cell> plan(p, me);
   const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
-  const Product<T>&first = plan.first, &second = plan.second, &input = plan.input;
-  first.pack(me);
-  second.pack(me);
-  input.pack(me);
+  const int64_t width = Cell::projected ? p.weights.width : hidden;
+  const Product<T>&first = plan.first, &second = plan.second, &input = plan.input, &projection = plan.projection;
+  for (const Product<T>* product : {&first, &second, &input, &projection}) product->pack(me);
   if constexpr (Cell::saved > 0)
     if (plan.again) plan.again->pack(me);
   const Share share(p.steps, p.split_hidden, me);
-  const int64_t from = share.copy0 * hidden, elements = (share.copy1 - share.copy0) * hidden;
   for (int s = 0; s < Cell::states; ++s) {
+    const int64_t row = s ? hidden : width, from = share.copy0 * row, elements = (share.copy1 - share.copy0) * row;
     if (p.grad_state[s]) {
       copy(p.dstate[s] + from, p.grad_state[s] + from, elements);
     } else {
       clear(p.dstate[s] + from, elements);
     }
   }
-  for (int i = 0; i < Cell::params; ++i) clear(p.dparams[i] + from, elements);
-  if (me.rank == 0) clear(plan.zeros, plan.zeros_size(hidden));
+  for (int i = 0; i < Cell::params; ++i)
+    clear(p.dparams[i] + share.copy0 * hidden, (share.copy1 - share.copy0) * hidden);
+  if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
   auto own_part = [&](T* sums, const Matrix<T>& matrix) {
     const int64_t size = gradient_size(matrix);
     if (p.split_hidden) {
@@ -125,16 +136,21 @@ void backward(const Backward<S>& p, Member me) {
   };
   T* const dR = p.dR ? own_part(plan.dR, p.weights.R) : nullptr;
   T* const dW = p.dW ? own_part(plan.dW, p.weights.W) : nullptr;
+  T* const dW_hr = p.dW_hr ? own_part(plan.dW_hr, p.weights.W_hr) : nullptr;
   me.meet();
 
   T* const step_bias = p.dbias ? p.dbias + me.rank * 2 * columns : nullptr;
   T* const step_bias_ih = p.dbias_ih ? p.dbias_ih + me.rank * 2 * columns : nullptr;
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
-  const int64_t unit0 = first.first_unit(panel0), unit1 = first.first_unit(panel1);
+  const int64_t column0 = first.first_unit(panel0), column1 = first.first_unit(panel1);
+  const Product<T>& by_units = Cell::projected ? projection : first;
+  const int64_t by_units0 = share.first_panel(by_units.panels()), by_units1 = share.last_panel(by_units.panels());
+  const int64_t unit0 = by_units.first_unit(by_units0), unit1 = by_units.first_unit(by_units1);
   WeightGradient<T> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
   WeightGradient<T> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
                               plan.second_dR_room);
   WeightGradient<T> input_dW(p.weights.W, 0, Cell::gates, unit0, unit1, dW, plan.dW_room);
+  WeightGradient<T> projection_dW(p.weights.W_hr, 0, 1, column0, column1, dW_hr, plan.dW_hr_room);
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
@@ -142,7 +158,7 @@ void backward(const Backward<S>& p, Member me) {
       if (plan.again) gates_again(p, plan, share, chunk);
     auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
     auto h_entering = [&](int64_t k) {
-      return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, hidden, p.steps.at(k));
+      return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, p.steps.at(k));
     };
     for (int64_t k = end - 1; k >= chunk.begin; --k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
@@ -161,36 +177,63 @@ void backward(const Backward<S>& p, Member me) {
       };
       auto scale = [&](int64_t b) { return V(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1)); };
 
-      for (int64_t b = share.row0; b < row1; ++b) {
-        const int64_t at = (row + b) * hidden;
-        const S* const before = h_before(b);
-        const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
-        for (int64_t unit = unit0; unit < unit1; unit += V::width) {
-          const int64_t lanes = unit1 - unit, here = b * hidden + unit;
-          V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
-          V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
-          if (Cell::saved) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-          for (int i = 0; i < Cell::params; ++i) {
-            params[i] = V::load(p.weights.params[i] + unit, lanes);
-            dparams[i] = V::load(p.dparams[i] + here, lanes);
+      // The gradient of h, for columns of a sequence.
+      auto dh_of = [&](int64_t b, int64_t column, int64_t lanes) {
+        const V later = V::load(p.dstate[0] + b * width + column, lanes);
+        return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
+      };
+      // The equations, for units of a sequence; dh is the gradient of the h that they gave.
+      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, int64_t lanes, V dh) {
+        const int64_t at = (row + b) * hidden + unit, here = b * hidden + unit;
+        V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
+        V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
+        if (Cell::saved) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+        for (int i = 0; i < Cell::params; ++i) {
+          params[i] = V::load(p.weights.params[i] + unit, lanes);
+          dparams[i] = V::load(p.dparams[i] + here, lanes);
+        }
+        old[0] = Cell::projected ? V(0) : load(before + unit, lanes);
+        next[0] = Cell::projected ? V(0) : load(p.h + at, lanes);
+        grad[0] = dh;
+        if constexpr (Cell::states > 1) {
+          old[1] = V::load(cells_before + unit, lanes);
+          next[1] = V::load(p.cell_states + at, lanes);
+          grad[1] = V::load(p.dstate[1] + here, lanes);
+        }
+        for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
+        Cell::backward(save, old, next, params, grad, du, dr, dparams);
+        for (int s = Cell::projected; s < Cell::states; ++s)
+          (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
+        for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
+        store_gradients(du, dr, Cell::gates, b, unit, lanes);
+        constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
+        if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
+        if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
+        if constexpr (Cell::projected)
+          Cell::unprojected(save, next).store(plan.m + slot_row(k, b) * hidden + unit, lanes);
+      };
+      if constexpr (Cell::projected) {
+        auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
+        for (int64_t b = share.row0; b < row1; ++b) {
+          for (int64_t column = column0; column < column1; column += V::width) {
+            const int64_t lanes = column1 - column;
+            dh_of(b, column, lanes).store(dh_row(b) + column, lanes);
+            V(0).store(p.dstate[0] + b * width + column, lanes);  // all that goes on goes through R
           }
-          old[0] = load(before + unit, lanes);
-          next[0] = load(p.h + at + unit, lanes);
-          if constexpr (Cell::states > 1) {
-            old[1] = V::load(cells_before + unit, lanes);
-            next[1] = V::load(p.cell_states + at + unit, lanes);
-          }
-          for (int s = 0; s < Cell::states; ++s) grad[s] = V::load(p.dstate[s] + here, lanes);
-          if (p.grad_h) grad[0] = grad[0] + load(p.grad_h + at + unit, lanes);
-          for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
-          Cell::backward(save, old, next, params, grad, du, dr, dparams);
-          for (int s = 0; s < Cell::states; ++s)
-            (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
-          for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
-          store_gradients(du, dr, Cell::gates, b, unit, lanes);
-          constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
-          if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
-          if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
+        }
+        share.meet();
+        projection.run(by_units0, by_units1, share.row0, row1, dh_row,
+                       [&](int64_t b, const Panel<T>& q, const T* results) {
+                         for (int v = 0; v < q.vectors; ++v)
+                           pointwise(b, nullptr, c_before(b), q.unit + v * V::width, q.units - v * V::width,
+                                     V::load(results + v * V::width));
+                       });
+      } else {
+        for (int64_t b = share.row0; b < row1; ++b) {
+          const S* const before = h_before(b);
+          const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
+          for (int64_t unit = unit0; unit < unit1; unit += V::width)
+            pointwise(b, before, cells_before, unit, unit1 - unit, dh_of(b, unit, unit1 - unit));
         }
       }
       share.meet();
@@ -224,7 +267,7 @@ void backward(const Backward<S>& p, Member me) {
         if (h_before.is_reset(b)) return;
         for (int v = 0; v < q.vectors; ++v) {
           const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
-          T* dh = p.dstate[0] + b * hidden + unit;
+          T* dh = p.dstate[0] + b * width + unit;
           (V::load(dh, lanes) + scale(b) * V::load(results + v * V::width)).store(dh, lanes);
         }
       });
@@ -250,6 +293,12 @@ void backward(const Backward<S>& p, Member me) {
       first_dR.flush();
       second_dR.flush();
     }
+    if (p.dW_hr) {
+      projection_dW.expect(rows);
+      for (int64_t i = 0; i < rows; ++i)
+        projection_dW.add(plan.dh + at_slot(i) * plan.dh_stride, plan.m + at_slot(i) * hidden);
+      projection_dW.flush();
+    }
     if (p.dW) {
       input_dW.expect(rows);
       for (int64_t i = 0; i < rows; ++i)
@@ -271,6 +320,7 @@ void backward(const Backward<S>& p, Member me) {
   me.meet();
   if (p.dR) add_up(p.weights.R, plan.dR, plan.parts, me, p.dR);
   if (p.dW) add_up(p.weights.W, plan.dW, plan.parts, me, p.dW);
+  if (p.dW_hr) add_up(p.weights.W_hr, plan.dW_hr, plan.parts, me, p.dW_hr);
 }
 
 }  // namespace

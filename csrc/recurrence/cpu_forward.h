@@ -11,19 +11,22 @@ struct ForwardPlan {
   int64_t chunk;  // steps that are projected at once
   Room<T> room;
   StepProducts<S, Cell> products;
-  T *zeros, *operand, *carried, *saved, *u;
+  Product<T> projection;
+  T *zeros, *operand, *carried, *saved, *u, *m;
 
   ForwardPlan(const Forward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
         room{p.room},
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
-                 p.split_hidden && p.steps.count <= chunk, room, me) {
+                 p.split_hidden && p.steps.count <= chunk, room, me),
+        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me) {
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch;
-    zeros = room.take(hidden);
+    zeros = room.take(p.weights.width);
     operand = Cell::two_products ? room.take(batch * hidden) : nullptr;
     saved = Cell::two_products && !p.saved ? room.take(batch * Cell::saved * hidden) : nullptr;  // of one step
-    carried = narrow<S> ? room.take(2 * batch * hidden) : nullptr;  // h between two steps: h itself is rounded
+    carried = narrow<S> ? room.take(2 * batch * p.weights.width) : nullptr;  // h between two steps: h itself is rounded
     u = p.x ? room.take(chunk * batch * Cell::gates * hidden) : nullptr;
+    m = Cell::projected ? room.take(batch * hidden) : nullptr;  // what is projected, of one step
   }
 };
 
@@ -37,14 +40,17 @@ void forward(const Forward<S>& p, Member me) {
   using T = Arithmetic<S>;
   using V = Vec<T>;
   const ForwardPlan<S, Cell> plan(p, me);
-  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, state_size = p.steps.batch * hidden;
+  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden;
+  const int64_t width = Cell::projected ? p.weights.width : hidden, state_size = p.steps.batch * width;
   plan.products.pack(me);
-  if (me.rank == 0) clear(plan.zeros, hidden);
+  plan.projection.pack(me);
+  if (me.rank == 0) clear(plan.zeros, width);
   const Share share(p.steps, p.split_hidden, me);
-  const int64_t from_row = share.copy0 * hidden, elements = (share.copy1 - share.copy0) * hidden;
-  for (int s = 0; s < Cell::states; ++s) copy(p.final_state[s] + from_row, p.state[s] + from_row, elements);
-  for (int half = 0; narrow<S> && half < 2; ++half)
-    copy(plan.carried + half * state_size + from_row, p.state[0] + from_row, elements);
+  auto copy_in = [&](T* to, const T* from, int64_t row) {
+    copy(to + share.copy0 * row, from + share.copy0 * row, (share.copy1 - share.copy0) * row);
+  };
+  for (int s = 0; s < Cell::states; ++s) copy_in(p.final_state[s], p.state[s], s ? hidden : width);
+  for (int half = 0; narrow<S> && half < 2; ++half) copy_in(plan.carried + half * state_size, p.state[0], width);
   me.meet();
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
@@ -57,10 +63,14 @@ void forward(const Forward<S>& p, Member me) {
       T* const carried_next = narrow<S> ? plan.carried + ((k + 1) & 1) * state_size : nullptr;
       const Entering<T> h_before = [&] {
         if constexpr (narrow<S>)
-          return Entering<T>(p.steps, plan.carried + (k & 1) * state_size, plan.zeros, p.reset, hidden, t);
+          return Entering<T>(p.steps, plan.carried + (k & 1) * state_size, plan.zeros, p.reset, width, t);
         else
-          return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, hidden, t);
+          return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
       }();
+      auto put_h = [&](V h, int64_t b, int64_t unit, int64_t lanes) {
+        store(h, p.h + (row + b) * width + unit, lanes);
+        if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
+      };
       plan.products.step(
           p.weights, share, row1, h_before, plan.operand,
           [&](V* u, int64_t b, int64_t unit, int64_t lanes) {
@@ -75,8 +85,11 @@ void forward(const Forward<S>& p, Member me) {
           },
           [&](int64_t b, int64_t unit, int64_t lanes) { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
           [&](int64_t b, int64_t unit, int64_t lanes, const V* next, const V* save) {
-            store(next[0], p.h + (row + b) * hidden + unit, lanes);
-            if constexpr (narrow<S>) next[0].store(carried_next + b * hidden + unit, lanes);
+            if constexpr (Cell::projected) {
+              next[0].store(plan.m + b * hidden + unit, lanes);
+            } else {
+              put_h(next[0], b, unit, lanes);
+            }
             if constexpr (Cell::states > 1) {
               next[1].store(p.final_state[1] + b * hidden + unit, lanes);
               if (p.cell_states) next[1].store(p.cell_states + (row + b) * hidden + unit, lanes);
@@ -85,6 +98,17 @@ void forward(const Forward<S>& p, Member me) {
               store_gates(save, Cell::saved, p.saved + (row + b) * Cell::saved * hidden, hidden, unit, lanes);
           });
       share.meet();
+      if constexpr (Cell::projected) {
+        const Product<T>& product = plan.projection;
+        product.run(
+            share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
+            [&](int64_t b) { return plan.m + b * hidden; },
+            [&](int64_t b, const Panel<T>& q, const T* results) {
+              for (int v = 0; v < q.vectors; ++v)
+                put_h(V::load(results + v * V::width), b, q.unit + v * V::width, q.units - v * V::width);
+            });
+        share.meet();
+      }
     }
   }
 
@@ -96,10 +120,10 @@ void forward(const Forward<S>& p, Member me) {
       for (t = p.steps.count - 1; p.steps.rows(t) <= b;) --t;
     const T* last;
     if constexpr (narrow<S>)
-      last = plan.carried + ((p.steps.at(t) + 1) & 1) * state_size + b * hidden;
+      last = plan.carried + ((p.steps.at(t) + 1) & 1) * state_size + b * width;
     else
-      last = p.h + (p.steps.offset(t) + b) * hidden;
-    copy(p.final_state[0] + b * hidden, last, hidden);
+      last = p.h + (p.steps.offset(t) + b) * width;
+    copy(p.final_state[0] + b * width, last, width);
   }
 }
 

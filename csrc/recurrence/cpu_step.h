@@ -85,7 +85,7 @@ struct StepProducts {
         load_u(u, b, unit, lanes);
         load_gates(r + from, Cell::gates - from, results + v * (Cell::gates - from) * V::width, V::width, 0, V::width);
         for (int i = 0; i < Cell::params; ++i) params[i] = V::load(weights.params[i] + unit, lanes);
-        old[0] = V::load(h_before(b) + unit, lanes);
+        old[0] = Cell::projected ? V(0) : V::load(h_before(b) + unit, lanes);
         if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
         if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
         Cell::forward(u, r, old, params, next, save);

@@ -56,7 +56,8 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
                             std::vector<int64_t> facts) {
   const int place = find_cell(cell);
-  STD_TORCH_CHECK(place >= 0 && sizes.size() == 4 && facts.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
+  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && facts.size() == 4 && sizes[3] > 0 &&
+                      sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, (T, B, H, K), and (major, minor, multiprocessors, "
                   "bytes of shared memory)");
   const ScalarType type = dtype == "float32"    ? ScalarType::Float

@@ -42,10 +42,11 @@ struct Matrix {
 
 template <class T>
 struct Weights {
-  int64_t hidden;      // H
-  Matrix<T> R;         // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, H)
-  Matrix<T> W;         // (G*H, I); no values where the caller has projected the input
-  const T* params[2];  // (H,) each
+  int64_t hidden, width;  // H; P, the columns of h: H itself but where h is projected
+  Matrix<T> R;            // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
+  Matrix<T> W;            // (G*H, I); no values where the caller has projected the input
+  Matrix<T> W_hr;         // (P, H); no values where h is not projected
+  const T* params[2];     // (H,) each
 };
 
 // Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
@@ -60,10 +61,10 @@ struct Forward {
   bool split_hidden;  // threads share out hidden units and meet at every step, or share out sequences
   const S* u;         // the projected input (rows, G*H), or where W is given
   const S* x;         // the input itself (rows, I)
-  const T* state[2];  // (B, H)
+  const T* state[2];  // (B, P), (B, H)
   const bool* reset;  // (T, B) or null
-  S* h;               // (rows, H)
-  T* final_state[2];  // (B, H)
+  S* h;               // (rows, P)
+  T* final_state[2];  // (B, P), (B, H)
   T* cell_states;     // c of every step (rows, H), or null
   T* saved;           // (rows, saved*H), or null
   T* room;            // workspace, as many elements as Kernels::forward_room says
@@ -77,21 +78,21 @@ struct Backward {
   Weights<T> weights;
   bool split_hidden;
   const S *u, *x;       // one of them, as in Forward; u is read where `saved` is null
-  const S* h0;          // (B, H)
+  const S* h0;          // (B, P)
   const T* c0;          // (B, H), or null
   const bool* reset;    // (T, B) or null
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
-  const S* h;  // (rows, H)
+  const S* h;  // (rows, P)
   const T* cell_states;
   const T* saved;          // null: computed again from h, a chunk of steps at a time
-  const S* grad_h;         // (rows, H) or null
-  const T* grad_state[2];  // (B, H), or null
+  const S* grad_h;         // (rows, P) or null
+  const T* grad_state[2];  // (B, P) and (B, H), or null
   S* du;                   // (rows, G*H), where u is given
   S* dx;                   // (rows, I), where x is given and it is wanted
-  T* dstate[2];            // (B, H)
+  T* dstate[2];            // (B, P), (B, H)
   T* dparams[2];           // (B, H), to be summed over B
-  T *dR, *dW;              // like R and W, or null where they are not wanted
+  T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
   // Each (threads, 2, G*H) zeros, or null: to be summed over threads; one row sums a step, one all steps. Of a joint
   // cell both would be the same, and the second stays null.
   T *dbias, *dbias_ih;

@@ -5,7 +5,7 @@ import torch
 
 from python_tests.gpu.recurrences import off_kinks
 from rnnkern import reference
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import (
     RECURRENCE_OPTIONS,
     check_recurrence,
@@ -21,7 +21,7 @@ CARRIED = {"euler", "lstm", "gru", "gru_reset_before"}
 
 COVERING = covering_rows(
     {
-        "cell": list(KERNEL_CELLS),
+        "cell": list(CUDA_CELLS),
         "dtype": DTYPES,
         "steps": [63, 0, 1, 2, 3, 150],
         "batch": [3, 0, 1, 8, 9, 17],
@@ -64,7 +64,7 @@ def check(op, sample):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize("options", RECURRENCE_OPTIONS)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, place):
     if dtype == torch.float64 and place.kernel == "block":
         pytest.skip("float64 has no block kernel")
@@ -88,7 +88,7 @@ def test_awkward_sizes(row, place):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_one_tiny_call(cell, dtype, place):
     options = {"heads": 2, "packed": True, "reset": True, "grad_scale": 1}
     sample = recurrence_sample(cell, 3, 3, place.hidden(10), **options, dtype=dtype, requires_grad=True)
@@ -124,7 +124,7 @@ def same_bits(actual, wanted):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
     """Bit for bit; in 16 bits those cells alone whose state is no more than the h that is stored, and the others to
     within roundings of the state between the halves."""
@@ -143,7 +143,7 @@ def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
     torch.testing.assert_close((halves, *end), (h, *final), **tolerance)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_the_same_bits_twice_and_by_any_schedule(cell, place):
     sample = recurrence_sample(cell, 70, 9, 33, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
     sample = place.sample(sample)
@@ -154,7 +154,7 @@ def test_the_same_bits_twice_and_by_any_schedule(cell, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_neighbours_change_no_bit(cell, dtype, place):
     """Whatever rows stand beside a sequence, and in whatever place of the block."""
     if place.kernel == "stepwise":
@@ -173,7 +173,7 @@ def test_neighbours_change_no_bit(cell, dtype, place):
             assert torch.equal(alone, among[..., rows, :])
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_chunks_change_no_bit_but_of_sums_over_them(cell, place):
     if place.name == "cuda":
         pytest.skip("hardware has its own number of multiprocessors")

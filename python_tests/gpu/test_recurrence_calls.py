@@ -17,7 +17,7 @@ from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
 
 FEW = settings(
@@ -42,7 +42,7 @@ def backward(*args, **kwargs):
 
 @FEW
 @given(
-    call=calls(st.integers(0, 6), st.integers(0, 10), st.integers(1, 40)),
+    call=calls(st.integers(0, 6), st.integers(0, 10), st.integers(1, 40), CUDA_CELLS),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_drawn_calls(place, call, dtype):
@@ -84,7 +84,7 @@ def test_gradients_of_some_outputs(cell, of, place):
     torch.testing.assert_close(*got)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_steps(cell, packed, place):
     """The final state is the initial one, its gradient goes through, and weights get zero."""
@@ -178,7 +178,7 @@ def test_no_gradient_at_all_gives_zeros(place):
         assert not gradient.any()
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_gradcheck(cell, place):
     sample = place.sample(recurrence_sample(cell, 3, 2, 4, heads=2, packed=True, reset=True, requires_grad=True))
     sample = off_kinks(sample)
@@ -230,7 +230,7 @@ def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
     sample = place.sample(recurrence_sample(cell, 7, 3, 16, dtype=dtype, requires_grad=True))
     inputs = {x.data_ptr() for x in sample.leaves()}
@@ -264,13 +264,13 @@ SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
 SANITIZED = """
 import torch
 from python_tests.gpu import recurrences
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = recurrences.interpreted({flags})
 for kernel in recurrences.FACTS:
     with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
-        for cell in KERNEL_CELLS:
+        for cell in CUDA_CELLS:
             for dtype in (torch.float32, torch.bfloat16):
                 for reverse in (False, True):
                     for sizes in ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):

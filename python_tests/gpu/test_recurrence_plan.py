@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from python_tests.gpu.recurrences import FACE, plan
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
@@ -26,7 +26,7 @@ TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("hidden", "heads", "padded"),

@@ -110,6 +110,7 @@ REFUSED = [
     (MODRELU, {"params": (zeros(H + 1),)}, SHAPE, "`params[0]` must be (H,), ... modrelu_bias, = (4,), got (5,)"),
     ({"cell": "euler"}, {"params": (zeros(1),)}, SHAPE, "`params[0]` must be (H,), the cell's dt, = (4,), got (1,)"),
     (PROJECTED, {"params": (zeros(H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4,)"),
+    (PROJECTED, {"params": (zeros(0, H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (0, 4)"),
     (PROJECTED, {"params": (zeros(H, H - 1),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4, 3)"),
     # batch_sizes
     (PACKED, {"batch_sizes": [2, 1, 1]}, KIND, INT64 + "list"),

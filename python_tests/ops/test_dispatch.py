@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 import rnnkern.nn
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence, use
+from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
 from rnnkern.testing import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
 
@@ -61,19 +62,12 @@ def test_the_kernels_entered_are_those_that_explain_names(row, simd):
     simd(level)
     sample = recurrence_sample(cell, row["steps"], packed=row["packed"], dtype=dtype, requires_grad=True)
     args, kwargs = spread(sample)
-    served = cell != "lstm_projected"
-    if forced == "cpu" and not served:
-        with use("cpu"):
-            for attempt in (lambda: call(mode, sample), lambda: explain(*args, **kwargs)):
-                with pytest.raises(ValueError, match=r"^recurrence: use\('cpu'\) cannot serve this call: .*no kernel"):
-                    assert not entered(attempt)
-        return
     with use(forced) if forced else nullcontext():
         before = counts()
         choice = explain(*args, **kwargs)
         assert counts() == before
         kernels = entered(lambda: call(mode, sample))
-    assert choice.implementation == ("cpu" if served and forced != "reference" else "reference")
+    assert choice.implementation == ("reference" if forced == "reference" else "cpu")
     wanted = Counter()
     if choice.implementation == "cpu":
         wanted[f"recurrence/cpu/forward/{cell}/{level}"] = 1
@@ -91,10 +85,17 @@ def explained(**options):
 def test_explain_says_why():
     assert explained() == ("cpu", "the cpu kernel serves this call")
     assert explained(dtype=torch.bfloat16) == ("cpu", "the cpu kernel serves this call")
-    implementation, reason = explained(cell="lstm_projected")
+    assert explained(cell="lstm_projected") == ("cpu", "the cpu kernel serves this call")
+
+
+def test_explain_says_which_cell_has_no_kernel(monkeypatch):
+    monkeypatch.delitem(KERNEL_CELLS, "tanh")
+    implementation, reason = explained()
     assert implementation == "reference"
     assert "no cuda: the tensors are on cpu" in reason
-    assert "no cpu: the cell 'lstm_projected' has no kernel" in reason
+    assert "no cpu: the cell 'tanh' has no kernel" in reason
+    with use("cpu"), pytest.raises(ValueError, match=r"use\('cpu'\) cannot serve this call: the cell 'tanh' has no"):
+        explained()
 
 
 @pytest.mark.parametrize(("device", "archs"), [("cuda", ("8.0", "9.0+PTX")), ("cuda", ()), ("meta", ("9.0",))])
@@ -116,6 +117,21 @@ def test_explain_for_other_devices(device, archs, monkeypatch):
     assert f"no cuda: {why}" in reason
 
 
+def test_on_a_gpu_the_reference_serves_the_cell_that_a_cpu_alone_has_a_kernel_of(monkeypatch):
+    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("9.0",))
+    sample = recurrence_sample("lstm_projected")
+    with FakeTensorMode():
+        move = lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")  # noqa: E731
+        cell, u, R, state = sample.args
+        args = (cell, move(u), move(R), tuple(map(move, state)))
+        params = tuple(map(move, sample.kwargs["params"]))
+        implementation, reason = explain(recurrence, *args, params=params)
+        assert implementation == "reference"
+        assert "no cuda: the cell 'lstm_projected' has a kernel on a CPU alone" in reason
+        with use("cuda"), pytest.raises(ValueError, match="a kernel on a CPU alone"):
+            recurrence(*args, params=params)
+
+
 def test_explain_refuses_what_the_call_would():
     _, (cell, u, R, state), _ = recurrence_sample("lstm")
     with pytest.raises(ValueError, match=r"`R` must be \(G\*H, H\)"):
@@ -131,7 +147,7 @@ def test_explain_refuses_what_the_call_would():
 
 MODULES = [
     ("LSTM", {}, "lstm"),
-    ("LSTM", {"proj_size": 2}, None),
+    ("LSTM", {"proj_size": 2}, "lstm_projected"),
     ("GRU", {}, "gru"),
     ("GRU", {"reset_gate": "before"}, "gru_reset_before"),
     *(("RNN", {"nonlinearity": cell}, cell) for cell in ("tanh", "relu", "identity", "hardtanh", "modrelu")),
@@ -147,13 +163,11 @@ def test_explain_of_a_module_is_held_to_the_counters(name, options, cell, packed
     x = pack_sequence(list(x.unbind(1))) if packed else x
     assert not entered(lambda: explain(module, x))
     choices = explain(module, x)
-    assert [c.implementation for c in choices] == ["cpu" if cell else "reference"] * 4
+    assert [c.implementation for c in choices] == ["cpu"] * 4
     with torch.no_grad():
         kernels = entered(lambda: module(x))
     level = rnnkern.build_info()["simd_level"]
-    assert kernels == ({f"recurrence/cpu/forward/{cell}/{level}": 4} if cell else {})
-    if not cell:
-        assert all("the cell 'lstm_projected' has no kernel" in reason for _, reason in choices)
+    assert kernels == {f"recurrence/cpu/forward/{cell}/{level}": 4}
     with use("reference"):
         assert explain(module, x) == [("reference", "forced by use('reference')")] * 4
         assert not entered(lambda: module(x))

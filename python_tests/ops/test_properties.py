@@ -50,29 +50,31 @@ def batch_sizes_of(draw, steps, batch):
 
 
 @st.composite
-def calls(draw, steps, batches, units):
+def calls(draw, steps, batches, units, cells=KERNEL_CELLS):
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    cell = draw(st.sampled_from(list(KERNEL_CELLS)))
+    cell = draw(st.sampled_from(list(cells)))
     T, B, H = draw(steps), draw(batches), draw(units)
-    heads = draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
+    projected = cell == "lstm_projected"
+    heads = 1 if projected else draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
     gates, states = reference.CELLS[cell].gates, reference.CELLS[cell].states
+    P = draw(units) if projected else H
     d = H // heads
     batch_sizes = draw(st.none() | batch_sizes_of(T, B))
     rows = (T, B) if batch_sizes is None else (int(batch_sizes.sum()),)
     scale = draw(st.sampled_from([None, (T,), (T, B)]))
-    dense = heads == 1 and draw(st.booleans())
-    R = draw(laid_out(*((gates * H, H) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
+    dense = projected or (heads == 1 and draw(st.booleans()))
+    R = draw(laid_out(*((gates * H, P) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
     kwargs = {
         "bias": draw(st.none() | laid_out(gates * H)),
-        "params": tuple(
-            p.double().repeat_interleave(2)[::2] for p in RECURRENCE_PARAMS.get(cell, lambda hidden: ())(H)
-        ),
+        "params": (draw(laid_out(P, H, scale=1 / H**0.5)),)
+        if projected
+        else tuple(p.double().repeat_interleave(2)[::2] for p in RECURRENCE_PARAMS.get(cell, lambda hidden: ())(H)),
         "batch_sizes": batch_sizes,
         "reset": torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None,
         "reverse": draw(st.booleans()),
         "grad_scale": None if scale is None else draw(laid_out(*scale)),
     }
-    args = (cell, draw(laid_out(*rows, gates * H)), R, tuple(draw(laid_out(B, H)) for _ in range(states)))
+    args = (cell, draw(laid_out(*rows, gates * H)), R, tuple(draw(laid_out(B, columns)) for columns in (P, H)[:states]))
     save_gates = draw(st.booleans())
     return Sample(f"{cell}-{T}-{B}-{H}", args, kwargs), save_gates
 

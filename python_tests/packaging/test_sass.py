@@ -24,6 +24,7 @@ import rnnkern
 LIBRARY = Path(rnnkern.__file__).parent / "_C.abi3.so"
 ARCHS = ["sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in rnnkern.build_info()["cuda_archs"] or ()]
 CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
+CELLS = {cell: facts for cell, facts in CELLS.items() if facts["cuda"]}
 BLOCK = ("float", "bfloat16", "float16")
 HEAD_SIZES = (32, 64, 128)
 

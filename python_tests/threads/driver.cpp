@@ -14,11 +14,18 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int64_t steps = 9, batch = 13, hidden = 48;
+constexpr int64_t steps = 9, batch = 13, hidden = 48, projected = 20, inputs = 7;
+
+// What a call is, beside its cell.
+struct Options {
+  int64_t heads;
+  bool packed;
+  bool inside;  // the input projection is the kernel's, and the gates are computed again
+};
 
 template <class S>
 struct Result {
-  std::vector<S> h, du;
+  std::vector<S> h, du;  // or dx
   Values final_state[2], dstate[2];
 
   bool operator==(const Result& other) const {
@@ -32,7 +39,10 @@ struct Result {
 };
 
 template <class Problem>
-void team(void (*kernel)(const Problem&, Member), const Problem& problem, int size) {
+void team(void (*kernel)(const Problem&, Member), int64_t (*measure_room)(const Problem&, int), Problem& problem,
+          int size) {
+  Values room(measure_room(problem, size));
+  problem.room = room.data();
   Barrier barrier;
   std::vector<std::thread> others;
   for (int rank = 1; rank < size; ++rank) {
@@ -43,7 +53,7 @@ void team(void (*kernel)(const Problem&, Member), const Problem& problem, int si
 }
 
 template <class S>
-Result<S> run(const Kernels<S>& kernels, int place, int64_t heads, bool packed, int size, bool split_hidden) {
+Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int size, bool split_hidden) {
   const CellInfo& cell = cell_list[place];
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -52,100 +62,89 @@ Result<S> run(const Kernels<S>& kernels, int place, int64_t heads, bool packed, 
     for (float& x : values) x = scale * normal(random);
     return values;
   };
+  auto stored = [&](const Values& wide) {
+    std::vector<S> values;
+    for (const float x : wide) values.push_back(device::narrow<S>(x));
+    return values;
+  };
   std::vector<int64_t> sizes, offsets;
   int64_t rows = 0;
   for (int64_t t = 0; t < steps; ++t) {
-    sizes.push_back(packed ? batch - t : batch);
+    sizes.push_back(options.packed ? batch - t : batch);
     offsets.push_back(rows);
     rows += sizes.back();
   }
-  auto stored = [&](int64_t elements) {
-    std::vector<S> values;
-    for (const float x : draw(elements)) values.push_back(device::narrow<S>(x));
-    return values;
-  };
-  const int64_t columns = cell.gates * hidden, d = hidden / heads;
-  const std::vector<S> u = stored(rows * columns), grad_h = stored(rows * hidden), h0 = stored(batch * hidden);
-  const Values R = draw(columns * d, 0.1f), bias = draw(columns), params = draw(hidden, 0.1f);
-  const Values state[2] = {draw(batch * hidden), draw(batch * hidden)};
-  Values carried(2 * batch * hidden);
+  const int64_t columns = cell.gates * hidden, d = hidden / options.heads;
+  const int64_t width = cell.projected ? projected : hidden, widths[2] = {width, hidden};
+  const int64_t given = options.inside ? inputs : columns;
+  const Values state[2] = {draw(batch * width), draw(batch * hidden)};
+  const std::vector<S> u = stored(draw(rows * given)), grad_h = stored(draw(rows * width)), h0 = stored(state[0]);
+  const Values R = draw(columns * width / options.heads, 0.1f), bias = draw(columns), params = draw(hidden, 0.1f);
+  const Values W = draw(columns * inputs, 0.3f), W_hr = draw(width * hidden, 0.1f);
   Result<S> result;
-  result.h.resize(rows * hidden);
-  result.du.resize(rows * columns);
+  result.h.resize(rows * width);
+  result.du.resize(rows * given);
   for (int s = 0; s < 2; ++s) {
-    result.final_state[s].resize(batch * hidden);
-    result.dstate[s].resize(batch * hidden);
+    result.final_state[s].resize(batch * widths[s]);
+    result.dstate[s].resize(batch * widths[s]);
   }
-  Values cells(rows * hidden), saved(rows * hidden * (cell.saved + 1)), dr(steps * batch * columns),
-      zeros(zeros_size(hidden));
-  Values workspace(kernels.packed_size(hidden, heads, cell.gates)), operand(steps * batch * hidden), dR(R.size());
-  Values dparams(2 * batch * hidden), dbias(size * 2 * columns);
-  Values parts(size * kernels.gradient_size(hidden, heads, cell.gates));
+  Values cells(rows * hidden), saved(rows * hidden * cell.saved), dR(R.size()), dW(W.size()), dW_hr(W_hr.size());
+  Values dparams(2 * batch * hidden), dbias(size * 2 * columns), dbias_ih(size * 2 * columns);
 
   Forward<S> f{};
-  f.steps = {steps, batch, packed ? sizes.data() : nullptr, packed ? offsets.data() : nullptr, false};
-  f.weights = {hidden, heads, R.data(), bias.data(), {params.data(), params.data()}};
+  f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr, false};
+  f.weights = {hidden, width, {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads}, {}, {}, {}};
+  if (options.inside) f.weights.W = {W.data(), nullptr, cell.gates, 1, hidden, inputs};
+  if (cell.projected) f.weights.W_hr = {W_hr.data(), nullptr, 1, 1, width, hidden};
+  f.weights.params[0] = params.data();
   f.split_hidden = split_hidden;
-  f.u = u.data();
+  (options.inside ? f.x : f.u) = u.data();
   f.h = result.h.data();
-  f.carried = narrow<S> ? carried.data() : nullptr;
   f.cell_states = cell.states > 1 ? cells.data() : nullptr;
-  f.saved = saved.data();
-  f.keep_saved = cell.saved > 0;
-  f.packed = workspace.data();
-  f.operand = operand.data();
-  f.zeros = zeros.data();
+  f.saved = cell.saved && !options.inside ? saved.data() : nullptr;
   Backward<S> b{};
   b.steps = f.steps;
   b.weights = f.weights;
   b.split_hidden = split_hidden;
+  b.u = f.u;
+  b.x = f.x;
   b.h0 = h0.data();
   b.c0 = state[1].data();
   b.h = f.h;
   b.cell_states = f.cell_states;
   b.saved = f.saved;
   b.grad_h = grad_h.data();
-  b.du = result.du.data();
-  b.dr = dr.data();
-  if constexpr (!narrow<S>) b.dr = cell.joint ? b.du : dr.data();
-  b.slots = steps;
+  (options.inside ? b.dx : b.du) = result.du.data();
   b.dbias = dbias.data();
+  b.dbias_ih = cell.joint ? nullptr : dbias_ih.data();
   b.dR = dR.data();
-  b.dR_parts = parts.data();
-  b.operand = operand.data();
-  b.packed = workspace.data();
-  b.zeros = zeros.data();
+  b.dW = options.inside ? dW.data() : nullptr;
+  b.dW_hr = cell.projected ? dW_hr.data() : nullptr;
+  b.dparams[0] = dparams.data();
   for (int s = 0; s < cell.states; ++s) {
     f.state[s] = state[s].data();
     f.final_state[s] = result.final_state[s].data();
     b.dstate[s] = result.dstate[s].data();
-    b.dparams[s] = dparams.data() + s * batch * hidden;
   }
-  team(kernels.forward[place], f, size);
-  team(kernels.backward[place], b, size);
+  team(kernels.forward[place], kernels.forward_room[place], f, size);
+  team(kernels.backward[place], kernels.backward_room[place], b, size);
   return result;
 }
-
-}  // namespace
-}  // namespace rnnkern
-
-namespace rnnkern {
-namespace {
 
 template <class S>
 int compare(const Kernels<S>& kernels, const char* storage) {
   int wrong = 0;
   for (size_t place = 0; place < sizeof cell_list / sizeof *cell_list; ++place) {
-    for (const int64_t heads : {1, 3}) {
-      for (const bool packed : {false, true}) {
-        const Result<S> alone = run(kernels, int(place), heads, packed, 1, false);
-        for (const int size : {2, 3, 5}) {
-          for (const bool split_hidden : {false, true}) {
-            if (run(kernels, int(place), heads, packed, size, split_hidden) == alone) continue;
-            std::printf("%s %s: heads %d, packed %d: a team of %d differs, split_hidden %d\n", cell_list[place].name,
-                        storage, int(heads), packed, size, split_hidden);
-            ++wrong;
-          }
+    const CellInfo& cell = cell_list[place];
+    for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
+      const Options own = {cell.projected ? 1 : options.heads, options.packed, options.inside};
+      const Result<S> alone = run(kernels, int(place), own, 1, false);
+      for (const int size : {2, 3, 5}) {
+        for (const bool split_hidden : {false, true}) {
+          if (run(kernels, int(place), own, size, split_hidden) == alone) continue;
+          std::printf("%s %s: heads %d, packed %d, inside %d: a team of %d differs, split_hidden %d\n", cell.name,
+                      storage, int(own.heads), own.packed, own.inside, size, split_hidden);
+          ++wrong;
         }
       }
     }

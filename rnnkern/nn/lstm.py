@@ -18,7 +18,8 @@ class LSTM(Recurrent, torch.nn.LSTM):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
-            torch.nn. No kernel serves ``proj_size`` yet: the reference runs (:func:`rnnkern.ops.explain` says so).
+            torch.nn. ``proj_size`` P gives :math:`W_{hr} h_t`, P columns, in place of h; it has a kernel on a CPU, and on
+            a GPU the reference runs (:func:`rnnkern.ops.explain` says so).
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 4*D, D). Unit k*D+d of the layer is unit d of
             head k.
 

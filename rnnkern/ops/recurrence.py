@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Recurrence, needs_derivatives
+from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, Recurrence, needs_derivatives
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
@@ -126,7 +126,7 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table: a cell with a kernel runs it, in every dtype."""
+    """The written table: a cell with a kernel on the device runs it, in every dtype."""
     why = None
     if not _extension.available:
         why = _extension.reason
@@ -137,6 +137,8 @@ def _choose(cell: str, u: Tensor) -> Choice:
         cpu = f"the tensors are on {u.device}"
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
+    elif why is None and cell not in CUDA_CELLS:
+        cuda = f"the cell {cell!r} has a kernel on a CPU alone"
     elif why is None:
         cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
@@ -271,7 +273,7 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
     """Returns the number of columns of h."""
     if cell == "lstm_projected":
         (weight,) = params
-        if weight.dim() != 2 or weight.shape[1] != hidden:
+        if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:
             raise ValueError(
                 f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {_shape(weight)}"
             )

@@ -12,7 +12,10 @@ from rnnkern.reference import CELLS
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
-"""The facts of the cells that have a kernel (csrc/cells/list.h)."""
+"""The facts of the cells that have a kernel on a CPU (csrc/cells/list.h)."""
+
+CUDA_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["cuda"]]
+"""Those that have one on a GPU too."""
 
 _operators = torch.ops.rnnkern
 
@@ -76,7 +79,7 @@ def _hidden_size(cell, u, weight_ih):
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
                     weight_ih=None, bias_ih=None):  # fmt: skip
     hidden = _hidden_size(cell, u, weight_ih)
-    outputs = [u.new_empty(*u.shape[:-1], hidden), *(s.new_empty(s.shape) for s in state)]
+    outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
         outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
