@@ -7,6 +7,7 @@
 
 #include "common/build_info.h"
 #include "common/counters.h"
+#include "common/reuse.h"
 #include "common/simd_level.h"
 #include "recurrence/recurrence.h"
 
@@ -21,6 +22,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("build_info() -> str");
   m.def("set_simd_level(str level) -> str");  // returns the level that was in use
   m.def("kernel_counts() -> str");
+  m.def("release_memory() -> int");
 
   m.def("recurrence_cells() -> str");
   m.def(
@@ -39,6 +41,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("build_info", TORCH_BOX(&build_info));
   m.impl("set_simd_level", TORCH_BOX(&set_level));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
+  m.impl("release_memory", TORCH_BOX(&release_memory));
   m.impl("recurrence_cells", TORCH_BOX(&recurrence_cells));
 }
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import rnnkern
 from perf import record
 from perf.record import OURS, Row, significant
 from rnnkern.testing import assert_close
@@ -213,6 +214,7 @@ def peak_bytes(call: Callable, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    rnnkern.release_memory()  # what is kept from earlier calls would not be seen again
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces each of its runs
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         call()

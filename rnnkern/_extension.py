@@ -84,3 +84,8 @@ def build_facts() -> dict[str, Any]:
         "torch": facts.get("torch"),
         "openmp": facts.get("openmp"),
     }
+
+
+def release_memory() -> int:
+    """What rnnkern.release_memory() returns."""
+    return torch.ops.rnnkern.release_memory() if available else 0

@@ -19,8 +19,8 @@ using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
 // Uninitialised, on the device of `like` and of its dtype unless another is named.
-inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> sizes, std::optional<ScalarType> dtype = {}) {
-  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, std::optional<ScalarType> dtype = {}) {
+  return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
 }
 
 // Of the dtype of `like` unless another is named, of the sizes of `x`.

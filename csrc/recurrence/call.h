@@ -109,9 +109,14 @@ struct Call {
     return dense(x);
   }
 
-  // (rows, columns), in the shape that the caller knows; of the dtype of u unless another is named.
+  // Of (rows, columns) in the shape that the caller knows.
+  std::vector<int64_t> sizes_like_u(int64_t columns) const {
+    if (packed) return {rows, columns};
+    return {steps.count, steps.batch, columns};
+  }
+  // Uninitialised, of the dtype of u unless another is named.
   Tensor rows_like_u(int64_t columns, std::optional<ScalarType> dtype = {}) const {
-    return packed ? empty(u, {rows, columns}, dtype) : empty(u, {steps.count, steps.batch, columns}, dtype);
+    return empty(u, sizes_like_u(columns), dtype);
   }
 
   template <class T>

@@ -2,6 +2,7 @@
 #include <omp.h>
 
 #include "common/counters.h"
+#include "common/reuse.h"
 #include "common/simd_level.h"
 #include "recurrence/call.h"
 #include "recurrence/recurrence.h"
@@ -125,11 +126,11 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
     p.final_state[s] = write<T>(outputs.back());
   }
   if (training && call.cell.states > 1) {
-    outputs.push_back(call.rows_like_u(call.hidden, wide));
+    outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
     p.cell_states = write<T>(outputs.back());
   }
   if (training && save_gates && call.cell.saved > 0) {
-    outputs.push_back(call.rows_like_u(call.cell.saved * call.hidden, wide));
+    outputs.push_back(reusable(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
     p.saved = write<T>(outputs.back());
   }
   const int threads = team_size(call);

@@ -130,5 +130,5 @@ def test_errors_are_those_of_the_whole_way(name, wrong):
 def test_forward_mode_raises_without_gradients_too():
     module = nn.RNN(12, 20)
     x, h = arguments(module)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="jvp|forward"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="jvp"):
         torch.func.jvp(lambda x: module(x, h)[0], (x,), (x,))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import rnnkern
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import recurrence_sample
@@ -38,3 +39,102 @@ def test_inference_keeps_nothing(cell):
     bias, params = sample.kwargs["bias"], sample.kwargs["params"]
     outputs = torch.ops.rnnkern.recurrence(*sample.args, bias, params, None, None, False, False, False)
     assert len(outputs) == 1 + KERNEL_CELLS[cell]["states"]  # h and the final state, neither c nor gates
+
+
+@pytest.mark.parametrize("save_gates", [True, False])
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_with_the_projection_inside_the_input_is_kept_in_place_of_u(cell, save_gates):
+    sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=5, requires_grad=True)
+    call = lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)  # noqa: E731
+    facts = KERNEL_CELLS[cell]
+    per_row = 5 + (facts["states"] + (facts["saved"] if save_gates else 0)) * HIDDEN
+    assert sum(x.numel() for x in kept(call) if x.shape[:2] == (STEPS, BATCH)) == per_row * STEPS * BATCH
+
+
+def peak(call) -> int:
+    """The most bytes that a call holds at once."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        call()
+    held = most = 0
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("save_gates", [True, False])
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
+    """h, c, the gates if they are saved, and the gradient of x: neither u nor its gradient, nor that of r."""
+    inputs = 5
+
+    def grown(steps):
+        sample = recurrence_sample(cell, steps, BATCH, HIDDEN, inputs=inputs, dtype=torch.float32, requires_grad=True)
+        upstream = torch.randn(steps, BATCH, HIDDEN)
+
+        def call():
+            h, _ = recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)
+            torch.autograd.grad(h, sample.leaves(), upstream, materialize_grads=True)
+
+        call()
+        return peak(call)
+
+    facts = KERNEL_CELLS[cell]
+    per_row = inputs + (facts["states"] + (facts["saved"] if save_gates else 0)) * HIDDEN
+    steps = 400  # several chunks
+    assert abs(grown(2 * steps) - grown(steps) - 4 * per_row * steps * BATCH) < 1000
+
+
+# ---- large tensors are kept for the next call
+
+LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates of 9 MB; c is small
+
+
+def saved_of(sample):
+    _, u, R, state = sample.args
+    bias = sample.kwargs["bias"]
+    return torch.ops.rnnkern.recurrence("lstm", u, R, list(state), bias, [], None, None, False, True, True)[-1]
+
+
+def test_what_is_freed_serves_the_next_call_and_what_is_alive_does_not():
+    rnnkern.release_memory()
+    sample = recurrence_sample("lstm", **LARGE, dtype=torch.float32)
+    first = saved_of(sample)
+    bytes_of_one = first.numel() * 4
+    place, values = first.data_ptr(), first.clone()
+    second = saved_of(sample)
+    assert second.data_ptr() != place
+    assert torch.equal(first, values)
+    assert torch.equal(second, values)
+    view = first[3:5]
+    del first
+    third = saved_of(sample)
+    assert third.data_ptr() != place, "a view keeps it alive"
+    del view
+    fourth = saved_of(sample)
+    assert fourth.data_ptr() == place
+    assert torch.equal(fourth, values)
+    del second, third, fourth
+    assert rnnkern.release_memory() == 3 * bytes_of_one
+    assert rnnkern.release_memory() == 0
+
+
+def test_idle_memory_and_memory_in_use_stay_below_the_most_in_use():
+    rnnkern.release_memory()
+    sizes = [70, 110, 80, 160, 100, 72]
+    for steps in sizes:
+        saved_of(recurrence_sample("lstm", **LARGE | {"steps": steps}, dtype=torch.float32))
+    assert 0 < rnnkern.release_memory() <= max(sizes) * 64 * 512 * 4
+
+
+def test_gradients_are_right_in_memory_that_was_used_before():
+    sample = recurrence_sample("lstm", **LARGE, inputs=16, dtype=torch.float32, requires_grad=True)
+
+    def gradients():
+        h, _ = recurrence(*sample.args, **sample.kwargs)
+        return torch.autograd.grad(h.square().sum(), sample.leaves(), materialize_grads=True)
+
+    rnnkern.release_memory()
+    fresh, used = gradients(), gradients()
+    assert all(torch.equal(a, b) for a, b in zip(fresh, used, strict=True))

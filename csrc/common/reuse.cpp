@@ -1,0 +1,97 @@
+#include "common/reuse.h"
+
+#include <sys/mman.h>
+
+#include <list>
+#include <mutex>
+
+#include <torch/headeronly/core/DeviceType.h>
+
+namespace rnnkern {
+namespace {
+
+constexpr int64_t least = int64_t(8) << 20;  // bytes: smaller ones come out of the heap without fresh pages
+
+struct Block {
+  Tensor memory;  // of bytes
+  int64_t size;
+};
+
+struct Pool {
+  std::mutex mutex;
+  std::list<Block> idle;  // oldest first
+  int64_t idle_bytes = 0, used_bytes = 0, most_used = 0;
+
+  // An idle block of that size or a little more, or a new one.
+  Block take(const Tensor& like, int64_t size) {
+    std::list<Block> given_back;  // freed after the lock
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto best = idle.end();
+    for (auto at = idle.begin(); at != idle.end(); ++at) {
+      const bool fits = at->size >= size && at->size <= size + size / 4;
+      if (fits && (best == idle.end() || at->size < best->size)) best = at;
+    }
+    Block block{best == idle.end() ? empty(like, {size}, ScalarType::Byte) : best->memory,
+                best == idle.end() ? size : best->size};
+    if (best != idle.end()) {
+      idle_bytes -= block.size;
+      idle.erase(best);
+    }
+    used_bytes += block.size;
+    if (used_bytes > most_used) most_used = used_bytes;
+    shrink(most_used - used_bytes, given_back);
+    return block;
+  }
+
+  void give(const Block& block) {
+    constexpr uintptr_t page = 4096;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(write<char>(block.memory));
+    const uintptr_t begin = (first + page - 1) / page * page, end = (first + block.size) / page * page;
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_FREE);  // a hint: nothing depends on its success
+    const std::lock_guard<std::mutex> lock(mutex);
+    used_bytes -= block.size;
+    idle_bytes += block.size;
+    idle.push_back(block);
+  }
+
+  void shrink(int64_t bytes, std::list<Block>& given_back) {
+    while (idle_bytes > bytes) {
+      idle_bytes -= idle.front().size;
+      given_back.splice(given_back.end(), idle, idle.begin());
+    }
+  }
+};
+
+// Never destroyed: tensors may outlive everything.
+Pool& pool() {
+  static Pool& pool = *new Pool;
+  return pool;
+}
+
+}  // namespace
+
+Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  int64_t size = dtype == ScalarType::Double ? 8 : 4;
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    strides[dim] = dim + 1 < sizes.size() ? strides[dim + 1] * sizes[dim + 1] : 1;
+    size *= sizes[dim];
+  }
+  if (size < least) return empty(like, sizes, dtype);
+  const Block block = pool().take(like, size);
+  return torch::stable::from_blob(
+      write<char>(block.memory), {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
+      torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype, [block](void*) { pool().give(block); });
+}
+
+int64_t release_memory() {
+  std::list<Block> given_back;
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> lock(p.mutex);
+  const int64_t bytes = p.idle_bytes;
+  p.shrink(0, given_back);
+  p.most_used = p.used_bytes;
+  return bytes;
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,16 @@
+// Memory of large tensors that live from a forward to its backward, kept for the next ones: taking fresh pages from the
+// system costs several times what it costs to write them once.
+#pragma once
+
+#include "common/tensor.h"
+
+namespace rnnkern {
+
+// Uninitialised, on the CPU. What is kept idle never makes the sum with what is in use exceed the most that was in use
+// at once, and the system may take it back whenever memory is short.
+Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+
+// Gives back all that is idle; returns the bytes.
+int64_t release_memory();
+
+}  // namespace rnnkern
