@@ -19,6 +19,13 @@ def kept(call) -> list[torch.Tensor]:
     return list(saved.values())
 
 
+def per_row(sample, save_gates) -> int:
+    """Values of a step and sequence: h, for an LSTM c, and the gates if they are saved."""
+    cell, _, _, state = sample.args
+    gates = KERNEL_CELLS[cell]["saved"] if save_gates else 0
+    return sum(s.shape[1] for s in state) + gates * HIDDEN
+
+
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_the_backward_needs_h_and_c_and_the_gates_if_saved(cell, save_gates):
@@ -26,10 +33,7 @@ def test_the_backward_needs_h_and_c_and_the_gates_if_saved(cell, save_gates):
     inputs = {x.data_ptr() for x in sample.leaves()}
     extra = [x for x in kept(lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates))
              if x.data_ptr() not in inputs]  # fmt: skip
-    facts = KERNEL_CELLS[cell]
-    per_unit = facts["states"] - 1 + (facts["saved"] if save_gates else 0)  # for an LSTM c, and the gates
-    h = sample.args[3][0].shape[1]
-    assert sum(x.numel() for x in extra) == (h + per_unit * HIDDEN) * STEPS * BATCH
+    assert sum(x.numel() for x in extra) == per_row(sample, save_gates) * STEPS * BATCH
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
@@ -46,9 +50,8 @@ def test_inference_keeps_nothing(cell):
 def test_with_the_projection_inside_the_input_is_kept_in_place_of_u(cell, save_gates):
     sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=5, requires_grad=True)
     call = lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)  # noqa: E731
-    facts = KERNEL_CELLS[cell]
-    per_row = 5 + (facts["states"] + (facts["saved"] if save_gates else 0)) * HIDDEN
-    assert sum(x.numel() for x in kept(call) if x.shape[:2] == (STEPS, BATCH)) == per_row * STEPS * BATCH
+    values = 5 + per_row(sample, save_gates)
+    assert sum(x.numel() for x in kept(call) if x.shape[:2] == (STEPS, BATCH)) == values * STEPS * BATCH
 
 
 def peak(call) -> int:
@@ -67,11 +70,13 @@ def peak(call) -> int:
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
     """h, c, the gates if they are saved, and the gradient of x: neither u nor its gradient, nor that of r."""
-    inputs = 5
+
+    def sample_of(steps):
+        return recurrence_sample(cell, steps, BATCH, HIDDEN, inputs=5, dtype=torch.float32, requires_grad=True)
 
     def grown(steps):
-        sample = recurrence_sample(cell, steps, BATCH, HIDDEN, inputs=inputs, dtype=torch.float32, requires_grad=True)
-        upstream = torch.randn(steps, BATCH, HIDDEN)
+        sample = sample_of(steps)
+        upstream = torch.randn(steps, BATCH, sample.args[3][0].shape[1])
 
         def call():
             h, _ = recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)
@@ -80,10 +85,9 @@ def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
         call()
         return peak(call)
 
-    facts = KERNEL_CELLS[cell]
-    per_row = inputs + (facts["states"] + (facts["saved"] if save_gates else 0)) * HIDDEN
     steps = 400  # several chunks
-    assert abs(grown(2 * steps) - grown(steps) - 4 * per_row * steps * BATCH) < 1000
+    values = 5 + per_row(sample_of(1), save_gates)
+    assert abs(grown(2 * steps) - grown(steps) - 4 * values * steps * BATCH) < 1000
 
 
 # ---- large tensors are kept for the next call
