@@ -30,8 +30,14 @@ class Layer(NamedTuple):
     def hidden(self) -> int:
         return self.weights["weight_ih"].shape[0] // reference.CELLS[self.cell].gates
 
+    @property
+    def width(self) -> int:
+        """Columns of h."""
+        return self.params[0].shape[0] if self.cell == "lstm_projected" else self.hidden
+
     def state(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.new_zeros(self.batch, self.hidden) for _ in range(reference.CELLS[self.cell].states))
+        widths = (self.width, self.hidden)[: reference.CELLS[self.cell].states]
+        return tuple(x.new_zeros(self.batch, columns) for columns in widths)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Layer":
         weights = {name: change(w) for name, w in self.weights.items()}
@@ -70,7 +76,8 @@ def product_of(layer: Layer) -> Callable[..., Tensor]:
     gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
 
     def cut(first: int, last: int) -> tuple[Tensor, Tensor | None]:
-        rows = slice(first * width, last * width)
+        units = layer.hidden if R.dim() == 2 else width
+        rows = slice(first * units, last * units)
         bias = None if b is None else b[first * layer.hidden : last * layer.hidden]
         return (R[rows] if R.dim() == 2 else R[:, rows].transpose(1, 2)), bias
 

@@ -74,7 +74,6 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
     batch_sizes = draw_batch_sizes(steps, batch) if options.packed else None
     rows = (steps, batch) if batch_sizes is None else (int(batch_sizes.sum()),)
     x = torch.randn(*rows, size, dtype=dtype, requires_grad=True)
-    grad_h = torch.randn(*rows, size * options.directions, dtype=dtype)
 
     providers, training_only, absent = {}, {}, {}
     if cell in MODULES:
@@ -88,6 +87,7 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         layer = draw_layer(cell, batch, batch_sizes, size, dtype)
         providers[OURS] = of_function(operator, layer)
     refuse_reference(layer, x)
+    grad_h = torch.randn(*rows, layer.width * options.directions, dtype=dtype)
 
     if options.stacked:
         naive = without_onednn(of_module(peer, batch_sizes))
@@ -169,9 +169,10 @@ def draw_batch_sizes(steps: int, batch: int) -> Tensor:
 def draw_layer(cell: str, batch: int, batch_sizes: Tensor | None, size: int, dtype: torch.dtype) -> Layer:
     """As torch.nn initialises. One bias holds both where the product's own does not meet a gate: a spared addition."""
     rows, bound = reference.CELLS[cell].gates * size, size**-0.5
-    shapes = {"weight_ih": (rows, size), "weight_hh": (rows, size), "bias_ih": (rows,)}
-    weights = {name: torch.empty(shape).uniform_(-bound, bound) for name, shape in shapes.items()}
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(size)
+    width = params[0].shape[0] if cell == "lstm_projected" else size
+    shapes = {"weight_ih": (rows, size), "weight_hh": (rows, width), "bias_ih": (rows,)}
+    weights = {name: torch.empty(shape).uniform_(-bound, bound) for name, shape in shapes.items()}
     return Layer(cell, batch, batch_sizes, weights, params).map(lambda w: w.to(dtype).requires_grad_())
 
 

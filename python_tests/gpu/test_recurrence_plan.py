@@ -172,7 +172,7 @@ def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     asked = []
     apply = lambda cell, reverse, save_gates, *_: asked.append(save_gates) or (None,) * 2  # noqa: E731
-    monkeypatch.setattr(FACE, "_Recurrence", SimpleNamespace(apply=apply))
+    monkeypatch.setattr(FACE, "Recurrence", SimpleNamespace(apply=apply))
     with FakeTensorMode():
         u, R, h0 = (torch.empty(x, device=device) for x in ((5, 2, 12), (12, 4), (2, 4)))
         for save_gates in (None, True, False):
