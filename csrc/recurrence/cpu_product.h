@@ -195,7 +195,7 @@ struct Product {
         for (int j0 = 0; j0 < width; j0 += together) {
           V some[together];
 #pragma GCC unroll 8
-          for (int j = 0; j < together; ++j) some[j] = V(T(-0.0));  // what adds nothing, not even to -0.0
+          for (int j = 0; j < together; ++j) some[j] = V(0);
           for (int64_t k = 0; k < depth; k += width) {
             const V x = V::load(a + k, depth - k);
 #pragma GCC unroll 8

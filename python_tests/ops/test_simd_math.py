@@ -29,8 +29,8 @@ WIDTH = 16
 
 def through_the_operator(function, x):
     """tanh(x) as a step of the cell tanh, sigmoid(x) as an LSTM's forget gate over c = 1: the product of a zero R adds
-    nothing, not even to -0.0 where its zeros are negative."""
-    rows = -(-x.numel() // WIDTH)
+    nothing, not even to -0.0 where its zeros are negative (and where it is not the unpacked one of a few rows)."""
+    rows = max(-(-x.numel() // WIDTH), 5)
     padded = torch.cat([x, x.new_zeros(rows * WIDTH - x.numel())]).view(1, rows, WIDTH)
     gates = 1 if function == "tanh" else 4
     R, bias = x.new_full((gates * WIDTH, WIDTH), -0.0), x.new_full((gates * WIDTH,), -0.0)
