@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from python_tests.gpu.recurrences import off_kinks
+from python_tests.gpu.recurrences import KINKS, off_kinks
 from rnnkern import reference
 from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import (
@@ -68,6 +68,8 @@ def check(op, sample):
 def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, place):
     if dtype == torch.float64 and place.kernel == "block":
         pytest.skip("float64 has no block kernel")
+    if cell in KINKS and "inputs" in RECURRENCE_OPTIONS[options]:
+        pytest.skip("what was projected cannot be moved off a kink")
     sizes = {"steps": 7, "batch": 11, "hidden": place.hidden(20)}
     sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
     kernels = place.entered(lambda: check(place, place.sample(sample)))
