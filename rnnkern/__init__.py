@@ -37,7 +37,7 @@ def release_memory() -> int:
 
     What a forward saves for its backward, from 8 MB a tensor, is kept for the next call when the backward has done with
     it: fresh pages cost several times what it costs to write them. Together, idle memory and memory in use are never
-    more than the most that was in use at once, and the system may take idle memory whenever it is short of it.
+    more than the most that was in use at once. What is idle for ten seconds goes at the next such call.
 
     Returns:
         How much was idle, in bytes.

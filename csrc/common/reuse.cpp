@@ -1,7 +1,6 @@
 #include "common/reuse.h"
 
-#include <sys/mman.h>
-
+#include <chrono>
 #include <list>
 #include <mutex>
 
@@ -12,9 +11,13 @@ namespace {
 
 constexpr int64_t least = int64_t(8) << 20;  // bytes: smaller ones come out of the heap without fresh pages
 
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds longest_idle{10};
+
 struct Block {
   Tensor memory;  // of bytes
   int64_t size;
+  Clock::time_point since;  // it is idle
 };
 
 struct Pool {
@@ -32,7 +35,8 @@ struct Pool {
       if (fits && (best == idle.end() || at->size < best->size)) best = at;
     }
     Block block{best == idle.end() ? empty(like, {size}, ScalarType::Byte) : best->memory,
-                best == idle.end() ? size : best->size};
+                best == idle.end() ? size : best->size,
+                {}};
     if (best != idle.end()) {
       idle_bytes -= block.size;
       idle.erase(best);
@@ -43,19 +47,19 @@ struct Pool {
     return block;
   }
 
-  void give(const Block& block) {
-    constexpr uintptr_t page = 4096;
-    const uintptr_t first = reinterpret_cast<uintptr_t>(write<char>(block.memory));
-    const uintptr_t begin = (first + page - 1) / page * page, end = (first + block.size) / page * page;
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_FREE);  // a hint: nothing depends on its success
+  void give(Block block) {
+    std::list<Block> given_back;
     const std::lock_guard<std::mutex> lock(mutex);
     used_bytes -= block.size;
     idle_bytes += block.size;
+    block.since = Clock::now();
     idle.push_back(block);
+    shrink(idle_bytes, given_back);
   }
 
   void shrink(int64_t bytes, std::list<Block>& given_back) {
-    while (idle_bytes > bytes) {
+    const Clock::time_point oldest = Clock::now() - longest_idle;
+    while (!idle.empty() && (idle_bytes > bytes || idle.front().since < oldest)) {
       idle_bytes -= idle.front().size;
       given_back.splice(given_back.end(), idle, idle.begin());
     }

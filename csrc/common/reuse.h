@@ -7,7 +7,7 @@
 namespace rnnkern {
 
 // Uninitialised, on the CPU. What is kept idle never makes the sum with what is in use exceed the most that was in use
-// at once, and the system may take it back whenever memory is short.
+// at once, and goes after ten seconds, at the next call that takes or gives some.
 Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
 
 // Gives back all that is idle; returns the bytes.
