@@ -102,7 +102,10 @@ class Recurrent(RNNBase):
                 outputs.append(h)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
-        hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
+        if len(finals) == 1:
+            hidden = tuple(state.unsqueeze(0) for state in finals[0])
+        else:
+            hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
         hidden = hidden if self.mode == "LSTM" else hidden[0]
         if isinstance(input, PackedSequence):
             _, batch_sizes, order, inverse = input
