@@ -18,19 +18,32 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
-// Uninitialised, on the device of `like` and of its dtype unless another is named.
+// Uninitialised and contiguous, on the device of `like` and of its dtype unless another is named. PyTorch's new_empty
+// goes through the boxed dispatcher, which takes as long as a small kernel.
+inline Tensor empty_of(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                       std::optional<ScalarType> dtype) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t k = sizes.size(); k-- > 1;) strides[k - 1] = strides[k] * (sizes[k] > 1 ? sizes[k] : 1);
+  int32_t device;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      int64_t(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype.value_or(like.scalar_type()))), device,
+      like.get_device_index(), &made));
+  return Tensor(made);
+}
+
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, std::optional<ScalarType> dtype = {}) {
-  return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
+  return empty_of(like, {sizes.data(), sizes.size()}, dtype);
 }
 
-// Of the dtype of `like` unless another is named, of the sizes of `x`.
+// Of the sizes of `x`.
 inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x, std::optional<ScalarType> dtype = {}) {
-  return torch::stable::new_empty(like, x.sizes(), dtype);
+  return empty_of(like, x.sizes(), dtype);
 }
 
-inline Tensor empty_int64(const Tensor& like, int64_t size) {
-  return torch::stable::new_empty(like, {&size, 1}, ScalarType::Long);
-}
+inline Tensor empty_int64(const Tensor& like, int64_t size) { return empty_of(like, {&size, 1}, ScalarType::Long); }
 
 inline Tensor zeros(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, {sizes.begin(), sizes.size()}, dtype);

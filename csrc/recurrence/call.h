@@ -34,6 +34,9 @@ struct Call {
   Tensor u, R;  // u is the input itself where W is given
   Tensors state, params;
   OptionalTensor bias, batch_sizes, reset, W, bias_ih;
+  ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
+  bool cuda;
+  int32_t device;
   Tensor offsets;  // kept alive for `steps`
   Steps steps;
   int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
@@ -42,9 +45,15 @@ struct Call {
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse,
        const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
-      : place(find_cell(name)), u(dense(u_)), R(dense(R_)), packed(batch_sizes_.has_value()) {
-    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !u.is_cuda()), "recurrence: the cell `", name,
-                    "` has no kernel", place < 0 ? "" : " on a GPU");
+      : place(find_cell(name)),
+        u(dense(u_)),
+        R(R_),
+        dtype(u.scalar_type()),
+        cuda(u.is_cuda()),
+        device(u.get_device_index()),
+        packed(batch_sizes_.has_value()) {
+    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !cuda), "recurrence: the cell `", name, "` has no kernel",
+                    place < 0 ? "" : " on a GPU");
     cell = cell_list[place];
     STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
@@ -56,17 +65,16 @@ struct Call {
     width = state_[0].size(rank - 1);
     hidden = cell.projected ? params_[0].size(1) : width;
     const int64_t columns = cell.gates * hidden;
-    heads = R.dim() == 3 ? R.size(0) : 1;
+    heads = R_.dim() == 3 ? R_.size(0) : 1;
     const int64_t inputs = u.size(u.dim() - 1);
     STD_TORCH_CHECK(hidden > 0 && width > 0 && (W_ || inputs == columns), "recurrence: `u` must have G*H = ", columns,
                     " columns");
     if (W_) W = sized("weight_ih", *W_, columns * inputs);
     if (bias_ih_) bias_ih = sized("bias_ih", *bias_ih_, columns);
-    STD_TORCH_CHECK(
-        heads > 0 && hidden % heads == 0 && R.numel() == columns * (width / heads) && !(cell.projected && heads > 1),
-        "recurrence: `R` does not fit the other arguments");
+    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && !(cell.projected && heads > 1),
+                    "recurrence: `R` does not fit the other arguments");
+    R = sized("R", R_, columns * (width / heads));
     const int64_t batch = state_[0].size(rank - 2);
-    sized("R", R, R.numel());
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
     for (const Tensor& x : params_) params.push_back(sized("params", x, cell.projected ? width * hidden : hidden));
     if (bias_) bias = sized("bias", *bias_, columns);
@@ -101,8 +109,8 @@ struct Call {
 
   // Contiguous, of the dtype of u unless another is named.
   Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
-    check_dtype(name, x, dtype.value_or(u.scalar_type()));
-    STD_TORCH_CHECK(x.is_cuda() == u.is_cuda() && x.get_device_index() == u.get_device_index(), "recurrence: `", name,
+    check_dtype(name, x, dtype.value_or(this->dtype));
+    STD_TORCH_CHECK(x.is_cuda() == cuda && x.get_device_index() == device, "recurrence: `", name,
                     "` is on another device than `u`");
     STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
                     x.numel());

@@ -1,6 +1,9 @@
 // The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
 #include <omp.h>
 
+#include <cstring>
+#include <utility>
+
 #include "common/counters.h"
 #include "common/reuse.h"
 #include "common/simd_level.h"
@@ -198,23 +201,19 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
     gradient = needed ? write<T>(made) : nullptr;
     return made;
   };
-  auto bias_gradient = [&](bool needed, T*& sums) {
-    const Tensor made = rnnkern::zeros(call.u, {needed ? threads * 2 * columns : 0}, wide);
-    sums = needed ? write<T>(made) : nullptr;
+  auto bias_gradient = [&](bool needed, T*& gradient) {
+    const Tensor made = empty(call.u, {needed ? columns : 0}, wide);
+    gradient = needed ? write<T>(made) : nullptr;
     return made;
-  };
-  auto summed = [&](const Tensor& sums) {
-    if (sums.numel() == 0) return sums;
-    return sum(part(shaped(sums, {threads, 2 * columns}), 1, columns, columns), 0);
   };
   const bool wants_du = !call.W || needs.x;
   Tensors outputs{wants_du ? empty_of_sizes(call.u, call.u) : empty(call.u, {0}),
                   weight_gradient(call.R, needs.R, p.dR)};
   if (wants_du) (call.W ? p.dx : p.du) = write<S>(outputs[0]);
   const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
-  const Tensor dbias = bias_gradient(needs.bias || (cell.joint && needs.bias_ih), p.dbias);
-  const Tensor dbias_ih = bias_gradient(!cell.joint && needs.bias_ih, p.dbias_ih);
-  outputs.push_back(dbias);
+  outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), p.dbias));
+  const Tensor dbias_ih = bias_gradient(needs.bias_ih, p.dbias_ih);
+  T* const same_as_dbias = cell.joint ? std::exchange(p.dbias_ih, nullptr) : nullptr;
   for (int s = 0; s < cell.states; ++s) {
     p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], call.state[s].numel());
     outputs.push_back(empty(call.u, {batch, s ? call.hidden : call.width}, wide));
@@ -229,12 +228,12 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
   const Kernels<S>& kernels = rnnkern::kernels<S>();
   run(kernels.backward[call.place], kernels.backward_room[call.place], p, threads, call.u);
 
-  outputs[2] = summed(dbias);
+  if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
   for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
   if (cell.projected) outputs.push_back(dW_hr);
   if (call.W) {
     outputs.push_back(dW);
-    outputs.push_back(cell.joint && needs.bias_ih ? summed(dbias) : summed(dbias_ih));
+    outputs.push_back(dbias_ih);
   }
   for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
   return outputs;

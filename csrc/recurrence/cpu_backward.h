@@ -15,7 +15,8 @@ struct BackwardPlan {
   int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
   int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
   Room<T> room;
-  T *zeros, *dr, *du, *operand, *dh, *m, *dR, *dW, *dW_hr, *dR_room, *second_dR_room, *dW_room, *dW_hr_room;
+  T *zeros, *dr, *du, *operand, *dh, *m, *dR_room, *second_dR_room, *dW_room, *dW_hr_room, *step_bias, *step_bias_ih;
+  Parts<T> dR, dW, dW_hr, dbias, dbias_ih;
   Product<T> first, second, input, projection;
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
@@ -32,13 +33,17 @@ struct BackwardPlan {
         operand(Cell::two_products ? room.take(rows(p) * p.weights.hidden) : nullptr),
         dh(Cell::projected ? room.take(rows(p) * dh_stride) : nullptr),
         m(Cell::projected ? room.take(rows(p) * p.weights.hidden) : nullptr),
-        dR(p.dR ? room.take(parts * gradient_size(p.weights.R)) : nullptr),
-        dW(p.dW ? room.take(parts * gradient_size(p.weights.W)) : nullptr),
-        dW_hr(p.dW_hr ? room.take(parts * gradient_size(p.weights.W_hr)) : nullptr),
         dR_room(p.dR ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
         second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
         dW_room(p.dW ? room.take(WeightGradient<T>::room_size(p.weights.W), me) : nullptr),
         dW_hr_room(p.dW_hr ? room.take(WeightGradient<T>::room_size(p.weights.W_hr), me) : nullptr),
+        step_bias(p.dbias ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
+        step_bias_ih(p.dbias_ih ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
+        dR(p.dR, parts, p.weights.R, room),
+        dW(p.dW, parts, p.weights.W, room),
+        dW_hr(p.dW_hr, parts, p.weights.W_hr, room),
+        dbias(p.dbias, parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
+        dbias_ih(p.dbias_ih, parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
         first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
         input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me),
@@ -125,22 +130,13 @@ void backward(const Backward<S>& p, Member me) {
   for (int i = 0; i < Cell::params; ++i)
     clear(p.dparams[i] + share.copy0 * hidden, (share.copy1 - share.copy0) * hidden);
   if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
-  auto own_part = [&](T* sums, const Matrix<T>& matrix) {
-    const int64_t size = gradient_size(matrix);
-    if (p.split_hidden) {
-      clear(sums + size * me.rank / me.size, size * (me.rank + 1) / me.size - size * me.rank / me.size);
-      return sums;
-    }
-    clear(sums + size * me.rank, size);
-    return sums + size * me.rank;
-  };
-  T* const dR = p.dR ? own_part(plan.dR, p.weights.R) : nullptr;
-  T* const dW = p.dW ? own_part(plan.dW, p.weights.W) : nullptr;
-  T* const dW_hr = p.dW_hr ? own_part(plan.dW_hr, p.weights.W_hr) : nullptr;
+  T *const step_bias = plan.step_bias, *const step_bias_ih = plan.step_bias_ih;
+  for (T* const sums : {step_bias, step_bias_ih})
+    if (sums) clear(sums, columns);
+  T *const dR = plan.dR.begin(me), *const dW = plan.dW.begin(me), *const dW_hr = plan.dW_hr.begin(me);
+  T *const dbias = plan.dbias.begin(me), *const dbias_ih = plan.dbias_ih.begin(me);
   me.meet();
 
-  T* const step_bias = p.dbias ? p.dbias + me.rank * 2 * columns : nullptr;
-  T* const step_bias_ih = p.dbias_ih ? p.dbias_ih + me.rank * 2 * columns : nullptr;
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const int64_t column0 = first.first_unit(panel0), column1 = first.first_unit(panel1);
   const Product<T>& by_units = Cell::projected ? projection : first;
@@ -260,9 +256,10 @@ void backward(const Backward<S>& p, Member me) {
         });
         share.meet();
       }
-      for (T* const sums : {step_bias, step_bias_ih})
-        for (int g = 0; sums && g < Cell::gates; ++g)
-          fold(sums, sums + columns, g * hidden + unit0, g * hidden + unit1);
+      for (int g = 0; g < Cell::gates; ++g) {
+        if (dbias) fold(step_bias, dbias, g * hidden + unit0, g * hidden + unit1);
+        if (dbias_ih) fold(step_bias_ih, dbias_ih, g * hidden + unit0, g * hidden + unit1);
+      }
       first.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
         if (h_before.is_reset(b)) return;
         for (int v = 0; v < q.vectors; ++v) {
@@ -318,9 +315,7 @@ void backward(const Backward<S>& p, Member me) {
     share.meet();  // all have done with what the next chunk writes over
   }
   me.meet();
-  if (p.dR) add_up(p.weights.R, plan.dR, plan.parts, me, p.dR);
-  if (p.dW) add_up(p.weights.W, plan.dW, plan.parts, me, p.dW);
-  if (p.dW_hr) add_up(p.weights.W_hr, plan.dW_hr, plan.parts, me, p.dW_hr);
+  for (const Parts<T>* gradient : {&plan.dR, &plan.dW, &plan.dW_hr, &plan.dbias, &plan.dbias_ih}) gradient->add_up(me);
 }
 
 }  // namespace

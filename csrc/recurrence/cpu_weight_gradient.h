@@ -71,12 +71,6 @@ int64_t padded_columns(const Matrix<T>& matrix) {
   return (matrix.columns + Vec<T>::width - 1) / Vec<T>::width * Vec<T>::width;
 }
 
-// Elements of one member's sums.
-template <class T>
-int64_t gradient_size(const Matrix<T>& matrix) {
-  return matrix.gates * matrix.heads * matrix.units * padded_columns(matrix);
-}
-
 // One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product.
 template <class T>
 class WeightGradient {
@@ -154,18 +148,50 @@ class WeightGradient {
   const T* dr_[chunk_rows];
 };
 
-// A member's share of the rows of the gradient: the sum of `parts` padded sums.
+// A gradient as (rows, columns), in parts that members add to and then add up: the gradient itself where all of them
+// fill different rows of the one part.
 template <class T>
-void add_up(const Matrix<T>& matrix, const T* sums, int parts, Member me, T* gradient) {
-  const int64_t rows = matrix.gates * matrix.heads * matrix.units, padded = padded_columns(matrix);
-  for (int64_t row = rows * me.rank / me.size; row < rows * (me.rank + 1) / me.size; ++row) {
-    for (int64_t j = 0; j < matrix.columns; ++j) {
-      T sum = sums[row * padded + j];
-      for (int part = 1; part < parts; ++part) sum += sums[(part * rows + row) * padded + j];
-      gradient[row * matrix.columns + j] = sum;
+struct Parts {
+  T* gradient;
+  int count;
+  int64_t rows, columns, padded;
+  T* sums;
+
+  Parts(T* gradient, int count, int64_t rows, int64_t columns, int64_t padded, Room<T>& room)
+      : gradient(gradient),
+        count(count),
+        rows(rows),
+        columns(columns),
+        padded(padded),
+        sums(!gradient || (count == 1 && padded == columns) ? gradient : room.take(count * rows * padded)) {}
+
+  Parts(T* gradient, int count, const Matrix<T>& matrix, Room<T>& room)
+      : Parts(gradient, count, matrix.gates * matrix.heads * matrix.units, matrix.columns, padded_columns(matrix),
+              room) {}
+
+  // Zeros, and the part that a member adds to.
+  T* begin(Member me) const {
+    if (!gradient) return nullptr;
+    const int64_t size = rows * padded, mine = count == 1 ? 0 : me.rank;
+    const int64_t first = count == 1 ? size * me.rank / me.size : 0;
+    clear(sums + mine * size + first, (count == 1 ? size * (me.rank + 1) / me.size : size) - first);
+    return sums + mine * size;
+  }
+
+  // A member's share of the rows.
+  void add_up(Member me) const {
+    using V = Vec<T>;
+    if (sums == gradient) return;
+    for (int64_t row = rows * me.rank / me.size; row < rows * (me.rank + 1) / me.size; ++row) {
+      for (int64_t j = 0; j < columns; j += V::width) {
+        const T* from = sums + row * padded + j;
+        V sum = V::load(from, columns - j);
+        for (int part = 1; part < count; ++part) sum = sum + V::load(from + part * rows * padded, columns - j);
+        sum.store(gradient + row * columns + j, columns - j);
+      }
     }
   }
-}
+};
 
 }  // namespace
 }  // namespace rnnkern

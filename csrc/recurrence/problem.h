@@ -93,10 +93,8 @@ struct Backward {
   T* dstate[2];            // (B, P), (B, H)
   T* dparams[2];           // (B, H), to be summed over B
   T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
-  // Each (threads, 2, G*H) zeros, or null: to be summed over threads; one row sums a step, one all steps. Of a joint
-  // cell both would be the same, and the second stays null.
-  T *dbias, *dbias_ih;
-  T* room;  // workspace, as many elements as Kernels::backward_room says
+  T *dbias, *dbias_ih;     // (G*H,) or null; of a joint cell both would be the same, and the second stays null
+  T* room;                 // workspace, as many elements as Kernels::backward_room says
 };
 
 // One SIMD level's kernels for one dtype; the arrays are in the order of cells/list.h.

@@ -249,7 +249,7 @@ UNSAFE = [
     ({}, {"u": zeros(T, B, 4 * H - 4)}, "`u` must have G*H = 16 columns"),
     ({}, {"u": zeros(T, B + 1, 4 * H)}, "`u` and `state` differ in B"),
     ({}, {"u": zeros(T, B, 4 * H, dtype=torch.bfloat16)}, "`R` is of another dtype"),
-    ({}, {"R": zeros(4 * H - 1, H)}, "`R` does not fit"),
+    ({}, {"R": zeros(4 * H - 1, H)}, "`R` must have 64 elements, got 60"),
     ({}, {"R": zeros(3, 8, 2)}, "`R` does not fit"),
     ({}, {"R": zeros(0, 8, 2)}, "`R` does not fit"),
     ({}, {"state": ()}, "wrong number of tensors in `state`"),

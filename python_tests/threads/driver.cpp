@@ -89,7 +89,7 @@ Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int 
     result.dstate[s].resize(batch * widths[s]);
   }
   Values cells(rows * hidden), saved(rows * hidden * cell.saved), dR(R.size()), dW(W.size()), dW_hr(W_hr.size());
-  Values dparams(2 * batch * hidden), dbias(size * 2 * columns), dbias_ih(size * 2 * columns);
+  Values dparams(2 * batch * hidden), dbias(columns), dbias_ih(columns);
 
   Forward<S> f{};
   f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr, false};

@@ -11,8 +11,6 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.recurrence import step
 
-STEP_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-
 
 class _Sequence(NamedTuple):
     """A forward's input once time comes first: T steps, B sequences in the order of the packed rows."""
@@ -120,14 +118,19 @@ class Recurrent(RNNBase):
         it is anything else or anything is wrong, which the whole path knows how to say."""
         if type(input) is not Tensor or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return None
-        if self.num_layers > 1 or self.bidirectional or self.proj_size:
+        if len(self._all_weights) > 1:
+            return None
+        named = self._parameters.get  # None for what is computed, or not there
+        weights = [named(name) for name in self._all_weights[0]]
+        if len(weights) == 2:
+            weights += [None, None]
+        elif len(weights) != 4 or weights[2] is None or weights[3] is None:
+            return None
+        weight_ih, R, bias_ih, bias = weights
+        if weight_ih is None or R is None:
             return None
         lstm = self.mode == "LSTM"
         state = hx if lstm else (hx,)
-        named = self._parameters.get  # None for what is computed, or not there
-        weight_ih, R, bias_ih, bias = (named(name) for name in STEP_WEIGHTS)
-        if weight_ih is None or R is None or (self.bias and (bias_ih is None or bias is None)):
-            return None
         shape = input.shape
         if len(shape) != 3 or shape[0] != 1 or shape[2] != self.input_size or (self.batch_first and shape[1] != 1):
             return None
