@@ -213,6 +213,7 @@ FLOORS = {
     "rnnkern.ops": {"rnnkern._extension", "rnnkern.reference", "rnnkern.triton"},
     "rnnkern.parametrizations": {"rnnkern.ops", "rnnkern.reference"},
     "rnnkern.nn": {"rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
+    "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
 }
 FLOORS["rnnkern"] = set(FLOORS)
 OPERATOR_CALLERS = {"rnnkern._extension", "rnnkern.ops"}

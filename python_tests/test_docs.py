@@ -59,7 +59,8 @@ def test_every_public_name_has_a_docstring_and_modules_and_operators_an_example(
             value = getattr(module, name)
             if callable(value):
                 assert value.__doc__, f"{module.__name__}.{name}"
-    for public in (rnnkern.nn.RNN, rnnkern.nn.LSTM, rnnkern.nn.GRU, rnnkern.ops.recurrence, rnnkern.ops.explain):
+    modules = [getattr(rnnkern.nn, name) for name in rnnkern.nn.__all__]
+    for public in (*modules, rnnkern.ops.recurrence, rnnkern.ops.explain, rnnkern.replace, rnnkern.restore):
         assert f"{public.__module__}.{public.__qualname__}" in with_example
 
 

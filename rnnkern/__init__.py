@@ -4,10 +4,11 @@ from typing import Any
 
 from rnnkern import _extension, nn, ops
 from rnnkern.ops import use
+from rnnkern.swap import replace, restore
 
 __version__ = "0.1.0"
 
-__all__ = ["build_info", "nn", "ops", "release_memory", "use"]
+__all__ = ["build_info", "nn", "ops", "release_memory", "replace", "restore", "use"]
 
 
 def build_info() -> dict[str, Any]:

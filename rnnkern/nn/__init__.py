@@ -1,7 +1,8 @@
 """Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
 
+from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.rnn import RNN
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]

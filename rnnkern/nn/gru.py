@@ -38,6 +38,8 @@ class GRU(Recurrent, torch.nn.GRU):
     (torch.Size([5, 3, 40]), torch.Size([2, 3, 20]))
     """
 
+    reset_gate: Literal["after", "before"] = "after"
+
     def __init__(self, *args, reset_gate: Literal["after", "before"] = "after", **kwargs) -> None:
         super().__init__(*args, **kwargs)
         if reset_gate not in ("after", "before"):

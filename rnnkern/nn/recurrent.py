@@ -39,7 +39,7 @@ def _cast(x: Tensor, call: dict[str, Any]) -> dict[str, Any]:
 class Recurrent(RNNBase):
     """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
 
-    num_heads: int
+    num_heads: int = 1
     _cell: str  # of rnnkern.ops.recurrence
 
     def __init__(self, *args, num_heads: int = 1, **kwargs) -> None:

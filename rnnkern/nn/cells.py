@@ -1,0 +1,163 @@
+"""One step of RNN, LSTM and GRU: torch.nn's parameters and checks around one call of the operator."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import RNNCellBase
+
+from rnnkern.nn.recurrent import _cast
+from rnnkern.ops import Choice, recurrence
+from rnnkern.ops.recurrence import step
+
+CELLS = ("tanh", "relu", "lstm", "gru")
+
+
+class RecurrentCell(RNNCellBase):
+    """Stands before a class of torch.nn in the bases of each cell. A subclass names its ``_cell``."""
+
+    _cell: str  # of rnnkern.ops.recurrence
+
+    def forward(
+        self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Takes one step.
+
+        Args:
+            input: (B, I) or (I,), of the parameters' dtype.
+            hx: h, for an LSTMCell (h, c), each (B, H), or (H,) for (I,). None is zeros.
+
+        Returns:
+            The next h, for an LSTMCell the next (h, c), each (B, H), or (H,) for (I,).
+
+        Raises:
+            As torch.nn: every wrong argument.
+        """
+        unbatched = input.dim() == 1
+        call = self._call(input, hx)
+        x, stepped = call.pop("u"), None
+        if type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            stepped = step(x=x, **call)
+        state = recurrence(u=x, **call)[1] if stepped is None else stepped[1:]
+        if unbatched:
+            state = [s.squeeze(0) for s in state]
+        return tuple(state) if self._cell == "lstm" else state[0]
+
+    @torch.no_grad()
+    def choose(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice of the one call. Takes no step."""
+        return [recurrence.choose(**self._call(input, hx))]
+
+    def _call(self, input, hx) -> dict[str, Any]:
+        """The operator's arguments. Wrong ones go to torch.nn, which says what is wrong."""
+        states = 2 if isinstance(self, torch.nn.LSTMCell) else 1
+        wanted = (*input.shape[:-1], self.hidden_size)
+        if hx is None:
+            state = [input.new_zeros(wanted) for _ in range(states)]
+        else:
+            state = hx if states == 2 else (hx,)
+        if not self._fits(input, state, states, wanted):
+            super().forward(input, hx)  # raises
+        x, state = input.unsqueeze(0), tuple(state)
+        if len(wanted) == 1:
+            x, state = x.unsqueeze(0), tuple(s.unsqueeze(0) for s in state)
+        call = {
+            "cell": self._cell,
+            "R": self.weight_hh,
+            "state": state,
+            "bias": self.bias_hh,
+            "weight_ih": self.weight_ih,
+            "bias_ih": self.bias_ih,
+        }
+        call = _cast(x, call)
+        x = call["u"]
+        for t in (call["weight_ih"], call["R"], *call["state"]):
+            if t.dtype != x.dtype or t.device != x.device:
+                super().forward(input, hx)  # raises
+        return call
+
+    def _fits(self, input, state, states: int, wanted: tuple[int, ...]) -> bool:
+        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size or self._cell not in CELLS:
+            return False
+        if not isinstance(state, (tuple, list)) or len(state) != states:
+            return False
+        return all(isinstance(s, Tensor) and s.shape == wanted for s in state)
+
+
+class RNNCell(RecurrentCell, torch.nn.RNNCell):
+    r"""One step of Elman's network, in place of :class:`torch.nn.RNNCell`.
+
+    .. math::
+        h' = \phi(W x + b_{ih} + R h + b_{hh})
+
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNNCell`. B sequences,
+    I inputs, H hidden units.
+
+    Args:
+        input_size, hidden_size, bias, device, dtype: as in torch.nn.
+        nonlinearity: :math:`\phi`, ``"tanh"`` or ``"relu"``.
+
+    Source: Elman 1990.
+
+    >>> cell = RNNCell(10, 20)
+    >>> h = None
+    >>> for x in torch.randn(5, 3, 10):
+    ...     h = cell(x, h)
+    >>> h.shape
+    torch.Size([3, 20])
+    """
+
+    @property
+    def _cell(self) -> str:
+        return self.nonlinearity
+
+
+class LSTMCell(RecurrentCell, torch.nn.LSTMCell):
+    r"""One step of a long short-term memory, in place of :class:`torch.nn.LSTMCell`.
+
+    .. math::
+        i, f, g, o &= W x + b_{ih} + R h + b_{hh} \\
+        c' &= \sigma(f) c + \sigma(i) \tanh(g) \\
+        h' &= \sigma(o) \tanh(c')
+
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTMCell`. B sequences,
+    I inputs, H hidden units.
+
+    Args:
+        input_size, hidden_size, bias, device, dtype: as in torch.nn.
+
+    Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000.
+
+    >>> cell = LSTMCell(10, 20)
+    >>> h, c = cell(torch.randn(3, 10))
+    >>> h, c = cell(torch.randn(3, 10), (h, c))
+    >>> h.shape, c.shape
+    (torch.Size([3, 20]), torch.Size([3, 20]))
+    """
+
+    _cell = "lstm"
+
+
+class GRUCell(RecurrentCell, torch.nn.GRUCell):
+    r"""One step of a gated recurrent unit, in place of :class:`torch.nn.GRUCell`.
+
+    .. math::
+        r &= \sigma(W_r x + b_{ir} + R_r h + b_{hr}) \\
+        z &= \sigma(W_z x + b_{iz} + R_z h + b_{hz}) \\
+        n &= \tanh(W_n x + b_{in} + r (R_n h + b_{hn})) \\
+        h' &= (1 - z) n + z h
+
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRUCell`. B sequences,
+    I inputs, H hidden units.
+
+    Args:
+        input_size, hidden_size, bias, device, dtype: as in torch.nn.
+
+    Source: Chung et al. 2014 and torch.nn (the reset gate after the product).
+
+    >>> cell = GRUCell(10, 20)
+    >>> cell(torch.randn(10), torch.randn(20)).shape
+    torch.Size([20])
+    """
+
+    _cell = "gru"

@@ -1,0 +1,170 @@
+"""Takes rnnkern's layers into a model that has torch.nn's, and back: a module changes its class and nothing else.
+
+rnnkern's classes derive from torch.nn's and read parameters where they lie. So parameters, buffers, hooks, flags and
+whoever holds the module stay as they are.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import Module, RNNBase, RNNCellBase
+from torch.nn.utils import parametrize
+
+from rnnkern import nn
+from rnnkern.nn.cells import RecurrentCell
+from rnnkern.nn.recurrent import Recurrent
+from rnnkern.ops.recurrence import DTYPES
+
+NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
+OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}
+TORCHS = {ours: torchs for torchs, ours in OURS.items()}
+
+
+class Replaced(NamedTuple):
+    """A module that changed its class."""
+
+    name: str
+    """As ``named_modules`` has it, ``""`` for the model itself; the first where a module stands at several places."""
+    old: type[Module]
+    new: type[Module]
+
+    def __repr__(self) -> str:
+        return f"{self.name or '(model)'}: {_path(self.old)} -> {_path(self.new)}"
+
+
+class Left(NamedTuple):
+    """A recurrent module that stayed as it was."""
+
+    name: str
+    """As in :class:`Replaced`."""
+    cls: type[Module]
+    reason: str
+
+    def __repr__(self) -> str:
+        return f"{self.name or '(model)'}: {_path(self.cls)} left: {self.reason}"
+
+
+class Report(NamedTuple):
+    """What :func:`replace` or :func:`restore` did; prints one line per module."""
+
+    replaced: tuple[Replaced, ...]
+    left: tuple[Left, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.replaced + self.left)) or "no recurrent layer"
+
+
+def replace(model: Module) -> Report:
+    """Makes every recurrent layer of torch.nn in a model rnnkern's, in place: RNN, LSTM, GRU and their cells.
+
+    Parameters stay the same objects, so that an optimizer goes on with them; hooks, flags and parametrizations stay
+    too. The model itself may be such a layer.
+
+    These are left: subclasses of torch.nn's layers (derive them from rnnkern's), layers whose ``forward`` was set on
+    the instance, layers with parameters of another dtype than float32, float64, bfloat16 and float16, quantized layers,
+    and those of a scripted module.
+
+    Args:
+        model: any module. Submodules that are not registered are not seen.
+
+    Returns:
+        What was replaced, and what was left and why. A second call finds nothing more to do.
+
+    Raises:
+        TypeError: ``model`` is no module.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LSTM(8, 16))
+    >>> rnnkern.replace(model)
+    1: torch.nn.LSTM -> rnnkern.nn.LSTM
+    """
+    return _swap("replace", model, OURS, _why_not_ours)
+
+
+def restore(model: Module) -> Report:
+    """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
+
+    So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
+    unless it has what torch.nn has not: ``num_heads``, ``reset_gate="before"``, other nonlinearities.
+
+    Args:
+        model: as for :func:`replace`.
+
+    Returns:
+        As for :func:`replace`.
+
+    Raises:
+        TypeError: ``model`` is no module.
+
+    >>> model = torch.nn.LSTM(8, 16)
+    >>> _ = rnnkern.replace(model)
+    >>> rnnkern.restore(model)
+    (model): rnnkern.nn.LSTM -> torch.nn.LSTM
+    """
+    return _swap("restore", model, TORCHS, _why_not_torchs)
+
+
+def _swap(function: str, model: Module, twins: dict[type, type], why_not: Callable) -> Report:
+    if not isinstance(model, Module):
+        raise TypeError(f"{function}: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    replaced, left = [], []
+    for name, module in model.named_modules():
+        old = parametrize.type_before_parametrizations(module)
+        reason = why_not(module, old)
+        if reason is not None:
+            left.append(Left(name, old, reason))
+        elif old in twins:
+            _set_class(module, old, twins[old])
+            replaced.append(Replaced(name, old, twins[old]))
+    return Report(tuple(replaced), tuple(left))
+
+
+def _why_not_ours(module: Module, cls: type) -> str | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "in a scripted module" if module.original_name in NAMES else None
+    if cls.__module__.startswith("torch.ao.nn."):
+        return "quantized" if cls.__name__ in NAMES else None
+    if not isinstance(module, (RNNBase, RNNCellBase)):
+        return None
+    if isinstance(module, (Recurrent, RecurrentCell)):
+        return "rnnkern's already"
+    dtypes = {p.dtype for p in module.parameters()}.difference(DTYPES)
+    return f"its parameters are {dtypes.pop()}" if dtypes else _why_not_swapped(module, cls, OURS)
+
+
+def _why_not_torchs(module: Module, cls: type) -> str | None:
+    if not isinstance(module, (Recurrent, RecurrentCell)):
+        return None
+    for name, known in (("num_heads", (1,)), ("reset_gate", ("after",)), ("nonlinearity", ("tanh", "relu"))):
+        value = getattr(module, name, known[0])
+        if value not in known:
+            return f"torch.nn has no {name}={value!r}"
+    return _why_not_swapped(module, cls, TORCHS)
+
+
+def _why_not_swapped(module: Module, cls: type, twins: dict[type, type]) -> str | None:
+    if cls not in twins:
+        return "a subclass, which may compute something else"
+    return "its forward was set on the instance" if "forward" in vars(module) else None
+
+
+def _set_class(module: Module, old: type[Module], new: type[Module]) -> None:
+    cls = type(module)
+    if cls is not old:  # parametrized: a class made for this module, with a property for each weight
+        members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        new = type(f"Parametrized{new.__name__}", (new,), members)
+    module.__class__ = new
+    # torch.nn's list of weights for cuDNN, which goes stale where nobody reads it; rnnkern has a property in its place.
+    vars(module).pop("_flat_weights", None)
+    if isinstance(module, RNNBase) and not isinstance(module, Recurrent):
+        with torch.no_grad():
+            module._init_flat_weights()
+
+
+def _path(cls: type) -> str:
+    """As a user imports it."""
+    if cls in OURS:
+        return f"torch.nn.{cls.__name__}"
+    if cls in TORCHS:
+        return f"rnnkern.nn.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
