@@ -14,6 +14,7 @@
 namespace rnnkern {
 
 using torch::headeronly::ScalarType;
+using torch::stable::Device;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;

@@ -35,8 +35,7 @@ struct Call {
   Tensors state, params;
   OptionalTensor bias, batch_sizes, reset, W, bias_ih;
   ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
-  bool cuda;
-  int32_t device;
+  Device device;
   Tensor offsets;  // kept alive for `steps`
   Steps steps;
   int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
@@ -49,11 +48,10 @@ struct Call {
         u(dense(u_)),
         R(R_),
         dtype(u.scalar_type()),
-        cuda(u.is_cuda()),
-        device(u.get_device_index()),
+        device(u.device()),
         packed(batch_sizes_.has_value()) {
-    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !cuda), "recurrence: the cell `", name, "` has no kernel",
-                    place < 0 ? "" : " on a GPU");
+    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !device.is_cuda()), "recurrence: the cell `", name,
+                    "` has no kernel", place < 0 ? "" : " on a GPU");
     cell = cell_list[place];
     STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
@@ -110,8 +108,7 @@ struct Call {
   // Contiguous, of the dtype of u unless another is named.
   Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
     check_dtype(name, x, dtype.value_or(this->dtype));
-    STD_TORCH_CHECK(x.is_cuda() == cuda && x.get_device_index() == device, "recurrence: `", name,
-                    "` is on another device than `u`");
+    STD_TORCH_CHECK(x.device() == device, "recurrence: `", name, "` is on another device than `u`");
     STD_TORCH_CHECK(x.numel() == elements, "recurrence: `", name, "` must have ", elements, " elements, got ",
                     x.numel());
     return dense(x);
