@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #define RNNKERN_INLINE [[gnu::always_inline]] inline
+#define RNNKERN_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace rnnkern {
 namespace {
@@ -59,6 +60,9 @@ struct Vec {
     if (n >= width) return store(p);
     for (int64_t k = 0; k < n; ++k) p[k] = v[k];
   }
+
+  // All lanes, where a number of them is asked for: a constant, so that nothing is left of the question.
+  static constexpr std::integral_constant<int64_t, width> all{};
 
   RNNKERN_INLINE friend Vec operator+(Vec a, Vec b) { return a.v + b.v; }
   RNNKERN_INLINE friend Vec operator-(Vec a, Vec b) { return a.v - b.v; }

@@ -92,17 +92,17 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
     auto saved_row = [&](int64_t b) { return plan.saved + (slot_row + b) * Cell::saved * hidden; };
     products.step(
         p.weights, share, row1, h_before, plan.operand ? plan.operand + slot_row * hidden : nullptr,
-        [&](V* u, int64_t b, int64_t unit, int64_t lanes) {
+        [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
             load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
           } else {
             load_gates(u, Cell::gates, p.u + (row + b) * columns, hidden, unit, lanes);
           }
         },
-        saved_row, [&](int64_t b, int64_t unit, int64_t lanes) { return V::load(c_before(b) + unit, lanes); },
-        [&](int64_t b, int64_t unit, int64_t lanes, const V*, const V* save) {
-          store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-        });
+        saved_row,
+        [&](int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(c_before(b) + unit, lanes); },
+        [&](int64_t b, int64_t unit, auto lanes, const V*, const V* save)
+            RNNKERN_INLINE_LAMBDA { store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes); });
   }
   share.meet();
 }
@@ -166,24 +166,30 @@ void backward(const Backward<S>& p, Member me) {
       };
       auto dr_row = [&](int64_t b) { return plan.dr + slot_row(k, b) * plan.stride; };
       auto du_row = [&](int64_t b) { return plan.du + slot_row(k, b) * plan.stride; };
-      auto store_gradients = [&](const V* du, const V* dr, int gates, int64_t b, int64_t unit, int64_t lanes) {
-        store_gates(dr, gates, dr_row(b), hidden, unit, lanes);
-        if (!Cell::joint) store_gates(du, gates, du_row(b), hidden, unit, lanes);
-        if (p.du) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
-      };
+      auto store_gradients = [&](const V* du, const V* dr, int gates, int64_t b, int64_t unit, auto lanes)
+                                 RNNKERN_INLINE_LAMBDA {
+                                   store_gates(dr, gates, dr_row(b), hidden, unit, lanes);
+                                   if (!Cell::joint) store_gates(du, gates, du_row(b), hidden, unit, lanes);
+                                   if (p.du) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
+                                 };
       auto scale = [&](int64_t b) { return V(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1)); };
 
       // The gradient of h, for columns of a sequence.
-      auto dh_of = [&](int64_t b, int64_t column, int64_t lanes) {
+      auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V later = V::load(p.dstate[0] + b * width + column, lanes);
         return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
       };
       // The equations, for units of a sequence; dh is the gradient of the h that they gave.
-      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, int64_t lanes, V dh) {
+      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, auto lanes,
+                           V dh) RNNKERN_INLINE_LAMBDA {
         const int64_t at = (row + b) * hidden + unit, here = b * hidden + unit;
         V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
         V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
         if (Cell::saved) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+        // What the next sequence reads of this step comes from far: such short runs are not foreseen by the processor.
+        for (int g = 0; g < Cell::saved; ++g) __builtin_prefetch(saved_row(b + 1) + g * hidden + unit);
+        if (Cell::states > 1) __builtin_prefetch(p.cell_states + at + hidden);
+        if (p.grad_h) __builtin_prefetch(p.grad_h + at + hidden);
         for (int i = 0; i < Cell::params; ++i) {
           params[i] = V::load(p.weights.params[i] + unit, lanes);
           dparams[i] = V::load(p.dparams[i] + here, lanes);
@@ -211,63 +217,64 @@ void backward(const Backward<S>& p, Member me) {
       if constexpr (Cell::projected) {
         auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
         for (int64_t b = share.row0; b < row1; ++b) {
-          for (int64_t column = column0; column < column1; column += V::width) {
-            const int64_t lanes = column1 - column;
+          for_vectors<V>(column0, column1, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
             dh_of(b, column, lanes).store(dh_row(b) + column, lanes);
             V(0).store(p.dstate[0] + b * width + column, lanes);  // all that goes on goes through R
-          }
+          });
         }
         share.meet();
         projection.run(by_units0, by_units1, share.row0, row1, dh_row,
-                       [&](int64_t b, const Panel<T>& q, const T* results) {
-                         for (int v = 0; v < q.vectors; ++v)
-                           pointwise(b, nullptr, c_before(b), q.unit + v * V::width, q.units - v * V::width,
-                                     V::load(results + v * V::width));
+                       [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                         for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                           pointwise(b, nullptr, c_before(b), unit, lanes, V::load(results + unit - q.unit));
+                         });
                        });
       } else {
         for (int64_t b = share.row0; b < row1; ++b) {
           const S* const before = h_before(b);
           const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
-          for (int64_t unit = unit0; unit < unit1; unit += V::width)
-            pointwise(b, before, cells_before, unit, unit1 - unit, dh_of(b, unit, unit1 - unit));
+          for_vectors<V>(unit0, unit1, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+            pointwise(b, before, cells_before, unit, lanes, dh_of(b, unit, lanes));
+          });
         }
       }
       share.meet();
 
       if constexpr (Cell::two_products) {
-        second.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
-          for (int v = 0; v < q.vectors; ++v) {
-            const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width, here = b * hidden + unit;
-            V save[Cell::saved], old[1], grad[1], du[Cell::gates], dr[Cell::gates], operand;
-            load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-            load_gates(dr, Cell::gates, dr_row(b), hidden, unit, lanes);
-            load_gates(du, Cell::gates, du_row(b), hidden, unit, lanes);
-            old[0] = load(h_before(b) + unit, lanes);
-            grad[0] = V::load(p.dstate[0] + here, lanes);
-            const V doperand = scale(b) * V::load(results + v * V::width);
-            Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
-            if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
-            // Other members read the later gates' dr until they meet: only the earlier gates are written.
-            store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
-            if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
-            if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
-            operand.store(plan.operand + slot_row(k, b) * hidden + unit, lanes);
-          }
-        });
+        second.run(panel0, panel1, share.row0, row1, dr_row,
+                   [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                     for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                       const int64_t here = b * hidden + unit;
+                       V save[Cell::saved], old[1], grad[1], du[Cell::gates], dr[Cell::gates], operand;
+                       load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
+                       load_gates(dr, Cell::gates, dr_row(b), hidden, unit, lanes);
+                       load_gates(du, Cell::gates, du_row(b), hidden, unit, lanes);
+                       old[0] = load(h_before(b) + unit, lanes);
+                       grad[0] = V::load(p.dstate[0] + here, lanes);
+                       const V doperand = scale(b) * V::load(results + unit - q.unit);
+                       Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
+                       if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
+                       // Other members read the later gates' dr until they meet: only the earlier gates are written.
+                       store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
+                       if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
+                       if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
+                       operand.store(plan.operand + slot_row(k, b) * hidden + unit, lanes);
+                     });
+                   });
         share.meet();
       }
       for (int g = 0; g < Cell::gates; ++g) {
         if (dbias) fold(step_bias, dbias, g * hidden + unit0, g * hidden + unit1);
         if (dbias_ih) fold(step_bias_ih, dbias_ih, g * hidden + unit0, g * hidden + unit1);
       }
-      first.run(panel0, panel1, share.row0, row1, dr_row, [&](int64_t b, const Panel<T>& q, const T* results) {
-        if (h_before.is_reset(b)) return;
-        for (int v = 0; v < q.vectors; ++v) {
-          const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
-          T* dh = p.dstate[0] + b * width + unit;
-          (V::load(dh, lanes) + scale(b) * V::load(results + v * V::width)).store(dh, lanes);
-        }
-      });
+      first.run(panel0, panel1, share.row0, row1, dr_row,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  if (h_before.is_reset(b)) return;
+                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                    T* dh = p.dstate[0] + b * width + unit;
+                    (V::load(dh, lanes) + scale(b) * V::load(results + unit - q.unit)).store(dh, lanes);
+                  });
+                });
     }
 
     // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.

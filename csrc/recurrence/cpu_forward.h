@@ -67,13 +67,13 @@ void forward(const Forward<S>& p, Member me) {
         else
           return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
       }();
-      auto put_h = [&](V h, int64_t b, int64_t unit, int64_t lanes) {
+      auto put_h = [&](V h, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         store(h, p.h + (row + b) * width + unit, lanes);
         if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
       };
       plan.products.step(
           p.weights, share, row1, h_before, plan.operand,
-          [&](V* u, int64_t b, int64_t unit, int64_t lanes) {
+          [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
               load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
             } else {
@@ -83,8 +83,9 @@ void forward(const Forward<S>& p, Member me) {
           [&](int64_t b) {
             return (p.saved ? p.saved + row * Cell::saved * hidden : plan.saved) + b * Cell::saved * hidden;
           },
-          [&](int64_t b, int64_t unit, int64_t lanes) { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
-          [&](int64_t b, int64_t unit, int64_t lanes, const V* next, const V* save) {
+          [&](int64_t b, int64_t unit, auto lanes)
+              RNNKERN_INLINE_LAMBDA { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
+          [&](int64_t b, int64_t unit, auto lanes, const V* next, const V* save) RNNKERN_INLINE_LAMBDA {
             if constexpr (Cell::projected) {
               next[0].store(plan.m + b * hidden + unit, lanes);
             } else {
@@ -103,9 +104,10 @@ void forward(const Forward<S>& p, Member me) {
         product.run(
             share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
             [&](int64_t b) { return plan.m + b * hidden; },
-            [&](int64_t b, const Panel<T>& q, const T* results) {
-              for (int v = 0; v < q.vectors; ++v)
-                put_h(V::load(results + v * V::width), b, q.unit + v * V::width, q.units - v * V::width);
+            [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+              for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                put_h(V::load(results + unit - q.unit), b, unit, lanes);
+              });
             });
         share.meet();
       }

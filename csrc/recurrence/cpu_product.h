@@ -148,7 +148,8 @@ struct Product {
     }
   }
 
-  // For the panels and rows given: the tile of each, then finish(row, panel, results of the row).
+  // For the panels and rows given: the tile of each, then finish(row, panel, results of the row), which are vectors of
+  // units, all gates of each beside one another.
   template <class Operand, class Finish>
   RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
                           Finish finish) const {
@@ -158,20 +159,19 @@ struct Product {
     if (rows <= 0) return;
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
-      if (streamed && rows <= rows_to_dot) {
-        for (int64_t b = row0; b < row1; ++b) {
-          dot(q, index / panels_per_head, operand(b) + q.operand, out);
-          finish(b, q, out);
-        }
-        continue;
-      }
-      if (streamed) pack(q, index / panels_per_head);
-      const int tile_vectors = q.vectors * columns();
-      const int64_t blocks = (rows + max_rows(tile_vectors) - 1) / max_rows(tile_vectors);
+      const bool dots = streamed && rows <= rows_to_dot;
+      if (streamed && !dots) pack(q, index / panels_per_head);
+      const int tile_vectors = q.vectors * columns(), most = dots ? 1 : max_rows(tile_vectors);
+      const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
-        for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
-        tile_of<T>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+        if (dots) {
+          dot(q, index / panels_per_head, operand(begin) + q.operand, out);
+        } else {
+          for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
+          tile_of<T>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+        }
+        // In one place, inline: what surrounds the equations would take as long as they do.
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
       }
     }

@@ -9,6 +9,7 @@ namespace {
 template <class S, class Cell>
 struct StepProducts {
   using T = Arithmetic<S>;
+  using V = Vec<T>;
 
   Product<T> first, second, input;
   T* widened;  // a member's rows of x in T, where they are stored otherwise
@@ -38,13 +39,12 @@ struct StepProducts {
         return x + chunk.at(i).row * inputs;
     };
     input.run(share.first_panel(input.panels()), share.last_panel(input.panels()), 0, chunk.rows(), operand,
-              [&](int64_t i, const Panel<T>& q, const T* results) {
-                for (int v = 0; v < q.vectors; ++v) {
-                  const int64_t unit = q.unit + v * Vec<T>::width, lanes = q.units - v * Vec<T>::width;
-                  for (int g = 0; g < Cell::gates; ++g)
-                    Vec<T>::load(results + (v * Cell::gates + g) * Vec<T>::width)
-                        .store(u + (i * Cell::gates + g) * hidden + unit, lanes);
-                }
+              [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                  V gates[Cell::gates];
+                  load_gates(gates, Cell::gates, results + (unit - q.unit) * Cell::gates, V::width, 0, V::all);
+                  store_gates(gates, Cell::gates, u + i * Cell::gates * hidden, hidden, unit, lanes);
+                });
               });
     share.meet();
   }
@@ -55,42 +55,40 @@ struct StepProducts {
   template <class LoadU, class SavedRow, class OldC, class Put>
   RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const Entering<T>& h_before,
                            T* operand, LoadU load_u, SavedRow saved_row, OldC old_c, Put put) const {
-    using V = Vec<T>;
     const int64_t hidden = weights.hidden;
     if constexpr (Cell::two_products) {
       first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, h_before,
-                [&](int64_t b, const Panel<T>& q, const T* results) {
-                  for (int v = 0; v < q.vectors; ++v) {
-                    const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                     V u[Cell::gates], r[Cell::gates], save[Cell::saved], old[1], next;
                     load_u(u, b, unit, lanes);
-                    load_gates(r, Cell::first_gates, results + v * Cell::first_gates * V::width, V::width, 0, V::width);
+                    load_gates(r, Cell::first_gates, results + (unit - q.unit) * Cell::first_gates, V::width, 0,
+                               V::all);
                     old[0] = V::load(h_before(b) + unit, lanes);
                     for (int i = 0; i < Cell::saved; ++i) save[i] = V(0);
                     Cell::prepare(u, r, old, save, next);
                     store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
                     next.store(operand + b * hidden + unit, lanes);
-                  }
+                  });
                 });
       share.meet();
     }
 
     constexpr int from = Cell::two_products ? Cell::first_gates : 0;
     const Product<T>& product = Cell::two_products ? second : first;
-    auto finish = [&](int64_t b, const Panel<T>& q, const T* results) {
-      for (int v = 0; v < q.vectors; ++v) {
-        const int64_t unit = q.unit + v * V::width, lanes = q.units - v * V::width;
+    auto finish = [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+      for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V u[Cell::gates], r[Cell::gates], old[Cell::states], next[Cell::states];
         V params[at_least_one(Cell::params)], save[at_least_one(Cell::saved)];
         load_u(u, b, unit, lanes);
-        load_gates(r + from, Cell::gates - from, results + v * (Cell::gates - from) * V::width, V::width, 0, V::width);
+        load_gates(r + from, Cell::gates - from, results + (unit - q.unit) * (Cell::gates - from), V::width, 0, V::all);
         for (int i = 0; i < Cell::params; ++i) params[i] = V::load(weights.params[i] + unit, lanes);
         old[0] = Cell::projected ? V(0) : V::load(h_before(b) + unit, lanes);
         if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
         if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
         Cell::forward(u, r, old, params, next, save);
         put(b, unit, lanes, next, save);
-      }
+      });
     };
     auto rows_of_operand = [&](int64_t b) -> const T* {
       if constexpr (Cell::two_products)
