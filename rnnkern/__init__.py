@@ -36,8 +36,8 @@ def build_info() -> dict[str, Any]:
 def release_memory() -> int:
     """Gives the memory that rnnkern keeps on the CPU back to the system.
 
-    What a forward saves for its backward, from 8 MB a tensor, is kept for the next call when the backward has done with
-    it: fresh pages cost several times what it costs to write them. Together, idle memory and memory in use are never
+    What a forward saves for its backward and the room that a call needs, from 1 MB a piece, are kept for the next call:
+    fresh pages cost several times what it costs to write them. Together, idle memory and memory in use are never
     more than the most that was in use at once. What is idle for ten seconds goes at the next such call.
 
     Returns:

@@ -9,7 +9,7 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t least = int64_t(8) << 20;  // bytes: smaller ones come out of the heap without fresh pages
+constexpr int64_t least = int64_t(1) << 20;  // bytes: smaller ones come out of the heap without fresh pages
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds longest_idle{10};

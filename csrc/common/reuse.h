@@ -1,5 +1,5 @@
-// Memory of large tensors that live from a forward to its backward, kept for the next ones: taking fresh pages from the
-// system costs several times what it costs to write them once.
+// Memory of large tensors that live from a forward to its backward or as long as a call, kept for the next ones: taking
+// fresh pages from the system costs several times what it costs to write them once.
 #pragma once
 
 #include "common/tensor.h"

@@ -69,7 +69,7 @@ void run(Kernel kernel, MeasureRoom measure_room, Problem& problem, int threads,
   if (elements * int64_t(sizeof(T)) <= small_room) {
     problem.room = reinterpret_cast<T*>(small_rooms);
   } else {
-    room = empty(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
+    room = reusable(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
     problem.room = write<T>(*room);
   }
   if (threads == 1) return kernel(problem, Member{0, 1, nullptr});

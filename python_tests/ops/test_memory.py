@@ -92,7 +92,7 @@ def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
 
 # ---- large tensors are kept for the next call
 
-LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates of 9 MB; c is small
+LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates of 9 MB, c of a quarter of that
 
 
 def saved_of(sample):
@@ -120,7 +120,8 @@ def test_what_is_freed_serves_the_next_call_and_what_is_alive_does_not():
     assert fourth.data_ptr() == place
     assert torch.equal(fourth, values)
     del second, third, fourth
-    assert rnnkern.release_memory() == 3 * bytes_of_one
+    one_c = bytes_of_one // 4  # each call took the one that the call before had done with
+    assert rnnkern.release_memory() == 3 * bytes_of_one + one_c
     assert rnnkern.release_memory() == 0
 
 
@@ -129,7 +130,7 @@ def test_idle_memory_and_memory_in_use_stay_below_the_most_in_use():
     sizes = [70, 110, 80, 160, 100, 72]
     for steps in sizes:
         saved_of(recurrence_sample("lstm", **LARGE | {"steps": steps}, dtype=torch.float32))
-    assert 0 < rnnkern.release_memory() <= max(sizes) * 64 * 512 * 4
+    assert 0 < rnnkern.release_memory() <= max(sizes) * 64 * (512 + 128) * 4
 
 
 def test_gradients_are_right_in_memory_that_was_used_before():
