@@ -17,6 +17,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
+using OptionalTensors = std::optional<Tensors>;
 
 // Uninitialised, on the device of `like` and of its dtype unless another is named.
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, std::optional<ScalarType> dtype = {}) {
