@@ -25,8 +25,9 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("release_memory() -> int");
 
   m.def("recurrence_cells() -> str");
+  // No `params` are None: AOTInductor passes an empty list as None.
   m.def(
-      "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[] params, Tensor? batch_sizes, "
+      "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None) -> "
       "Tensor[]");
   m.def(

@@ -18,6 +18,7 @@ using torch::stable::Device;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
+using OptionalTensors = std::optional<Tensors>;
 
 // Uninitialised and contiguous, on the device of `like` and of its dtype unless another is named. PyTorch's new_empty
 // goes through the boxed dispatcher, which takes as long as a small kernel.

@@ -255,10 +255,10 @@ std::string recurrence_cells() {
   return text + "}";
 }
 
-Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
+Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih) {
-  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
+  Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih);
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);

@@ -114,11 +114,11 @@ struct ForwardDriver : CudaDriver<S> {
 
 }  // namespace
 
-Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
-                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                        OptionalTensor weight_ih, OptionalTensor bias_ih) {
+Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
+                        OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
-  const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  const Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
   return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
 }
 

@@ -10,7 +10,7 @@ std::string recurrence_cells();
 
 // [h, *final state, *cell states, saved]; the last two groups when training, and `saved` when the gates are to be kept
 // and the cell saves any. With `weight_ih`, `u` is the input x, and u = x W^T + bias_ih is never there as a whole.
-Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
+Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih);
 
@@ -24,9 +24,9 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
 
 // The same on a CUDA device. Cell states and saved gates are float32 where tensors are stored in 16 bits; `saved`
 // without gates has them computed again. `weight_ih` is refused: the caller projects.
-Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, Tensors params,
-                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                        OptionalTensor weight_ih, OptionalTensor bias_ih);
+Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
+                        OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih);
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,

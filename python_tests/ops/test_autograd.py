@@ -142,13 +142,6 @@ def test_gradients_of_some_outputs_only():
     assert h_n.grad_fn is h.grad_fn
 
 
-def test_forward_mode_says_that_it_is_not_there():
-    sample = recurrence_sample("tanh")
-    _, u, R, state = sample.args
-    with pytest.raises(RuntimeError, match="jvp"):
-        torch.func.jvp(lambda u: recurrence("tanh", u, R, state)[0], (u,), (u,))
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name in ("lstm-plain", "gru-packed-reset-reverse",
                                     "modrelu-packed-grad_scale-heads")], ids=lambda s: s.name)  # fmt: skip

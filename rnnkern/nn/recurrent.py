@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn import autocast
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.recurrence import step
 
@@ -19,21 +20,6 @@ class _Sequence(NamedTuple):
     state: tuple[Tensor, ...]  # h0 (layers * directions, B, H); for an LSTM c0 too
     batch_sizes: Tensor | None  # (T,) int64 on the CPU
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
-
-
-def _cast(x: Tensor, call: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of the operator, in autocast's dtype where it is on, as torch.nn's weights and state are."""
-    call = {"u": x, **call}
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
-        return call
-    dtype = torch.get_autocast_dtype(x.device.type)
-
-    def cast(value):
-        if isinstance(value, tuple):
-            return tuple(map(cast, value))
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return {name: cast(value) for name, value in call.items()}
 
 
 class Recurrent(RNNBase):
@@ -96,7 +82,7 @@ class Recurrent(RNNBase):
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for call in directions:
-                h, final = recurrence(**_cast(x, call))
+                h, final = recurrence(**autocast.cast({"u": x, **call}))
                 outputs.append(h)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
@@ -104,6 +90,8 @@ class Recurrent(RNNBase):
             hidden = tuple(state.unsqueeze(0) for state in finals[0])
         else:
             hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
+        packed, given = sequence.batch_sizes is not None, sequence.state[0].dtype
+        x, hidden = autocast.cast_results(self, packed, given, x, hidden)
         hidden = hidden if self.mode == "LSTM" else hidden[0]
         if isinstance(input, PackedSequence):
             _, batch_sizes, order, inverse = input
@@ -157,7 +145,7 @@ class Recurrent(RNNBase):
         for directions in self._calls(sequence):
             for call in directions:
                 x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], call["weight_ih"].shape[1])
-                choices.append(recurrence.choose(**_cast(x, call)))
+                choices.append(recurrence.choose(**autocast.cast({"u": x, **call})))
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:

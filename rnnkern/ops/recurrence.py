@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, Recurrence, needs_derivatives
+from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable, needs_derivatives, transformed
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
@@ -94,13 +93,13 @@ def recurrence(
     if save_gates is None:
         save_gates = u.device.type == "cpu"
     if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
-        h, *rest = Recurrence.apply(
+        h, *rest = differentiable(
             cell, reverse, save_gates, len(state), u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
             *state, *params,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
-            cell, u, R, state, bias, params, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih
+            cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
@@ -118,10 +117,10 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
         [h (1, B, H), and the final state, shaped as it was given].
     """
     facts = KERNEL_CELLS.get(cell)
-    if facts is None or facts["params"] or not x.is_cpu or forced() is not None or forward_ad._current_level >= 0:
+    if facts is None or facts["params"] or not x.is_cpu or forced() is not None or transformed():
         return None
     return _operators.recurrence.default(
-        cell, x, R, state, bias, (), None, None, False, False, False, weight_ih, bias_ih
+        cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih
     )  # fmt: skip
 
 
@@ -291,6 +290,10 @@ def _check_batch_sizes(batch_sizes: Tensor, rows: int, batch: int) -> int:
     if batch_sizes.dim() != 1:
         raise ValueError(f"recurrence: `batch_sizes` must be (T,), got {_shape(batch_sizes)}")
     if not torch.compiler.is_compiling() and not isinstance(batch_sizes, torch._subclasses.FakeTensor):
+        if torch._C._functorch.is_batchedtensor(batch_sizes):
+            raise ValueError(
+                "recurrence: `batch_sizes` must be the same for all members of torch.vmap, got one for each"
+            )
         sizes = batch_sizes.tolist()
         if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):
             raise ValueError(

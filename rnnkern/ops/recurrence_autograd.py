@@ -1,4 +1,5 @@
-"""Derivatives of the recurrence: an autograd.Function around the forward, and the reference around the backward."""
+"""Derivatives of the recurrence: an autograd.Function around the forward, one around the backward, and the reference
+around that."""
 
 import inspect
 import json
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from rnnkern import _extension, reference
+from rnnkern import _extension
+from rnnkern.ops.recurrence_second import differentiate_backward
+from rnnkern.ops.recurrence_vmap import over_members
 from rnnkern.reference import CELLS
 
 KERNEL_CELLS: dict[str, dict[str, int]] = (
@@ -18,13 +21,52 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 CUDA_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["cuda"]]
 """Those that have one on a GPU too."""
 
+WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
+
 _operators = torch.ops.rnnkern
 
 
+def transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is at work: the plain operator knows nothing of them."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def needs_derivatives(*tensors: Tensor | None) -> bool:
-    """Forward mode counts: the autograd.Function refuses it, the plain operator would return zero tangents."""
+    """Whether a call must go through :func:`differentiable`."""
     backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return backward or forward_ad._current_level >= 0
+    return backward or transformed()
+
+
+def differentiable(*args):
+    """What :class:`Recurrence` makes of its arguments."""
+    if torch.compiler.is_dynamo_compiling() and transformed():
+        _keep_whole()
+        return _apply_whole(*args)
+    return _apply(*args)
+
+
+def _apply(*args):
+    return (Recurrence if forward_ad._current_level < 0 else _RecurrenceOfDuals).apply(*args)
+
+
+def _apply_whole(*args):
+    return _apply(*args)
+
+
+def _keep_whole():
+    """Inside a transform the compiler would take the Function apart and lose its gradient, without a word. Called while
+    it traces, since naming the compiler before would import it."""
+    torch._dynamo.allow_in_graph(_apply_whole)
+
+
+_keep_whole._dynamo_marked_constant = True
+
+
+def _no_forward_mode(*_):
+    raise NotImplementedError(
+        "recurrence: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd.forward_ad): "
+        "take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
+    )
 
 
 class Recurrence(torch.autograd.Function):
@@ -34,7 +76,19 @@ class Recurrence(torch.autograd.Function):
         state, params = tensors[:states], tensors[states:]
         return tuple(
             _operators.recurrence.default(
-                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates, weight_ih, bias_ih
+                cell,
+                u,
+                R,
+                state,
+                bias,
+                params or None,
+                batch_sizes,
+                reset,
+                reverse,
+                True,
+                save_gates,
+                weight_ih,
+                bias_ih,
             )
         )
 
@@ -49,32 +103,81 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_h, *grad_rest):
-        tensors = ctx.saved_tensors
-        u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, *rest = tensors[: ctx.inputs]
-        h, *saved = tensors[ctx.inputs :]
-        state, params = rest[: ctx.states], rest[ctx.states :]
-        grad_state = grad_rest[: ctx.states]
-        if all(g is None for g in grad_state):
-            grad_state = []
-            if grad_h is None:
-                return (None,) * (4 + ctx.inputs)
-        else:
-            grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=True)]
-        needs_u, needs_weight_ih, needs_bias_ih, needs_R, needs_bias = ctx.needs_input_grad[4:9]
-        du, dR, dbias, *d_rest = _operators.recurrence_backward.default(
-            ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, h,
-            saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih, needs_bias_ih,
-        )  # fmt: skip
+        grads = (grad_h, *grad_rest[: ctx.states])
+        if all(g is None for g in grads):
+            return (None,) * (4 + ctx.inputs)
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[4:9]
+        wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
+        backward = RecurrenceBackward.apply if transformed() else RecurrenceBackward.forward
+        du, dR, dbias, *rest = backward(ctx.cell, ctx.reverse, wanted, ctx.states, *tensors, *grads)
         dweight_ih = dbias_ih = None
-        if weight_ih is not None:
-            *d_rest, dweight_ih, dbias_ih = d_rest
+        if tensors[1] is not None:
+            *rest, dweight_ih, dbias_ih = rest
         first = (du, dweight_ih, dbias_ih, dR, dbias)
-        wanted = (d if needed else None for d, needed in zip(first, ctx.needs_input_grad[4:9], strict=True))
-        return (None, None, None, None, *wanted, None, None, None, *d_rest)
+        first = (d if need else None for d, need in zip(first, needs, strict=True))
+        return (None, None, None, None, *first, None, None, None, *rest)
+
+    @staticmethod
+    def vmap(info, dims, *args):
+        return over_members(differentiable, info.batch_size, dims, args)
+
+
+class _RecurrenceOfDuals(Recurrence):
+    """Apart, since the compiler takes no Function that has a jvp."""
+
+    jvp = staticmethod(_no_forward_mode)
+
+
+class RecurrenceBackward(torch.autograd.Function):
+    """The backward for torch.func's transforms, which do not take the operator's register_autograd."""
+
+    @staticmethod
+    def forward(cell, reverse, wanted, states, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
+                *tensors):  # fmt: skip
+        state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
+        if all(g is None for g in grad_state):
+            grad_state = ()
+        grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
+        return tuple(
+            _operators.recurrence_backward.default(
+                cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
+                "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
+                "bias_ih" in wanted,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.cell, ctx.reverse, _, ctx.states, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        tensors, rest = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
+        first, upstream = differentiate_backward(
+            ctx.cell, ctx.reverse, tensors, state, params, (upstream[0], *upstream[1]), grads
+        )
+        return (None,) * 4 + (*first[:5], None, None, None, *first[5:], *(None for _ in saved), *upstream)
+
+    @staticmethod
+    def vmap(info, dims, *args):
+        cell, _, wanted, *_ = args
+        share = wanted.isdisjoint(WEIGHTS) and not CELLS[cell].params
+        return over_members(RecurrenceBackward.apply, info.batch_size, dims, args, share)
+
+    jvp = staticmethod(_no_forward_mode)
 
 
 # Function.apply binds its arguments by the signature, and would work that out at every call: 30 us of a tiny one's 220.
 Recurrence.forward.__signature__ = inspect.signature(Recurrence.forward)
+
+
+def _parts(cell, states, tensors):
+    """(state, params, h and what the forward saved, grad_h, grad_state)."""
+    last, first = states + len(CELLS[cell].params), len(tensors) - 1 - states
+    return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
 
 
 def _hidden_size(cell, u, weight_ih):
@@ -110,58 +213,21 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 
 
 def _setup_backward(ctx, inputs, output):
-    (ctx.cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, ctx.reverse, grad_scale, _, saved,
-     ctx.needs_R, ctx.needs_bias, weight_ih, bias_ih, ctx.needs_u, ctx.needs_weight_ih,
-     ctx.needs_bias_ih) = inputs  # fmt: skip
-    ctx.grad_states, ctx.states, ctx.saved = len(grad_state), len(state), len(saved)
-    ctx.save_for_backward(
-        grad_h, u, R, bias, weight_ih, bias_ih, batch_sizes, reset, grad_scale, *grad_state, *state, *params
-    )
+    """As in :class:`RecurrenceBackward`, whose arguments the operator's are in another order."""
+    (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
+     weight_ih, bias_ih, *_) = inputs  # fmt: skip
+    ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
+    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, *state, *params, h, *saved)
+    RecurrenceBackward.setup_context(ctx, (cell, reverse, None, len(state), *tensors, grad_h, *grad_state), output)
 
 
 def _differentiate_backward(ctx, grads):
-    """Second derivatives: the backward is the reference's gradient, so its gradient is the reference's second one."""
-    grad_h, u, R, bias, weight_ih, bias_ih, batch_sizes, reset, grad_scale, *rest = ctx.saved_tensors
-    # Aliases stand between the graph that leads here and the one built below; orders above two go through them.
-    alias = lambda x: None if x is None else (x.view_as(x) if x.requires_grad else x.detach().requires_grad_())  # noqa: E731
-    with torch.enable_grad():
-        grad_h, u, R, bias, weight_ih, bias_ih, *rest = map(alias, (grad_h, u, R, bias, weight_ih, bias_ih, *rest))
-        grad_state, rest = rest[: ctx.grad_states], rest[ctx.grad_states :]
-        state, params = rest[: ctx.states], rest[ctx.states :]
-        h, final = reference.recurrence(
-            ctx.cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset,
-            reverse=ctx.reverse, grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih,
-        )  # fmt: skip
-        # The backward's outputs, in its order; du, dR, dbias, then state and params, then weight_ih and bias_ih.
-        needed = (
-            (u, weight_ih is None or ctx.needs_u), (R, ctx.needs_R), (bias, ctx.needs_bias),
-            *((x, True) for x in (*state, *params)), (weight_ih, ctx.needs_weight_ih), (bias_ih, ctx.needs_bias_ih),
-        )[: len(grads)]  # fmt: skip
-        wanted = [
-            (x, g) for (x, need), g in zip(needed, grads, strict=True) if need and x is not None and g is not None
-        ]
-        outputs = [(h, grad_h), *zip(final, grad_state, strict=False)]
-        outputs = [(y, g) for y, g in outputs if g is not None and y.requires_grad]
-        first = ()
-        if outputs:  # but for T = 0 without a gradient of the final state
-            first = torch.autograd.grad(
-                [y for y, _ in outputs], [x for x, _ in wanted], [g for _, g in outputs], create_graph=True,
-                materialize_grads=True,
-            )  # fmt: skip
-        inputs = [x for x in (grad_h, u, R, bias, weight_ih, bias_ih, *rest, *grad_state) if x is not None]
-        pairs = [(y, g) for y, (_, g) in zip(first, wanted, strict=bool(first)) if y.requires_grad]
-        second = (None,) * len(inputs)
-        if pairs:
-            second = torch.autograd.grad(
-                [y for y, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True,
-                create_graph=torch.is_grad_enabled(),
-            )  # fmt: skip
-    second = dict(zip(map(id, inputs), second, strict=True))
-    get = lambda x: second.get(id(x))  # noqa: E731
+    _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
+    state, params, (_, *saved), grad_h, grad_state = _parts(ctx.cell, ctx.states, rest)
+    grad_state = grad_state[: ctx.grad_states]
     return (
-        None, get(grad_h), [get(g) for g in grad_state], get(u), get(R), [get(s) for s in state], get(bias),
-        [get(p) for p in params], None, None, None, None, None, [None] * ctx.saved, None, None,
-        get(weight_ih), get(bias_ih), None, None, None,
+        None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
+        weight_ih, bias_ih, None, None, None,
     )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ def gru_reset_before(u, product, state):
 class _ScaleGradient(torch.autograd.Function):
     """The value of h, and its gradient times a constant."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(h, scale):
         return h.view_as(h)

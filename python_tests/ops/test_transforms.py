@@ -1,0 +1,178 @@
+"""torch.func and torch.vmap over the operator: what they make of the kernel against what they make of the reference."""
+
+import json
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_leaves
+
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import RECURRENCE_OPTIONS, assert_close, covering_rows, recurrence_sample, takes
+
+MEMBERS = 3
+
+
+class Call:
+    """A sample's call as a function of its differentiable tensors, by name."""
+
+    def __init__(self, op, sample):
+        self.op, self.sample = op, sample
+        names = ["u", "R", *(f"state {k}" for k in range(len(sample.args[3])))]
+        names += ["bias"] if sample.kwargs["bias"] is not None else []
+        names += [f"params {k}" for k in range(len(sample.kwargs["params"]))]
+        names += [name for name in ("weight_ih", "bias_ih") if sample.kwargs.get(name) is not None]
+        self.leaves = dict(zip(names, sample.leaves(), strict=True))
+
+    def __call__(self, **leaves):
+        leaves = self.leaves | leaves
+        group = lambda kind: tuple(x for name, x in leaves.items() if name.startswith(kind))  # noqa: E731
+        kwargs = {name: leaves.get(name, value) for name, value in self.sample.kwargs.items()}
+        kwargs["params"] = group("params")
+        h, final = self.op(self.sample.args[0], leaves["u"], leaves["R"], group("state"), **kwargs)
+        return h, *final
+
+    def loss(self, **leaves):
+        return sum(y.sin().sum() for y in self(**leaves))
+
+    def members(self, *names):
+        """Values for each of MEMBERS members, the first dimension theirs."""
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda x: torch.randn(MEMBERS, *x.shape, generator=generator) / 2  # noqa: E731
+        return {name: draw(self.leaves[name]).to(self.leaves[name]) for name in names}
+
+
+def per_member_everything(call):
+    return vmap(lambda leaves: call(**leaves))(call.members(*call.leaves))
+
+
+def per_member_input_and_last_dimensions(call):
+    given = call.members("u", "R")
+    u, R = given["u"].movedim(0, 1), given["R"].movedim(0, -1)
+    return vmap(lambda u, R: call(u=u, R=R), in_dims=(1, -1), out_dims=1)(u, R)
+
+
+def nested(call):
+    u, R = call.members("u")["u"], call.members("R")["R"]
+    return vmap(lambda R: vmap(lambda u: call(u=u, R=R))(u))(R)
+
+
+def gradient_through_members(call):
+    u = call.members("u")["u"]
+    return grad(lambda leaves: sum(y.sin().sum() for y in vmap(lambda u: call(**leaves | {"u": u}))(u)))(call.leaves)
+
+
+def backward_through_members(call):
+    """By autograd, outside all transforms."""
+    leaves = {name: x.detach().requires_grad_() for name, x in (call.leaves | call.members("u")).items()}
+    others = {name: x for name, x in leaves.items() if name != "u"}
+    results = vmap(lambda u: call(u=u, **others))(leaves["u"])
+    return torch.autograd.grad(sum(y.sin().sum() for y in results), list(leaves.values()))
+
+
+TRANSFORMS = {
+    "gradient": lambda call: grad(lambda leaves: call.loss(**leaves))(call.leaves),
+    "second gradient": lambda call: grad(
+        lambda leaves: sum(g.sin().sum() for g in grad(lambda leaves: call.loss(**leaves))(leaves).values())
+    )(call.leaves),
+    "jacobian": lambda call: jacrev(lambda u: call(u=u))(call.leaves["u"]),
+    "jacobian by a weight": lambda call: jacrev(lambda R: call(R=R), chunk_size=5)(call.leaves["R"]),
+    "members share weights": lambda call: vmap(lambda u: call(u=u))(call.members("u")["u"]),
+    "members share the input": lambda call: vmap(lambda R: call(R=R))(call.members("R")["R"]),
+    "members share nothing": per_member_everything,
+    "members in other dimensions": per_member_input_and_last_dimensions,
+    "members of members": nested,
+    "gradients per member": lambda call: vmap(
+        lambda u: grad(lambda leaves: call.loss(**leaves))(call.leaves | {"u": u})
+    )(call.members("u")["u"]),
+    "gradient through members": gradient_through_members,
+    "backward through members": backward_through_members,
+}
+
+
+ROWS = [
+    row
+    for row in covering_rows(
+        {"transform": list(TRANSFORMS), "option": list(RECURRENCE_OPTIONS), "cell": list(KERNEL_CELLS)}
+    )
+    if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
+def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
+    transform = TRANSFORMS[row["transform"]]
+    sample = recurrence_sample(row["cell"], 3, 2, 4, **RECURRENCE_OPTIONS[row["option"]])
+    single, double = sample.to(torch.float32), sample.to(torch.float64)
+    calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
+    results = [tree_leaves(transform(call)) for call in calls]
+    for k, (actual, naive, truth) in enumerate(zip(*results, strict=True)):
+        assert_close(actual, naive, truth, f"result {k}")
+
+
+def entered(run):
+    """How many kernels ran."""
+    before = sum(json.loads(torch.ops.rnnkern.kernel_counts()).values())
+    run()
+    return sum(json.loads(torch.ops.rnnkern.kernel_counts()).values()) - before
+
+
+def test_members_that_share_weights_are_one_call():
+    call = Call(recurrence, recurrence_sample("lstm", packed=True, reset=True, inputs=5))
+    assert entered(lambda: TRANSFORMS["members share weights"](call)) == 1
+    assert entered(lambda: TRANSFORMS["gradient through members"](call)) == 2
+    assert entered(lambda: TRANSFORMS["backward through members"](call)) == 2
+    assert entered(lambda: TRANSFORMS["jacobian"](call)) == 2
+    assert entered(lambda: TRANSFORMS["gradients per member"](call)) == 1 + MEMBERS
+    assert entered(lambda: TRANSFORMS["members share nothing"](call)) == MEMBERS
+
+
+def test_what_vmap_refuses():
+    _, u, R, state = recurrence_sample("tanh", 3, 2, 4).args
+    with pytest.raises(ValueError, match="vmap must be over at least one member"):
+        vmap(lambda u: recurrence("tanh", u, R, state)[0])(u.new_zeros(0, *u.shape))
+    rows, sizes = torch.randn(2, 4, 4, dtype=torch.float64), torch.tensor([[2, 2], [2, 2]])
+    with pytest.raises(ValueError, match="`batch_sizes` must be the same for all members"):
+        vmap(lambda u, sizes: recurrence("tanh", u, R, state, batch_sizes=sizes)[0])(rows, sizes)
+    with pytest.raises(ValueError, match=r"`R` must be \(G\*H, H\) = \(4, 4\), got \(3, 4\)"):
+        vmap(lambda R: recurrence("tanh", u, R, state)[0])(torch.randn(2, 3, 4, dtype=torch.float64))
+
+
+def dual_numbers(f, x):
+    with forward_ad.dual_level():
+        return f(forward_ad.make_dual(x, x))
+
+
+FORWARD_MODE = {
+    "jvp": lambda f, x: jvp(f, (x,), (x,)),
+    "jacfwd": lambda f, x: jacfwd(f)(x),
+    "hessian": lambda f, x: hessian(f)(x),
+    "jvp of vmap": lambda f, x: jvp(vmap(f), (x[None],), (x[None],)),
+    "jvp of a gradient": lambda f, x: jvp(grad(f), (x,), (x,)),
+    "jvp of a pullback": lambda f, x: jvp(vjp(f, x)[1], (x.sum(),), (x.sum(),)),
+    "dual numbers": dual_numbers,
+}
+
+
+@pytest.mark.parametrize("transform", FORWARD_MODE)
+def test_forward_mode_says_that_it_is_not_there(transform):
+    _, u, R, state = recurrence_sample("gru").args
+    with pytest.raises(NotImplementedError, match=r"the kernels have no forward mode \(torch.func.jvp"):
+        FORWARD_MODE[transform](lambda u: recurrence("gru", u, R, state)[0].sum(), u)
+
+
+def test_forward_mode_around_a_call_without_tangents():
+    _, u, R, state = recurrence_sample("gru").args
+    wanted = recurrence("gru", u, R, state)[0]
+    value, tangent = jvp(lambda x: x * recurrence("gru", u, R, state)[0].sum(), (u,), (u,))
+    torch.testing.assert_close(value, u * wanted.sum())
+    torch.testing.assert_close(tangent, value)
+
+
+def test_functionalize_is_refused():
+    _, u, R, state = recurrence_sample("tanh").args
+    with pytest.raises(RuntimeError, match="Functionalize"):
+        functionalize(lambda u: recurrence("tanh", u, R, state)[0])(u)

@@ -1,0 +1,40 @@
+"""torch.autocast at the door of the operator, which takes one dtype for all its arguments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import RNNBase
+
+
+def cast(call: dict[str, Any]) -> dict[str, Any]:
+    """The operator's arguments in autocast's dtype where it is on, as torch.nn's weights and state are."""
+    device, dtype = call["u"].device.type, call["u"].dtype
+    if not torch.is_autocast_enabled(device) or dtype == torch.float64:
+        return call
+    dtype = torch.get_autocast_dtype(device)
+
+    def to(value):
+        if isinstance(value, tuple):
+            return tuple(map(to, value))
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return {name: to(value) for name, value in call.items()}
+
+
+def cast_results(
+    module: RNNBase, packed: bool, given: torch.dtype, output: Tensor, hidden: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Output and final state in the dtypes that torch.nn has for them.
+
+    On a CPU some of torch.nn's sums are in the dtype of the initial state, ``given``, if that is the wider one:
+    all of a GRU, a packed LSTM's but for a projected h, a projected LSTM's c. All else is in autocast's dtype.
+    """
+    if not torch.is_autocast_enabled("cpu") or not output.is_cpu or output.dtype == torch.float64:
+        return output, tuple(hidden)
+    lstm, projected = module.mode == "LSTM", module.proj_size > 0
+    wide = torch.promote_types(given, output.dtype)
+    h = wide if module.mode == "GRU" or (lstm and packed and not projected) else output.dtype
+    c = wide if packed or projected else output.dtype
+    return output.to(h), tuple(s.to(dtype) for s, dtype in zip(hidden, (h, c), strict=False))

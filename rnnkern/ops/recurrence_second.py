@@ -1,0 +1,63 @@
+"""Second derivatives of the recurrence: its backward is the reference's gradient, so what differentiates the one
+differentiates the other."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+from rnnkern import reference
+
+
+def differentiate_backward(
+    cell: str, reverse: bool, tensors: Sequence[Tensor | None], state: Sequence[Tensor], params: Sequence[Tensor],
+    upstream: Sequence[Tensor | None], grads: Sequence[Tensor | None],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
+    """The vector-Jacobian product of the backward.
+
+    Args:
+        tensors: (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale) of the call.
+        upstream: the gradients that the backward was given, of h and of each state; None where there was none.
+        grads: those of the backward's results, in the operator's order: du, dR, dbias, the states', the params',
+            dweight_ih and dbias_ih.
+
+    Returns:
+        Gradients of (u, weight_ih, bias_ih, R, bias, *state, *params), and of ``upstream``.
+    """
+    u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale = tensors
+    if batch_sizes is not None and is_fake(batch_sizes):
+        raise NotImplementedError(
+            "recurrence: second derivatives of packed input cannot be traced by the compiler, since they read the "
+            "lengths; call outside torch.compile, or pad and mask"
+        )
+    names = ["u", "weight_ih", "bias_ih", "R", "bias"]
+    states, own = ([f"{kind}{k}" for k in range(len(group))] for kind, group in (("s", state), ("p", params)))
+    leaves = dict(zip((*names, *states, *own), (u, weight_ih, bias_ih, R, bias, *state, *params), strict=True))
+    results = ["h", *(f"final {s}" for s in states)]
+    given = {name: g for name, g in zip(results, upstream, strict=True) if g is not None}
+    order = ["u", "R", "bias", *states, *own, "weight_ih", "bias_ih"]
+    asked = {name: g for name, g in zip(order, grads, strict=False) if g is not None and _fits(g, leaves[name])}
+    leaves = {name: x for name, x in leaves.items() if x is not None}
+    if not given or not asked:
+        return [None] * (len(names) + len(states) + len(own)), [None] * len(results)
+
+    def forward(leaves):
+        h, final = reference.recurrence(
+            cell, leaves["u"], leaves["R"], [leaves[s] for s in states], bias=leaves.get("bias"),
+            params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
+            grad_scale=grad_scale, weight_ih=leaves.get("weight_ih"), bias_ih=leaves.get("bias_ih"),
+        )  # fmt: skip
+        return {name: y for name, y in zip(results, (h, *final), strict=True) if name in given}
+
+    def backward(leaves, given):
+        gradients = torch.func.vjp(forward, leaves)[1](given)[0]
+        return {name: gradients[name] for name in asked}
+
+    of_leaves, of_given = torch.func.vjp(backward, leaves, given)[1](asked)
+    return [of_leaves.get(n) for n in (*names, *states, *own)], [of_given.get(n) for n in results]
+
+
+def _fits(gradient: Tensor, leaf: Tensor | None) -> bool:
+    """Not so where the backward was not asked for a gradient and returned an empty one."""
+    return leaf is not None and gradient.shape == leaf.shape
