@@ -285,13 +285,15 @@ def test_without_derivatives_the_short_way_is_taken(cls, monkeypatch):
 @pytest.mark.parametrize("grad", [True, False])
 @classes
 def test_autocast(cls, grad):
-    _, cell = pair(cls, dtype=torch.float32)
+    """Dtypes too are torch.nn's."""
+    theirs, cell = pair(cls, dtype=torch.float32)
     inputs = arguments(cls, dtype=torch.float32)
     wanted = run(cell, *inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(grad):
         state = run(cell, *inputs)
-        again = run(cell, inputs[0], *state)  # x in float32, the state in bfloat16
-    assert {s.dtype for s in (*state, *again)} == {torch.bfloat16}
+        again = run(cell, inputs[0], *(s.bfloat16() for s in state))
+        assert [s.dtype for s in state] == [s.dtype for s in run(theirs, *inputs)]
+    assert {s.dtype for s in again} == {torch.bfloat16}
     torch.testing.assert_close(tuple(s.float() for s in state), wanted, rtol=0, atol=0.03)
     if grad:
         sum(s.float().sum() for s in again).backward()

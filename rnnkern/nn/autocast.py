@@ -38,3 +38,11 @@ def cast_results(
     h = wide if module.mode == "GRU" or (lstm and packed and not projected) else output.dtype
     c = wide if packed or projected else output.dtype
     return output.to(h), tuple(s.to(dtype) for s, dtype in zip(hidden, (h, c), strict=False))
+
+
+def cast_state(cell: str, given: torch.dtype, state: Sequence[Tensor]) -> list[Tensor]:
+    """As :func:`cast_results`, the results of one step by one of torch.nn's cells."""
+    if torch.is_autocast_enabled("cpu") and state[0].is_cpu and cell in ("lstm", "gru"):
+        given = torch.promote_types(given, state[0].dtype)
+        return [s.to(given) for s in state]
+    return list(state)

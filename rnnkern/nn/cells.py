@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import RNNCellBase
 
-from rnnkern.nn.recurrent import _cast
+from rnnkern.nn import autocast
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.recurrence import step
 
@@ -39,6 +39,8 @@ class RecurrentCell(RNNCellBase):
         if type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             stepped = step(x=x, **call)
         state = recurrence(u=x, **call)[1] if stepped is None else stepped[1:]
+        given = input if hx is None else hx[0] if self._cell == "lstm" else hx
+        state = autocast.cast_state(self._cell, given.dtype, state)
         if unbatched:
             state = [s.squeeze(0) for s in state]
         return tuple(state) if self._cell == "lstm" else state[0]
@@ -69,7 +71,7 @@ class RecurrentCell(RNNCellBase):
             "weight_ih": self.weight_ih,
             "bias_ih": self.bias_ih,
         }
-        call = _cast(x, call)
+        call = autocast.cast({"u": x, **call})
         x = call["u"]
         for t in (call["weight_ih"], call["R"], *call["state"]):
             if t.dtype != x.dtype or t.device != x.device:
