@@ -64,7 +64,10 @@ class Training:
         self.seconds.append(time.perf_counter() - begun)
 
     def measure(self) -> float:
-        return mean_score(self.network, self.task.held_out(), self.task.score, self.device)
+        self.network.eval()
+        measured = mean_score(self.network, self.task.held_out(), self.task.score, self.device)
+        self.network.train()
+        return measured
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The tables of trainings; writes those of docs/training.md, each between its marks, from a device's CSVs.
+"""The tables of trainings; writes those of docs/training.md, each between its marks, and its pictures, from CSVs.
 
 ``python -m perf.train_tables cpu-amd-epyc-2t``
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf import record, tables
+from perf import record, tables, train_picture
 from perf.record import Row, significant
 
 PAGE = record.ROOT / "docs" / "training.md"
@@ -56,16 +56,19 @@ def text(rows: Sequence[Row]) -> str:
     row, commits = rows[-1], dict.fromkeys(row["commit"] for row in rows)
     facts = f"{row['device']}, {row['threads']} threads, {row['simd']}, PyTorch {row['torch']}"
     return (
-        f"{body}\n\n*{row['data']}; T = {row['length']}, B = {row['batch']}, clip {row['clip']}. The best constant "
-        f"answer gets {row['constant']}. {facts}, commit {', '.join(commits)}.*"
+        f"{body}\n\n*{row['data']}; T = {row['length']}, B = {row['batch']}, clip {row['clip']}. A constant answer "
+        f"gets {row['constant']}. {facts}, commit {', '.join(commits)}.*"
     )
 
 
 def main(device: str, page: Path = PAGE, results: Path = record.RESULTS) -> None:
     def filled(match) -> str:
         path = results / device / f"train-{match[2]}.csv"
-        found = text(newest(record.read(path))) if path.exists() else "*Not measured yet.*"
-        return f"{match[1]}{found}\n{match[3]}"
+        if not path.exists():
+            return f"{match[1]}*Not measured yet.*\n{match[3]}"
+        rows = newest(record.read(path))
+        train_picture.draw(page.parent / "images" / f"{path.stem}.png", rows)
+        return f"{match[1]}{text(rows)}\n{match[3]}"
 
     page.write_text(tables.MARKED.sub(filled, page.read_text()))
 

@@ -47,7 +47,7 @@ def test_adding_is_worth_its_baseline():
     assert abs(y.mean() - 1) < 4 * math.sqrt(1 / 6 / count)
     squares = (y - 1).square()
     assert abs(squares.mean() - 1 / 6) < 4 * squares.std() / math.sqrt(count)
-    assert tasks.adding(TINY, "test", None).constant == 1 / 6
+    assert tasks.adding(TINY._replace(held_out=count), "test", None).constant == pytest.approx(1 / 6, rel=0.03)
 
 
 def test_what_is_held_out_of_adding_is_its_own():
@@ -261,7 +261,7 @@ def test_the_same_seeds_give_the_same_numbers(tmp_path, capsys):
     assert len({row["train_loss"] for row in rows[0] if row["model"] == "rnnkern.GRU"}) == 6
     row = rows[0][0]
     assert all(row[name] for name in ("commit", "device", "torch", "command"))
-    assert (row["task"], row["metric"], row["constant"], row["length"]) == ("adding", "test MSE", "0.1667", "6")
+    assert (row["task"], row["metric"], row["length"], row["held_out"]) == ("adding", "test MSE", "6", "50")
     out = capsys.readouterr().out
     assert all(words in out for words in ("test MSE", "lowest", "highest", "ms per update", "torch.GRU"))
 
@@ -358,6 +358,7 @@ def test_the_page_is_filled(tmp_path):
     assert (
         "| `rnnkern.GRU` | Adam 0.01 | 8 | 99 | 2 | 2 | 2.5 | 1.25 | 0.25 | 2.25 | 1.5 |\n\n*generated; T = 9" in text
     )
+    assert (tmp_path / "images" / "train-adding.png").stat().st_size > 10_000
     assert "<!-- ptb:begin -->\n*Not measured yet.*\n<!-- ptb:end -->" in text
 
 
