@@ -14,38 +14,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Module, Parameter
 from tqdm import tqdm
 
 import rnnkern.nn
 from perf import demo_picture, harness, record
+from perf.datasets import Images, digits
 from perf.harness import OURS
+from perf.models import forget_little, orthogonal
 from perf.record import Row, significant
 
 HIDDEN, BATCH, CLIP = 128, 100, 1.0
 AGREEMENT, AGREEING_UPDATES = 1e-4, 20
 PICTURE = record.ROOT / "docs" / "images" / "demo.png"
-
-
-class Digits(NamedTuple):
-    train_x: Tensor  # (64, sequences, 1), in [0, 1]
-    train_y: Tensor  # (sequences,), 0..9
-    test_x: Tensor
-    test_y: Tensor
-
-
-def digits() -> Digits:
-    pixels, labels = load_digits(return_X_y=True)
-    pixels = pixels[:, np.random.default_rng(0).permutation(64)] / 16
-    parts = train_test_split(pixels, labels, test_size=0.2, stratify=labels, random_state=0)
-    train_x, test_x = (torch.from_numpy(x.T.astype(np.float32, order="C")).unsqueeze(-1) for x in parts[:2])
-    return Digits(train_x, torch.from_numpy(parts[2]), test_x, torch.from_numpy(parts[3]))
 
 
 class ModReLULoop(Module):
@@ -67,19 +51,6 @@ class ModReLULoop(Module):
             h = torch.sign(z) * torch.relu(torch.abs(z) + self.modrelu_bias_l0)
             outputs.append(h)
         return torch.stack(outputs), h
-
-
-@torch.no_grad()
-def forget_little(lstm: Module) -> None:
-    """Forget gates begin open (Gers et al. 2000)."""
-    lstm.bias_hh_l0[HIDDEN : 2 * HIDDEN] = 1
-
-
-def orthogonal(rnn: Module) -> None:
-    init.orthogonal_(rnn.weight_hh_l0)
-    init.zeros_(rnn.bias_ih_l0)
-    init.zeros_(rnn.bias_hh_l0)
-    init.constant_(rnn.modrelu_bias_l0, -0.01)  # above 0 modReLU jumps, and a last bit decides to which side
 
 
 class Network(NamedTuple):
@@ -129,7 +100,7 @@ class Training:
         self.seconds: list[float] = []  # per epoch
         self.accuracy: list[float] = []  # on the test set, after each epoch
 
-    def epoch(self, data: Digits, number: int) -> None:
+    def epoch(self, data: Images, number: int) -> None:
         start = time.perf_counter()
         for batch in batches(len(data.train_y), number):
             loss = F.cross_entropy(self.model(data.train_x[:, batch]), data.train_y[batch])
@@ -148,7 +119,7 @@ def batches(count: int, epoch: int) -> tuple[Tensor, ...]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).split(BATCH)
 
 
-def prepare(network: Network, data: Digits, epochs: int) -> dict[str, Training]:
+def prepare(network: Network, data: Images, epochs: int) -> dict[str, Training]:
     """Both implementations, of equal weights; the peer first."""
     torch.manual_seed(0)
     ours, peer = Classifier(network.ours(1, HIDDEN)), Classifier(network.peer(1, HIDDEN))
@@ -172,7 +143,7 @@ def disagreement(a: Sequence[float], b: Sequence[float]) -> float:
     return max(differences)
 
 
-def train(network: Network, data: Digits, epochs: int) -> Iterator[dict[str, Training]]:
+def train(network: Network, data: Images, epochs: int) -> Iterator[dict[str, Training]]:
     """Trains both implementations epoch by epoch, in alternating order; yields them after each epoch."""
     pair = prepare(network, data, epochs)
     for number in range(epochs):
@@ -182,7 +153,7 @@ def train(network: Network, data: Digits, epochs: int) -> Iterator[dict[str, Tra
         yield pair
 
 
-def peak_bytes(training: Training, data: Digits) -> int:
+def peak_bytes(training: Training, data: Images) -> int:
     """Of one forward and backward on one batch."""
     x, y = data.train_x[:, :BATCH], data.train_y[:BATCH]
 
@@ -193,7 +164,7 @@ def peak_bytes(training: Training, data: Digits) -> int:
     return harness.peak_bytes(gradients, x.device)
 
 
-def figures(network: Network, pair: dict[str, Training], data: Digits) -> list[Row]:
+def figures(network: Network, pair: dict[str, Training], data: Images) -> list[Row]:
     """A row for each implementation. ``speedup`` is the peer's seconds over rnnkern's, epoch by epoch."""
     peer, ours = pair[network.peer_name], pair[OURS]
     shared = {

@@ -14,13 +14,13 @@ from perf.harness import OURS
 COLOURS = (("#9ecae8", "#08519c"), ("#fdc38d", "#b63c02"))
 """For each network its peer's and ours."""
 INK = "#333333"
+STYLE = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"}
+STYLE |= {"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def draw(path: Path, pairs: dict, about: str) -> None:
     """Draws ``network -> provider -> training``; the peer stands first in each pair."""
-    style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"}
-    style |= {"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}
-    with plt.rc_context(style):
+    with plt.rc_context(STYLE):
         figure, (loss, accuracy, cost) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
         for (network, pair), colours in zip(pairs.items(), COLOURS, strict=True):
             for (provider, training), colour in zip(pair.items(), colours, strict=True):

@@ -4,33 +4,18 @@ import torch
 pytest.importorskip("sklearn")
 
 from perf import demo, record
+from perf.datasets import Images
 
 
 @pytest.fixture(scope="module")
-def data() -> demo.Digits:
+def data() -> Images:
     return demo.digits()
 
 
 @pytest.fixture
-def few(data) -> demo.Digits:
+def few(data) -> Images:
     """Three updates per epoch."""
     return data._replace(train_x=data.train_x[:, : 3 * demo.BATCH], train_y=data.train_y[: 3 * demo.BATCH])
-
-
-def test_data(data):
-    assert data.train_x.shape == (64, 1437, 1)
-    assert data.test_x.shape == (64, 360, 1)
-    assert data.train_x.dtype == torch.float32
-    assert (data.train_x.min(), data.train_x.max()) == (0, 1)
-    shares = torch.bincount(data.test_y) / len(data.test_y) - torch.bincount(data.train_y) / len(data.train_y)
-    assert shares.abs().max() < 0.01
-
-
-def test_pixels_are_permuted_alike(data):
-    again = demo.digits()
-    assert all(torch.equal(a, b) for a, b in zip(data, again, strict=True))
-    unscrambled = data.train_x[:, 0, 0].reshape(8, 8)
-    assert unscrambled[:, 0].abs().sum() > 0  # the scans' own left edge is almost empty
 
 
 def test_batches_hold_everything_once():

@@ -1,0 +1,85 @@
+"""Recurrent layers by name, rnnkern's and torch.nn's, each with initial values that suit it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, init
+
+import rnnkern.nn
+
+
+class Network(Module):
+    """A recurrent layer, and a linear layer that answers at each step or after the last.
+
+    Args:
+        rnn: called as those of torch.nn: ``output, state = rnn(x, state)``, x (T, B, I), output (T, B, ``hidden``); the
+            state is None, a tensor or nested tuples of tensors.
+        hidden, outputs: sizes.
+        each_step: answers are (T, B, ``outputs``), else (B, ``outputs``).
+    """
+
+    def __init__(self, rnn: Module, hidden: int, outputs: int, each_step: bool) -> None:
+        super().__init__()
+        self.rnn, self.head, self.each_step = rnn, Linear(hidden, outputs), each_step
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        h, state = self.rnn(x, state)
+        return self.head(h if self.each_step else h[-1]), state
+
+
+def detached(state: Any) -> Any:
+    """The same values, through which no gradient flows."""
+    return tuple(map(detached, state)) if isinstance(state, tuple) else state.detach()
+
+
+# ---- initial values
+
+
+@torch.no_grad()
+def forget_little(lstm: Module) -> None:
+    """Forget gates begin open (Gers et al. 2000)."""
+    lstm.bias_hh_l0[lstm.hidden_size : 2 * lstm.hidden_size] = 1
+
+
+def identity(rnn: Module) -> None:
+    """A relu network begins by keeping its state (Le et al. 2015)."""
+    init.eye_(rnn.weight_hh_l0)
+    init.zeros_(rnn.bias_ih_l0)
+    init.zeros_(rnn.bias_hh_l0)
+
+
+def orthogonal(rnn: Module) -> None:
+    init.orthogonal_(rnn.weight_hh_l0)
+    init.zeros_(rnn.bias_ih_l0)
+    init.zeros_(rnn.bias_hh_l0)
+    init.constant_(rnn.modrelu_bias_l0, -0.01)  # above 0 modReLU jumps, and a last bit decides to which side
+
+
+# ---- the table
+
+Build = Callable[[int, int], Module]
+"""From the sizes of input and state."""
+
+
+def made(cls: type[Module], initialise: Callable[[Module], None] = lambda rnn: None, **options: Any) -> Build:
+    def build(inputs: int, hidden: int) -> Module:
+        rnn = cls(inputs, hidden, **options)
+        initialise(rnn)
+        return rnn
+
+    return build
+
+
+MODELS: dict[str, Build] = {
+    "rnnkern.RNN": made(rnnkern.nn.RNN),
+    "rnnkern.RNN-relu": made(rnnkern.nn.RNN, identity, nonlinearity="relu"),
+    "rnnkern.RNN-modrelu": made(rnnkern.nn.RNN, orthogonal, nonlinearity="modrelu"),
+    "rnnkern.GRU": made(rnnkern.nn.GRU),
+    "rnnkern.LSTM": made(rnnkern.nn.LSTM, forget_little),
+    "torch.RNN": made(torch.nn.RNN),
+    "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
+    "torch.GRU": made(torch.nn.GRU),
+    "torch.LSTM": made(torch.nn.LSTM, forget_little),
+}

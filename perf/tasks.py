@@ -1,0 +1,252 @@
+"""Training tasks: what a network reads, what it is to answer, and how its answers are judged."""
+
+import functools
+import itertools
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from perf import datasets
+from perf.datasets import Images, Text
+
+
+class Batch(NamedTuple):
+    x: Tensor  # (T, B, I)
+    y: Tensor  # what is to be answered
+    carried: bool = False  # the state goes on where the batch before has left it
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.x.to(device), self.y.to(device), self.carried)
+
+
+class Task(NamedTuple):
+    """Ready to be trained on. A new one is a function that builds it, and a line in ``TASKS``."""
+
+    inputs: int  # I
+    outputs: int
+    each_step: bool  # an answer at each step, or one after the last
+    training: Callable[[Generator], Iterator[Batch]]  # endless
+    held_out: Callable[[], Iterable[Batch]]
+    loss: Callable[[Tensor, Tensor], Tensor]  # from answers and y
+    score: Callable[[Tensor, Tensor], Tensor]  # of each answer; the metric is their mean over all that is held out
+    metric: str
+    constant: float  # the metric of an answer that does not look at the input, on the part held out
+    length: int  # T, of a chunk where the state is carried
+    data: str = "generated"
+
+
+class Settings(NamedTuple):
+    """How a task is trained."""
+
+    length: int | None  # T; None where the data have one
+    batch: int  # B
+    hidden: int  # H
+    optimiser: str
+    rate: float
+    clip: float  # of the gradient's norm
+    updates: int
+    held_out: int | None  # sequences or characters that are measured; None for all
+
+
+Build = Callable[[Settings, str, Path | None], Task]
+"""From the settings, the part held out ("valid" or "test") and the folder of the data."""
+
+
+def pieces(x: Tensor, y: Tensor) -> Iterator[Batch]:
+    """Sequences (T, N, I) and their answers (N,), a few hundred at a time."""
+    return map(Batch, x.split(500, dim=1), y.split(500))
+
+
+# ---- adding problem
+
+
+def adding(settings: Settings, part: str, folder: Path | None) -> Task:
+    """Adding problem (Hochreiter and Schmidhuber 1997): x is a number in [0, 1] and a mark; one number of each half of
+    the sequence is marked, y is their sum. The answer 1 has the mean squared error 1/6.
+
+    Raises:
+        ValueError: T < 2.
+    """
+    if settings.length < 2:
+        raise ValueError(f"adding: the length must be at least 2, one step for each number, got {settings.length}")
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            yield sums(settings.length, settings.batch, generator)
+
+    x, y, _ = sums(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    return Task(
+        inputs=2,
+        outputs=1,
+        each_step=False,
+        training=training,
+        held_out=functools.partial(pieces, x, y),
+        loss=mean_squared_error,
+        score=squared_error,
+        metric="MSE",
+        constant=(y - 1).square().mean().item(),
+        length=settings.length,
+    )
+
+
+HELD_OUT_SEEDS = {"valid": -2, "test": -1}
+"""Trainings have others: theirs are not negative."""
+
+
+def sums(length: int, batch: int, generator: Generator) -> Batch:
+    half = length // 2
+    first = torch.randint(half, (1, batch), generator=generator)
+    second = torch.randint(half, length, (1, batch), generator=generator)
+    numbers = torch.rand(length, batch, generator=generator)
+    marks = torch.zeros(length, batch).scatter_(0, torch.cat([first, second]), 1)
+    return Batch(torch.stack([numbers, marks], -1), (numbers * marks).sum(0))
+
+
+# ---- permuted images
+
+
+def digits(settings: Settings, part: str, folder: Path | None) -> Task:
+    """scikit-learn's handwritten digits, pixel by pixel in one permutation."""
+    return classification(datasets.digits(), settings, part, "scikit-learn digits")
+
+
+def mnist(settings: Settings, part: str, folder: Path | None) -> Task:
+    """Permuted MNIST (Le et al. 2015)."""
+    return classification(datasets.mnist(folder), settings, part, "MNIST")
+
+
+def classification(data: Images, settings: Settings, part: str, about: str) -> Task:
+    if part == "valid":
+        data = data.validation()
+    test_x, test_y = data.test_x[:, : settings.held_out], data.test_y[: settings.held_out]
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            for batch in torch.randperm(len(data.train_y), generator=generator).split(settings.batch):
+                yield Batch(data.train_x[:, batch], data.train_y[batch])
+
+    commonest = data.train_y.bincount().argmax()
+    return Task(
+        inputs=1,
+        outputs=10,
+        each_step=False,
+        training=training,
+        held_out=functools.partial(pieces, test_x, test_y),
+        loss=F.cross_entropy,
+        score=correct,
+        metric="accuracy",
+        constant=(test_y == commonest).double().mean().item(),
+        length=len(data.train_x),
+        data=about,
+    )
+
+
+# ---- streams of characters
+
+
+def stdlib(settings: Settings, part: str, folder: Path | None) -> Task:
+    """The sources of Python's standard library, character by character."""
+    return language(datasets.stdlib(), settings, part, f"Python {platform.python_version()}")
+
+
+def ptb(settings: Settings, part: str, folder: Path | None) -> Task:
+    """The Penn Treebank, character by character (Mikolov et al. 2012)."""
+    return language(datasets.ptb(folder), settings, part, "Penn Treebank")
+
+
+def language(text: Text, settings: Settings, part: str, about: str) -> Task:
+    """To name the next character of each; back-propagation goes to the beginning of a chunk, the state further."""
+    judged, symbols = getattr(text, part), len(text.symbols)
+    cut = functools.partial(chunks, symbols=symbols, batch=settings.batch, length=settings.length)
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            start = int(torch.randint(len(text.train), (), generator=generator))
+            yield from cut(text.train.roll(-start))
+
+    def held_out() -> Iterable[Batch]:
+        count = settings.held_out and math.ceil(settings.held_out / (settings.batch * settings.length))
+        return itertools.islice(cut(judged), count)
+
+    frequencies = text.train.bincount(minlength=symbols) + 1.0
+    constant = -(frequencies / frequencies.sum()).log2()[judged.long()].mean().item()
+    return Task(
+        inputs=symbols,
+        outputs=symbols,
+        each_step=True,
+        training=training,
+        held_out=held_out,
+        loss=cross_entropy,
+        score=bits,
+        metric="bits per character",
+        constant=constant,
+        length=settings.length,
+        data=f"{about}, {len(text.train)} characters",
+    )
+
+
+def chunks(text: Tensor, symbols: int, batch: int, length: int) -> Iterator[Batch]:
+    """A text as ``batch`` streams side by side, one-hot, ``length`` characters at a time; y is a character further on.
+
+    Raises:
+        ValueError: the text has not two characters for each stream.
+    """
+    steps = (len(text) - 1) // batch
+    if steps < 1:
+        raise ValueError(f"a text for {batch} streams must have at least {batch + 1} characters, got {len(text)}")
+    x, y = (text[k : k + steps * batch].view(batch, steps).T.long() for k in (0, 1))
+    one_hot = torch.eye(symbols)
+    for begin in range(0, steps, length):
+        now = slice(begin, begin + length)
+        yield Batch(one_hot[x[now]], y[now], carried=begin > 0)
+
+
+# ---- judgements
+
+
+def squared_error(answers: Tensor, y: Tensor) -> Tensor:
+    return (answers.squeeze(-1) - y).square()
+
+
+def mean_squared_error(answers: Tensor, y: Tensor) -> Tensor:
+    return squared_error(answers, y).mean()
+
+
+def correct(answers: Tensor, y: Tensor) -> Tensor:
+    return answers.argmax(-1) == y
+
+
+def cross_entropy(answers: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(answers.flatten(0, 1), y.flatten())
+
+
+def bits(answers: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(answers.flatten(0, 1), y.flatten(), reduction="none") / math.log(2)
+
+
+# ---- the table
+
+
+class Kind(NamedTuple):
+    build: Build
+    settings: Settings  # where none are chosen
+    files: str = ""  # what the folder of the data must hold
+
+
+TASKS = {
+    "adding": Kind(adding, Settings(100, 50, 64, "Adam", 5e-3, 1.0, 2000, 1000)),
+    "digits": Kind(digits, Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None)),
+    "stdlib": Kind(stdlib, Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000)),
+    "mnist": Kind(
+        mnist, Settings(None, 100, 512, "RMSprop", 5e-4, 1.0, 42_000, None), "the four IDX files, plain or .gz"
+    ),
+    "ptb": Kind(
+        ptb, Settings(150, 128, 1024, "RMSprop-0.9", 1e-3, 1.0, 26_000, None), "ptb.char.{train,valid,test}.txt"
+    ),
+}

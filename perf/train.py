@@ -1,0 +1,219 @@
+"""Trains recurrent layers on a task, each with every seed, and keeps their curves.
+
+Weights and batches follow from the seed: at one seed all models meet the same batches, and a layer of rnnkern begins
+with the weights of its peer in torch.nn. Rows are appended to a CSV; table and picture show each model's newest run
+on the same data.
+"""
+
+import argparse
+import functools
+import itertools
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from perf import record, train_picture, train_tables
+from perf.models import MODELS, Network, detached
+from perf.record import Row, significant
+from perf.tasks import TASKS, Batch, Settings, Task
+
+PICTURES = record.ROOT / "docs" / "images"
+OPTIMISERS = {
+    "Adam": torch.optim.Adam,
+    "RMSprop": torch.optim.RMSprop,
+    "RMSprop-0.9": functools.partial(torch.optim.RMSprop, alpha=0.9),
+}
+"""RMSprop smooths by 0.99."""
+ROWS = 20
+"""Of each training, if ``--every`` says nothing else."""
+QUICK, QUICK_LENGTH = {"batch": 4, "hidden": 8, "updates": 4, "held_out": 64}, 8
+
+
+class Training:
+    """One model and seed on its way."""
+
+    def __init__(self, task: Task, model: str, seed: int, settings: Settings, device: torch.device) -> None:
+        torch.manual_seed(seed)
+        rnn = MODELS[model](task.inputs, settings.hidden)
+        self.task, self.settings, self.device = task, settings, device
+        self.network = Network(rnn, settings.hidden, task.outputs, task.each_step).to(device)
+        self.optimiser = OPTIMISERS[settings.optimiser](self.network.parameters(), lr=settings.rate)
+        self.batches = task.training(torch.Generator().manual_seed(seed))
+        self.state = None
+        self.losses: list[float] = []  # per update
+        self.seconds: list[float] = []  # per update, the batch at hand
+
+    def update(self) -> None:
+        x, y, carried = next(self.batches).to(self.device)
+        begun = time.perf_counter()
+        answers, state = self.network(x, self.state if carried else None)
+        loss = self.task.loss(answers, y)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        self.optimiser.step()
+        self.state = detached(state)
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - begun)
+
+    def measure(self) -> float:
+        self.network.eval()
+        measured = mean_score(self.network, self.task.held_out(), self.task.score, self.device)
+        self.network.train()
+        return measured
+
+
+@torch.no_grad()
+def mean_score(
+    network: Network, batches: Iterable[Batch], score: Callable[[Tensor, Tensor], Tensor], device: torch.device
+) -> float:
+    """Over all answers, the state carried where batches say so."""
+    total, count, state = 0.0, 0, None
+    for x, y, carried in (batch.to(device) for batch in batches):
+        answers, state = network(x, state if carried else None)
+        scores = score(answers, y)
+        total, count = total + scores.double().sum().item(), count + scores.numel()
+    return total / count
+
+
+def train(training: Training, every: int, told: Callable[[str], None] = lambda words: None) -> Iterator[Row]:
+    """Trains to the end; a row after each ``every`` updates and after the last. ``told`` hears of every update."""
+    begun, words, last = 0, "", training.settings.updates
+    for update in range(1, last + 1):
+        training.update()
+        told(words)
+        if update % every == 0 or update == last:
+            measured = training.measure()
+            words = f"{training.task.metric} {measured:.4g}"
+            yield {
+                "update": update,
+                "train_loss": significant(statistics.fmean(training.losses[begun:])),
+                "measured": significant(measured),
+                "seconds": significant(sum(training.seconds)),
+                "update_ms": significant(1e3 * statistics.median(training.seconds[begun:])),
+            }
+            begun = update
+
+
+def trainings(
+    models: Sequence[str], seeds: Sequence[int], task: Task, settings: Settings, every: int, device: torch.device
+) -> Iterator[list[Row]]:
+    """Trains every model with every seed; the rows of each training when it has ended."""
+    with tqdm(total=len(models) * len(seeds) * settings.updates, unit="update", disable=None) as bar:
+        for seed, model in itertools.product(seeds, models):
+
+            def told(words: str, at: str = f"{model}, seed {seed}") -> None:
+                bar.set_postfix_str(f"{at} {words}", refresh=False)
+                bar.update()
+
+            training = Training(task, model, seed, settings, device)
+            parameters = sum(p.numel() for p in training.network.parameters())
+            facts = {"model": model, "parameters": parameters, "seed": seed}
+            yield [facts | row for row in train(training, every, told)]
+
+
+# ---- the command
+
+
+def arguments() -> argparse.ArgumentParser:
+    def number(text: str) -> int:
+        if (value := int(text)) < 1:
+            raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        return value
+
+    def seed(text: str) -> int:
+        if (value := int(text)) < 0:
+            raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
+        return value
+
+    defaults = record.table([{"task": name} | shown(kind.settings) for name, kind in TASKS.items()])
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.train",
+        description=__doc__,
+        epilog=f"settings of the tasks, where none are chosen:\n\n{defaults}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ours = [name for name in MODELS if name.startswith(record.OURS)]
+    parser.add_argument("--task", required=True, choices=TASKS, help="what to learn")
+    parser.add_argument("--models", nargs="+", default=ours, choices=MODELS, metavar="MODEL",
+                        help=f"of {', '.join(MODELS)}; all of {record.OURS} if none is named")  # fmt: skip
+    parser.add_argument("--seeds", nargs="+", type=seed, default=[0, 1, 2], metavar="SEED", help="0 1 2 if not given")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of " + "; of ".join(
+        f"{name}: {kind.files}" for name, kind in TASKS.items() if kind.files))  # fmt: skip
+    parser.add_argument("--updates", type=number, help="of the weights, in each training")
+    parser.add_argument("--every", type=number, help=f"updates from row to row; {ROWS} rows if not given")
+    parser.add_argument("--length", type=number, help="steps of a sequence, or of a chunk of text")
+    parser.add_argument("--batch", type=number, help="sequences, or streams of text side by side")
+    parser.add_argument("--hidden", type=number, help="hidden units")
+    parser.add_argument("--optimiser", choices=OPTIMISERS)
+    parser.add_argument("--rate", type=float, help="learning rate")
+    parser.add_argument("--clip", type=float, help="the gradient's largest norm; inf for any")
+    parser.add_argument("--part", choices=("valid", "test"), default="test",
+                        help="held out and measured: test if not given; valid to choose settings by")  # fmt: skip
+    parser.add_argument("--held-out", type=number, help="of that part, so many sequences or characters")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
+    parser.add_argument("--threads", type=number, default=2, help="of PyTorch and rnnkern; 2 if not given")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="a look: tiny, one seed, nothing is kept")
+    return parser
+
+
+def shown(settings: Settings) -> Row:
+    blank = {"length": "", "held_out": "all"}
+    return {name: blank[name] if x is None else x for name, x in settings._asdict().items()}
+
+
+def settings_of(chosen: argparse.Namespace) -> Settings:
+    """Those chosen, then those of a quick look, then the task's own.
+
+    Raises:
+        ValueError: a length is chosen where the data have one.
+    """
+    own = TASKS[chosen.task].settings
+    if chosen.quick:
+        own = own._replace(**QUICK, length=own.length and QUICK_LENGTH)
+    picked = {name: x for name in Settings._fields if (x := getattr(chosen, name)) is not None}
+    if own.length is None and "length" in picked:
+        raise ValueError(f"--length: the data of {chosen.task} have one, got {chosen.length}")
+    return own._replace(**picked)
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
+    parser = arguments()
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    kind = TASKS[chosen.task]
+    if kind.files and chosen.data is None:
+        parser.error(f"--task {chosen.task} needs --data FOLDER, which holds {kind.files}")
+    try:
+        settings = settings_of(chosen)
+        task = kind.build(settings, chosen.part, chosen.data)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.train", *argv]))
+    facts |= {"task": chosen.task, "data": task.data} | shown(settings) | {"length": task.length}
+    facts |= {"metric": f"{chosen.part} {task.metric}", "constant": significant(task.constant)}
+    path = (chosen.out or record.folder(chosen.device, results)) / f"train-{chosen.task}.csv"
+    seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
+    every = chosen.every or max(1, settings.updates // ROWS)
+    rows = []
+    for found in trainings(chosen.models, seeds, task, settings, every, chosen.device):
+        rows += (kept := [facts | row for row in found])
+        if not chosen.quick:
+            record.append(path, kept)
+    if not chosen.quick:
+        rows = train_tables.newest(record.read(path))
+        train_picture.draw((chosen.out or pictures) / f"train-{chosen.task}.png", rows)
+    print(record.table(train_tables.summary(rows)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

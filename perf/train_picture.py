@@ -1,0 +1,60 @@
+"""The picture of trainings on one task: each model's median over the seeds, and a band from lowest to highest."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from perf.demo_picture import STYLE
+from perf.record import OURS, Row
+
+COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
+
+
+PANELS = ("train_loss", "measured")
+"""Columns of the CSV."""
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """Draws rows of one task. A peer has the colour of the layer that it is a peer of, wide and pale below it."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    kinds = list(dict.fromkeys(model.split(".", 1)[1] for model in models))
+    last = rows[-1]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(1, 2, figsize=(13, 4.2), layout="constrained")
+        for axes, column, title in zip(panels, PANELS, ("training loss", last["metric"]), strict=True):
+            for model in models:
+                library, kind = model.split(".", 1)
+                line = {"color": COLOURS[kinds.index(kind) % len(COLOURS)], "label": model, "solid_capstyle": "round"}
+                line |= {"linewidth": 1.5} if library == OURS else {"linewidth": 6, "alpha": 0.35, "zorder": 1}
+                curve(axes, [row for row in rows if row["model"] == model], column, line)
+            axes.set(title=title, xlabel="update", xlim=(0, None), ylim=(0, top(rows, column)))
+            axes.grid(color="#eeeeee")
+            axes.set_axisbelow(True)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        panels[1].axhline(float(last["constant"]), color="#999999", linestyle=":", zorder=0)
+        figure.suptitle(f"{last['task']}: T = {last['length']}, {last['data']}", fontsize=12)
+        about = f"{last['device']}, PyTorch {last['torch']}; median and range over seeds; dots: a constant answer"
+        figure.supxlabel(about, fontsize=8, color="#777777")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+
+def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict) -> None:
+    """The median over seeds, and the band."""
+    updates = sorted({int(row["update"]) for row in rows})
+    values = np.array([[float(row[column]) for row in rows if int(row["update"]) == update] for update in updates])
+    axes.plot(updates, np.median(values, 1), **line)
+    axes.fill_between(updates, values.min(1), values.max(1), color=line["color"], alpha=0.15, linewidth=0)
+
+
+def top(rows: Sequence[Row], column: str) -> float:
+    """Above all but outliers: a training may explode, for a moment or for ever."""
+    values = np.array([x for row in rows if math.isfinite(x := float(row[column]))] or [1.0])
+    return 1.05 * values[values <= 2 * np.quantile(values, 0.9)].max() or 1.0
