@@ -16,7 +16,8 @@ SimdLevel highest_supported() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    return avx512 ? SimdLevel::avx512 : SimdLevel::avx2;
+    if (!avx512) return SimdLevel::avx2;
+    return __builtin_cpu_supports("avx512bf16") ? SimdLevel::avx512_bf16 : SimdLevel::avx512;
   }
 #endif
   return SimdLevel::plain;
@@ -43,7 +44,7 @@ std::atomic<SimdLevel>& current() {
 }  // namespace
 
 const char* name(SimdLevel level) {
-  constexpr const char* names[] = {"plain", "avx2", "avx512"};
+  constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512_bf16"};
   return names[static_cast<int>(level)];
 }
 

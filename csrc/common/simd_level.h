@@ -5,7 +5,7 @@
 namespace rnnkern {
 
 // The instruction sets that the CPU kernels are compiled for; a processor that has one has those before it.
-enum class SimdLevel { plain, avx2, avx512 };
+enum class SimdLevel { plain, avx2, avx512, avx512_bf16 };
 
 const char* name(SimdLevel level);
 

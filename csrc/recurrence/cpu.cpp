@@ -16,6 +16,10 @@ namespace {
 const Level& level() {
   static const Level plain = level_plain();
 #if defined(__x86_64__)
+  if (simd_level() == SimdLevel::avx512_bf16) {
+    static const Level avx512_bf16 = level_avx512_bf16();
+    return avx512_bf16;
+  }
   if (simd_level() == SimdLevel::avx512) {
     static const Level avx512 = level_avx512();
     return avx512;

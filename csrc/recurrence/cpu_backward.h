@@ -10,33 +10,36 @@ namespace {
 template <class S, class Cell>
 struct BackwardPlan {
   using T = Arithmetic<S>;
+  using F = Factor<S>;
 
   int64_t chunk;              // steps
   int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
   int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
   Room<T> room;
-  T *zeros, *dr, *du, *operand, *dh, *m, *dR_room, *second_dR_room, *dW_room, *dW_hr_room, *step_bias, *step_bias_ih;
+  T* zeros;
+  F *dr, *du, *operand, *dh, *m;
+  T *dR_room, *second_dR_room, *dW_room, *dW_hr_room, *step_bias, *step_bias_ih;
   Parts<T> dR, dW, dW_hr, dbias, dbias_ih;
-  Product<T> first, second, input, projection;
+  Product<F> first, second, input, projection;
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
 
   BackwardPlan(const Backward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
-        stride(Cell::gates * p.weights.hidden + 64 / sizeof(T)),
-        dh_stride(p.weights.width + 64 / sizeof(T)),
+        stride(Cell::gates * p.weights.hidden + 64 / sizeof(F)),
+        dh_stride(p.weights.width + 64 / sizeof(F)),
         parts(p.split_hidden ? 1 : me.size),
         room{p.room},
         zeros(room.take(zeros_size(p.weights))),
-        dr(room.take(rows(p) * stride)),
-        du(Cell::joint ? dr : room.take(rows(p) * stride)),
-        operand(Cell::two_products ? room.take(rows(p) * p.weights.hidden) : nullptr),
-        dh(Cell::projected ? room.take(rows(p) * dh_stride) : nullptr),
-        m(Cell::projected ? room.take(rows(p) * p.weights.hidden) : nullptr),
-        dR_room(p.dR ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
-        second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<T>::room_size(p.weights.R), me) : nullptr),
-        dW_room(p.dW ? room.take(WeightGradient<T>::room_size(p.weights.W), me) : nullptr),
-        dW_hr_room(p.dW_hr ? room.take(WeightGradient<T>::room_size(p.weights.W_hr), me) : nullptr),
+        dr(room.template take_as<F>(rows(p) * stride)),
+        du(Cell::joint ? dr : room.template take_as<F>(rows(p) * stride)),
+        operand(Cell::two_products ? room.template take_as<F>(rows(p) * p.weights.hidden) : nullptr),
+        dh(Cell::projected ? room.template take_as<F>(rows(p) * dh_stride) : nullptr),
+        m(Cell::projected ? room.template take_as<F>(rows(p) * p.weights.hidden) : nullptr),
+        dR_room(p.dR ? room.take(WeightGradient<F>::room_size(p.weights.R), me) : nullptr),
+        second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<F>::room_size(p.weights.R), me) : nullptr),
+        dW_room(p.dW ? room.take(WeightGradient<F>::room_size(p.weights.W), me) : nullptr),
+        dW_hr_room(p.dW_hr ? room.take(WeightGradient<F>::room_size(p.weights.W_hr), me) : nullptr),
         step_bias(p.dbias ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
         step_bias_ih(p.dbias_ih ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
         dR(p.dR, parts, p.weights.R, room),
@@ -52,7 +55,7 @@ struct BackwardPlan {
     again.emplace(p, rows(p), false, false, room, me);
     saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
     if (p.x) u = room.take(rows(p) * Cell::gates * p.weights.hidden);
-    if (narrow<S>) h_before = room.take(p.steps.batch * p.weights.width, me);
+    if (StepProducts<S, Cell>::widens) h_before = room.take(p.steps.batch * p.weights.width, me);
   }
 
   static int64_t zeros_size(const Weights<T>& weights) {
@@ -70,6 +73,7 @@ int64_t backward_room(const Backward<S>& p, int team) {
 template <class S, class Cell>
 void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const Share& share, const Chunk& chunk) {
   using T = Arithmetic<S>;
+  using F = Factor<S>;
   using V = Vec<T>;
   const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
   const int64_t width = Cell::projected ? p.weights.width : hidden;
@@ -79,19 +83,19 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
   for (int64_t k = chunk.begin; k < chunk.end; ++k) {
     const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
     const int64_t slot_row = (k - chunk.begin) * batch;
-    const Entering<T> h_before = [&] {
-      if constexpr (narrow<S>) {
-        const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+    const Entering<F> h_before = [&] {
+      const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+      if constexpr (StepProducts<S, Cell>::widens) {
         for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * width, width);
         return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, width, t);
       } else {
-        return Entering<T>(p.steps, p.h0, p.h, plan.zeros, p.reset, width, t);
+        return stored;
       }
     }();
     const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
     auto saved_row = [&](int64_t b) { return plan.saved + (slot_row + b) * Cell::saved * hidden; };
     products.step(
-        p.weights, share, row1, h_before, plan.operand ? plan.operand + slot_row * hidden : nullptr,
+        p.weights, share, row1, h_before, h_before, plan.operand ? plan.operand + slot_row * hidden : nullptr,
         [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
             load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
@@ -110,12 +114,13 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
 template <class S, class Cell>
 void backward(const Backward<S>& p, Member me) {
   using T = Arithmetic<S>;
+  using F = Factor<S>;
   using V = Vec<T>;
   const BackwardPlan<S, Cell> plan(p, me);
   const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
   const int64_t width = Cell::projected ? p.weights.width : hidden;
-  const Product<T>&first = plan.first, &second = plan.second, &input = plan.input, &projection = plan.projection;
-  for (const Product<T>* product : {&first, &second, &input, &projection}) product->pack(me);
+  const Product<F>&first = plan.first, &second = plan.second, &input = plan.input, &projection = plan.projection;
+  for (const Product<F>* product : {&first, &second, &input, &projection}) product->pack(me);
   if constexpr (Cell::saved > 0)
     if (plan.again) plan.again->pack(me);
   const Share share(p.steps, p.split_hidden, me);
@@ -139,14 +144,14 @@ void backward(const Backward<S>& p, Member me) {
 
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const int64_t column0 = first.first_unit(panel0), column1 = first.first_unit(panel1);
-  const Product<T>& by_units = Cell::projected ? projection : first;
+  const Product<F>& by_units = Cell::projected ? projection : first;
   const int64_t by_units0 = share.first_panel(by_units.panels()), by_units1 = share.last_panel(by_units.panels());
   const int64_t unit0 = by_units.first_unit(by_units0), unit1 = by_units.first_unit(by_units1);
-  WeightGradient<T> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
-  WeightGradient<T> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
+  WeightGradient<F> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
+  WeightGradient<F> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
                               plan.second_dR_room);
-  WeightGradient<T> input_dW(p.weights.W, 0, Cell::gates, unit0, unit1, dW, plan.dW_room);
-  WeightGradient<T> projection_dW(p.weights.W_hr, 0, 1, column0, column1, dW_hr, plan.dW_hr_room);
+  WeightGradient<F> input_dW(p.weights.W, 0, Cell::gates, unit0, unit1, dW, plan.dW_room);
+  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, column0, column1, dW_hr, plan.dW_hr_room);
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
@@ -212,13 +217,13 @@ void backward(const Backward<S>& p, Member me) {
         if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
         if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
         if constexpr (Cell::projected)
-          Cell::unprojected(save, next).store(plan.m + slot_row(k, b) * hidden + unit, lanes);
+          store(Cell::unprojected(save, next), plan.m + slot_row(k, b) * hidden + unit, lanes);
       };
       if constexpr (Cell::projected) {
         auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
         for (int64_t b = share.row0; b < row1; ++b) {
           for_vectors<V>(column0, column1, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
-            dh_of(b, column, lanes).store(dh_row(b) + column, lanes);
+            store(dh_of(b, column, lanes), dh_row(b) + column, lanes);
             V(0).store(p.dstate[0] + b * width + column, lanes);  // all that goes on goes through R
           });
         }
@@ -258,7 +263,7 @@ void backward(const Backward<S>& p, Member me) {
                        store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
                        if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
                        if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
-                       operand.store(plan.operand + slot_row(k, b) * hidden + unit, lanes);
+                       store(operand, plan.operand + slot_row(k, b) * hidden + unit, lanes);
                      });
                    });
         share.meet();
@@ -289,7 +294,7 @@ void backward(const Backward<S>& p, Member me) {
       for (int64_t k = chunk.begin; k < end; ++k) {
         const Entering<S> h_before = h_entering(k);
         for (int64_t b = share.row0; b < smaller(share.row1, p.steps.rows(p.steps.at(k))); ++b) {
-          const T* const dr = plan.dr + slot_row(k, b) * plan.stride;
+          const F* const dr = plan.dr + slot_row(k, b) * plan.stride;
           first_dR.add(dr, h_before(b));
           if constexpr (Cell::two_products) second_dR.add(dr, plan.operand + slot_row(k, b) * hidden);
         }

@@ -7,12 +7,14 @@ namespace {
 template <class S, class Cell>
 struct ForwardPlan {
   using T = Arithmetic<S>;
+  using F = Factor<S>;
 
   int64_t chunk;  // steps that are projected at once
   Room<T> room;
   StepProducts<S, Cell> products;
-  Product<T> projection;
-  T *zeros, *operand, *carried, *saved, *u, *m;
+  Product<F> projection;
+  T *zeros, *carried, *saved, *u;
+  F *initial, *operand, *m;
 
   ForwardPlan(const Forward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
@@ -22,11 +24,12 @@ struct ForwardPlan {
         projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me) {
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch;
     zeros = room.take(p.weights.width);
-    operand = Cell::two_products ? room.take(batch * hidden) : nullptr;
+    initial = dots<S> ? room.template take_as<F>(batch * p.weights.width) : nullptr;
+    operand = Cell::two_products ? room.template take_as<F>(batch * hidden) : nullptr;
     saved = Cell::two_products && !p.saved ? room.take(batch * Cell::saved * hidden) : nullptr;  // of one step
     carried = narrow<S> ? room.take(2 * batch * p.weights.width) : nullptr;  // h between two steps: h itself is rounded
     u = p.x ? room.take(chunk * batch * Cell::gates * hidden) : nullptr;
-    m = Cell::projected ? room.take(batch * hidden) : nullptr;  // what is projected, of one step
+    m = Cell::projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
   }
 };
 
@@ -51,6 +54,9 @@ void forward(const Forward<S>& p, Member me) {
   };
   for (int s = 0; s < Cell::states; ++s) copy_in(p.final_state[s], p.state[s], s ? hidden : width);
   for (int half = 0; narrow<S> && half < 2; ++half) copy_in(plan.carried + half * state_size, p.state[0], width);
+  if constexpr (dots<S>)
+    for (int64_t i = share.copy0 * width; i < share.copy1 * width; i += V::width)
+      store(V::load(p.state[0] + i, share.copy1 * width - i), plan.initial + i, share.copy1 * width - i);
   me.meet();
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
@@ -67,12 +73,18 @@ void forward(const Forward<S>& p, Member me) {
         else
           return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
       }();
+      const Entering<Factor<S>> factors = [&] {
+        if constexpr (dots<S>)
+          return Entering<S>(p.steps, plan.initial, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+        else
+          return h_before;
+      }();
       auto put_h = [&](V h, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         store(h, p.h + (row + b) * width + unit, lanes);
         if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
       };
       plan.products.step(
-          p.weights, share, row1, h_before, plan.operand,
+          p.weights, share, row1, h_before, factors, plan.operand,
           [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
               load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
@@ -87,7 +99,7 @@ void forward(const Forward<S>& p, Member me) {
               RNNKERN_INLINE_LAMBDA { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
           [&](int64_t b, int64_t unit, auto lanes, const V* next, const V* save) RNNKERN_INLINE_LAMBDA {
             if constexpr (Cell::projected) {
-              next[0].store(plan.m + b * hidden + unit, lanes);
+              store(next[0], plan.m + b * hidden + unit, lanes);
             } else {
               put_h(next[0], b, unit, lanes);
             }
@@ -100,7 +112,7 @@ void forward(const Forward<S>& p, Member me) {
           });
       share.meet();
       if constexpr (Cell::projected) {
-        const Product<T>& product = plan.projection;
+        const Product<Factor<S>>& product = plan.projection;
         product.run(
             share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
             [&](int64_t b) { return plan.m + b * hidden; },

@@ -8,6 +8,8 @@
 #include "cells/list.h"
 #include "recurrence/cpu_storage.h"
 
+#include "recurrence/cpu_factors.h"
+
 #include "recurrence/cpu_room.h"
 
 #include "recurrence/cpu_product.h"

@@ -13,69 +13,84 @@ constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
 constexpr int max_vectors = 4;
 constexpr int max_rows(int vectors) { return accumulators / vectors; }
 
+// sum[i][j] += a(i) w[j].
+template <class W, class T, int Rows, int Vectors, class A>
+RNNKERN_INLINE void add_products(Vec<T> (&sum)[Rows][Vectors], A a, const T* w) {
+  W b[Vectors];
+#pragma GCC unroll 4
+  for (int j = 0; j < Vectors; ++j) b[j] = W::load(w + j * Vec<T>::width);
+#pragma GCC unroll 24
+  for (int i = 0; i < Rows; ++i) {
+    const W x = a(i);
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) sum[i][j] = add_product(sum[i][j], x, b[j]);
+  }
+}
+
 // out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. Every row adds up in the same order whatever tile it is in, so
 // that results do not depend on how rows are shared out. a[i] is `segments` runs of `length`, `stride` apart; w is
-// dense.
-template <class T, int Rows, int Vectors>
-void tile(const T* const* a, int64_t segments, int64_t stride, int64_t length, const T* w, const T* init, T* out) {
+// dense. Sums of pairs start at zero: the instruction takes subnormal numbers, which init may have, for zero.
+template <class F, int Rows, int Vectors, class T = Arithmetic<F>>
+void tile(const F* const* a, int64_t segments, int64_t stride, int64_t length, const T* w, const T* init, T* out) {
   using V = Vec<T>;
   V sum[Rows][Vectors];
 #pragma GCC unroll 4
   for (int j = 0; j < Vectors; ++j) {
-    const V start = V::load(init + j * V::width);
+    const V start = dots<F> ? V(0) : V::load(init + j * V::width);
 #pragma GCC unroll 24
     for (int i = 0; i < Rows; ++i) sum[i][j] = start;
   }
   for (int64_t s = 0; s < segments; ++s) {
-    for (int64_t k = s * stride; k < s * stride + length; ++k) {
-      V b[Vectors];
-#pragma GCC unroll 4
-      for (int j = 0; j < Vectors; ++j) b[j] = V::load(w + j * V::width);
-#pragma GCC unroll 24
-      for (int i = 0; i < Rows; ++i) {
-        const V x(a[i][k]);
-#pragma GCC unroll 4
-        for (int j = 0; j < Vectors; ++j) sum[i][j] = sum[i][j] + x * b[j];
-      }
+    int64_t k = s * stride;
+    const int64_t end = k + length;
+    for (; k <= end - together<F>; k += together<F>, w += Vectors * V::width)
+      add_products<Factors<F>>(sum, [&](int i) { return spread(a[i] + k); }, w);
+    if constexpr (dots<F>) {
+      if (k == end) continue;
+      add_products<Pairs>(sum, [&](int i) { return spread_first(a[i] + k); }, w);
       w += Vectors * V::width;
     }
   }
 #pragma GCC unroll 24
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) sum[i][j].store(out + (i * Vectors + j) * V::width);
+    for (int j = 0; j < Vectors; ++j) {
+      if (dots<F>) sum[i][j] = sum[i][j] + V::load(init + j * V::width);
+      sum[i][j].store(out + (i * Vectors + j) * V::width);
+    }
 }
 
-// to[k][j] = from[j][k] for j < rows and k < columns, both at most a vector's width; the lanes beyond `rows` are zero.
-template <class T>
+// to[k][j] = from[j][k] for j < rows and k < columns, with as many columns as go together in place of one, at most a
+// vector's width of both; the lanes beyond `rows` are zero.
+template <class F, class T>
 void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
   using V = Vec<T>;
   V v[V::width];
-  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? V::load(from + j * from_stride, columns) : V(0);
+  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? load_factors<F>(from + j * from_stride, columns) : V(0);
   transpose(v);
-  for (int64_t k = 0; k < columns; ++k) v[k].store(to + k * to_stride);
+  for (int64_t k = 0; k * together<F> < columns; ++k) v[k].store(to + k * to_stride);
 }
 
-template <class T>
-using Tile = void (*)(const T* const*, int64_t, int64_t, int64_t, const T*, const T*, T*);
+template <class F, class T = Arithmetic<F>>
+using Tile = void (*)(const F* const*, int64_t, int64_t, int64_t, const T*, const T*, T*);
 
-template <class T, int Vectors, int... Row>
-constexpr Tile<T> tile_of(int rows, std::integer_sequence<int, Row...>) {
-  constexpr Tile<T> of[] = {tile<T, Row + 1, Vectors>...};
+template <class F, int Vectors, int... Row>
+constexpr Tile<F> tile_of(int rows, std::integer_sequence<int, Row...>) {
+  constexpr Tile<F> of[] = {tile<F, Row + 1, Vectors>...};
   return of[rows - 1];
 }
 
-template <class T>
-Tile<T> tile_of(int rows, int vectors) {
+template <class F>
+Tile<F> tile_of(int rows, int vectors) {
   switch (vectors) {
     case 1:
-      return tile_of<T, 1>(rows, std::make_integer_sequence<int, max_rows(1)>());
+      return tile_of<F, 1>(rows, std::make_integer_sequence<int, max_rows(1)>());
     case 2:
-      return tile_of<T, 2>(rows, std::make_integer_sequence<int, max_rows(2)>());
+      return tile_of<F, 2>(rows, std::make_integer_sequence<int, max_rows(2)>());
     case 3:
-      return tile_of<T, 3>(rows, std::make_integer_sequence<int, max_rows(3)>());
+      return tile_of<F, 3>(rows, std::make_integer_sequence<int, max_rows(3)>());
     default:
-      return tile_of<T, 4>(rows, std::make_integer_sequence<int, max_rows(4)>());
+      return tile_of<F, 4>(rows, std::make_integer_sequence<int, max_rows(4)>());
   }
 }
 
@@ -88,9 +103,10 @@ struct Panel {
   const T *weights, *init;
 };
 
-// A product of the loop by some gates of a matrix M: M h forward, M^T dr backward.
-template <class T>
+// A product of the loop by some gates of a matrix M: M h forward, M^T dr backward. F is what it multiplies.
+template <class F>
 struct Product {
+  using T = Arithmetic<F>;
   static constexpr int width = Vec<T>::width;
 
   Matrix<T> matrix;
@@ -121,7 +137,7 @@ struct Product {
   }
 
   int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
-  int64_t depth() const { return segments * length; }
+  int64_t depth() const { return segments * ((length + together<F> - 1) / together<F>); }  // of what is packed
   int64_t panels() const { return packed ? matrix.heads * panels_per_head : 0; }
 
   Panel<T> panel(int64_t index) const {
@@ -154,22 +170,22 @@ struct Product {
   RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
                           Finish finish) const {
     alignas(64) T out[accumulators * width];
-    const T* a[accumulators];
+    const F* a[accumulators];
     const int64_t rows = row1 - row0;
     if (rows <= 0) return;
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
-      const bool dots = streamed && rows <= rows_to_dot;
-      if (streamed && !dots) pack(q, index / panels_per_head);
-      const int tile_vectors = q.vectors * columns(), most = dots ? 1 : max_rows(tile_vectors);
+      const bool unpacked = streamed && rows <= rows_to_dot;
+      if (streamed && !unpacked) pack(q, index / panels_per_head);
+      const int tile_vectors = q.vectors * columns(), most = unpacked ? 1 : max_rows(tile_vectors);
       const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
-        if (dots) {
+        if (unpacked) {
           dot(q, index / panels_per_head, operand(begin) + q.operand, out);
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
-          tile_of<T>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+          tile_of<F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
         }
         // In one place, inline: what surrounds the equations would take as long as they do.
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
@@ -181,7 +197,7 @@ struct Product {
   static constexpr int64_t rows_to_dot = 4;  // more are worth packing for
 
   // The results of one row, from weights that are not packed: sums over k in as many parts as a vector has lanes.
-  void dot(const Panel<T>& q, int64_t head, const T* a, T* out) const {
+  void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
     using V = Vec<T>;
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
     const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
@@ -197,7 +213,7 @@ struct Product {
 #pragma GCC unroll 8
           for (int j = 0; j < together; ++j) some[j] = V(0);
           for (int64_t k = 0; k < depth; k += width) {
-            const V x = V::load(a + k, depth - k);
+            const V x = load(a + k, depth - k);
 #pragma GCC unroll 8
             for (int j = 0; j < together; ++j) some[j] = some[j] + x * V::load(rows[j0 + j] + k, depth - k);
           }
@@ -222,9 +238,16 @@ struct Product {
     T* out = const_cast<T*>(q.weights);
     if (transposed) {
       const bool padded = q.units < q.vectors * width;
-      for (int64_t k = 0; k < this->depth(); ++k) {
-        if (padded) std::memset(out + k * row, 0, sizeof(T) * row);
-        std::memcpy(out + k * row, values + k * depth + first, sizeof(T) * q.units);
+      for (int64_t k = 0; k < segments * length; ++k) {
+        const T* from = values + k * depth + first;
+        if constexpr (dots<F>) {
+          const bool second = k % length % 2;
+          if (k && !second) out += row;
+          for (int64_t j = 0; j < row; j += width) put_half(second, from + j, q.units - j, out + j);
+        } else {
+          if (padded) std::memset(out + k * row, 0, sizeof(T) * row);
+          std::memcpy(out + k * row, from, sizeof(T) * q.units);
+        }
       }
       return;
     }
@@ -234,8 +257,9 @@ struct Product {
         const int64_t unit = first + v * width, column = (int64_t(v) * gates + g) * width;
         const int64_t lanes = smaller(units - unit, width);
         const T* from = values + (g * units + unit) * depth;
-        for (int64_t k = 0; k < depth; k += width)
-          transpose(from + k, depth, lanes, smaller(depth - k, width), out + k * row + column, row);
+        constexpr int64_t most = width * together<F>;
+        for (int64_t k = 0; k < depth; k += most)
+          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), out + k / together<F> * row + column, row);
         Vec<T> start(T(0));
         if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
         start.store(bias + column);

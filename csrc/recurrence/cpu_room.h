@@ -15,6 +15,12 @@ struct Room {
     used += (elements + 15) / 16 * 16;
     return part;
   }
+  // Of another type, no larger than T.
+  template <class F>
+  F* take_as(int64_t elements) {
+    constexpr int64_t each = sizeof(T) / sizeof(F);
+    return reinterpret_cast<F*>(take((elements + each - 1) / each));
+  }
   // Each member's own.
   T* take(int64_t elements, Member me) {
     const int64_t each = (elements + 15) / 16 * 16;

@@ -10,16 +10,19 @@ template <class S, class Cell>
 struct StepProducts {
   using T = Arithmetic<S>;
   using V = Vec<T>;
+  using F = Factor<S>;
 
-  Product<T> first, second, input;
-  T* widened;  // a member's rows of x in T, where they are stored otherwise
+  Product<F> first, second, input;
+  T* widened;  // a member's rows of x in T, where products do not take them as they are stored
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Room<T>& room, Member me)
       : first(p.weights.R, 0, Cell::first_gates, false, streamed_R, room, nullptr, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, false, streamed_R, room, nullptr, me),
         input(p.weights.W, 0, Cell::gates, false, streamed_W, room, nullptr, me),
-        widened(narrow<S> && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr) {}
+        widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr) {}
+
+  static constexpr bool widens = !std::is_same_v<F, S>;
 
   void pack(Member me) const {
     first.pack(me);
@@ -30,10 +33,10 @@ struct StepProducts {
   // u (places of the chunk, G*H) = x W^T + b.
   void project(const S* x, const Share& share, const Chunk& chunk, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
-    if constexpr (narrow<S>)
+    if constexpr (widens)
       for (int64_t i = 0; i < chunk.rows(); ++i) widen(x + chunk.at(i).row * inputs, widened + i * inputs, inputs);
-    auto operand = [&](int64_t i) -> const T* {
-      if constexpr (narrow<S>)
+    auto operand = [&](int64_t i) -> const F* {
+      if constexpr (widens)
         return widened + i * inputs;
       else
         return x + chunk.at(i).row * inputs;
@@ -49,33 +52,35 @@ struct StepProducts {
     share.meet();
   }
 
-  // For a member's sequences up to row1 and its units. load_u(u, b, unit, lanes) reads the gates of u, saved_row(b) is
-  // where gates are saved, or at least those of the first product until the second, old_c(b, unit, lanes) is the c that
-  // enters; put(b, unit, lanes, next, save) takes the results. Members meet between products, not at the end.
-  template <class LoadU, class SavedRow, class OldC, class Put>
-  RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const Entering<T>& h_before,
-                           T* operand, LoadU load_u, SavedRow saved_row, OldC old_c, Put put) const {
+  // For a member's sequences up to row1 and its units. factors(b) is h_before(b) as products take it. load_u(u, b,
+  // unit, lanes) reads the gates of u, saved_row(b) is where gates are saved, or at least those of the first product
+  // until the second, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, next, save) takes the results.
+  // Members meet between products, not at the end.
+  template <class HBefore, class LoadU, class SavedRow, class OldC, class Put>
+  RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const HBefore& h_before,
+                           const Entering<F>& factors, F* operand, LoadU load_u, SavedRow saved_row, OldC old_c,
+                           Put put) const {
     const int64_t hidden = weights.hidden;
     if constexpr (Cell::two_products) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, h_before,
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
                   for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                     V u[Cell::gates], r[Cell::gates], save[Cell::saved], old[1], next;
                     load_u(u, b, unit, lanes);
                     load_gates(r, Cell::first_gates, results + (unit - q.unit) * Cell::first_gates, V::width, 0,
                                V::all);
-                    old[0] = V::load(h_before(b) + unit, lanes);
+                    old[0] = load(h_before(b) + unit, lanes);
                     for (int i = 0; i < Cell::saved; ++i) save[i] = V(0);
                     Cell::prepare(u, r, old, save, next);
                     store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-                    next.store(operand + b * hidden + unit, lanes);
+                    store(next, operand + b * hidden + unit, lanes);
                   });
                 });
       share.meet();
     }
 
     constexpr int from = Cell::two_products ? Cell::first_gates : 0;
-    const Product<T>& product = Cell::two_products ? second : first;
+    const Product<F>& product = Cell::two_products ? second : first;
     auto finish = [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
       for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V u[Cell::gates], r[Cell::gates], old[Cell::states], next[Cell::states];
@@ -83,18 +88,18 @@ struct StepProducts {
         load_u(u, b, unit, lanes);
         load_gates(r + from, Cell::gates - from, results + (unit - q.unit) * (Cell::gates - from), V::width, 0, V::all);
         for (int i = 0; i < Cell::params; ++i) params[i] = V::load(weights.params[i] + unit, lanes);
-        old[0] = Cell::projected ? V(0) : V::load(h_before(b) + unit, lanes);
+        old[0] = Cell::projected ? V(0) : load(h_before(b) + unit, lanes);
         if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
         if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
         Cell::forward(u, r, old, params, next, save);
         put(b, unit, lanes, next, save);
       });
     };
-    auto rows_of_operand = [&](int64_t b) -> const T* {
+    auto rows_of_operand = [&](int64_t b) -> const F* {
       if constexpr (Cell::two_products)
         return operand + b * hidden;
       else
-        return h_before(b);
+        return factors(b);
     };
     product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
                 rows_of_operand, finish);

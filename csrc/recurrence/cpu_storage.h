@@ -47,9 +47,13 @@ RNNKERN_INLINE Vec<float> load(const device::bfloat16* p, int64_t lanes) {
 }
 
 // To the nearest, ties to even; NaN stays NaN.
-RNNKERN_INLINE void store(Vec<float> x, device::bfloat16* p, int64_t lanes) {
+RNNKERN_INLINE Bits to_bfloat16(Vec<float> x) {
   const Bits bits = (Bits)x.v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  store_words(narrow_words(x == x ? rounded : (bits >> 16) | 0x40), p, lanes);
+  return x == x ? rounded : (bits >> 16) | 0x40;
+}
+
+RNNKERN_INLINE void store(Vec<float> x, device::bfloat16* p, int64_t lanes) {
+  store_words(narrow_words(to_bfloat16(x)), p, lanes);
 }
 
 #if RNNKERN_VECTOR_BYTES > 16

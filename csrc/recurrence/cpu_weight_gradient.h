@@ -7,10 +7,11 @@ namespace {
 
 constexpr int gradient_tile_rows(int vectors) { return max_rows(vectors) < 6 ? max_rows(vectors) : 6; }
 
-// out[i][j] += sum over rows k of a[k][i] b[k][j], b dense. A block is summed by itself before it is added to what is
-// there: errors grow with the length of a block and the number of blocks, not with their product.
-template <class T, int Rows, int Vectors>
-void outer_tile(int count, const T* const* a, int64_t a_column, const T* b, T* out, int64_t out_stride) {
+// out[i][j] += sum over rows k of a[k][i] b[k][j], b dense; where two go together, pairs of rows. A block is summed by
+// itself before it is added to what is there: errors grow with the length of a block and the number of blocks, not with
+// their product.
+template <class F, int Rows, int Vectors, class T = Arithmetic<F>>
+void outer_tile(int count, const F* const* a, int64_t a_column, const T* b, T* out, int64_t out_stride) {
   using V = Vec<T>;
   V sum[Rows][Vectors];
 #pragma GCC unroll 6
@@ -22,16 +23,8 @@ void outer_tile(int count, const T* const* a, int64_t a_column, const T* b, T* o
     }
   }
   for (int k = 0; k < count; ++k) {
-    const T* x = a[k] + a_column;
-    V row[Vectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) row[j] = V::load(b + (k * Vectors + j) * V::width);
-#pragma GCC unroll 6
-    for (int i = 0; i < Rows; ++i) {
-      const V scale(x[i]);
-#pragma GCC unroll 4
-      for (int j = 0; j < Vectors; ++j) sum[i][j] = sum[i][j] + scale * row[j];
-    }
+    const F* x = a[k] + a_column * together<F>;
+    add_products<Factors<F>>(sum, [&](int i) { return spread(x + i * together<F>); }, b + k * Vectors * V::width);
   }
 #pragma GCC unroll 6
   for (int i = 0; i < Rows; ++i) {
@@ -43,26 +36,26 @@ void outer_tile(int count, const T* const* a, int64_t a_column, const T* b, T* o
   }
 }
 
-template <class T>
-using OuterTile = void (*)(int, const T* const*, int64_t, const T*, T*, int64_t);
+template <class F, class T = Arithmetic<F>>
+using OuterTile = void (*)(int, const F* const*, int64_t, const T*, T*, int64_t);
 
-template <class T, int Vectors, int... Row>
-constexpr OuterTile<T> outer_tile_of(int rows, std::integer_sequence<int, Row...>) {
-  constexpr OuterTile<T> of[] = {outer_tile<T, Row + 1, Vectors>...};
+template <class F, int Vectors, int... Row>
+constexpr OuterTile<F> outer_tile_of(int rows, std::integer_sequence<int, Row...>) {
+  constexpr OuterTile<F> of[] = {outer_tile<F, Row + 1, Vectors>...};
   return of[rows - 1];
 }
 
-template <class T>
-OuterTile<T> outer_tile_of(int rows, int vectors) {
+template <class F>
+OuterTile<F> outer_tile_of(int rows, int vectors) {
   switch (vectors) {
     case 1:
-      return outer_tile_of<T, 1>(rows, std::make_integer_sequence<int, gradient_tile_rows(1)>());
+      return outer_tile_of<F, 1>(rows, std::make_integer_sequence<int, gradient_tile_rows(1)>());
     case 2:
-      return outer_tile_of<T, 2>(rows, std::make_integer_sequence<int, gradient_tile_rows(2)>());
+      return outer_tile_of<F, 2>(rows, std::make_integer_sequence<int, gradient_tile_rows(2)>());
     case 3:
-      return outer_tile_of<T, 3>(rows, std::make_integer_sequence<int, gradient_tile_rows(3)>());
+      return outer_tile_of<F, 3>(rows, std::make_integer_sequence<int, gradient_tile_rows(3)>());
     default:
-      return outer_tile_of<T, 4>(rows, std::make_integer_sequence<int, gradient_tile_rows(4)>());
+      return outer_tile_of<F, 4>(rows, std::make_integer_sequence<int, gradient_tile_rows(4)>());
   }
 }
 
@@ -72,8 +65,11 @@ int64_t padded_columns(const Matrix<T>& matrix) {
 }
 
 // One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product.
-template <class T>
+template <class F>
 class WeightGradient {
+  using T = Arithmetic<F>;
+  using V = Vec<T>;
+
  public:
   // `sums` is (K, G*U, padded C), zero at the start; `room` is room_size() elements.
   WeightGradient(const Matrix<T>& matrix, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums, T* room)
@@ -86,7 +82,9 @@ class WeightGradient {
         sums_(sums),
         operand_(room) {}
 
-  static int64_t room_size(const Matrix<T>& matrix) { return chunk_rows * matrix.heads * padded_columns(matrix); }
+  static int64_t room_size(const Matrix<T>& matrix) {
+    return operand_size(matrix) + (dots<F> ? chunk_rows / 2 * pairs_stride(matrix) : 0);
+  }
 
   // So many rows come before they are flushed: blocks of like size.
   void expect(int64_t rows) {
@@ -96,15 +94,30 @@ class WeightGradient {
 
   // The row of dr must stay until the flush.
   template <class S>
-  void add(const T* dr, const S* operand) {
-    dr_[count_] = dr;
+  void add(const F* dr, const S* operand) {
+    const int row = count_ / together<F>;
+    const bool second = count_ % together<F>;
+    if constexpr (dots<F>) {
+      T* const pairs = operand_ + operand_size(matrix_) + row * pairs_stride(matrix_);
+      for (int g = first_gate_; g < first_gate_ + gates_; ++g)
+        for (int64_t unit = unit0_; unit < unit1_; unit += V::width) {
+          const int64_t column = g * matrix_.heads * matrix_.units + unit;
+          put_half(second, dr + column, unit1_ - unit, pairs + column);
+        }
+      dr = reinterpret_cast<const F*>(pairs);
+    }
+    dr_[row] = dr;
     for (int64_t head = 0; head < matrix_.heads; ++head) {
       for (int64_t v = 0; v < vectors(); v += max_vectors) {
         const int in_panel = int(smaller(max_vectors, vectors() - v));
-        T* to = panel(head, v) + count_ * in_panel * V::width;
+        T* to = panel(head, v) + row * in_panel * V::width;
         for (int j = 0; j < in_panel; ++j) {
           const int64_t column = (v + j) * V::width;
-          load(operand + head * matrix_.columns + column, matrix_.columns - column).store(to + j * V::width);
+          const S* const from = operand + head * matrix_.columns + column;
+          if constexpr (dots<F>)
+            put_half(second, from, matrix_.columns - column, to + j * V::width);
+          else
+            load(from, matrix_.columns - column).store(to + j * V::width);
         }
       }
     }
@@ -119,14 +132,19 @@ class WeightGradient {
   }
 
  private:
-  using V = Vec<T>;
-
+  static int64_t operand_size(const Matrix<T>& matrix) {
+    return chunk_rows / together<F> * matrix.heads * padded_columns(matrix);
+  }
+  static int64_t pairs_stride(const Matrix<T>& matrix) { return matrix.gates * matrix.heads * matrix.units + V::width; }
   int64_t vectors() const { return columns_ / V::width; }
-  T* panel(int64_t head, int64_t vector) const { return operand_ + (head * columns_ + vector * V::width) * chunk_rows; }
+  T* panel(int64_t head, int64_t vector) const {
+    return operand_ + (head * columns_ + vector * V::width) * (chunk_rows / together<F>);
+  }
 
   // A panel of columns, for all units of the head that are this member's.
   void flush(int64_t head, int64_t v) {
     const int in_panel = int(smaller(max_vectors, vectors() - v)), most = gradient_tile_rows(in_panel);
+    const int count = (count_ + together<F> - 1) / together<F>;
     const int64_t units = matrix_.units, begin = larger(unit0_ - head * units, 0);
     const int64_t end = smaller(unit1_ - head * units, units);
     for (int g = first_gate_; g < first_gate_ + gates_; ++g) {
@@ -134,7 +152,7 @@ class WeightGradient {
       const int64_t dr_column = (g * matrix_.heads + head) * units;
       for (int64_t j = begin; j < end; j += most) {
         const int rows = int(smaller(most, end - j));
-        outer_tile_of<T>(rows, in_panel)(count_, dr_, dr_column + j, panel(head, v), out + j * columns_, columns_);
+        outer_tile_of<F>(rows, in_panel)(count, dr_, dr_column + j, panel(head, v), out + j * columns_, columns_);
       }
     }
   }
@@ -145,7 +163,7 @@ class WeightGradient {
   int64_t unit0_, unit1_;
   T *sums_, *operand_;
   int count_ = 0, block_ = chunk_rows;
-  const T* dr_[chunk_rows];
+  const F* dr_[chunk_rows];
 };
 
 // A gradient as (rows, columns), in parts that members add to and then add up: the gradient itself where all of them

@@ -118,6 +118,7 @@ Level level_plain();
 #if defined(__x86_64__)
 Level level_avx2();
 Level level_avx512();
+Level level_avx512_bf16();
 #endif
 
 }  // namespace rnnkern

@@ -161,6 +161,7 @@ int main(int count, char** arguments) {
 #if defined(__x86_64__)
   if (count > 1 && !std::strcmp(arguments[1], "avx2")) level = level_avx2();
   if (count > 1 && !std::strcmp(arguments[1], "avx512")) level = level_avx512();
+  if (count > 1 && !std::strcmp(arguments[1], "avx512_bf16")) level = level_avx512_bf16();
 #endif
   const int wrong = compare(level.f32, "float32") + compare(level.bf16, "bfloat16") + compare(level.f16, "float16");
   std::printf("%d differ\n", wrong);

@@ -10,7 +10,7 @@ import rnnkern
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     "python_tests/threads/driver.cpp",
-    *(f"csrc/recurrence/cpu_{level}.cpp" for level in ("plain", "avx2", "avx512")),
+    *(f"csrc/recurrence/cpu_{level}.cpp" for level in ("plain", "avx2", "avx512", "avx512_bf16")),
 ]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", "-Icsrc"]
 

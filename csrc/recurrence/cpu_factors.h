@@ -1,0 +1,88 @@
+// What products multiply: vectors of T, or where the processor has an instruction for it, pairs of bfloat16, each the
+// product of two factors by two, summed in float32. Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+// Whether rows of F are multiplied as they are stored, in pairs.
+#if RNNKERN_BFLOAT16_DOTS
+template <class F>
+constexpr bool dots = std::is_same_v<F, device::bfloat16>;
+#else
+template <class F>
+constexpr bool dots = false;
+#endif
+
+// Elements of a row that one instruction takes.
+template <class F>
+constexpr int together = dots<F> ? 2 : 1;
+
+// The form in which rows stored as S go into products.
+template <class S>
+using Factor = std::conditional_t<dots<S>, S, Arithmetic<S>>;
+
+// Two bfloat16 a lane, the first in the low half.
+struct Pairs {
+  Bits bits;
+
+  RNNKERN_INLINE static Pairs load(const float* p) { return {(Bits)Vec<float>::load(p).v}; }
+};
+
+template <class F>
+using Factors = std::conditional_t<dots<F>, Pairs, Vec<F>>;
+
+// As many elements of a row as go together, in every lane; or with a zero in place of the second.
+template <class T>
+RNNKERN_INLINE Vec<T> spread(const T* p) {
+  return Vec<T>(*p);
+}
+
+RNNKERN_INLINE Pairs spread(const device::bfloat16* p) {
+  uint32_t pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return {Bits{} + pair};
+}
+
+RNNKERN_INLINE Pairs spread_first(const device::bfloat16* p) { return {Bits{} + uint32_t(p->bits)}; }
+
+template <class T>
+RNNKERN_INLINE Vec<T> add_product(Vec<T> sum, Vec<T> a, Vec<T> b) {
+  return sum + a * b;
+}
+
+#if RNNKERN_BFLOAT16_DOTS
+RNNKERN_INLINE Vec<float> add_product(Vec<float> sum, Pairs a, Pairs b) {
+  return Vec<float>(_mm512_dpbf16_ps(sum.v, (__m512bh)a.bits, (__m512bh)b.bits));
+}
+#endif
+
+// The first lanes as bfloat16, in the low halves.
+RNNKERN_INLINE Bits low_halves(const float* p, int64_t lanes) { return to_bfloat16(Vec<float>::load(p, lanes)); }
+RNNKERN_INLINE Bits low_halves(const device::bfloat16* p, int64_t lanes) { return widen_words(load_words(p, lanes)); }
+
+// The first elements of a row of weights, in the order of lanes: of pairs, two for each.
+template <class F, class T>
+RNNKERN_INLINE Vec<T> load_factors(const T* p, int64_t elements) {
+  if constexpr (dots<F>) {
+    F both[2 * Vec<T>::width];
+    store(Vec<T>::load(p, elements), both, Vec<T>::width);
+    store(Vec<T>::load(p + Vec<T>::width, elements - Vec<T>::width), both + Vec<T>::width, Vec<T>::width);
+    Vec<T> pairs;
+    std::memcpy(&pairs, both, sizeof pairs);
+    return pairs;
+  } else {
+    return Vec<T>::load(p, elements);
+  }
+}
+
+// A vector of pairs of which one row has the first elements, a later call's row the second ones, zeros until then.
+template <class F>
+RNNKERN_INLINE void put_half(bool second, const F* from, int64_t lanes, float* pairs) {
+  Bits bits = low_halves(from, lanes);
+  if (second) bits = (bits << 16) | Pairs::load(pairs).bits;
+  as_floats(bits).store(pairs);
+}
+
+}  // namespace
+}  // namespace rnnkern
