@@ -19,11 +19,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from python_tests.mutation.mutants import EVERYTHING, EVERYTHING_INTERPRETED, LEFT_OUT, MUTANTS, ONE_LEVEL, STUB, Mutant
+from python_tests.mutation.mutants import LEFT_OUT, MUTANTS, ONE_LEVEL, STUB, Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIES = ROOT / "build/mutate"
 TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+BUILT_HERE = (".h", ".cpp")
 LONGEST = 900  # seconds: a test that takes longer hangs
 
 
@@ -83,12 +84,12 @@ def make_copy(folder: Path, texts: dict[Path, str]) -> None:
 
 def fate(mutant: Mutant, folder: Path, text: str) -> tuple[str, str]:
     """ "killed", "survived" or "invalid", and by what."""
-    place = folder / "csrc" / mutant.file
+    place = folder / mutant.place
     place.write_text(broken(text, mutant.old, mutant.new, mutant.file))
     try:
-        if not mutant.for_a_gpu and (said := build(folder)):
+        if mutant.file.endswith(BUILT_HERE) and not mutant.for_a_gpu and (said := build(folder)):
             return "invalid", said[-2000:]
-        for tests in (mutant.tests, EVERYTHING_INTERPRETED if mutant.for_a_gpu else EVERYTHING):
+        for tests in dict.fromkeys((mutant.tests, mutant.others)):
             status, said = test(folder, tests)
             if status in (2, 3, 4, 5) or "does not build" in said:
                 return "invalid", said[-2000:]
@@ -108,7 +109,7 @@ def main() -> int:
     wanted = arguments.parse_args()
     texts = sources()
     for mutant in MUTANTS:
-        broken(texts[Path("csrc") / mutant.file], mutant.old, mutant.new, mutant.file)
+        broken(texts[Path(mutant.place)], mutant.old, mutant.new, mutant.file)
     mutants = [mutant for mutant in MUTANTS if wanted.only in f"{mutant.file} {mutant.breaks}"]
 
     folders = [COPIES / str(number) for number in range(min(wanted.jobs, len(mutants)))]
@@ -116,10 +117,12 @@ def main() -> int:
         make_copy(folder, texts)
         if said := build(folder):
             raise SystemExit(f"the copy does not build\n{said}")
-    for tests in tqdm(sorted({mutant.tests for mutant in mutants}), desc="unbroken", unit="selection"):
-        status, said = test(folders[0], tests)
-        if status != 0:
-            raise SystemExit(f"unbroken, {' '.join(tests)} ends with {status}\n{said[-4000:]}")
+    selections = sorted({mutant.tests for mutant in mutants})
+    with ThreadPoolExecutor(len(folders)) as pool:
+        results = pool.map(lambda tests: test(folders[0], tests), selections)
+        for tests, (status, said) in zip(tqdm(selections, desc="unbroken"), results, strict=True):
+            if status != 0:
+                raise SystemExit(f"unbroken, {' '.join(tests)} ends with {status}\n{said[-4000:]}")
     for folder in folders[1:]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(folders[0], folder)
@@ -131,7 +134,7 @@ def main() -> int:
     def judge(mutant: Mutant) -> tuple[Mutant, str, str, float]:
         folder, begun = free.get(), time.monotonic()
         try:
-            return mutant, *fate(mutant, folder, texts[Path("csrc") / mutant.file]), time.monotonic() - begun
+            return mutant, *fate(mutant, folder, texts[Path(mutant.place)]), time.monotonic() - begun
         finally:
             free.put(folder)
 

@@ -22,6 +22,7 @@ DRAWN = ("python_tests/ops/test_properties.py",)
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 RACES = ("python_tests/threads",)
+RULE = ("python_tests/test_testing.py",)
 EVERYTHING = (
     RECURRENCE,
     "python_tests/ops/test_checks.py",
@@ -37,12 +38,23 @@ EVERYTHING_INTERPRETED = interpreted("test_recurrence or test_recurrence_calls",
 
 
 class Mutant(NamedTuple):
-    file: str  # below csrc
+    file: str  # below csrc, or of rnnkern
     old: str  # stands there once
     new: str
     breaks: str
     tests: tuple[str, ...]
     explained: str = ""  # why no test can notice
+
+    @property
+    def place(self) -> str:
+        return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The tests that those that it outlives are shown to."""
+        if self.file.endswith(".py"):
+            return RULE
+        return EVERYTHING_INTERPRETED if self.for_a_gpu else EVERYTHING
 
     @property
     def for_a_gpu(self) -> bool:
@@ -185,4 +197,34 @@ MUTANTS = [
            interpreted("block and packed and tanh")),
     Mutant("recurrence/cuda_forward.cpp", "read<bool>(*call.reset) + t * batch", "read<bool>(*call.reset)",
            "the step whose resets are read", interpreted("stepwise and reset and tanh")),
+    # ---- the closeness rule
+    Mutant("rnnkern/testing.py", "torch.float32: 4.0", "torch.float32: 6.0", "the factor of float32", RULE),
+    Mutant("rnnkern/testing.py", "torch.bfloat16: 2.0", "torch.bfloat16: 3.0", "the factor of bfloat16", RULE),
+    Mutant("rnnkern/testing.py", "torch.float16: 2.0", "torch.float16: 3.0", "the factor of float16", RULE),
+    Mutant("rnnkern/testing.py", "torch.float64: 4.0", "torch.float64: 6.0", "the factor of float64", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.shape == truth.shape == naive.shape",
+           "assert actual.shape == truth.shape", "the shape of the naive result", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.dtype == naive.dtype", "assert True", "the dtype", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.device == naive.device", "assert True", "the device", RULE),
+    Mutant("rnnkern/testing.py", "(a == n) | (a.isnan() & n.isnan())", "~a.isfinite()", "which infinity", RULE),
+    Mutant("rnnkern/testing.py", "torch.where(n.isfinite(), a.isfinite(),", "torch.where(n.isfinite(), True,",
+           "what is not finite where the naive result is", RULE),
+    Mutant("rnnkern/testing.py", "n.isfinite() & t.isfinite()", "n.isfinite()", "an infinite truth", RULE),
+    Mutant("rnnkern/testing.py", "factor * max(naive_error, floor)", "factor * (naive_error + floor)",
+           "a floor that is added", RULE),
+    Mutant("rnnkern/testing.py", "floor = max(naive_rms, eps * scale)", "floor = max(naive_rms, 4 * eps * scale)",
+           "the floor of the largest error and of the bias", RULE),
+    Mutant("rnnkern/testing.py", "rms, naive_rms, eps * scale)", "rms, naive_rms, 4 * eps * scale)",
+           "the floor of the root mean square", RULE),
+    Mutant("rnnkern/testing.py", "3 * floor)", "12 * floor)", "the floor of the largest error", RULE),
+    Mutant("rnnkern/testing.py", "a.numel() > 1000 and", "a.numel() > 100_000 and", "the least size of the last tests",
+           RULE),
+    Mutant("rnnkern/testing.py", "1000 and scale > 0", "1000", "a truth of zeros, which has no direction", RULE),
+    Mutant("rnnkern/testing.py", "_sine(n, t), max(eps, rounding)", "_sine(n, t), 100 * eps",
+           "the floor of the sine", RULE),
+    Mutant("rnnkern/testing.py", "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
+    Mutant("rnnkern/testing.py", "floor / 8)", "floor)", "the floor of the bias", RULE),
+    Mutant("rnnkern/testing.py", "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
+    Mutant("rnnkern/testing.py", "for name in actual:\n", "for name in list(actual)[:3]:\n",
+           "the gradients after the first", RULE),
 ]  # fmt: skip

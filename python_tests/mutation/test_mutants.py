@@ -8,7 +8,7 @@ import pytest
 from python_tests.mutation.mutants import MUTANTS, ONE_LEVEL
 
 ROOT = Path(__file__).parents[2]
-EDITS = [(f"csrc/{m.file}", m.old, m.new) for m in MUTANTS] + ONE_LEVEL
+EDITS = [(m.place, m.old, m.new) for m in MUTANTS] + ONE_LEVEL
 
 
 @pytest.mark.parametrize(("file", "old", "new"), EDITS, ids=[f"{file}-{k}" for k, (file, *_) in enumerate(EDITS)])
