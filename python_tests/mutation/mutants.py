@@ -23,18 +23,6 @@ HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
-EVERYTHING = (
-    RECURRENCE,
-    "python_tests/ops/test_checks.py",
-    "python_tests/ops/test_memory.py",
-    "python_tests/ops/test_process.py",
-    "python_tests/ops/test_properties.py",
-    "python_tests/ops/test_simd_math.py",
-    "python_tests/ops/test_soak.py",
-    "-k",
-    "not 1000 and not offsets_are_64_bit",
-)
-EVERYTHING_INTERPRETED = interpreted("test_recurrence or test_recurrence_calls", "python_tests/gpu")
 
 
 class Mutant(NamedTuple):
@@ -48,13 +36,6 @@ class Mutant(NamedTuple):
     @property
     def place(self) -> str:
         return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The tests that those that it outlives are shown to."""
-        if self.file.endswith(".py"):
-            return RULE
-        return EVERYTHING_INTERPRETED if self.for_a_gpu else EVERYTHING
 
     @property
     def for_a_gpu(self) -> bool:
