@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test sanitize lint format bench gpu docs clean
+.PHONY: install demo test sanitize mutate lint format bench gpu docs clean
 
 install: $(VENV)/.installed
 
@@ -26,8 +26,8 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -rs --durations=15
 
-# The operators' tests under the address and undefined-behaviour sanitizers, in a copy with a build of its own; races are
-# looked for by python_tests/threads.
+# The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
+# of its own; races are looked for by python_tests/threads.
 SANITIZED := build/sanitize
 sanitize: install
 	mkdir -p $(SANITIZED)
@@ -36,10 +36,15 @@ sanitize: install
 	cd $(SANITIZED) && RNNKERN_CUDA=0 RNNKERN_LDFLAGS=-fsanitize=address,undefined \
 	  RNNKERN_CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
-	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 \
+	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 RNNKERN_SOAK=10000 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)" \
-	  $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider python_tests/ops/test_recurrence.py -k "not 1000"
+	  $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
+	  python_tests/ops/test_soak.py -k "not 1000"
 	$(BIN)/python -m pytest -q python_tests/threads
+
+# Breaks the kernels in listed ways, in copies with builds of their own, and prints what the tests do not notice.
+mutate: install
+	$(BIN)/python -m python_tests.mutation $(if $(ONLY),--only '$(ONLY)')
 
 lint: install
 	$(BIN)/ruff check

@@ -83,6 +83,24 @@ def test_accepts_nothing_and_zeros():
         assert_close(*(torch.zeros(shape, dtype=dtype) for dtype in (torch.float32, torch.float32, torch.float64)))
 
 
+def test_a_truth_of_zeros_has_no_direction():
+    zeros = torch.zeros(2000)
+    assert_close(zeros, zeros, zeros.double())
+    refused("root mean square error", zeros + 1e-30, zeros, zeros.double())
+
+
+def test_a_dtype_that_overflows_must_overflow_alike():
+    truth = torch.tensor([1.0, 1e5], dtype=torch.float64)
+    naive = truth.half()
+    assert naive[1] == torch.inf
+    assert_close(naive, naive, truth)
+    refused("1 of 2 elements are not finite where", torch.tensor([1.0, 65504.0]).half(), naive, truth)
+    infinite = torch.tensor([1.0, torch.inf], dtype=torch.float64)
+    finite = torch.tensor([1.0, 65504.0]).half()
+    assert_close(finite, finite, infinite)  # such an element is not judged
+    refused("root mean square error", finite + 0.1, finite, infinite)
+
+
 def test_accepts_the_same_nan_and_infinity(product):
     _, _, naive, truth = product(torch.float32)
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -251,6 +269,24 @@ def test_a_wrong_result_or_gradient_is_found(change, name):
     sample = recurrence_sample("lstm", 5, 3, 8, dtype=torch.float32, requires_grad=True)
     with pytest.raises(AssertionError, match=f"^lstm: {name}: "):
         check_recurrence(spoilt(change), sample)
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_a_wrong_gradient_of_any_argument_is_found(at):
+    sample = recurrence_sample("lstm", 5, 3, 8, inputs=4, dtype=torch.float32, requires_grad=True)
+    wrong = sample.leaves()[at]
+
+    def op(cell, u, R, state, **kwargs):
+        def change(x):
+            if isinstance(x, tuple):
+                return tuple(map(change, x))
+            return 1.001 * x - 0.001 * x.detach() if x is wrong else x
+
+        return reference.recurrence(cell, *map(change, (u, R, state)), **{k: change(x) for k, x in kwargs.items()})
+
+    name = ["u", "R", r"state\[0\]", r"state\[1\]", "bias", "weight_ih", "bias_ih"][at]
+    with pytest.raises(AssertionError, match=f"^lstm: grad of {name}: "):
+        check_recurrence(op, sample)
 
 
 def test_results_and_gradients_have_their_names():

@@ -27,24 +27,34 @@ struct Pool {
 
   // An idle block of that size or a little more, or a new one.
   Block take(const Tensor& like, int64_t size) {
-    std::list<Block> given_back;  // freed after the lock
-    const std::lock_guard<std::mutex> lock(mutex);
-    auto best = idle.end();
-    for (auto at = idle.begin(); at != idle.end(); ++at) {
-      const bool fits = at->size >= size && at->size <= size + size / 4;
-      if (fits && (best == idle.end() || at->size < best->size)) best = at;
+    std::list<Block> given_back, found;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      auto best = idle.end();
+      for (auto at = idle.begin(); at != idle.end(); ++at) {
+        const bool fits = at->size >= size && at->size <= size + size / 4;
+        if (fits && (best == idle.end() || at->size < best->size)) best = at;
+      }
+      if (best != idle.end()) {
+        size = best->size;
+        idle_bytes -= size;
+        found.splice(found.end(), idle, best);
+      }
+      used_bytes += size;
+      if (used_bytes > most_used) most_used = used_bytes;
+      shrink(most_used - used_bytes, given_back);
     }
-    Block block{best == idle.end() ? empty(like, {size}, ScalarType::Byte) : best->memory,
-                best == idle.end() ? size : best->size,
-                {}};
-    if (best != idle.end()) {
-      idle_bytes -= block.size;
-      idle.erase(best);
+    if (!found.empty()) return found.front();
+    given_back.clear();  // before more is asked for
+    try {
+      return {empty(like, {size}, ScalarType::Byte), size, {}};
+    } catch (...) {  // what is idle is needed now
+      const std::lock_guard<std::mutex> lock(mutex);
+      used_bytes -= size;
+      most_used = used_bytes;
+      shrink(0, given_back);
+      throw;
     }
-    used_bytes += block.size;
-    if (used_bytes > most_used) most_used = used_bytes;
-    shrink(most_used - used_bytes, given_back);
-    return block;
   }
 
   void give(Block block) {

@@ -20,6 +20,9 @@ using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 using OptionalTensors = std::optional<Tensors>;
 
+// Throws what the C shim of PyTorch 2.13 knows of an allocation that failed, and that of 2.11 loses.
+[[noreturn]] void fail_to_allocate(torch::headeronly::IntHeaderOnlyArrayRef sizes);
+
 // Uninitialised and contiguous, on the device of `like` and of its dtype unless another is named. PyTorch's new_empty
 // goes through the boxed dispatcher, which takes as long as a small kernel.
 inline Tensor empty_of(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
@@ -29,10 +32,11 @@ inline Tensor empty_of(const Tensor& like, torch::headeronly::IntHeaderOnlyArray
   int32_t device;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const AOTITorchError failed = aoti_torch_empty_strided(
       int64_t(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype.value_or(like.scalar_type()))), device,
-      like.get_device_index(), &made));
+      like.get_device_index(), &made);
+  if (failed) fail_to_allocate(sizes);
   return Tensor(made);
 }
 
@@ -50,8 +54,6 @@ inline Tensor empty_int64(const Tensor& like, int64_t size) { return empty_of(li
 inline Tensor zeros(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::new_zeros(like, {sizes.begin(), sizes.size()}, dtype);
 }
-
-inline Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
 inline Tensor shaped(const Tensor& x, std::initializer_list<int64_t> sizes) {
   return torch::stable::view(x, {sizes.begin(), sizes.size()});
@@ -71,6 +73,14 @@ inline void fill_zero(Tensor x) { torch::stable::zero_(x); }
 
 // In the dtype of `to`. Never waits for a device.
 inline void copy(Tensor to, const Tensor& from) { torch::stable::copy_(to, from, true); }
+
+// x itself where it is contiguous.
+inline Tensor dense(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  const Tensor made = empty_of_sizes(x, x);
+  copy(made, x);
+  return made;
+}
 
 // out = a b, of matrices or of as many batches of them.
 inline void product(const Tensor& out, const Tensor& a, const Tensor& b) {

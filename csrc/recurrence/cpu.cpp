@@ -1,5 +1,6 @@
 // The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
 #include <omp.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <utility>
@@ -51,6 +52,15 @@ bool split_hidden(const Call& call, int threads) {
   return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
          bytes * threads > (int64_t(1) << 28);
 }
+
+// Threads do not survive a fork: a child that found its parent's team in libgomp's books would wait for it for ever. So
+// the team ends before a fork, and the next region on either side starts one, of PyTorch's operators too. In a process
+// that is told to use one thread there is none, or, after a fork without this library, none that could end.
+const int at_fork = pthread_atfork(
+    [] {
+      if (omp_get_max_threads() > 1) omp_pause_resource_all(omp_pause_soft);
+    },
+    nullptr, nullptr);
 
 // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
 // has to wake the team for it.

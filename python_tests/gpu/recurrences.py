@@ -23,6 +23,7 @@ SOURCES = (
     *builder.INTERPRETER,
     "csrc/interpreter/recurrence.cpp",
     "csrc/common/counters.cpp",
+    "csrc/common/tensor.cpp",
     *(f"csrc/recurrence/{name}" for name in (*KERNELS, *DRIVERS)),
 )
 SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")

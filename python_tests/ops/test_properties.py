@@ -3,18 +3,28 @@
 from contextlib import contextmanager
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import rnnkern
+from python_tests.gpu.recurrences import KINKS, off_kinks
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import RECURRENCE_PARAMS, Sample, outputs_and_gradients
+from rnnkern.testing import RECURRENCE_PARAMS, Sample, assert_close, outputs_and_gradients
 
 LEVELS = rnnkern.build_info()["simd_levels"]
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 FEWER = settings(FEW, max_examples=25)
+
+USES = {
+    "all": lambda h, final: (h, final),
+    "h": lambda h, final: (h, ()),
+    "the final state": lambda h, final: (final[0], final[1:]),
+    "transposed": lambda h, final: (h.mT, tuple(s.mT for s in final)),
+    "sums": lambda h, final: (h.sum(0), tuple(s.sum(0) for s in final)),
+}
+"""What becomes of the results: gradients that are there or not, strided, or expanded."""
 
 
 @contextmanager
@@ -50,10 +60,12 @@ def batch_sizes_of(draw, steps, batch):
 
 
 @st.composite
-def calls(draw, steps, batches, units, cells=KERNEL_CELLS):
+def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
+    """`inputs` draws I, or 0 for a call that is given u; None: all are."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     cell = draw(st.sampled_from(list(cells)))
     T, B, H = draw(steps), draw(batches), draw(units)
+    columns_of_x = 0 if inputs is None else draw(inputs)
     projected = cell == "lstm_projected"
     heads = 1 if projected else draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
     gates, states = reference.CELLS[cell].gates, reference.CELLS[cell].states
@@ -74,39 +86,81 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS):
         "reverse": draw(st.booleans()),
         "grad_scale": None if scale is None else draw(laid_out(*scale)),
     }
-    args = (cell, draw(laid_out(*rows, gates * H)), R, tuple(draw(laid_out(B, columns)) for columns in (P, H)[:states]))
+    if columns_of_x:
+        kwargs["weight_ih"] = draw(laid_out(gates * H, columns_of_x, scale=1 / columns_of_x**0.5))
+        kwargs["bias_ih"] = draw(st.none() | laid_out(gates * H))
+    args = (
+        cell,
+        draw(laid_out(*rows, columns_of_x or gates * H)),
+        R,
+        tuple(draw(laid_out(B, columns)) for columns in (P, H)[:states]),
+    )
     save_gates = draw(st.booleans())
     return Sample(f"{cell}-{T}-{B}-{H}", args, kwargs), save_gates
 
 
-def check(call, level, threads):
+def used(op, use, **options):
+    return lambda *args, **kwargs: USES[use](*op(*args, **kwargs, **options))
+
+
+def check(call, use, level, threads, dtype=torch.float64):
+    """In float64 to the last digits but a few, else by the closeness rule."""
     sample, save_gates = call
-    for leaf in sample.leaves():
-        leaf.requires_grad_()
-    wanted = outputs_and_gradients(reference.recurrence, sample)
+    assume(use != "h" or sample.args[1].shape[0] > 0)  # without steps h depends on nothing
+    if dtype == torch.float64:
+        for leaf in sample.leaves():
+            leaf.requires_grad_()
+    else:
+        sample = off_kinks(sample.to(dtype, requires_grad=True))
+    wanted = outputs_and_gradients(used(reference.recurrence, use), sample)
     with machine(level, threads):
-        actual = outputs_and_gradients(
-            lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates), sample
-        )
+        actual = outputs_and_gradients(used(recurrence, use, save_gates=save_gates), sample)
         with torch.no_grad():
-            h, final = recurrence(*sample.args, **sample.kwargs)
-    for name, value in wanted.items():
-        scale = value.detach().abs().max().item() if value.numel() else 0
-        torch.testing.assert_close(
-            actual[name], value, rtol=1e-11, atol=1e-11 * scale, msg=lambda m, n=name: f"{n}: {m}"
-        )
+            h, final = used(recurrence, use)(*sample.args, **sample.kwargs)
+    if dtype == torch.float64:
+        for name, value in wanted.items():
+            scale = value.detach().abs().max().item() if value.numel() else 0
+            torch.testing.assert_close(
+                actual[name], value, rtol=1e-11, atol=1e-11 * scale, msg=lambda m, n=name: f"{n}: {m}"
+            )
+    else:
+        truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
+        for name, value in wanted.items():
+            assert_close(actual[name], value, truth[name], name)
     assert torch.equal(h, actual["h"])
     assert all(torch.equal(s, actual[f"final state[{k}]"]) for k, s in enumerate(final))
 
 
+SMALL = {"steps": st.integers(0, 6), "batches": st.integers(0, 5), "units": st.integers(1, 20)}
+INPUTS = st.sampled_from([0, 0, 1, 3, 9, 17])
+
+
 @FEW
-@given(calls(st.integers(0, 6), st.integers(0, 5), st.integers(1, 20)), st.sampled_from(LEVELS), st.integers(1, 3))
-def test_small_calls(call, level, threads):
-    check(call, level, threads)
+@given(calls(**SMALL, inputs=INPUTS), st.sampled_from(list(USES)), st.sampled_from(LEVELS), st.integers(1, 3))
+def test_small_calls(call, use, level, threads):
+    check(call, use, level, threads)
 
 
 @FEWER
-@given(calls(st.integers(1, 4), st.integers(6, 24), st.integers(64, 110)), st.sampled_from(LEVELS), st.integers(2, 3))
-def test_calls_large_enough_for_a_team(call, level, threads):
+@given(
+    calls(st.integers(1, 4), st.integers(6, 24), st.integers(64, 110), inputs=st.sampled_from([0, 5, 40])),
+    st.sampled_from(list(USES)),
+    st.sampled_from(LEVELS),
+    st.integers(2, 3),
+)
+def test_calls_large_enough_for_a_team(call, use, level, threads):
     """Small ones run in one thread whatever is asked for."""
-    check(call, level, threads)
+    check(call, use, level, threads)
+
+
+@FEW
+@given(
+    calls(**SMALL, cells=[cell for cell in KERNEL_CELLS if cell not in KINKS], inputs=INPUTS) | calls(**SMALL),
+    st.sampled_from(list(USES)),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from(LEVELS),
+    st.integers(1, 3),
+)
+def test_small_calls_in_low_precision(call, use, dtype, level, threads):
+    """Where the input is projected inside, no u can be moved off a cell's kinks."""
+    check(call, use, level, threads, dtype)

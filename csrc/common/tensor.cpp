@@ -1,0 +1,20 @@
+#include "common/tensor.h"
+
+#include <stdexcept>
+
+// Weak: a PyTorch before 2.13 does not have it, and must still load this library.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace rnnkern {
+
+void fail_to_allocate(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  std::string text = "rnnkern: can't allocate memory for a tensor of sizes (";
+  for (size_t k = 0; k < sizes.size(); ++k) text += (k ? ", " : "") + std::to_string(sizes[k]);
+  text += ")";
+  if (torch_exception_get_what_without_backtrace) {
+    text += std::string(": ") + torch_exception_get_what_without_backtrace();
+  }
+  throw std::runtime_error(text);
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,213 @@
+"""The written table: what is broken, one place at a time, and the tests that are to notice. Neither runs anything."""
+
+from typing import NamedTuple
+
+RECURRENCE = "python_tests/ops/test_recurrence.py"
+ON_A_GPU = "python_tests/gpu/test_recurrence.py"
+
+
+def values(cell: str) -> tuple[str, ...]:
+    return RECURRENCE, "-k", f"float64_agrees and {cell}-"
+
+
+def named(words: str, file: str = RECURRENCE) -> tuple[str, ...]:
+    return file, "-k", words
+
+
+def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
+    return file, "-k", f"interpret and ({words})"
+
+
+DRAWN = ("python_tests/ops/test_properties.py",)
+HALVES = named("16_bits or every_value")
+TEAMS = named("same_bits")
+RACES = ("python_tests/threads",)
+RULE = ("python_tests/test_testing.py",)
+
+
+class Mutant(NamedTuple):
+    file: str  # below csrc, or of rnnkern
+    old: str  # stands there once
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+    explained: str = ""  # why no test can notice
+
+    @property
+    def place(self) -> str:
+        return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
+
+    @property
+    def for_a_gpu(self) -> bool:
+        """Its tests build what it breaks."""
+        return self.file.startswith(("recurrence/block_", "recurrence/cuda_", "recurrence/step"))
+
+
+ONE_LEVEL = [
+    ("csrc/common/simd_level.cpp", '__builtin_cpu_supports("avx2") &&', "false &&"),
+    *(
+        ("csrc/recurrence/cpu.cpp", f"if (simd_level() == SimdLevel::{level})", "if (false)")
+        for level in ("avx2", "avx512", "avx512_bf16")
+    ),
+]
+"""Edits of every copy: the lowest SIMD level alone, for the sake of the compiler's time."""
+
+LEFT_OUT = {level: f"csrc/recurrence/cpu_{level}.cpp" for level in ("avx2", "avx512", "avx512_bf16")}
+STUB = '#include "recurrence/problem.h"\nrnnkern::Level rnnkern::level_{}() {{ return level_plain(); }}\n'
+
+MUTANTS = [
+    # ---- cells
+    Mutant("cells/lstm.h", "dc = grad[1] + grad[0]", "dc = grad[1] - grad[0]", "a sign in dc", values("lstm")),
+    Mutant("cells/lstm.h", "grad[1] = dc * f", "grad[1] = dc", "the forget gate in the gradient of c", values("lstm")),
+    Mutant("cells/lstm.h", "save[1] * old[1]", "save[0] * old[1]", "i in the place of f", values("lstm")),
+    Mutant("cells/lstm_projected.h", "save[3] * tanh(next[1])", "save[3] * next[1]", "the tanh of what is projected",
+           values("lstm_projected")),
+    Mutant("cells/gru.h", "dr[2] = du[2] * r", "dr[2] = du[2]", "the reset gate in dr", values("gru")),
+    Mutant("cells/gru.h", "save[3] = r[2]", "save[3] = u[2]", "what is saved of the product", values("gru")),
+    Mutant("cells/gru_reset_before.h", "grad[0] + doperand * r", "grad[0] + doperand", "the reset gate in dh",
+           values("gru_reset_before")),
+    Mutant("cells/modrelu.h", "select(h < V(0), V(0) - dz, dz)", "dz", "the sign of the bias's gradient",
+           values("modrelu")),
+    Mutant("cells/modrelu.h", "select(length <= V(0)", "select(length < V(0)", "the bound itself", values("modrelu"),
+           "where |z| + b is 0, what the other branch gives is 0 too"),
+    Mutant("cells/hardtanh.h", "h >= V(1)", "h > V(1)", "the gradient at the upper bound", values("hardtanh")),
+    Mutant("cells/relu.h", "h <= V(0)", "h < V(0)", "the gradient at the bound", values("relu")),
+    Mutant("cells/euler.h", "dparams[0] + grad[0]", "grad[0]", "the sum over time of a parameter's gradient",
+           values("euler")),
+    Mutant("cells/tanh.h", "V(1) - h * h", "V(1) + h * h", "a sign in the derivative", values("tanh")),
+    # ---- vectors
+    Mutant("common/simd_math.h", "terms = 6", "terms = 4", "two terms of the series",
+           ("python_tests/ops/test_simd_math.py",)),
+    Mutant("common/simd_math.h", "ln2_low = 0x1.7f7d1cp-20f", "ln2_low = 0", "the low part of ln 2",
+           ("python_tests/ops/test_simd_math.py",)),
+    Mutant("common/simd_math.h", "a < V(-60)", "a < V(-6)", "where tanh is 1", ("python_tests/ops/test_simd_math.py",)),
+    Mutant("common/simd.h", "k < n; ++k) p[k] = v[k]", "k < n - 1; ++k) p[k] = v[k]", "the last of some lanes",
+           values("tanh")),
+    Mutant("common/simd.h", "if (i & size) continue;", "if (i & 1) continue;", "half of a transposition",
+           values("tanh")),
+    Mutant("recurrence/cpu_storage.h", "bits + 0x7fff + ((bits >> 16) & 1)", "bits + 0x8000", "ties of bfloat16",
+           HALVES),
+    Mutant("recurrence/cpu_storage.h", "magnitude < 0x38800000", "magnitude < 0x38000000",
+           "the least normal float16", HALVES),
+    # ---- the loop over time
+    Mutant("recurrence/cpu_room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
+           "the size of a part of the workspace", values("lstm")),
+    Mutant("recurrence/cpu_room.h", "all + each * me.rank", "all", "each member's own workspace", TEAMS),
+    Mutant("recurrence/cpu_sequence.h", "if (is_reset(b)) return zeros;", "", "the reset of h", values("tanh")),
+    Mutant("recurrence/cpu_sequence.h", "(b < rows_before ? before : initial)", "before",
+           "the initial state of sequences that begin later", values("tanh")),
+    Mutant("recurrence/cpu_sequence.h", "steps.batch * (me.rank + 1) / me.size : boundary(steps, me.rank + 1, me.size)",
+           "steps.batch : boundary(steps, me.rank + 1, me.size)", "who copies which states",
+           TEAMS, "members copy the same values to the same places, and to no others"),
+    Mutant("recurrence/cpu_sequence.h", "if (split_hidden) me.meet();", "", "the barrier between steps", RACES),
+    Mutant("recurrence/cpu_sequence.h", "    step[i] = 0;\n", "", "each step's part of the bias's gradient",
+           values("tanh")),
+    Mutant("recurrence/cpu_product.h", "transposed ? first_gate * stride +", "transposed ?",
+           "where the second product's gates begin, backwards", values("gru_reset_before")),
+    Mutant("recurrence/cpu_product.h", "smaller(last * width, outputs) - first * width",
+           "smaller(last * width, outputs - 1) - first * width", "a panel's last unit", values("tanh")),
+    Mutant("recurrence/cpu_product.h", "size = width / 2; size > 0", "size = width / 2; size > 1",
+           "half of a sum over lanes", DRAWN),
+    Mutant("recurrence/cpu_step.h", "h_before.is_reset(b) ? V(0) : old_c(", "old_c(", "the reset of c", values("lstm")),
+    Mutant("recurrence/cpu_forward.h", "plan.carried + ((k + 1) & 1)", "plan.carried + (k & 1)",
+           "the h that 16 bits carry", HALVES),
+    Mutant("recurrence/cpu_forward.h", "p.steps.rows(t) <= b", "p.steps.rows(t) < b", "a sequence's own last step",
+           values("tanh")),
+    Mutant("recurrence/cpu_forward.h", "|| b >= p.steps.rows(0)", "", "sequences without steps",
+           named("without_steps")),
+    Mutant("recurrence/cpu_backward.h", "(h_before.is_reset(b) ? V(0) : grad[s])", "grad[s]",
+           "the gradient across a reset", values("lstm")),
+    Mutant("recurrence/cpu_backward.h", "doperand = scale(b) *", "doperand =", "grad_scale in the second product",
+           values("gru_reset_before")),
+    Mutant("recurrence/cpu_backward.h", "? later + load(", "? later - load(", "the sign of the gradient of h",
+           values("tanh")),
+    Mutant("recurrence/cpu_backward.h", "if (h_before.is_reset(b)) return;", "", "the gradient across a reset, by R",
+           values("tanh")),
+    Mutant("recurrence/cpu_backward.h", "    share.meet();  // all have done", "    // all have done",
+           "the barrier between chunks", RACES),
+    Mutant("recurrence/cpu_weight_gradient.h", "part = 1; part < count", "part = 2; part < count",
+           "the second member's part of dR", DRAWN),
+    Mutant("recurrence/cpu_weight_gradient.h", "smaller(unit1_ - head * units, units)", "units",
+           "where a member's units end", DRAWN),
+    # ---- the driver
+    Mutant("recurrence/call.h", "    return dense(x);", "    return x;", "memory that is not contiguous",
+           named("layouts")),
+    Mutant("recurrence/call.h", "x.numel() == elements", "x.numel() >= elements", "the check of sizes",
+           ("python_tests/ops/test_checks.py",)),
+    Mutant("recurrence/call.h", "0 <= now && now <= before", "true", "the check of batch_sizes",
+           ("python_tests/ops/test_checks.py",)),
+    Mutant("recurrence/cpu.cpp", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
+           "how much the workspace of small calls holds", DRAWN),
+    Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
+           values("lstm")),
+    Mutant("recurrence/cpu.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1", "a grad_scale of (T,)",
+           values("tanh")),
+    Mutant("recurrence/cpu.cpp", "omp_pause_resource_all(omp_pause_soft)", "(void)0", "the end of the team at a fork",
+           ("python_tests/ops/test_process.py",)),
+    Mutant("common/reuse.cpp", "at->size <= size + size / 4", "true", "how large a block serves",
+           ("python_tests/ops/test_memory.py",)),
+    Mutant("common/reuse.cpp", "    used_bytes -= block.size;\n    idle_bytes += block.size;",
+           "    idle_bytes += block.size;", "the sum of what is in use", ("python_tests/ops/test_memory.py",)),
+    Mutant("common/tensor.cpp", "if (torch_exception_get_what_without_backtrace)", "if (false)",
+           "what PyTorch says of an allocation", ("python_tests/ops/test_process.py",)),
+    Mutant("common/counters.cpp", "+= times", "= times", "the sum of counts", ("python_tests/ops/test_dispatch.py",),
+           "of one part there is one address as yet: nothing is summed"),
+    # ---- CUDA kernels and drivers, on the interpreter
+    Mutant("recurrence/block_forward.h", "alive ? next[s] : state[v][s]", "next[s]", "the state after a sequence's end",
+           interpreted("block and packed and tanh")),
+    Mutant("recurrence/block_forward.h", "next_u = p.u + place(ahead, Cell::gates);\n      device::block_barrier();",
+           "next_u = p.u + place(ahead, Cell::gates);", "the barrier between steps",
+           interpreted("block and (tiny or first_call or any_schedule)")),
+    Mutant("recurrence/block_forward.h", "bias[v][g] + (reset[v] ? A(0) : r[v][g])", "bias[v][g] + r[v][g]",
+           "the reset of h", interpreted("block and reset and tanh")),
+    Mutant("recurrence/block_backward.h", "grad[v][0] += scale[v] * product[v]", "grad[v][0] += product[v]",
+           "grad_scale", interpreted("block and grad_scale and tanh")),
+    Mutant("recurrence/block_backward.h", "reset[v] ? A(0) : grad[v][s]", "grad[v][s]", "the gradient across a reset",
+           interpreted("block and reset and tanh")),
+    Mutant("recurrence/block_backward.h", "p.dparams[i][element] += dparams", "p.dparams[i][element] = dparams",
+           "the sum of a parameter's gradient over chunks", interpreted("block and several_chunks")),
+    Mutant("recurrence/block_tile.h", "c[0][m][i] += c[chain][m][i]", "c[0][m][i] = c[chain][m][i]",
+           "a sum of chains", interpreted("block and tiny")),
+    Mutant("recurrence/step.h", "if (p.sequence.resets(p.finished, b))", "if (false)", "the gradient across a reset",
+           interpreted("stepwise and reset and tanh")),
+    Mutant("recurrence/step.h", "p.dr[((head * p.rows + p.here + b)", "p.dr[((head * p.rows + b)",
+           "the place of a step's dr", interpreted("stepwise and heads")),
+    Mutant("recurrence/cuda_backward.cpp", "p.alive > finished_alive ? p.alive : finished_alive", "p.alive",
+           "the threads that finish a step", interpreted("stepwise and packed")),
+    Mutant("recurrence/cuda_backward.cpp", "write<A>(dR_sum) + first * head_size * head_size", "write<A>(dR_sum)",
+           "where the second product's dR lies", interpreted("tiny and gru_reset_before")),
+    Mutant("recurrence/cuda_driver.h", "lengths[--b] = t;", "lengths[--b] = t + 1;", "the length of a sequence",
+           interpreted("block and packed and tanh")),
+    Mutant("recurrence/cuda_forward.cpp", "read<bool>(*call.reset) + t * batch", "read<bool>(*call.reset)",
+           "the step whose resets are read", interpreted("stepwise and reset and tanh")),
+    # ---- the closeness rule
+    Mutant("rnnkern/testing.py", "torch.float32: 4.0", "torch.float32: 6.0", "the factor of float32", RULE),
+    Mutant("rnnkern/testing.py", "torch.bfloat16: 2.0", "torch.bfloat16: 3.0", "the factor of bfloat16", RULE),
+    Mutant("rnnkern/testing.py", "torch.float16: 2.0", "torch.float16: 3.0", "the factor of float16", RULE),
+    Mutant("rnnkern/testing.py", "torch.float64: 4.0", "torch.float64: 6.0", "the factor of float64", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.shape == truth.shape == naive.shape",
+           "assert actual.shape == truth.shape", "the shape of the naive result", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.dtype == naive.dtype", "assert True", "the dtype", RULE),
+    Mutant("rnnkern/testing.py", "assert actual.device == naive.device", "assert True", "the device", RULE),
+    Mutant("rnnkern/testing.py", "(a == n) | (a.isnan() & n.isnan())", "~a.isfinite()", "which infinity", RULE),
+    Mutant("rnnkern/testing.py", "torch.where(n.isfinite(), a.isfinite(),", "torch.where(n.isfinite(), True,",
+           "what is not finite where the naive result is", RULE),
+    Mutant("rnnkern/testing.py", "n.isfinite() & t.isfinite()", "n.isfinite()", "an infinite truth", RULE),
+    Mutant("rnnkern/testing.py", "factor * max(naive_error, floor)", "factor * (naive_error + floor)",
+           "a floor that is added", RULE),
+    Mutant("rnnkern/testing.py", "floor = max(naive_rms, eps * scale)", "floor = max(naive_rms, 4 * eps * scale)",
+           "the floor of the largest error and of the bias", RULE),
+    Mutant("rnnkern/testing.py", "rms, naive_rms, eps * scale)", "rms, naive_rms, 4 * eps * scale)",
+           "the floor of the root mean square", RULE),
+    Mutant("rnnkern/testing.py", "3 * floor)", "12 * floor)", "the floor of the largest error", RULE),
+    Mutant("rnnkern/testing.py", "a.numel() > 1000 and", "a.numel() > 100_000 and", "the least size of the last tests",
+           RULE),
+    Mutant("rnnkern/testing.py", "1000 and scale > 0", "1000", "a truth of zeros, which has no direction", RULE),
+    Mutant("rnnkern/testing.py", "_sine(n, t), max(eps, rounding)", "_sine(n, t), 100 * eps",
+           "the floor of the sine", RULE),
+    Mutant("rnnkern/testing.py", "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
+    Mutant("rnnkern/testing.py", "floor / 8)", "floor)", "the floor of the bias", RULE),
+    Mutant("rnnkern/testing.py", "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
+    Mutant("rnnkern/testing.py", "for name in actual:\n", "for name in list(actual)[:3]:\n",
+           "the gradients after the first", RULE),
+]  # fmt: skip

@@ -1,0 +1,113 @@
+"""What the process does to a call: memory that is not there, and forks. In subprocesses, which may crash or hang."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import rnnkern
+
+COMMON = """
+import multiprocessing, os, re, resource, sys
+import torch, rnnkern
+from rnnkern.ops import recurrence
+from rnnkern.testing import outputs_and_gradients, recurrence_sample
+
+def results(sample, save_gates=True):
+    results = outputs_and_gradients(lambda *a, **k: recurrence(*a, **k, save_gates=save_gates), sample)
+    return [x.detach() for x in results.values()]
+
+def same(sample, wanted):
+    return all(map(torch.equal, results(sample), wanted))
+
+torch.manual_seed(0)
+torch.set_num_threads(2)
+"""
+
+
+def says(script: str) -> str:
+    command = [sys.executable, "-c", COMMON + script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+# Whichever allocation comes to fail: the limit grows until the call fits.
+LIMITED = """
+sample = recurrence_sample("lstm", 64, 128, 256, inputs=8, dtype=torch.float32, requires_grad=True)
+_, u, *rest = sample.args
+sample = sample._replace(args=("lstm", u[:1].expand_as(u), *rest))
+wanted = results(sample)
+failed = 0
+for extra in range(8, 1000, 8):
+    rnnkern.release_memory()
+    now = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (now + (extra << 20), resource.RLIM_INFINITY))
+    try:
+        results(sample)
+        break
+    except RuntimeError as error:
+        failed += 1
+        print(str(error).replace("\\n", " "))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+assert failed > 3
+assert same(sample, wanted)
+"""
+
+
+def test_a_failed_allocation_says_so_and_the_next_call_works():
+    lines = says(LIMITED).splitlines()
+    assert all("can't allocate memory" in line for line in lines), lines
+    ours = [line for line in lines if line.startswith("rnnkern: can't allocate memory for a tensor of sizes (")]
+    assert len(set(ours)) > 1
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):
+        assert all("you tried to allocate" in line for line in ours)
+
+
+def test_an_expanded_input_that_no_memory_holds():
+    u = torch.zeros(1, 1, 64).expand(2**30, 2**10, 64)
+    state = torch.zeros(1, 16).expand(2**10, 16)
+    with pytest.raises(
+        RuntimeError, match=r"rnnkern: can't allocate memory for a tensor of sizes \(1073741824, 1024, "
+    ):
+        rnnkern.ops.recurrence("lstm", u, torch.zeros(64, 16), (state, state))
+
+
+FORKED = """
+sample = recurrence_sample("lstm", 30, 64, 64, dtype=torch.float32, requires_grad=True)
+wanted = results(sample)
+
+def child(_=None):
+    torch.set_num_threads(2)
+    return same(sample, wanted)
+
+def by_fork(depth):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if child() and (depth == 1 or by_fork(depth - 1)) else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+def by_pool():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return all(pool.map(child, range(2)))
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, k):
+        return child()
+
+def by_loader():
+    loader = torch.utils.data.DataLoader(Dataset(), num_workers=2, multiprocessing_context="fork")
+    return all(batch.all() for batch in loader)
+
+for way in (lambda: by_fork(2), by_pool, by_loader):
+    print(way(), same(sample, wanted), flush=True)
+"""
+
+
+def test_forks_after_a_call_by_a_team():
+    """By os.fork, a pool, a DataLoader: had the team not ended before, a child would wait for its threads for ever."""
+    assert says(FORKED) == "True True\n" * 3

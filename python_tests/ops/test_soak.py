@@ -1,0 +1,71 @@
+"""Random calls, one after the other in one process: 200 here, RNNKERN_SOAK of them under `make sanitize`.
+
+What a call leaves behind (memory used again, counters, a team of threads) meets every other kind of call. Values are
+the other tests' matter, and only looked at now and then.
+"""
+
+import os
+import random
+
+import torch
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import outputs_and_gradients, recurrence_sample, takes
+
+CALLS = int(os.environ.get("RNNKERN_SOAK", "200"))
+COMPARED = 20
+"""Every so many calls one is in float64, and compared with the reference."""
+
+
+def a_call(draw: random.Random, dtype: torch.dtype):
+    cell = draw.choice(list(KERNEL_CELLS))
+    heads = draw.choice([1, 1, 2, 3]) if takes(cell, {"heads"}) else 1
+    large = draw.random() < 0.1  # enough for a team
+    sample = recurrence_sample(
+        cell,
+        draw.choice([0, 1, 1, 2, 5, 140 if large else 9]),
+        draw.randrange(8, 24) if large else draw.randrange(6),
+        heads * draw.randrange(20, 40) if large else heads * draw.randrange(1, 19),
+        heads=heads,
+        bias=draw.random() < 0.7,
+        packed=draw.random() < 0.4,
+        reset=draw.random() < 0.4,
+        reverse=draw.random() < 0.5,
+        grad_scale=draw.randrange(3),
+        inputs=draw.choice([0, 0, 1, 5, 33]),
+        dtype=dtype,
+        requires_grad=draw.random() < 0.8,
+    )
+    if draw.random() < 0.3:
+        cell, u, R, state = sample.args
+        sample = sample._replace(args=(cell, u.mT.contiguous().mT, R.mT.contiguous().mT, state))
+    return sample, {"save_gates": draw.choice([None, True, False])}
+
+
+def results_of(op, sample, **options):
+    if sample.args[3][0].requires_grad:
+        return outputs_and_gradients(lambda *args, **kwargs: op(*args, **kwargs, **options), sample)
+    h, final = op(*sample.args, **sample.kwargs, **options)
+    return {"h": h, **{f"final state[{k}]": s for k, s in enumerate(final)}}
+
+
+def test_soak(simd, threads):
+    draw = random.Random(0)
+    levels = rnnkern.build_info()["simd_levels"]
+    for number in range(CALLS):
+        compared = number % COMPARED == 0
+        dtype = draw.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+        sample, options = a_call(draw, torch.float64 if compared else dtype)
+        simd(draw.choice(levels))
+        threads(draw.randrange(1, 4))
+        actual = results_of(recurrence, sample, **options)
+        for name, value in actual.items():
+            assert value.isfinite().all(), (number, sample.name, name)
+        if compared:
+            for name, value in results_of(reference.recurrence, sample).items():
+                torch.testing.assert_close(
+                    actual[name], value, rtol=1e-9, atol=1e-9, msg=f"{number} {sample.name} {name}"
+                )
