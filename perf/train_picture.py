@@ -37,7 +37,8 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
             axes.grid(color="#eeeeee")
             axes.set_axisbelow(True)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        panels[1].axhline(float(last["constant"]), color="#999999", linestyle=":", zorder=0)
+        panels[1].axhline(constant := float(last["constant"]), color="#999999", linestyle=":", zorder=0)
+        panels[1].set_ylim(0, max(top(rows, "measured"), 1.05 * constant))
         figure.suptitle(f"{last['task']}: T = {last['length']}, {last['data']}", fontsize=12)
         about = f"{last['device']}, PyTorch {last['torch']}; median and range over seeds; dots: a constant answer"
         figure.supxlabel(about, fontsize=8, color="#777777")

@@ -131,6 +131,11 @@ def test_a_constant_answer_gets_the_entropy(language):
     assert language.constant == pytest.approx(entropy, rel=1e-2)  # but for the symbol that never comes
 
 
+def test_an_even_answer_costs_its_logarithm_in_bits():
+    scores = tasks.bits(torch.zeros(3, 2, 8), torch.randint(8, (3, 2)))
+    assert scores.tolist() == pytest.approx([3.0] * 6)
+
+
 @pytest.mark.parametrize("model", ["rnnkern.LSTM", "torch.GRU"])
 def test_chunks_are_measured_as_one_sequence(model, language):
     """The state is carried: it does not matter where a text is cut."""
@@ -192,6 +197,12 @@ def test_a_layer_and_its_peer_begin_with_the_same_weights(peer):
     assert ours[0].keys() == theirs[0].keys()
     assert all(torch.equal(ours[0][key], theirs[0][key]) for key in ours[0])
     assert torch.equal(ours[1].x, theirs[1].x)
+
+
+def test_the_seed_decides_weights_and_batches():
+    trainings = [Training(tasks.adding(TINY, "test", None), "rnnkern.GRU", seed, TINY, CPU) for seed in (0, 1)]
+    assert not torch.equal(*(training.network.rnn.weight_hh_l0 for training in trainings))
+    assert not torch.equal(*(next(training.batches).x for training in trainings))
 
 
 def test_initial_values():
