@@ -81,17 +81,36 @@ def test_examples_of_pages(page):
             run_examples(test)
 
 
-def test_the_table_of_cells_has_the_facts_of_the_code():
-    """cell, G, state, params, kept, products."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(?:.*)\|$", (ROOT / "docs" / "recurrence.md").read_text(), re.M)
-    said = {name: [entry.strip() for entry in entries.split("|")] for name, entries in rows if name in reference.CELLS}
+def table_of_cells(heading: str) -> dict[str, list[str]]:
+    """The entries of each cell's row, in a section of docs/recurrence.md."""
+    _, section = (ROOT / "docs" / "recurrence.md").read_text().split(f"{heading}\n")
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", re.split(r"^#+ ", section, flags=re.M)[0], re.M)
+    said = {name: [entry.strip() for entry in entries.split("|")] for name, entries in rows}
+    assert list(said) == [name for name, _ in rows]
     assert set(said) == set(reference.CELLS)
-    for name, (gates, state, params, kept, products) in said.items():
+    return said
+
+
+def test_the_table_of_cells_has_the_facts_of_the_code():
+    for name, (gates, state, params, products, header) in table_of_cells("## Cells").items():
         cell = reference.CELLS[name]
         assert (gates, state, params) == (str(cell.gates), ", ".join(("h", "c")[: cell.states]), ", ".join(cell.params))
+        assert (ROOT / "csrc" / "cells" / header.strip("`")).exists()
         if facts := KERNEL_CELLS.get(name):
             count = f"{1 + (facts['first_gates'] < facts['gates'])}" + ", and a projection" * ("weight_hr" in params)
-            assert (kept, products) == (str(facts["saved"]), count)
+            assert products == count
+
+
+@compiled_part
+def test_the_table_of_memory_has_the_facts_of_the_code():
+    """As python_tests/ops/test_memory.py counts: h, c, and the gates if they are saved."""
+    for name, (saving, computing_again, gates) in table_of_cells("### Memory for the backward").items():
+        facts = KERNEL_CELLS[name]
+        projected = "weight_hr" in reference.CELLS[name].params
+        of_h_units = [facts["states"] - projected + saved for saved in (facts["saved"], 0)]
+        wanted = [f"{count} H".removeprefix("1 ") + " + P" * projected for count in of_h_units]
+        assert [saving, computing_again] == wanted, name
+        assert len([gate for gate in gates.split(",") if gate]) == facts["saved"], name
 
 
 def worked_example(mark: str) -> str:
