@@ -1,4 +1,4 @@
-"""The modules inside the rest of PyTorch: copies, parametrizations, functional calls, autocast, compiler, explain."""
+"""The modules inside the rest of PyTorch: copies, parametrizations, functional calls, explain."""
 
 import copy
 import pickle
@@ -8,7 +8,6 @@ import torch
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
-import rnnkern._extension
 import rnnkern.nn.recurrent
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
@@ -117,19 +116,19 @@ def test_remnants_of_cudnn():
     assert torch.equal(replica(x)[0], lstm(x)[0])
 
 
-@pytest.mark.parametrize("cls", ["RNN", "LSTM"])
-def test_autocast_gives_torchs_dtype(cls):
-    """bfloat16 for RNN and LSTM; torch.nn.GRU has no autocast rule on the CPU."""
-    theirs, ours = getattr(torch.nn, cls)(I, H, 2), getattr(rnnkern.nn, cls)(I, H, 2)
-    ours.load_state_dict(theirs.state_dict())
-    x, h0 = torch.randn(T, B, I), torch.randn(2, B, H)
-    hx = (h0, h0) if cls == "LSTM" else h0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, wanted = ours(x, hx)[0], theirs(x, hx)[0]
-    assert output.dtype == wanted.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), theirs(x, hx)[0], rtol=0, atol=0.02)
-    output.sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
+def test_torchscript_says_that_it_is_not_supported():
+    with pytest.raises(NotImplementedError, match=r"GRU: .* is not supported, torch.export is"):
+        torch.jit.script(torch.nn.Sequential(rnnkern.nn.GRU(I, H)))
+
+
+def test_symbolic_trace_takes_a_module_as_a_leaf():
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, torch.nn.RNNBase) or super().is_leaf_module(module, name)
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H)), torch.randn(T, B, I)
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    assert torch.equal(traced(x)[0], model(x)[0])
 
 
 # ---- the operator calls
@@ -199,69 +198,3 @@ def test_explain_tells_the_truth_about_projections_and_force():
         plain(x)
     with pytest.raises(RuntimeError, match="input_size"):
         rnnkern.ops.explain(plain, torch.zeros(T, B, I + 1))
-
-
-# ---- the compiler; the warnings are its own, about what it does while it traces
-
-tracing = pytest.mark.filterwarnings(
-    "ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning",
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
-)
-
-compiled_part = pytest.mark.skipif(
-    not rnnkern._extension.available,
-    reason=f"the reference reads lengths while it runs, and {rnnkern._extension.reason}",
-)
-
-
-@modules
-@tracing
-def test_compiles_whole(build):
-    """Unless allow_rnn is set, PyTorch's compiler breaks the graph at torch.nn.RNN, LSTM, GRU and subclasses."""
-    module = build()
-    x, reset = sample(module)
-    x.requires_grad_()
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-        output, wanted = compiled(x, reset=reset)[0], module(x, reset=reset)[0]
-    torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-6)
-    inputs = [x, *module.parameters()]
-    for ours, theirs in zip(*(torch.autograd.grad(y.sum(), inputs) for y in (output, wanted)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@tracing
-def test_compiles_with_the_break():
-    model = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H))
-    x = torch.randn(T, B, I)
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x)[0], model(x)[0], rtol=1e-5, atol=1e-6)
-
-
-@compiled_part
-@tracing
-def test_compiles_packed():
-    gru = rnnkern.nn.GRU(I, H, bidirectional=True)
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(gru, backend="aot_eager", fullgraph=True)
-        for lengths in ([2, 5, 4], [5, 1, 5]):
-            x = pack_padded_sequence(torch.randn(T, B, I), torch.tensor(lengths), enforce_sorted=False)
-            (output, h_n), (wanted, wanted_h_n) = compiled(x), gru(x)
-            torch.testing.assert_close(output.data, wanted.data, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(h_n, wanted_h_n, rtol=1e-5, atol=1e-6)
-
-
-@compiled_part
-@tracing
-def test_exports_for_any_length_and_batch():
-    lstm = BUILD["lstm"]()
-    x, reset = sample(lstm)
-    sizes = {0: torch.export.Dim("T", min=0), 1: torch.export.Dim("B", min=0)}
-    shapes = {"input": sizes, "hx": None, "reset": sizes}
-    program = torch.export.export(lstm, (x,), {"hx": None, "reset": reset}, dynamic_shapes=shapes).module()
-    for steps, batch in ((T, B), (9, 1), (1, 4), (0, 2)):
-        x, reset = torch.randn(steps, batch, I), torch.rand(steps, batch) < 0.3
-        (output, hidden), (wanted, wanted_hidden) = program(x, hx=None, reset=reset), lstm(x, None, reset)
-        torch.testing.assert_close((output, *hidden), (wanted, *wanted_hidden), rtol=1e-5, atol=1e-6)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
 from rnnkern import reference
@@ -149,6 +149,7 @@ def dual_numbers(f, x):
 FORWARD_MODE = {
     "jvp": lambda f, x: jvp(f, (x,), (x,)),
     "jacfwd": lambda f, x: jacfwd(f)(x),
+    "linearize": linearize,
     "hessian": lambda f, x: hessian(f)(x),
     "jvp of vmap": lambda f, x: jvp(vmap(f), (x[None],), (x[None],)),
     "jvp of a gradient": lambda f, x: jvp(grad(f), (x,), (x,)),

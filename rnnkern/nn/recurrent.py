@@ -51,9 +51,6 @@ class Recurrent(RNNBase):
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
         """Runs the layers over a sequence.
 
-        ``torch.compile(fullgraph=True)`` needs ``torch._dynamo.config.allow_rnn = True``; without it PyTorch's compiler
-        breaks the graph at torch.nn.RNN, LSTM and GRU, subclasses too, and the module runs as it is.
-
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
@@ -242,6 +239,9 @@ class Recurrent(RNNBase):
 
     def flatten_parameters(self) -> None:
         """Does nothing: the kernels need no common buffer."""
+
+    def __prepare_scriptable__(self):
+        raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported, torch.export is")
 
     def extra_repr(self) -> str:
         heads = f", num_heads={self.num_heads}" if self.num_heads != 1 else ""

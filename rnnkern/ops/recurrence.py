@@ -64,12 +64,14 @@ def recurrence(
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
         Gradients flow from both to ``u``, ``R``, ``state``, ``bias``, ``params``, ``weight_ih`` and ``bias_ih``, and
-        gradients of those; there is no forward mode, which raises.
+        gradients of those, under the transforms of ``torch.func`` too.
 
     Raises:
         ValueError: a size, a rank, a cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
             implementation that cannot serve the call.
         TypeError: an argument's type, dtype or device is wrong.
+        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
+            packed input that the compiler traces.
 
     Equations: docs, "Recurrence"; :mod:`rnnkern.reference.recurrence`.
 

@@ -1,0 +1,220 @@
+"""PyTorch's own inputs of RNN, LSTM and GRU (torch.testing._internal.common_modules), for its modules and for ours."""
+
+import copy
+import functools
+import io
+import pickle
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils import parametrize as reparametrize
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import rnnkern.nn
+from rnnkern.testing import assert_close
+
+pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest, which is not installed")
+common_modules = pytest.importorskip("torch.testing._internal.common_modules")
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+
+INFOS = {
+    info.module_cls.__name__: info
+    for info in common_modules.module_db
+    if info.module_cls in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)
+}
+
+
+@functools.cache
+def given(name, kind="inputs"):
+    make = getattr(INFOS[name], f"module_{kind}_func")
+    packed = {"with_packed_sequence": True} if kind == "inputs" else {}
+    torch.manual_seed(0)
+    return make(INFOS[name], device="cpu", dtype=torch.float64, requires_grad=True, training=True, **packed)
+
+
+def parametrize(kind, every=1):
+    cases = [(name, k) for name in INFOS for k in range(len(given(name, kind)))]
+    return pytest.mark.parametrize(("name", "k"), cases[every - 1 :: every])
+
+
+def build(name, k, package):
+    """One package's module. The seed makes its parameters those of the other's."""
+    constructor = given(name)[k].constructor_input
+    torch.manual_seed(1)
+    return getattr(package, name)(*constructor.args, **constructor.kwargs, dtype=torch.float64)
+
+
+def convert(tree, to):
+    """The floating-point tensors of arguments or results."""
+    return tree_map_only(torch.Tensor, lambda x: to(x) if x.is_floating_point() else x, tree)
+
+
+def arguments(name, k):
+    """Those of forward, as new leaves."""
+    return convert(given(name)[k].forward_input.args, lambda x: x.detach().clone().requires_grad_())
+
+
+def floats(tree):
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+
+def values_and_gradients(module, args):
+    values = floats(module(*args))
+    generator = torch.Generator().manual_seed(2)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in values]
+    leaves = [x for x in (*floats(args), *module.parameters()) if x.requires_grad]
+    return values + list(torch.autograd.grad(values, leaves, upstream))
+
+
+def compare(run, name, k, dtype):
+    """What ``run`` makes of module and arguments: ours in a dtype, torch.nn's in it, torch.nn's in float64."""
+    ours, theirs = build(name, k, rnnkern.nn).to(dtype), build(name, k, torch.nn).to(dtype)
+    args = convert(arguments(name, k), lambda x: x.detach().to(dtype).requires_grad_())
+    actual, naive = run(ours, args), run(theirs, args)
+    truth = run(theirs.double(), convert(args, lambda x: x.detach().double().requires_grad_()))
+    for i, results in enumerate(zip(actual, naive, truth, strict=True)):
+        assert_close(*results, f"result {i}")
+
+
+@parametrize("inputs")
+def test_values_and_gradients(name, k):
+    compare(values_and_gradients, name, k, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@parametrize("inputs", every=3)
+def test_values_in_16_bits(name, k, dtype):
+    with torch.no_grad():
+        compare(lambda module, args: floats(module(*args)), name, k, dtype)
+
+
+@parametrize("inputs")
+def test_pytorchs_own_reference(name, k):
+    args = arguments(name, k)
+    if not isinstance(args[0], PackedSequence):
+        module = build(name, k, rnnkern.nn)
+        wanted = given(name)[k].reference_fn(module, *args)
+        torch.testing.assert_close(module(*args), wanted)
+
+
+@parametrize("error_inputs")
+def test_errors(name, k):
+    wrong = given(name, "error_inputs")[k]
+    constructor, forward = wrong.module_error_input.constructor_input, wrong.module_error_input.forward_input
+    build = lambda: getattr(rnnkern.nn, name)(*constructor.args, **constructor.kwargs)  # noqa: E731
+    if wrong.error_on is common_modules.ModuleErrorEnum.CONSTRUCTION_ERROR:
+        with pytest.raises(wrong.error_type, match=wrong.error_regex):
+            build()
+    else:
+        module = build()
+        with pytest.raises(wrong.error_type, match=wrong.error_regex):
+            module(*forward.args, **forward.kwargs)
+
+
+@parametrize("inputs", every=7)
+def test_gradcheck(name, k):
+    module, args = build(name, k, rnnkern.nn), arguments(name, k)
+    names = [n for n, _ in module.named_parameters()]
+
+    def call(*leaves):
+        rest = iter(leaves)
+        given = convert(args, lambda _: next(rest))
+        return tuple(floats(torch.func.functional_call(module, dict(zip(names, rest, strict=True)), given)))
+
+    leaves = (*floats(args), *module.parameters())
+    assert gradcheck(call, leaves, fast_mode=True)
+    assert gradgradcheck(call, leaves, fast_mode=True)
+
+
+# ---- what else a module goes through, in every form of constructor and input
+
+
+def assert_equal(actual, wanted):
+    assert len(actual) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(actual, wanted, strict=True))
+
+
+@parametrize("inputs")
+def test_without_gradients(name, k):
+    module, args = build(name, k, rnnkern.nn), arguments(name, k)
+    wanted = floats(module(*args))
+    with torch.no_grad():
+        plain = floats(module(*args))
+    with torch.inference_mode():
+        inference = floats(module(*args))
+    assert_equal(plain, wanted)
+    assert_equal(inference, wanted)
+    assert not any(y.requires_grad for y in plain)
+    assert all(y.is_inference() for y in inference)
+
+
+@parametrize("inputs")
+def test_frozen_weights(name, k):
+    module, args = build(name, k, rnnkern.nn), arguments(name, k)
+    wanted = values_and_gradients(module, args)
+    for p in list(module.parameters())[::2]:
+        p.requires_grad_(False)
+    leaves = [*floats(args), *module.parameters()]
+    gradients = [g for g, x in zip(wanted[-len(leaves) :], leaves, strict=True) if x.requires_grad]
+    assert_equal(values_and_gradients(module, args), wanted[: -len(leaves)] + gradients)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@parametrize("inputs", every=3)
+def test_parametrized_weights(name, k):
+    module, doubled, args = build(name, k, rnnkern.nn), build(name, k, rnnkern.nn), arguments(name, k)
+    names = [n for n, _ in module.named_parameters()]
+    for n in names:
+        reparametrize.register_parametrization(module, n, Doubled())
+    with torch.no_grad():
+        for p in doubled.parameters():
+            p.mul_(2)
+    actual, wanted = values_and_gradients(module, args), values_and_gradients(doubled, args)
+    assert_equal(actual, [*wanted[: -len(names)], *(2 * g for g in wanted[-len(names) :])])
+
+
+def through_a_file(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@parametrize("inputs", every=3)
+def test_copies(name, k):
+    module, args = build(name, k, rnnkern.nn), arguments(name, k)
+    wanted = floats(module(*args))
+    for duplicate in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_a_file):
+        twin = duplicate(module)
+        assert repr(twin) == repr(module)
+        assert_equal(floats(twin(*args)), wanted)
+
+
+@parametrize("inputs")
+def test_state_goes_to_torchs_module_and_back(name, k):
+    """Back into one that was built on the meta device."""
+    constructor = given(name)[k].constructor_input
+    module, theirs, args = build(name, k, rnnkern.nn), build(name, k, torch.nn), arguments(name, k)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(-1)
+    assert theirs.load_state_dict(module.state_dict()) == ([], [])
+    twin = getattr(rnnkern.nn, name)(*constructor.args, **constructor.kwargs, device="meta")
+    assert {p.device.type for p in twin.parameters()} == {"meta"}
+    assert twin.load_state_dict(theirs.state_dict(), assign=True) == ([], [])
+    assert_equal(floats(twin(*args)), floats(module(*args)))
+
+
+@parametrize("inputs", every=3)
+def test_arguments_that_are_not_contiguous(name, k):
+    module, args = build(name, k, rnnkern.nn), arguments(name, k)
+    spread = convert(args, lambda x: x.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_())
+    assert not any(x.is_contiguous() for x in floats(spread))
+    assert_equal(values_and_gradients(module, spread), values_and_gradients(module, args))

@@ -1,0 +1,185 @@
+"""The modules in torch.compile, torch.export and AOTInductor."""
+
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import rnnkern._extension
+import rnnkern.nn
+from rnnkern.ops import recurrence
+from rnnkern.testing import recurrence_sample
+
+# All different: the compiler takes equal sizes for one.
+T, B, I, H = 6, 3, 5, 4  # noqa: E741
+
+BUILD = {
+    "lstm": lambda: rnnkern.nn.LSTM(I, H, bidirectional=True, num_heads=2),
+    "lstm_proj": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
+    "gru_before": lambda: rnnkern.nn.GRU(I, H, 2, batch_first=True, reset_gate="before"),
+    "modrelu": lambda: rnnkern.nn.RNN(I, H, bidirectional=True, nonlinearity="modrelu"),
+}
+modules = pytest.mark.parametrize("build", BUILD.values(), ids=BUILD.keys())
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+compiled_part = pytest.mark.skipif(
+    not rnnkern._extension.available,
+    reason=f"the reference has a loop that the compiler unrolls, and {rnnkern._extension.reason}",
+)
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
+def sample(module, steps=T, batch=B):
+    x = torch.randn(batch, steps, I) if module.batch_first else torch.randn(steps, batch, I)
+    return x.requires_grad_(), torch.rand(x.shape[:2]) < 0.3
+
+
+def values_and_gradients(function, module, x, reset):
+    output, hidden = function(x, reset=reset)
+    values = [output, *(hidden if isinstance(hidden, tuple) else (hidden,))]
+    return values, torch.autograd.grad(sum(y.sin().sum() for y in values), [x, *module.parameters()])
+
+
+def compare(compiled, module, steps, batch):
+    x, reset = sample(module, steps, batch)
+    actual, wanted = (values_and_gradients(function, module, x, reset) for function in (compiled, module))
+    torch.testing.assert_close(actual, wanted, **CLOSE)
+
+
+@modules
+def test_one_graph_for_any_length_and_batch(build):
+    module = build()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+
+    compare(compiled, module, T, B)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compare(compiled, module, 9, 2)
+        compare(compiled, module, 2, 17)
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(1, 1), (0, B), (T, 0)])
+def test_sizes_that_the_compiler_takes_for_constants(steps, batch):
+    module = rnnkern.nn.LSTM(I, H)
+    compare(torch.compile(module, backend="aot_eager", fullgraph=True), module, steps, batch)
+
+
+@compiled_part
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["plain", "autocast"])
+def test_inductor(dtype):
+    module = rnnkern.nn.GRU(I, H)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        compare(compiled, module, T, B)
+        compare(compiled, module, 9, 2)
+
+
+def test_packed():
+    gru = rnnkern.nn.GRU(I, H, bidirectional=True)
+    compiled = torch.compile(gru, backend="aot_eager", fullgraph=True)
+    for lengths in ([2, 6, 4], [6, 1, 6]):
+        x = pack_padded_sequence(torch.randn(T, B, I), torch.tensor(lengths), enforce_sorted=False)
+        (output, h_n), (wanted, wanted_h_n) = compiled(x), gru(x)
+        torch.testing.assert_close(output.data, wanted.data, **CLOSE)
+        torch.testing.assert_close(h_n, wanted_h_n, **CLOSE)
+
+
+def test_without_the_setting_the_compiler_goes_around_the_module():
+    """It refuses every instance of torch.nn.RNN, LSTM and GRU before it looks at the forward."""
+    model = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H))
+    x = torch.randn(T, B, I)
+    with torch._dynamo.config.patch(allow_rnn=False):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="allow_rnn=True"):
+            torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+        torch.compiler.reset()
+        torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x)[0], model(x)[0], **CLOSE)
+
+
+# ---- torch.func inside the graph
+
+
+def loss(module):
+    return lambda parameters, x: functional_call(module, parameters, (x,))[0].sin().sum()
+
+
+TRANSFORMS = {
+    "gradient": lambda module: grad(loss(module), argnums=(0, 1)),
+    "second gradient": lambda module: grad(lambda p, x: grad(loss(module), argnums=1)(p, x).sin().sum()),
+    "members": lambda module: lambda p, x: vmap(lambda x: functional_call(module, p, (x,))[0])(x[None].tanh()),
+    "gradients per sample": lambda module: lambda p, x: vmap(grad(loss(module)), (None, 0))(p, x[None].tanh()),
+}
+
+
+@compiled_part
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms(transform):
+    """A gradient that is lost in the graph is zero and nothing else says so."""
+    module = rnnkern.nn.LSTM(I, H)
+    parameters, x = {name: p.detach() for name, p in module.named_parameters()}, torch.randn(T, B, I)
+    function = TRANSFORMS[transform](module)
+    actual = torch.compile(function, backend="aot_eager", fullgraph=True)(parameters, x)
+    torch.testing.assert_close(actual, function(parameters, x), **CLOSE)
+
+
+@compiled_part
+def test_second_derivatives_of_packed_input_say_that_they_cannot_be_traced():
+    cell, u, R, state = recurrence_sample("tanh", packed=True).args
+    sizes = recurrence_sample("tanh", packed=True).kwargs["batch_sizes"]
+    first = grad(lambda u: recurrence(cell, u, R, state, batch_sizes=sizes)[0].sin().sum())
+    torch.testing.assert_close(torch.compile(first, backend="aot_eager", fullgraph=True)(u), first(u))
+    second = grad(lambda u: first(u).sin().sum())
+    assert second(u).abs().sum() > 0
+    with pytest.raises(Exception, match="second derivatives of packed input cannot be traced"):
+        torch.compile(second, backend="aot_eager", fullgraph=True)(u)
+
+
+# ---- programs that outlive Python
+
+
+def exported(module, x, reset, **options):
+    sizes = {0: torch.export.Dim("T", min=0), 1: torch.export.Dim("B", min=0)}
+    shapes = {"input": sizes, "hx": None, "reset": sizes}
+    return torch.export.export(module, (x,), {"hx": None, "reset": reset}, dynamic_shapes=shapes, **options)
+
+
+def assert_runs_like(program, module):
+    for steps, batch in ((T, B), (9, 1), (1, 4), (0, 2)):
+        x, reset = (y.detach() for y in sample(module, steps, batch))
+        torch.testing.assert_close(program(x, hx=None, reset=reset), module(x, None, reset), **CLOSE)
+
+
+@compiled_part
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "lstm_proj", "modrelu"])
+def test_export_for_any_length_and_batch(name, strict):
+    module = BUILD[name]()
+    program = exported(module, *sample(module), strict=strict).module()
+    with torch.no_grad():
+        assert_runs_like(program, module)
+
+
+@compiled_part
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+def test_aotinductor(tmp_path):
+    """A cell without tensors of its own and one with some, forward alone."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = rnnkern.nn.LSTM(I, H, bidirectional=True)
+            self.rnn = rnnkern.nn.RNN(2 * H, H, nonlinearity="modrelu")
+            self.batch_first = False
+
+        def forward(self, input, hx, reset):
+            return self.rnn(self.lstm(input, hx, reset)[0])
+
+    module = Model()
+    with torch.no_grad():
+        program = exported(module, *sample(module))
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        assert_runs_like(torch._inductor.aoti_load_package(path), module)

@@ -1,0 +1,135 @@
+"""The modules under torch.func: ensembles, gradients per sample, derivatives of functional calls."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jacrev, jvp, stack_module_state, vmap
+
+import rnnkern.nn
+from rnnkern.testing import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+
+N, T, B, I, H = 3, 5, 2, 3, 4  # noqa: E741
+
+MODULES = {
+    "rnn": ("RNN", {"nonlinearity": "relu"}),
+    "lstm": ("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    "lstm_proj": ("LSTM", {"proj_size": 2}),
+    "gru": ("GRU", {"num_layers": 2, "bias": False}),
+}
+modules = pytest.mark.parametrize(("cls", "options"), MODULES.values(), ids=MODULES.keys())
+
+
+def build(cls, options, package=rnnkern.nn, seed=0):
+    torch.manual_seed(seed)
+    return getattr(package, cls)(I, H, **options)
+
+
+def samples(options, count=N):
+    generator = torch.Generator().manual_seed(1)
+    shape = (B, T, I) if options.get("batch_first") else (T, B, I)
+    return torch.randn(count, *shape, generator=generator)
+
+
+def values(result):
+    output, hidden = result
+    return [output, *(hidden if isinstance(hidden, tuple) else (hidden,))]
+
+
+def loss(result):
+    return sum(y.sin().sum() for y in values(result))
+
+
+def per_member(run, cls, options, seeds, xs):
+    """What ``run`` makes of torch.nn's module and of each member's input, stacked: in float32 and in float64."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        members = [
+            run(build(cls, options, torch.nn, seed).to(dtype), x.to(dtype)) for seed, x in zip(seeds, xs, strict=True)
+        ]
+        results.append([torch.stack(each) for each in zip(*members, strict=True)])
+    return results
+
+
+def gradients(module, x):
+    return torch.autograd.grad(loss(module(x)), list(module.parameters()))
+
+
+@modules
+def test_members_of_a_batch(cls, options):
+    module, xs = build(cls, options), samples(options)
+    actual = values(vmap(module)(xs))
+    for results in zip(actual, *per_member(lambda m, x: values(m(x)), cls, options, [0] * N, xs), strict=True):
+        assert_close(*results)
+
+
+@modules
+@pytest.mark.parametrize("shared", [False, True], ids=["inputs of their own", "one input"])
+def test_ensemble(cls, options, shared):
+    members, xs = [build(cls, options, seed=seed) for seed in range(N)], samples(options)
+    if shared:
+        xs = xs[:1].expand_as(xs)
+    base = copy.deepcopy(members[0]).to("meta")
+    parameters, buffers = stack_module_state(members)
+    call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
+    actual = values(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
+    naive, truth = per_member(lambda m, x: [*values(m(x)), *gradients(m, x)], cls, options, range(N), xs)
+    sum(y.sin().sum() for y in actual).backward()
+    actual += [p.grad for p in parameters.values()]
+    for results in zip(actual, naive, truth, strict=True):
+        assert_close(*results)
+
+
+@modules
+def test_gradients_per_sample(cls, options):
+    module, xs = build(cls, options), samples(options)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    actual = vmap(grad(lambda p, x: loss(functional_call(module, p, (x,)))), (None, 0))(parameters, xs)
+    for results in zip(actual.values(), *per_member(gradients, cls, options, [0] * N, xs), strict=True):
+        assert_close(*results)
+
+
+def test_hessian_by_the_input_in_reverse_mode():
+    """torch.nn has it by reverse mode too; there is no forward mode in either."""
+    module, theirs = build("GRU", {}), build("GRU", {}, torch.nn)
+    (x,) = samples({}, 1)
+    actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
+    naive = torch.autograd.functional.hessian(lambda x: loss(theirs(x)), x)
+    truth = torch.autograd.functional.hessian(lambda x: loss(theirs.double()(x)), x.double())
+    assert_close(actual, naive, truth)
+
+
+def test_dropout_takes_the_randomness_of_vmap():
+    options = {"num_layers": 2, "dropout": 0.5}
+    module, xs = build("LSTM", options), samples(options, 1).expand(N, -1, -1, -1)
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(module)(xs)
+    same, different = (vmap(module, randomness=kind)(xs)[0] for kind in ("same", "different"))
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["no state", "state"])
+def test_a_single_step_without_gradients(given):
+    """The short way of inference is not taken."""
+    module, x, h = build("GRU", {}), torch.randn(N, 1, B, I), torch.randn(1, B, H)
+    hx = h if given else None
+    with torch.no_grad():
+        actual = vmap(lambda x: module(x, hx)[0])(x)
+        torch.testing.assert_close(actual, torch.stack([module(each, hx)[0] for each in x]))
+
+
+@modules
+def test_forward_mode_says_that_it_is_not_there(cls, options):
+    module, (x,) = build(cls, options), samples(options, 1)
+    for steps in (T, 1):
+        x = x.narrow(1 if module.batch_first else 0, 0, steps)
+        for with_gradients in (True, False):
+            with torch.set_grad_enabled(with_gradients), pytest.raises(NotImplementedError, match="no forward mode"):
+                jvp(lambda x: module(x)[0], (x,), (x,))
+    with rnnkern.use("reference"):
+        value, tangent = jvp(lambda x: module(x)[0], (x,), (x,))
+    torch.testing.assert_close(value, module(x)[0])
+    assert tangent.abs().sum() > 0
