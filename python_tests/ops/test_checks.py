@@ -257,6 +257,7 @@ UNSAFE = [
     ({}, {"state": (zeros(B, H), zeros(B - 1, H))}, "`state` must have 8 elements, got 4"),
     ({}, {"state": (zeros(B * H), zeros(B, H))}, "must be (B, H)"),
     ({}, {"bias": zeros(H)}, "`bias` must have 16 elements, got 4"),
+    ({}, {"bias": zeros(5 * H)}, "`bias` must have 16 elements, got 20"),
     (MODRELU, {"params": ()}, "wrong number of tensors in `state` or `params`"),
     (MODRELU, {"params": (zeros(1),)}, "`params` must have 4 elements, got 1"),
     ({}, {"reset": zeros(T - 1, B, dtype=torch.bool)}, "`reset` must have 6 elements, got 4"),

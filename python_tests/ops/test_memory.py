@@ -133,6 +133,27 @@ def test_idle_memory_and_memory_in_use_stay_below_the_most_in_use():
     assert 0 < rnnkern.release_memory() <= max(sizes) * 64 * (512 + 128) * 4
 
 
+def test_what_is_in_use_is_counted_and_a_small_tensor_takes_no_large_block():
+    rnnkern.release_memory()
+
+    def kept_for(steps):
+        return saved_of(recurrence_sample("lstm", **LARGE | {"steps": steps}, dtype=torch.float32))
+
+    small, large = kept_for(70), kept_for(200)
+    bytes_of_small, bytes_of_large = small.nbytes, large.nbytes
+    del small, large
+    small = kept_for(70)  # the large block stays, for both were in use at once
+    assert rnnkern.release_memory() == bytes_of_large
+    del small
+    assert rnnkern.release_memory() == bytes_of_small
+    large = kept_for(200)
+    del large
+    small = kept_for(70)  # by a block of its own: the two would be more than the most in use at once
+    assert rnnkern.release_memory() == 0
+    del small
+    assert rnnkern.release_memory() == bytes_of_small
+
+
 def test_gradients_are_right_in_memory_that_was_used_before():
     sample = recurrence_sample("lstm", **LARGE, inputs=16, dtype=torch.float32, requires_grad=True)
 
