@@ -18,7 +18,7 @@ from rnnkern.testing import assert_close
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest, which is not installed")
 common_modules = pytest.importorskip("torch.testing._internal.common_modules")
 # Its import forbids the whole process to set torch.backends' flags, which tests of perf do.
-vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 
