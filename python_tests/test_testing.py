@@ -121,10 +121,19 @@ def test_refuses_an_error_larger_by_more_than_the_factor(dtype, size):
     truth = torch.randn(size, dtype=torch.float64)
     error = 50 * torch.finfo(dtype).eps * torch.randn(size, dtype=torch.float64)
     naive = (truth + error).to(dtype)
-    just, more = ((truth + factor * error).to(dtype) for factor in (0.9 * FACTORS[dtype], 1.3 * FACTORS[dtype]))
+    documented = {torch.float32: 4, torch.float64: 4, torch.bfloat16: 2, torch.float16: 2}[dtype]
+    just, more = ((truth + factor * error).to(dtype) for factor in (0.9 * documented, 1.3 * documented))
     assert_close(just, naive, truth)
     assert_close((truth - error).to(dtype), naive, truth)
     refused("root mean square error", more, naive, truth)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+def test_an_exact_naive_result_leaves_the_rounding_of_the_largest_element(dtype):
+    truth = torch.ones(900, dtype=torch.float64)
+    unit = FACTORS[dtype] * torch.finfo(dtype).eps
+    assert_close((truth + unit).to(dtype), truth.to(dtype), truth)
+    refused("root mean square error", (truth + 2 * unit).to(dtype), truth.to(dtype), truth)
 
 
 def test_refuses_a_factor_of_five_in_float32_and_of_three_in_bfloat16(product):
@@ -178,6 +187,8 @@ def test_refuses_one_error_that_the_others_hide(size, dtype):
 
 def test_a_change_of_length_alone_is_no_change_of_direction():
     truth = torch.randn(2000, dtype=torch.float64)
+    longer, elsewhere = 1.0001 * truth, truth + 0.0002 * torch.randn(2000, dtype=torch.float64)
+    refused("sine", elsewhere.float(), longer.float(), truth)
     refused("root mean square", (1.001 * truth).float(), truth.float(), truth)
 
 
