@@ -55,8 +55,8 @@ def _apply_whole(*args):
 
 
 def _keep_whole():
-    """Inside a transform the compiler would take the Function apart and lose its gradient, without a word. Called while
-    it traces, since naming the compiler before would import it."""
+    """Inside a transform the compiler would take the Function apart and lose its gradient without a word. Called while
+    it traces: to name it earlier would import it."""
     torch._dynamo.allow_in_graph(_apply_whole)
 
 
@@ -74,22 +74,10 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(cell, reverse, save_gates, states, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
                 *tensors):  # fmt: skip
-        state, params = tensors[:states], tensors[states:]
+        state, params = tensors[:states], tensors[states:] or None
         return tuple(
             _operators.recurrence.default(
-                cell,
-                u,
-                R,
-                state,
-                bias,
-                params or None,
-                batch_sizes,
-                reset,
-                reverse,
-                True,
-                save_gates,
-                weight_ih,
-                bias_ih,
+                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates, weight_ih, bias_ih
             )
         )
 
