@@ -85,7 +85,7 @@ def restore(model: Module) -> Report:
     """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
 
     So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
-    unless it has what torch.nn has not: ``num_heads``, ``reset_gate="before"``, other nonlinearities.
+    unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``, other nonlinearities.
 
     Args:
         model: as for :func:`replace`.
@@ -135,7 +135,8 @@ def _why_not_ours(module: Module, cls: type) -> str | None:
 def _why_not_torchs(module: Module, cls: type) -> str | None:
     if not isinstance(module, (Recurrent, RecurrentCell)):
         return None
-    for name, known in (("num_heads", (1,)), ("reset_gate", ("after",)), ("nonlinearity", ("tanh", "relu"))):
+    of_torchs = {"num_heads": (1,), "layer_norm": (False,), "reset_gate": ("after",), "nonlinearity": ("tanh", "relu")}
+    for name, known in of_torchs.items():
         value = getattr(module, name, known[0])
         if value not in known:
             return f"torch.nn has no {name}={value!r}"

@@ -79,7 +79,7 @@ class Recurrent(RNNBase):
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for call in directions:
-                h, final = recurrence(**autocast.cast({"u": x, **call}))
+                h, final = recurrence(**autocast.cast(self._arguments(x, call)))
                 outputs.append(h)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
@@ -142,7 +142,7 @@ class Recurrent(RNNBase):
         for directions in self._calls(sequence):
             for call in directions:
                 x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], call["weight_ih"].shape[1])
-                choices.append(recurrence.choose(**autocast.cast({"u": x, **call})))
+                choices.append(recurrence.choose(**autocast.cast(self._arguments(x, call))))
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -224,6 +224,10 @@ class Recurrent(RNNBase):
             }
             calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
+
+    def _arguments(self, x: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+        """All of the operator's arguments."""
+        return {"u": x, **call}
 
     # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
     # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.
