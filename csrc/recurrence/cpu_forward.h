@@ -26,7 +26,8 @@ struct ForwardPlan {
     zeros = room.take(p.weights.width);
     initial = dots<S> ? room.template take_as<F>(batch * p.weights.width) : nullptr;
     operand = Cell::two_products ? room.template take_as<F>(batch * hidden) : nullptr;
-    saved = Cell::two_products && !p.saved ? room.take(batch * Cell::saved * hidden) : nullptr;  // of one step
+    saved = (Cell::two_products || Cell::normalised) && !p.saved ? room.take(batch * Cell::saved * hidden)
+                                                                 : nullptr;  // of one step
     carried = narrow<S> ? room.take(2 * batch * p.weights.width) : nullptr;  // h between two steps: h itself is rounded
     u = p.x ? room.take(chunk * batch * Cell::gates * hidden) : nullptr;
     m = Cell::projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
