@@ -79,7 +79,7 @@ Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int 
   const int64_t given = options.inside ? inputs : columns;
   const Values state[2] = {draw(batch * width), draw(batch * hidden)};
   const std::vector<S> u = stored(draw(rows * given)), grad_h = stored(draw(rows * width)), h0 = stored(state[0]);
-  const Values R = draw(columns * width / options.heads, 0.1f), bias = draw(columns), params = draw(hidden, 0.1f);
+  const Values R = draw(columns * width / options.heads, 0.1f), bias = draw(columns), params = draw(columns, 0.1f);
   const Values W = draw(columns * inputs, 0.3f), W_hr = draw(width * hidden, 0.1f);
   Result<S> result;
   result.h.resize(rows * width);
@@ -89,14 +89,15 @@ Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int 
     result.dstate[s].resize(batch * widths[s]);
   }
   Values cells(rows * hidden), saved(rows * hidden * cell.saved), dR(R.size()), dW(W.size()), dW_hr(W_hr.size());
-  Values dparams(2 * batch * hidden), dbias(columns), dbias_ih(columns);
+  Values dparams[3] = {Values(batch * columns), Values(batch * hidden), Values(batch * hidden)}, dbias(columns),
+         dbias_ih(columns);
 
   Forward<S> f{};
   f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr, false};
   f.weights = {hidden, width, {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads}, {}, {}, {}};
   if (options.inside) f.weights.W = {W.data(), nullptr, cell.gates, 1, hidden, inputs};
   if (cell.projected) f.weights.W_hr = {W_hr.data(), nullptr, 1, 1, width, hidden};
-  f.weights.params[0] = params.data();
+  for (const float*& own : f.weights.params) own = params.data();
   f.split_hidden = split_hidden;
   (options.inside ? f.x : f.u) = u.data();
   f.h = result.h.data();
@@ -120,7 +121,7 @@ Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int 
   b.dR = dR.data();
   b.dW = options.inside ? dW.data() : nullptr;
   b.dW_hr = cell.projected ? dW_hr.data() : nullptr;
-  b.dparams[0] = dparams.data();
+  for (int i = 0; i < 3; ++i) b.dparams[i] = dparams[i].data();
   for (int s = 0; s < cell.states; ++s) {
     f.state[s] = state[s].data();
     f.final_state[s] = result.final_state[s].data();
@@ -137,7 +138,7 @@ int compare(const Kernels<S>& kernels, const char* storage) {
   for (size_t place = 0; place < sizeof cell_list / sizeof *cell_list; ++place) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
-      const Options own = {cell.projected ? 1 : options.heads, options.packed, options.inside};
+      const Options own = {cell.projected || cell.normalised ? 1 : options.heads, options.packed, options.inside};
       const Result<S> alone = run(kernels, int(place), own, 1, false);
       for (const int size : {2, 3, 5}) {
         for (const bool split_hidden : {false, true}) {
