@@ -217,6 +217,11 @@ TABLES = {
     "dense": Table(peers, times_faster, f"Times faster; columns are T, B, N; {LOSSES}"),
     "bfloat16": Table(peers, times_faster, f"Times faster; {LOSSES}", "bfloat16"),
     "floor": Table(of_floor, floor, "Time over that of the products that no implementation avoids."),
+    "noise": Table(
+        lambda rows: [row for row in where(rows, provider="loop") if "zoneout" in row["case"]],
+        times_faster,
+        f"Times faster than the loop over time, whose draws were made before; {LOSSES}",
+    ),
     "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
     "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
     "recomputed": Table(
