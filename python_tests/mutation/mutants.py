@@ -136,7 +136,7 @@ MUTANTS = [
            ("python_tests/ops/test_checks.py",)),
     Mutant("recurrence/call.h", "0 <= now && now <= before", "true", "the check of batch_sizes",
            ("python_tests/ops/test_checks.py",)),
-    Mutant("recurrence/cpu.cpp", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
+    Mutant("recurrence/cpu_team.h", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
            "how much the workspace of small calls holds", DRAWN),
     Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
            values("lstm")),
