@@ -21,6 +21,7 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
 DRAWN = ("python_tests/ops/test_properties.py",)
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
+BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -138,6 +139,9 @@ MUTANTS = [
            ("python_tests/ops/test_checks.py",)),
     Mutant("recurrence/cpu_team.h", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
            "how much the workspace of small calls holds", DRAWN),
+    Mutant("recurrence/cpu_team.h", "second.room = workspace.begin + rooms[0]", "second.room = workspace.begin",
+           "that two problems at once have a workspace each", BOTH),
+    Mutant("common/team.h", "Member{rank - half * first,", "Member{rank,", "a place in half of a team", BOTH),
     Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
            values("lstm")),
     Mutant("recurrence/cpu.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1", "a grad_scale of (T,)",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import rnnkern.nn
 from rnnkern import _extension
@@ -30,9 +30,9 @@ def threads():
 def results(module, x, reset):
     """Output, final states and the gradient of the input."""
     output, hidden = module(x, reset=reset)
-    output, hidden = getattr(output, "data", output), hidden if isinstance(hidden, tuple) else (hidden,)
+    output, leaf = (y.data if isinstance(y, PackedSequence) else y for y in (output, x))
+    hidden = hidden if isinstance(hidden, tuple) else (hidden,)
     loss = output.sin().sum() + sum(s.square().sum() for s in hidden)
-    leaf = getattr(x, "data", x)
     return output, *hidden, torch.autograd.grad(loss, leaf)[0]
 
 

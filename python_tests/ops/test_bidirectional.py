@@ -313,15 +313,15 @@ def test_gradients_of_some_outputs_only(used, threads):
             torch.testing.assert_close(actual, wanted, msg=name)
 
 
-def test_batched_gradients(threads):
+def test_a_backward_under_vmap(threads):
     threads(2)
     call = sample("gru", 4, 3, 5, requires_grad=True)
     upstream = torch.randn(2, 4, 3, 5, dtype=torch.float64)
 
     def gradients(op):
         (h, _), (other, _) = op(*call)
-        named = leaves(*call[1:])
-        return torch.autograd.grad((h, other), list(named.values()), (upstream, upstream), is_grads_batched=True)
+        named = list(leaves(*call[1:]).values())
+        return torch.vmap(lambda g: torch.autograd.grad((h, other), named, (g, g), retain_graph=True))(upstream)
 
     torch.testing.assert_close(gradients(recurrence_bidirectional), gradients(two_calls))
 
