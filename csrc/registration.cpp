@@ -36,7 +36,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float zoneout_h, float zoneout_c, float dropout, Tensor? seed) -> "
       "Tensor[]");
-  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
+  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
