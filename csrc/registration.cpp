@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
-      "float zoneout_h=0, float zoneout_c=0, float dropout=0, Tensor? seed=None) -> Tensor[]");
+      "float zoneout_h=0., float zoneout_c=0., float dropout=0., Tensor? seed=None) -> Tensor[]");
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "

@@ -145,7 +145,7 @@ RECURRENCE_OPTIONS = {
         "inputs": 3,
         "zoneout": 0.2,
         "dropout": 0.3,
-    },  # fmt: skip
+    },
 }
 
 

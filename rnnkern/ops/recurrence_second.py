@@ -11,7 +11,8 @@ from rnnkern import reference
 
 
 def differentiate_backward(
-    cell: str, reverse: bool, rates: Sequence[float], tensors: Sequence[Tensor | None], state: Sequence[Tensor], params: Sequence[Tensor],
+    cell: str, reverse: bool, rates: Sequence[float], tensors: Sequence[Tensor | None], state: Sequence[Tensor],
+    params: Sequence[Tensor],
     upstream: Sequence[Tensor | None], grads: Sequence[Tensor | None],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
     """The vector-Jacobian product of the backward.

@@ -10,7 +10,7 @@ ZONEOUT_H, ZONEOUT_C, DROPOUT = range(3)
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four random words from four of a counter and two of a key; int64 tensors that hold 32 bits, of shapes that fit."""
+    """Four random words from four of a counter and two of a key; int64 tensors that hold 32 bits each."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(10):

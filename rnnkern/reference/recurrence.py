@@ -191,9 +191,8 @@ def recurrence(
             scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
             scale = scale.detach()
         new = step(inputs[t], _product(R, bias, gates, scale, kept), old, *params)
-        new = tuple(
-            noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(zip(zoneout, old, new, strict=True))
-        )
+        pairs = zip(zoneout, old, new, strict=True)
+        new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
     if not outputs:
