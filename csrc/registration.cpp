@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
-  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
+  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {

@@ -22,7 +22,9 @@ enum : uint32_t { zoneout_h_stream, zoneout_c_stream, dropout_stream };
 
 RNNKERN_CELL void philox(uint64_t seed, uint32_t (&x)[4]) {
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+#if !defined(__CUDACC__)  // which unrolls unasked, and knows no such pragma
 #pragma GCC unroll 10
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t(0xD2511F53u) * x[0], b = uint64_t(0xCD9E8D57u) * x[2];
     const uint32_t x0 = uint32_t(b >> 32) ^ x[1] ^ k0, x2 = uint32_t(a >> 32) ^ x[3] ^ k1;

@@ -50,8 +50,8 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  double zoneout_c, double dropout, OptionalTensor seed);
 
 // The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts (major, minor, multiprocessors, bytes
-// of shared memory that a block can have).
-std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
-                            std::vector<int64_t> facts);
+// of shared memory that a block can have), and whether there is zoneout or dropout.
+std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
+                            bool noisy);
 
 }  // namespace rnnkern

@@ -93,7 +93,7 @@ def recurrence(
     """
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
     rates, seed = _noise(zoneout, dropout, seed, len(state), u)
-    implementation = _choose(cell, u, any(rates)).implementation
+    implementation = _choose(cell, u).implementation
     if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
@@ -140,7 +140,7 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
     )  # fmt: skip
 
 
-def _choose(cell: str, u: Tensor, noisy: bool = False) -> Choice:
+def _choose(cell: str, u: Tensor) -> Choice:
     """The written table: a cell with a kernel on the device runs it, in every dtype."""
     why = None
     if not _extension.available:
@@ -154,8 +154,6 @@ def _choose(cell: str, u: Tensor, noisy: bool = False) -> Choice:
         cuda = f"the tensors are on {u.device}"
     elif why is None and cell not in CUDA_CELLS:
         cuda = f"the cell {cell!r} has a kernel on a CPU alone"
-    elif why is None and noisy:
-        cuda = "zoneout and dropout have kernels on a CPU alone"
     elif why is None:
         cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
@@ -166,7 +164,7 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
                     seed=None) -> Choice:  # fmt: skip
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
     rates, _ = _noise(zoneout, dropout, seed, len(state), u)
-    choice = _choose(cell, u, any(rates))
+    choice = _choose(cell, u)
     if choice.implementation != "cuda":
         return choice
     facts = _extension.device_facts(u.device)
@@ -174,7 +172,8 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
         return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     sizes = (steps, state[0].shape[0], state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
-    plan = json.loads(_operators.recurrence_plan(cell, str(u.dtype).removeprefix("torch."), sizes, facts))
+    dtype = str(u.dtype).removeprefix("torch.")
+    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates)))
     return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
 
 
