@@ -19,10 +19,11 @@
 //   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, gives operand again
 //
 // and where h is projected:
-//   unprojected(save, next)                                      what W_hr multiplies, again
+//   unprojected(save, old)                                       what W_hr multiplies, again
 //
 // and where R h is normalised and c with it, y = LN(c') params[1] + params[2]: `forward` leaves h' to `output`, and
 // `backward` finds y in next[1] and in grad[1] also what came to c' through y:
+//   c_of(save, old)                                              c', again
 //   output(save, y)                                              h'
 //   output_backward(save, y, dh)                                 dL/dy
 //

@@ -16,7 +16,12 @@ struct LstmLayerNorm : CellFacts<4, 4, 2, 3, 8, false> {
     save[1] = sigmoid(u[1] + r[1]);
     save[2] = tanh(u[2] + r[2]);
     save[3] = sigmoid(u[3] + r[3]);
-    next[1] = save[1] * old[1] + save[0] * save[2];
+    next[1] = c_of(save, old);
+  }
+
+  template <class V>
+  RNNKERN_CELL V c_of(const V* save, const V* old) {
+    return save[1] * old[1] + save[0] * save[2];
   }
 
   template <class V>

@@ -102,17 +102,19 @@ RNNKERN_INLINE void normalised_rows(const Weights<T>& weights, const Share& shar
         store_gates(save, own, saved, hidden, unit, lanes);
         next[1].store(cells + unit, lanes);
       } else {
-        put(b, unit, lanes, next, save);
+        put(b, unit, lanes, old, next, save);
       }
     });
     if constexpr (Cell::states > 1) {
       const Norm<T> norm_c(cells, hidden);
       for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V next[Cell::states], save[Cell::saved];
+        V old[Cell::states], next[Cell::states], save[Cell::saved];
         load_gates(save, Cell::saved, saved, hidden, unit, lanes);
+        old[0] = load(h_before(b) + unit, lanes);
+        old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
         next[0] = Cell::output(save, affine(norm_c, weights.params[1], weights.params[2], unit, lanes));
         next[1] = V::load(cells + unit, lanes);
-        put(b, unit, lanes, next, save);
+        put(b, unit, lanes, old, next, save);
       });
     }
   }
@@ -125,27 +127,34 @@ class NormsBackward {
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
  public:
-  // The row of what was saved, of c (or null), and of the gradients of params[0], and of params[1] and [2]; room for
-  // G*H + H elements.
-  NormsBackward(const Weights<T>& weights, const T* saved, const T* cells, T* const* dparams, int64_t b, T* room)
+  // The row of what was saved; the gradients of params, whose row b is added to; room for G*H + 2 H elements.
+  NormsBackward(const Weights<T>& weights, const T* saved, T* const* dparams, int64_t b, T* room)
       : weights_(weights),
         hidden_(weights.hidden),
         saved_(saved),
         norm_(saved + own * hidden_, gates * hidden_),
         dgain_(dparams[0] + b * gates * hidden_),
         dr_(room),
-        dc_(room + gates * hidden_) {
+        dc_(room + gates * hidden_),
+        cells_(dc_ + hidden_) {
     if constexpr (Cell::states > 1) {
-      norm_c_.emplace(cells, hidden_);
       dgain_c_ = dparams[1] + b * hidden_;
       dbias_c_ = dparams[2] + b * hidden_;
     }
   }
 
-  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h.
+  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h. c is computed again, for zoneout may
+  // have left something else of it.
   template <class DhOf>
-  RNNKERN_INLINE void begin(DhOf dh_of) {
+  RNNKERN_INLINE void begin(const T* cells_before, DhOf dh_of) {
     if constexpr (Cell::states > 1) {
+      for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+        V save[own], old[2];
+        load_gates(save, own, saved_, hidden_, unit, lanes);
+        old[1] = V::load(cells_before + unit, lanes);
+        Cell::c_of(save, old).store(cells_ + unit, lanes);
+      });
+      norm_c_.emplace(cells_, hidden_);
       for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V save[own];
         load_gates(save, own, saved_, hidden_, unit, lanes);
@@ -194,7 +203,7 @@ class NormsBackward {
   const T* const saved_;
   const Norm<T> norm_;
   std::optional<Norm<T>> norm_c_;
-  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_;
+  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_, *cells_;
 };
 
 }  // namespace

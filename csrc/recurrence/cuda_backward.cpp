@@ -16,16 +16,17 @@ struct Gradients {
 template <class S>
 struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
-  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed, Base::head_size;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed, Base::head_size, Base::noise;
   using typename Base::A;
 
   const CellInfo& cell;
   const Gradients& grad;
-  Tensor h, grad_h, grad_scale, cells, saved;
+  Tensor h, grad_h, grad_scale, cells, saved, candidates;
   bool again;                                          // compute the gates again
   Tensor du, dR, dR_sum, dbias_sum;                    // the sums (K, G*D, D) and (K, G*D) in arithmetic precision
   Tensors carry, dparams;                              // (B, H) likewise
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
+  Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
   // Of the stepwise loop: the step processed before, whose product is in from_R.
   Tensor step_dr, from_R;
   int64_t finished = -1, finished_alive = 0;
@@ -34,15 +35,15 @@ struct BackwardDriver : CudaDriver<S> {
 
   BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
       : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.hidden)) {
-    const size_t known = size_t(cell.states > 1);
+    const size_t known = size_t(cell.states > 1), has_candidates = call.keeps_candidates();
     again = cell.saved > 0 && saved_.size() == known;
-    STD_TORCH_CHECK(saved_.size() == known + (cell.saved > 0 && !again), "recurrence_backward: wrong `saved`");
+    const size_t has_gates = cell.saved > 0 && !again;
+    STD_TORCH_CHECK(saved_.size() == known + has_gates + has_candidates, "recurrence_backward: wrong `saved`");
     STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
                     "recurrence_backward: wrong `grad_state`");
     if (known) cells = call.sized("saved", saved_[0], call.rows * call.hidden, Base::arithmetic);
-    if (saved_.size() > known) {
-      saved = call.sized("saved", saved_.back(), call.rows * cell.saved * call.hidden, Base::arithmetic);
-    }
+    if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
+    if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
     if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.hidden);
     if (grad.scale) {
       grad_scale =
@@ -98,6 +99,7 @@ struct BackwardDriver : CudaDriver<S> {
 
   void allocate(int64_t rows) {
     previous = this->buffer(rows, head_size);
+    dropped = noise.mask ? this->buffer(rows, head_size) : previous;
     if (again) {
       r = this->buffer(rows, gate_columns());
       gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
@@ -115,7 +117,8 @@ struct BackwardDriver : CudaDriver<S> {
     const int64_t row = call.steps.offset(from);
     succeed(StepKernels<S>::previous({sequence, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
                                      stream));
-    if (again) compute_gates(row, rows);
+    if (noise.mask) drop(from, rows, previous, dropped);
+    if (again) compute_gates(from, row, rows);
     const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
     if constexpr (sizeof(S) < 8) {
       if (plan.block()) run_block(from, steps, rows, chunk_gates);
@@ -124,11 +127,15 @@ struct BackwardDriver : CudaDriver<S> {
     add_weight_gradients(row, rows);
   }
 
+  void drop(int64_t from, int64_t rows, const Tensor& x, const Tensor& to) const {
+    succeed(StepKernels<S>::drop({sequence, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream));
+  }
+
   const A* saved_from(int64_t row) const {
     return cell.saved ? read<A>(saved) + row * cell.saved * call.hidden : nullptr;
   }
 
-  void compute_gates(int64_t row, int64_t rows) {
+  void compute_gates(int64_t from, int64_t row, int64_t rows) {
     StepForward<S> p{};
     p.rows = rows;
     p.hidden = call.hidden;
@@ -138,12 +145,13 @@ struct BackwardDriver : CudaDriver<S> {
     p.bias = call.bias ? read<S>(*call.bias) : nullptr;
     for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
     p.previous = read<S>(previous);
-    multiply_rows(previous, rows, 0, cell.first_gates);
+    multiply_rows(dropped, rows, 0, cell.first_gates);
     if (cell.two_products()) {
       StepForward<S> q = p;
       q.operand = write<S>(operand);
       q.operand_by_head = true;
       succeed(StepKernels<S>::forward(q, call.place, stream));
+      if (noise.mask) drop(from, rows, operand, operand);
       multiply_rows(operand, rows, cell.first_gates, cell.gates);
     }
     p.saved = write<A>(gates);
@@ -203,6 +211,8 @@ struct BackwardDriver : CudaDriver<S> {
   // Finishes the step before, and unless t is -1 processes step t.
   void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
     auto p = problem<StepBackward<S>>(rows, chunk_gates);
+    p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
+    p.noise = noise;
     p.t = t;
     p.alive = t < 0 ? 0 : call.steps.rows(t);
     p.row = t < 0 ? 0 : call.steps.offset(t);
@@ -242,7 +252,7 @@ struct BackwardDriver : CudaDriver<S> {
                                                {1, rows, gate_columns()})
                                       : this->by_head(dr, rows, gate_columns());
     if (grad.needs_R) {
-      add_product(own, previous, rows, 0, cell.first_gates);
+      add_product(own, dropped, rows, 0, cell.first_gates);
       if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.gates);
     }
     if (grad.needs_bias) {
@@ -271,9 +281,10 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
-                                 bool, bool) {
+                                 bool, bool, double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
-  const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
   return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
 }

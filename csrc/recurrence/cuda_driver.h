@@ -29,13 +29,15 @@ struct CudaDriver {
   Sequence sequence;
   int64_t head_size;
   Tensor packing;  // offsets and lengths on the device
+  StepNoise<A> noise{};
+  Tensor mask;  // of dropout
 
   CudaDriver(const Call& call, const char* direction) : call(call), current(call.u), stream(current.stream()) {
     device::Facts facts;
     succeed(device::facts_of(call.u.get_device_index(), facts));
     const Steps& steps = call.steps;
-    plan =
-        plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads});
+    plan = plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads},
+                           call.noise.any());
     head_size = call.hidden / call.heads;
     sequence = {steps.count,
                 steps.batch,
@@ -58,7 +60,22 @@ struct CudaDriver {
       sequence.offsets = read<int64_t>(packing);
       sequence.lengths = sequence.offsets + steps.count;
     }
+    if (call.noise.any()) draw();
     count("recurrence/cuda", direction, call.cell.name, plan.kernel);
+  }
+
+  void draw() {
+    for (int s = 0; s < call.cell.states; ++s) {
+      noise.zoneout[s] = A(call.noise.zoneout[s]);
+      noise.below[s] = threshold(call.noise.zoneout[s]);
+    }
+    noise.seed = call.noise.seed;
+    const double rate = call.noise.dropout;
+    if (rate == 0) return;
+    mask = empty(call.u, {call.steps.batch, call.hidden}, arithmetic);
+    noise.mask = write<A>(mask);
+    succeed(StepKernels<S>::mask(
+        {call.steps.batch, call.hidden, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)}, stream));
   }
 
   static void succeed(int error) {

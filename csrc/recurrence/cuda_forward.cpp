@@ -8,10 +8,10 @@ namespace {
 template <class S>
 struct ForwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
-  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed;
+  using Base::call, Base::noise, Base::plan, Base::sequence, Base::stream, Base::succeed;
   using typename Base::A;
 
-  Tensor h, cells, saved;
+  Tensor h, cells, saved, candidates;
   Tensors final_state;
 
   explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
@@ -28,16 +28,19 @@ struct ForwardDriver : CudaDriver<S> {
     const bool keep_cells = training && call.cell.states > 1, keep_saved = training && save_gates && call.cell.saved;
     if (keep_cells) cells = call.rows_like_u(call.hidden, Base::arithmetic);
     if (keep_saved) saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
+    const bool keep_candidates = training && call.keeps_candidates();
+    if (keep_candidates) candidates = call.rows_like_u(call.hidden, Base::arithmetic);
     for (const Tensor& s : call.state) final_state.push_back(empty_of_sizes(call.u, s));
     A* to_cells = keep_cells ? write<A>(cells) : nullptr;
     A* to_saved = keep_saved ? write<A>(saved) : nullptr;
     if constexpr (sizeof(S) < 8) {
       if (plan.block()) run_block(to_cells, to_saved);
     }
-    if (!plan.block()) run_stepwise(to_cells, to_saved);
+    if (!plan.block()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
     outputs.insert(outputs.end(), final_state.begin(), final_state.end());
     if (keep_cells) outputs.push_back(cells);
     if (keep_saved) outputs.push_back(saved);
+    if (keep_candidates) outputs.push_back(candidates);
     return outputs;
   }
 
@@ -57,7 +60,7 @@ struct ForwardDriver : CudaDriver<S> {
     succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
   }
 
-  void run_stepwise(A* to_cells, A* to_saved) {
+  void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {
     const CellInfo& cell = call.cell;
     const int64_t batch = call.steps.batch, hidden = call.hidden, columns = cell.gates * hidden;
     StepForward<S> p{};
@@ -72,8 +75,14 @@ struct ForwardDriver : CudaDriver<S> {
     }
     const Tensor x = empty(call.u, {batch, hidden}), r = this->buffer(batch, cell.gates * this->head_size);
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
-    copy(x, call.state[0]);
     p.x = write<S>(x);
+    p.noise = noise;
+    if (noise.mask) {
+      const Sequence first{1, batch, hidden, 1};
+      succeed(StepKernels<S>::drop({first, 0, batch, noise.mask, read<S>(call.state[0]), p.x}, stream));
+    } else {
+      copy(x, call.state[0]);
+    }
     p.r = read<S>(r);
 
     Multiplication first, second;
@@ -92,6 +101,8 @@ struct ForwardDriver : CudaDriver<S> {
       p.h = write<S>(h) + row * hidden;
       p.cells = to_cells ? to_cells + row * hidden : nullptr;
       p.saved = to_saved ? to_saved + row * cell.saved * hidden : nullptr;
+      p.candidates = to_candidates ? to_candidates + row * hidden : nullptr;
+      p.noise.t = t;
       first.run();
       if (cell.two_products()) {
         StepForward<S> q = p;
@@ -116,9 +127,11 @@ struct ForwardDriver : CudaDriver<S> {
 
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih) {
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih,
+                        double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
-  const Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
+  Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
+  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
   return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
 }
 

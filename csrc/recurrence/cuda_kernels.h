@@ -30,6 +30,8 @@ struct StepKernels {
   static int forward(const StepForward<S>& problem, int place, void* stream);
   static int backward(const StepBackward<S>& problem, int place, void* stream);
   static int previous(const Previous<S>& problem, void* stream);
+  static int mask(const Mask<S>& problem, void* stream);
+  static int drop(const Drop<S>& problem, void* stream);
   static int accumulate(const Accumulate<S>& problem, void* stream);
 };
 

@@ -18,7 +18,9 @@ void shapes(Plan& plan, int place) {
 }
 
 // Why no block kernel can serve, or an empty string; sets its part of the plan.
-std::string refuse_block(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+std::string refuse_block(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
+                         bool noisy) {
+  if (noisy) return "zoneout and dropout have no block kernel";
   const int64_t d = sizes.hidden / sizes.heads;
   const auto fits = std::find_if(std::begin(block_sizes), std::end(block_sizes), [d](int size) { return size >= d; });
   if (fits == std::end(block_sizes)) return "heads of " + std::to_string(d) + " units do not fit one block";
@@ -39,9 +41,9 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
 
 }  // namespace
 
-Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy) {
   Plan plan{};
-  plan.reason = refuse_block(plan, facts, place, dtype, sizes);
+  plan.reason = refuse_block(plan, facts, place, dtype, sizes, noisy);
   if (plan.block()) {
     plan.kernel = "block";
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
@@ -53,8 +55,8 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
   return plan;
 }
 
-std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
-                            std::vector<int64_t> facts) {
+std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
+                            bool noisy) {
   const int place = find_cell(cell);
   STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && facts.size() == 4 && sizes[3] > 0 &&
                       sizes[2] % sizes[3] == 0,
@@ -65,7 +67,7 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
                           : dtype == "bfloat16" ? ScalarType::BFloat16
                                                 : ScalarType::Half;
   const Plan plan = plan_recurrence({int(facts[0]), int(facts[1]), int(facts[2]), facts[3]}, place, type,
-                                    {sizes[0], sizes[1], sizes[2], sizes[3]});
+                                    {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy);
   const auto shape = [&](const char* name, const BlockShape& s) {
     const int64_t blocks = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
     return std::string(", \"") + name + "\": {\"blocks\": " + std::to_string(blocks) +

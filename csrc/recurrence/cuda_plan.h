@@ -25,6 +25,7 @@ struct Plan {
   bool block() const { return padded > 0; }
 };
 
-Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
+// noisy: with zoneout or dropout.
+Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy);
 
 }  // namespace rnnkern

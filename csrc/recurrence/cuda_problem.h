@@ -63,6 +63,18 @@ struct BlockBackward {
   S* operand;                 // here (K, rows, D), for cells with a second product
 };
 
+// Zoneout and dropout at a step.
+template <class A>
+struct StepNoise {
+  A zoneout[2];         // the rates of h and of c
+  uint32_t below[2];    // their thresholds
+  const int64_t* seed;  // on the device; null: zoneout takes the mean
+  int64_t t;            // the step
+  const A* mask;        // (B, H): by which h is multiplied wherever R is, or null
+
+  bool any() const { return zoneout[0] > 0 || zoneout[1] > 0 || mask; }
+};
+
 // One unit of one row per thread: the pointwise part of `rows` rows whose products are there. Outputs may be null.
 template <class S>
 struct StepForward {
@@ -78,6 +90,8 @@ struct StepForward {
   Arithmetic<S>* saved;           // (rows, saved*H)
   S* operand;                     // not null asks for the operand of the second product, and for nothing else;
   bool operand_by_head;           // (K, rows, D) or (rows, H)
+  Arithmetic<S>* candidates;      // (rows, H): h before zoneout
+  StepNoise<Arithmetic<S>> noise;
 };
 
 // One unit of one sequence per thread: finishes the step processed before, then the pointwise backward of this one.
@@ -104,6 +118,8 @@ struct StepBackward {
   S* dr;       // here (K, rows, G*D), or null where du serves
   S* step_dr;  // (K, alive, G*D), for the product that follows
   S* operand;  // here (K, rows, D)
+  const Arithmetic<S>* candidates;
+  StepNoise<Arithmetic<S>> noise;
 };
 
 // previous (K, rows, D) of the steps that begin with `first`: the state before each row, zero where it was reset.
@@ -113,6 +129,26 @@ struct Previous {
   int64_t first, rows;
   const S *h, *state;  // (all rows, H); (B, H)
   S* previous;
+};
+
+// The mask of dropout (B, H): 0 where a draw is below the threshold, else `scale`.
+template <class S>
+struct Mask {
+  int64_t batch, hidden;
+  uint32_t below;
+  Arithmetic<S> scale;
+  const int64_t* seed;
+  Arithmetic<S>* mask;
+};
+
+// to = from times each sequence's row of the mask, (K, rows, D) both, of the steps that begin with `first`.
+template <class S>
+struct Drop {
+  Sequence sequence;
+  int64_t first, rows;
+  const Arithmetic<S>* mask;
+  const S* from;
+  S* to;  // may be `from`
 };
 
 // to[o * stride + i] += from[o * inner + i], for i < inner, o * inner + i < count.

@@ -14,23 +14,33 @@ int launch(const typename Kernel::Problem& problem, int64_t elements, void* stre
 
 template <class S>
 int StepKernels<S>::forward(const StepForward<S>& problem, int place, void* stream) {
-#define RNNKERN_KERNEL(Cell) &launch<StepForwardKernel<Cell, S>>,
-  constexpr int (*kernels[])(const StepForward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
+#define RNNKERN_KERNEL(Cell) {&launch<StepForwardKernel<Cell, S, false>>, &launch<StepForwardKernel<Cell, S, true>>},
+  constexpr int (*kernels[][2])(const StepForward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
 #undef RNNKERN_KERNEL
-  return kernels[place](problem, problem.rows * problem.hidden, stream);
+  return kernels[place][problem.noise.any()](problem, problem.rows * problem.hidden, stream);
 }
 
 template <class S>
 int StepKernels<S>::backward(const StepBackward<S>& problem, int place, void* stream) {
-#define RNNKERN_KERNEL(Cell) &launch<StepBackwardKernel<Cell, S>>,
-  constexpr int (*kernels[])(const StepBackward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
+#define RNNKERN_KERNEL(Cell) {&launch<StepBackwardKernel<Cell, S, false>>, &launch<StepBackwardKernel<Cell, S, true>>},
+  constexpr int (*kernels[][2])(const StepBackward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
 #undef RNNKERN_KERNEL
-  return kernels[place](problem, problem.threads * problem.sequence.hidden, stream);
+  return kernels[place][problem.noise.any()](problem, problem.threads * problem.sequence.hidden, stream);
 }
 
 template <class S>
 int StepKernels<S>::previous(const Previous<S>& problem, void* stream) {
   return launch<PreviousKernel<S>>(problem, problem.rows * problem.sequence.hidden, stream);
+}
+
+template <class S>
+int StepKernels<S>::mask(const Mask<S>& problem, void* stream) {
+  return launch<MaskKernel<S>>(problem, problem.batch * problem.hidden, stream);
+}
+
+template <class S>
+int StepKernels<S>::drop(const Drop<S>& problem, void* stream) {
+  return launch<DropKernel<S>>(problem, problem.rows * problem.sequence.hidden, stream);
 }
 
 template <class S>

@@ -4,7 +4,7 @@
 
 #include "cells/list.h"
 #include "recurrence/block_backward.h"
-#include "recurrence/cuda_problem.h"
+#include "recurrence/cuda_noise.h"
 
 namespace rnnkern {
 
@@ -12,7 +12,7 @@ constexpr int step_threads = 256;
 
 RNNKERN_DEVICE int64_t global_thread() { return int64_t(device::block()) * step_threads + device::thread(); }
 
-template <class Cell, class S>
+template <class Cell, class S, bool noisy>
 struct StepForwardKernel {
   using Problem = StepForward<S>;
   using A = Arithmetic<S>;
@@ -47,18 +47,27 @@ struct StepForwardKernel {
       A operand;
       Cell::prepare(u, r, old, save, operand);
       if (p.operand) {
+        if constexpr (noisy) operand = drop(p.noise, index, operand);
         p.operand[p.operand_by_head ? by_head : index] = device::narrow<S>(operand);
         return;
       }
     }
     Cell::forward(u, r, old, params, next, save);
+    if constexpr (noisy) {
+      if (p.candidates) p.candidates[index] = next[0];
+      RNNKERN_UNROLL
+      for (int s = 0; s < Cell::states; ++s) {
+        const A weight = old_weight(p.noise, s, p.noise.t, row, column, p.hidden);
+        next[s] = p.noise.seed ? weight > 0 ? old[s] : next[s] : weight * old[s] + (A(1) - weight) * next[s];
+      }
+    }
     RNNKERN_UNROLL
     for (int s = 0; s < Cell::states; ++s) {
       if (p.next[s]) p.next[s][index] = next[s];
     }
     const S h = device::narrow<S>(next[0]);
     if (p.h) p.h[index] = h;
-    if (p.x) p.x[index] = h;
+    if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
     if constexpr (Cell::states > 1) {
       if (p.cells) p.cells[index] = next[1];
     }
@@ -69,7 +78,7 @@ struct StepForwardKernel {
   }
 };
 
-template <class Cell, class S>
+template <class Cell, class S, bool noisy>
 struct StepBackwardKernel {
   using Problem = StepBackward<S>;
   using A = Arithmetic<S>;
@@ -97,12 +106,16 @@ struct StepBackwardKernel {
     A grad[Cell::states];
     RNNKERN_UNROLL
     for (int s = 0; s < Cell::states; ++s) grad[s] = p.carry[s][index];
-    const auto scale = [&](int64_t t) {
-      return p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
+    // What flows back through R, of step t.
+    const auto through_R = [&](int64_t t, int64_t rows) {
+      const A scale = p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
+      const A grad = scale * widen(p.from_R[(head * rows + b) * d + unit]);
+      if constexpr (noisy) return drop(p.noise, index, grad);
+      return grad;
     };
 
     if (!p.second && p.finished >= 0 && b < p.finished_alive) {
-      grad[0] += scale(p.finished) * widen(p.from_R[(head * p.finished_alive + b) * d + unit]);
+      grad[0] += through_R(p.finished, p.finished_alive);
       if (p.sequence.resets(p.finished, b)) {
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
@@ -116,9 +129,22 @@ struct StepBackwardKernel {
       input.states(old, next);
       if (!p.second) {
         grad[0] += widen(input.grad_h);
+        A kept[Cell::states] = {};  // what goes to the old state around the equations
+        if constexpr (noisy) {
+          if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
+          RNNKERN_UNROLL
+          for (int s = 0; s < Cell::states; ++s) {
+            kept[s] = old_weight(p.noise, s, p.t, b, column, hidden) * grad[s];
+            grad[s] -= kept[s];
+          }
+        }
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
         Cell::backward(input.save, old, next, params, grad, du, dr, dparams);
+        if constexpr (noisy) {
+          RNNKERN_UNROLL
+          for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
+        }
         give(p, du, dr, Cell::gates, b, head, unit, d);
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
@@ -130,8 +156,8 @@ struct StepBackwardKernel {
           dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
         }
         A operand;
-        const A doperand = scale(p.t) * widen(p.from_R[(head * p.alive + b) * d + unit]);
-        Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
+        Cell::prepare_backward(input.save, old, through_R(p.t, p.alive), grad, du, dr, operand);
+        if constexpr (noisy) operand = drop(p.noise, index, operand);
         p.operand[(head * p.rows + p.here + b) * d + unit] = device::narrow<S>(operand);
         give(p, du, dr, Cell::first_gates, b, head, unit, d);
       }
@@ -140,6 +166,19 @@ struct StepBackwardKernel {
     for (int s = 0; s < Cell::states; ++s) p.carry[s][index] = grad[s];
   }
 };
+
+// The step that a row belongs to, from `first` on.
+RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) {
+  if (!seq.offsets) return row / seq.batch;
+  int64_t t = first;
+  for (int64_t low = first, high = seq.count; low < high;) {  // the last step that begins at or before the row
+    const int64_t middle = (low + high) / 2;
+    const bool begun = seq.offsets[middle] <= row;
+    t = begun ? middle : t;
+    (begun ? low : high) = begun ? middle + 1 : middle;
+  }
+  return t;
+}
 
 template <class S>
 struct PreviousKernel {
@@ -151,22 +190,42 @@ struct PreviousKernel {
     const int64_t index = global_thread();
     if (index >= p.rows * seq.hidden) return;
     const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
-    int64_t t = p.first;
-    if (!seq.offsets) {
-      t = row / seq.batch;
-    } else {
-      for (int64_t low = p.first, high = seq.count; low < high;) {  // the last step that begins at or before the row
-        const int64_t middle = (low + high) / 2;
-        const bool begun = seq.offsets[middle] <= row;
-        t = begun ? middle : t;
-        (begun ? low : high) = begun ? middle + 1 : middle;
-      }
-    }
-    const int64_t b = row - seq.offset(t), before = seq.before(t, seq.length(b)), d = seq.head_size();
+    const int64_t t = step_of(seq, p.first, row), b = row - seq.offset(t);
+    const int64_t before = seq.before(t, seq.length(b)), d = seq.head_size();
     const S h = seq.resets(t, b) ? S{}
                 : before < 0     ? p.state[b * seq.hidden + column]
                                  : p.h[(seq.offset(before) + b) * seq.hidden + column];
     p.previous[(column / d * p.rows + here) * d + column % d] = h;
+  }
+};
+
+template <class S>
+struct MaskKernel {
+  using Problem = Mask<S>;
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.batch * p.hidden) return;
+    const int64_t b = index / p.hidden, unit = index % p.hidden;
+    p.mask[index] = hits(*p.seed, p.below, dropout_stream, 0, b, unit, p.hidden) ? A(0) : p.scale;
+  }
+};
+
+template <class S>
+struct DropKernel {
+  using Problem = Drop<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Sequence& seq = p.sequence;
+    const int64_t index = global_thread();
+    if (index >= p.rows * seq.hidden) return;
+    const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
+    const int64_t b = row - seq.offset(step_of(seq, p.first, row)), d = seq.head_size();
+    const int64_t place = (column / d * p.rows + here) * d + column % d;
+    p.to[place] = device::narrow<S>(widen(p.from[place]) * p.mask[b * seq.hidden + column]);
   }
 };
 

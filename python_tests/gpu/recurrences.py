@@ -15,6 +15,7 @@ import torch
 from python_tests.gpu import builder
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
+from rnnkern.reference import noise
 from rnnkern.testing import Sample
 
 KERNELS = ("block_f32.cu", "block_bf16.cu", "block_f16.cu", "step.cu")
@@ -101,8 +102,8 @@ class Place:
         call()
         return self.counts() - before
 
-    def plan(self, cell, dtype, steps, batch, hidden, heads=1) -> dict:
-        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts)
+    def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
+        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
     def hidden(self, small: int) -> int:
         """Hidden units that take the place's kernel, with one head and with two. What the interpreter pretends forces
@@ -126,8 +127,8 @@ def routed(place: Place) -> Iterator[Place]:
         yield place
 
 
-def plan(cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...]) -> dict:
-    return json.loads(torch.ops.rnnkern.recurrence_plan(cell, str(dtype).removeprefix("torch."), sizes, facts))
+def plan(cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...], noisy: bool = False) -> dict:
+    return json.loads(torch.ops.rnnkern.recurrence_plan(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy))
 
 
 def moved(sample: Sample, device: str) -> Sample:
@@ -162,15 +163,17 @@ def off_kinks(sample: Sample) -> Sample:
     _, wide, matrix, (h0,) = sample.to(torch.float64, False).args
     kink = KINKS[cell](*kwargs["params"])
     sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
+    zoneout, _, dropout, seed = sample.noise()
     sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
     wide = wide.contiguous()
     rows = list(wide.flatten(0, -2).split(sizes))  # views
     for t in reversed(range(len(sizes))) if sample.kwargs["reverse"] else range(len(sizes)):
         h = h0[: sizes[t]] if reset is None else h0[: sizes[t]].masked_fill(reset[t, : sizes[t], None], 0)
         call = lambda cell, u, h=h, **kwargs: reference.recurrence(cell, u[None], matrix, (h,), **kwargs)[1][0]  # noqa: E731
-        r = call("identity", torch.zeros_like(h), bias=kwargs["bias"])
+        r = call("identity", torch.zeros_like(h), bias=kwargs["bias"], dropout=dropout, seed=seed)
         z = rows[t] + r
         near = (z.abs() - kink).abs() < MARGIN
         rows[t].copy_(torch.where(near, z.sign() * (kink + MARGIN), z) - r)
-        h0[: sizes[t]] = call(cell, rows[t], **kwargs)
+        new = call(cell, rows[t], **kwargs, dropout=dropout, seed=seed)
+        h0[: sizes[t]] = noise.zoned(seed, zoneout, t, 0, h, new)
     return sample._replace(args=(cell, wide.to(u.dtype).requires_grad_(u.requires_grad), R, state))

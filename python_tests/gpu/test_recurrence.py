@@ -15,7 +15,7 @@ from rnnkern.testing import (
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-HEADS = {1: 1, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}
+HEADS = {1: 1, 2: 2, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}
 CARRIED = {"euler", "lstm", "gru", "gru_reset_before"}
 """Their state goes on in float32 beside the h that is stored, where tensors have 16 bits."""
 
@@ -37,6 +37,26 @@ COVERING = covering_rows(
     }
 )
 
+NOISY = covering_rows(
+    {
+        "cell": list(CUDA_CELLS),
+        "dtype": DTYPES,
+        "steps": [63, 0, 1, 2, 150],
+        "batch": [3, 0, 1, 17],
+        "hidden": [33, 1, 128, 257, 2, 100],
+        "heads": [False, True],
+        "packed": [False, True],
+        "reset": [False, True],
+        "reverse": [False, True],
+        "grad_scale": [0, 1, 2],
+        "save_gates": [True, False],
+        "zoneout": [0.0, 0.3],
+        "dropout": [0.0, 0.4],
+        "drawn": [True, False],
+    }
+)
+NOISE = {"zoneout": 0.3, "dropout": 0.4}
+
 
 def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
@@ -44,7 +64,7 @@ def dtype_name(dtype):
 
 def name_of(row):
     values = ((key, dtype_name(value) if key == "dtype" else value) for key, value in row.items())
-    return "-".join(f"{key}={value}" if key in ("save_gates", "seed") else
+    return "-".join(f"{key}={value}" if key in ("save_gates", "seed", *NOISE) else
                     key * value if isinstance(value, bool) else str(value) for key, value in values)  # fmt: skip
 
 
@@ -73,19 +93,31 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
     sizes = {"steps": 7, "batch": 11, "hidden": place.hidden(20)}
     sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
     kernels = place.entered(lambda: check(place, place.sample(sample)))
-    assert kernels == {f"recurrence/cuda/{way}/{cell}/{place.kernel}": 1 for way in ("forward", "backward")}
+    kernel = "stepwise" if "zoneout" in options or "dropout" in options else place.kernel
+    assert kernels == {f"recurrence/cuda/{way}/{cell}/{kernel}": 1 for way in ("forward", "backward")}
 
 
 @pytest.mark.parametrize("row", COVERING, ids=name_of)
 def test_awkward_sizes(row, place):
     if row["dtype"] == torch.float64 and place.kernel == "block":
         pytest.skip("float64 has no block kernel")
+    check_row(row, place)
+
+
+def check_row(row, place):
     row = dict(row)
-    save_gates, seed = row.pop("save_gates"), row.pop("seed")
+    save_gates, seed = row.pop("save_gates"), row.pop("seed", 0)
     row["heads"] = HEADS[row["hidden"]] if row["heads"] else 1
     place.set_seed(seed)
     sample = place.sample(recurrence_sample(**row, requires_grad=True))
     check(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), sample)
+
+
+@pytest.mark.parametrize("row", NOISY, ids=name_of)
+def test_awkward_sizes_with_noise(row, place):
+    if place.kernel == "block":
+        pytest.skip("zoneout and dropout have no block kernel")
+    check_row(row, place)
 
 
 @pytest.mark.sanitize
@@ -145,10 +177,11 @@ def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
     torch.testing.assert_close((halves, *end), (h, *final), **tolerance)
 
 
+@pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
 @pytest.mark.parametrize("cell", CUDA_CELLS)
-def test_the_same_bits_twice_and_by_any_schedule(cell, place):
-    sample = recurrence_sample(cell, 70, 9, 33, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
-    sample = place.sample(sample)
+def test_the_same_bits_twice_and_by_any_schedule(cell, noise, place):
+    options = {"packed": True, "reset": True, **noise}
+    sample = place.sample(recurrence_sample(cell, 70, 9, 33, **options, dtype=torch.float32, requires_grad=True))
     wanted = outputs_and_gradients(place, sample)
     for seed in (0, 1, 2):
         place.set_seed(seed)

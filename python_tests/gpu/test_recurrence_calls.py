@@ -17,7 +17,7 @@ from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS, KERNEL_CELLS
 from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
 
 FEW = settings(
@@ -25,14 +25,16 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 
+NOISE = {"zoneout": 0.3, "dropout": 0.4}
+
 
 def backward_call(place, sample, grad_h=None, needs=(True, True)):
     """A call of the operator alone, which gives [du, dR, dbias, *dstate, *dparams]."""
     cell, u, R, state = sample.args
     rest = [sample.kwargs.get(key) for key in ("bias", "params", "batch_sizes", "reset", "reverse")]
-    h, *others = place.operators.recurrence(cell, u, R, state, *rest, True, False)
+    h, *others = place.operators.recurrence(cell, u, R, state, *rest, True, False, None, None, *sample.noise())
     saved = others[len(state) :]
-    rest += [None, h, saved, *needs, None, None, True, True, True]
+    rest += [None, h, saved, *needs, None, None, True, True, True, *sample.noise()]
     return lambda: place.operators.recurrence_backward(cell, grad_h, [], u, R, state, *rest)
 
 
@@ -214,13 +216,14 @@ def test_modules_agree_with_those_of_torch(name, options, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize(("hidden", "heads"), [(6, 1), (258, 1), (258, 2)])
+@pytest.mark.parametrize(("hidden", "heads", "noise"), [(6, 1, {}), (258, 1, {}), (258, 2, {}), (6, 1, NOISE)], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "lstm"])
-def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, heads, dtype, place):
-    sample = place.sample(recurrence_sample(cell, 2, 3, hidden, heads=heads, dtype=dtype, requires_grad=True))
+def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, heads, noise, dtype, place):
+    sample = recurrence_sample(cell, 2, 3, hidden, heads=heads, **noise, dtype=dtype, requires_grad=True)
+    sample = place.sample(sample)
     choice = []
     assert not place.entered(lambda: choice.append(explain(recurrence, *sample.args, **sample.kwargs)))
-    plan = place.plan(cell, dtype, 2, 3, hidden, heads)
+    plan = place.plan(cell, dtype, 2, 3, hidden, heads, noisy=bool(noise))
     assert choice[0] == ("cuda", f"the cuda kernel serves this call: {plan['kernel']}, for {plan['reason']}")
     entry = "recurrence/cuda/{}/" + f"{cell}/{plan['kernel']}"
     with torch.no_grad():
@@ -244,13 +247,30 @@ def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CUDA_CELLS)
+def test_of_noise_nothing_is_kept_but_what_a_mean_took(cell, dtype, place):
+    """That is h before zoneout, of cells whose backward would read it of h."""
+    wide = torch.promote_types(dtype, torch.float32)
+    for options in (NOISE, {"zoneout": 0.3, "drawn": False}):
+        sample = place.sample(recurrence_sample(cell, 7, 3, 16, **options, dtype=dtype, requires_grad=True))
+        inputs = {x.data_ptr() for x in (*sample.leaves(), sample.kwargs.get("seed")) if x is not None}
+        saved = kept(lambda sample=sample: place(*sample.args, **sample.kwargs))
+        extra = [x for x in saved if x.data_ptr() not in inputs]
+        wanted = [dtype, wide] if cell == "lstm" else [dtype]
+        wanted += [wide] if options is not NOISE and not KERNEL_CELLS[cell]["saved"] else []
+        assert sorted(map(str, (x.dtype for x in extra))) == sorted(map(str, wanted))
+        assert all(x.shape == (7, 3, 16) for x in extra)
+
+
+@pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru", "gru_reset_before"])
-def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, place):
+def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, noise, place):
     batch, hidden = 64 if place.name == "cuda" else 9, 8
     chunk = place.plan(cell, dtype, 1, batch, hidden)["chunk_steps"]
     peaks = []
     for steps in (2 * chunk, 6 * chunk):
-        sample = place.sample(recurrence_sample(cell, steps, batch, hidden, dtype=dtype))
+        sample = place.sample(recurrence_sample(cell, steps, batch, hidden, **noise, dtype=dtype))
         call = backward_call(place, sample, grad_h=torch.ones(steps, batch, hidden, dtype=dtype, device=place.device))
         call()
         peaks.append(peak_bytes(call, torch.device(place.device)) - sample.args[1].nbytes)
@@ -274,9 +294,11 @@ for kernel in recurrences.FACTS:
             for dtype in (torch.float32, torch.bfloat16):
                 for reverse in (False, True):
                     for sizes in ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
-                        options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
-                        sample = recurrence_sample(cell, *sizes, **options, requires_grad=True)
-                        outputs_and_gradients(place, sample)
+                        for noise in (0.0, 0.3) if kernel == "stepwise" else (0.0,):
+                            options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
+                            options.update(zoneout=noise, dropout=noise)
+                            sample = recurrence_sample(cell, *sizes, **options, requires_grad=True)
+                            outputs_and_gradients(place, sample)
 print("clean")
 """
 

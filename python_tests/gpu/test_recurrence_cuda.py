@@ -48,11 +48,13 @@ def test_calls_run_on_the_current_stream(cell, kernel, gpu):
     torch.testing.assert_close((h, again), (wanted["h"], du))
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("packed", [False, True])
 @cells
 @kernels
-def test_nothing_waits_for_the_device(cell, kernel, packed, gpu, no_waiting):
-    sample = sample_of(cell, kernel, gpu, packed=packed, reset=True, grad_scale=2, requires_grad=True)
+def test_nothing_waits_for_the_device(cell, kernel, packed, noise, gpu, no_waiting):
+    options = {"packed": packed, "reset": True, "grad_scale": 2, "zoneout": noise, "dropout": noise}
+    sample = sample_of(cell, kernel, gpu, **options, requires_grad=True)
     upstream = torch.ones_like(recurrence(*sample.args, **sample.kwargs)[0])
     torch.cuda.synchronize()
     no_waiting()
@@ -73,11 +75,14 @@ def captured(call):
     return graph, results
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("backward", [False, True])
 @cells
 @kernels
-def test_graphs_capture_and_replay(cell, kernel, backward, gpu):
-    sample = sample_of(cell, kernel, gpu, steps=70, reset=True, requires_grad=backward)
+def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
+    """With other values and another seed, which are read where they lie."""
+    options = {"reset": True, "zoneout": noise, "dropout": noise}
+    sample = sample_of(cell, kernel, gpu, steps=70, **options, requires_grad=backward)
     upstream = torch.randn(70, 9, HIDDEN[kernel], device=gpu)
 
     def call():
@@ -88,6 +93,8 @@ def test_graphs_capture_and_replay(cell, kernel, backward, gpu):
     graph, results = captured(call)
     for _ in range(2):
         sample.args[1].data.normal_()
+        if noise:
+            sample.kwargs["seed"].add_(1)
         wanted = call()
         for x in results:
             x.fill_(float("nan"))
@@ -155,7 +162,7 @@ def test_opcheck(cell, kernel, dtype, gpu):
         opcheck(torch.ops.rnnkern.recurrence.default, args)
         h, *others = torch.ops.rnnkern.recurrence.default(*args)
         args = (cell, h, [], u, R, list(state), *rest, None, h, others[len(state) :], True, True)
-        args += (None, None, True, True, True)
+        args += (None, None, True, True, True, 0.0, 0.0, 0.0, None)
         opcheck(torch.ops.rnnkern.recurrence_backward.default, args, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -69,6 +69,13 @@ def test_the_rest_goes_step_by_step(cell, dtype, units, facts, reason):
                      "forward": none, "backward": none}  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zoneout_and_dropout_go_step_by_step(dtype):
+    found = plan("lstm", dtype, (10, 3, 32, 1), H100, noisy=True)
+    assert (found["kernel"], found["reason"]) == ("stepwise", "zoneout and dropout have no block kernel")
+    assert found["chunk_steps"] == plan("lstm", dtype, (10, 3, 32, 1), H100)["chunk_steps"]
+
+
 @pytest.mark.parametrize("sizes", [(2**28, 1, 8, 1), (2, 2**28, 8, 1), (2, 2, 2**28, 2**27)])
 def test_sizes_beyond_32_bits_go_step_by_step(sizes):
     assert plan("tanh", torch.float32, sizes, H100)["reason"] == "sizes beyond 2^28 have no block kernel"
@@ -109,10 +116,10 @@ def test_the_plan_of_nonsense_is_refused(sizes):
 # ---- without a device
 
 
-def explained(cell="gru", dtype=torch.float32, device="cuda"):
+def explained(cell="gru", dtype=torch.float32, device="cuda", **options):
     with FakeTensorMode():
         u, R, h0 = (torch.empty(shape, dtype=dtype, device=device) for shape in ((5, 2, 12), (12, 4), (2, 4)))
-        return explain(recurrence, cell, u, R, (h0,))
+        return explain(recurrence, cell, u, R, (h0,), **options)
 
 
 def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
@@ -131,6 +138,9 @@ def test_explain_with_a_device_names_the_kernel(monkeypatch, facts, said):
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     monkeypatch.setattr(_extension, "device_facts", lambda device: facts)
     assert explained() == ("cuda", f"the cuda kernel serves this call: {said}")
+    noisy = "the cuda kernel serves this call: stepwise, for zoneout and dropout have no block kernel"
+    assert explained(zoneout=0.1) == ("cuda", noisy)
+    assert explained(dropout=0.1) == explained()  # without a seed nothing is dropped
 
 
 def test_explain_says_why_no_kernel_serves_a_gpu(monkeypatch):

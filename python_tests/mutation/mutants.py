@@ -19,8 +19,10 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
 
 
 DRAWN = ("python_tests/ops/test_properties.py",)
+DRAWS = named("float64_agrees and (zoneout or dropout)")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
+BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -60,7 +62,7 @@ MUTANTS = [
     Mutant("cells/lstm.h", "dc = grad[1] + grad[0]", "dc = grad[1] - grad[0]", "a sign in dc", values("lstm")),
     Mutant("cells/lstm.h", "grad[1] = dc * f", "grad[1] = dc", "the forget gate in the gradient of c", values("lstm")),
     Mutant("cells/lstm.h", "save[1] * old[1]", "save[0] * old[1]", "i in the place of f", values("lstm")),
-    Mutant("cells/lstm_projected.h", "save[3] * tanh(next[1])", "save[3] * next[1]", "the tanh of what is projected",
+    Mutant("cells/lstm_projected.h", "save[3] * tanh(save[1]", "save[3] * (save[1]", "the tanh of what is projected",
            values("lstm_projected")),
     Mutant("cells/gru.h", "dr[2] = du[2] * r", "dr[2] = du[2]", "the reset gate in dr", values("gru")),
     Mutant("cells/gru.h", "save[3] = r[2]", "save[3] = u[2]", "what is saved of the product", values("gru")),
@@ -89,6 +91,26 @@ MUTANTS = [
            HALVES),
     Mutant("recurrence/cpu_storage.h", "magnitude < 0x38800000", "magnitude < 0x38000000",
            "the least normal float16", HALVES),
+    # ---- zoneout and dropout
+    Mutant("recurrence/noise.h", "x[3] ^ k1", "x[3]", "half of the key", DRAWS),
+    Mutant("recurrence/noise.h", "round < 10", "round < 9", "a round of Philox", DRAWS),
+    Mutant("recurrence/noise.h", "return (units + 3) / 4", "return units / 4 + 1", "whose draw is whose", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "uint32_t(n + l), uint32_t(b)", "uint32_t(n + l), uint32_t(0)",
+           "the sequence in a draw", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "== V(0), next, old)", "== V(0), old, next)", "which units stay", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "V(T(1) - rate) * next", "next", "zoneout's mean", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "T(1 / (1 - noise.dropout))", "T(1)", "the scale of what is left", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "grad[0] = dh - kept[0]", "grad[0] = dh",
+           "what zoneout holds back of dh", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "grad[1] = grad[1] - kept[1];", "", "what zoneout holds back of dc", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "p.candidates ? V::load(p.candidates + at, lanes) :", "",
+           "h before zoneout took the mean", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "first_dR.add(dr, plan.dropped)", "first_dR.add(dr, h_before(b))",
+           "what R multiplied, in its gradient", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "return plan.dropout.apply(scale * V::load(results), b, unit, lanes)",
+           "return scale * V::load(results)", "dropout on the way back", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "store(plan.dropout.apply(operand, b, unit, lanes),", "store(operand,",
+           "what the second product's R multiplied", DRAWS),
     # ---- the loop over time
     Mutant("recurrence/cpu_room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
            "the size of a part of the workspace", values("lstm")),
@@ -115,9 +137,10 @@ MUTANTS = [
            values("tanh")),
     Mutant("recurrence/cpu_forward.h", "|| b >= p.steps.rows(0)", "", "sequences without steps",
            named("without_steps")),
-    Mutant("recurrence/cpu_backward.h", "(h_before.is_reset(b) ? V(0) : grad[s])", "grad[s]",
+    Mutant("recurrence/cpu_backward.h", "(h_before.is_reset(b) ? V(0) : grad[s] + kept[s])", "(grad[s] + kept[s])",
            "the gradient across a reset", values("lstm")),
-    Mutant("recurrence/cpu_backward.h", "doperand = scale(b) *", "doperand =", "grad_scale in the second product",
+    Mutant("recurrence/cpu_backward.h", "doperand = through_R(results + unit - q.unit, b, unit, lanes)",
+           "doperand = V::load(results + unit - q.unit)", "grad_scale in the second product",
            values("gru_reset_before")),
     Mutant("recurrence/cpu_backward.h", "? later + load(", "? later - load(", "the sign of the gradient of h",
            values("tanh")),
@@ -136,8 +159,11 @@ MUTANTS = [
            ("python_tests/ops/test_checks.py",)),
     Mutant("recurrence/call.h", "0 <= now && now <= before", "true", "the check of batch_sizes",
            ("python_tests/ops/test_checks.py",)),
-    Mutant("recurrence/cpu.cpp", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
+    Mutant("recurrence/cpu_team.h", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
            "how much the workspace of small calls holds", DRAWN),
+    Mutant("recurrence/cpu_team.h", "second.room = workspace.begin + rooms[0]", "second.room = workspace.begin",
+           "that two problems at once have a workspace each", BOTH),
+    Mutant("common/team.h", "Member{rank - half * first,", "Member{rank,", "a place in half of a team", BOTH),
     Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
            values("lstm")),
     Mutant("recurrence/cpu.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1", "a grad_scale of (T,)",
@@ -180,6 +206,14 @@ MUTANTS = [
            interpreted("block and packed and tanh")),
     Mutant("recurrence/cuda_forward.cpp", "read<bool>(*call.reset) + t * batch", "read<bool>(*call.reset)",
            "the step whose resets are read", interpreted("stepwise and reset and tanh")),
+    Mutant("recurrence/cuda_noise.h", "unit - word * part", "unit", "which unit a draw is for",
+           interpreted("stepwise and zoneout and tanh")),
+    Mutant("recurrence/step.h", "if constexpr (noisy) return drop(p.noise, index, grad);", "",
+           "dropout of what flows back through R", interpreted("stepwise and dropout and tanh")),
+    Mutant("recurrence/step.h", "next[0] = p.candidates[(p.row + b) * hidden + column]", "next[0] = next[0]",
+           "h before zoneout took the mean", interpreted("stepwise and mean and tanh")),
+    Mutant("recurrence/cuda_backward.cpp", "add_product(own, dropped, rows", "add_product(own, previous, rows",
+           "what dR sees of h", interpreted("stepwise and dropout and tanh")),
     # ---- the closeness rule
     Mutant("rnnkern/testing.py", "torch.float32: 4.0", "torch.float32: 6.0", "the factor of float32", RULE),
     Mutant("rnnkern/testing.py", "torch.bfloat16: 2.0", "torch.bfloat16: 3.0", "the factor of bfloat16", RULE),

@@ -62,10 +62,12 @@ class Kernel(NamedTuple):
     cell: str
     storage: str
     head_size: int | None = None
+    noisy: bool = False
 
 
 NAME = re.compile(
-    r"(Block|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)(?:Li(\d+)E)?EE"
+    r"(Block|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
+    r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
 )
 
 
@@ -73,15 +75,15 @@ def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
     """None for kernels that are no cell's. C++ spells cells without underscores."""
     if not (found := NAME.search(mangled)):
         return None
-    family, direction, name, scalar, storage, head_size = found.groups()
+    family, direction, name, scalar, storage, head_size, noisy = found.groups()
     (cell,) = (cell for cell in cells if cell.replace("_", "") == name.lower())
     storage = storage or {"f": "float", "d": "double"}[scalar]
-    return Kernel(family, direction == "Backward", cell, storage, int(head_size) if head_size else None)
+    return Kernel(family, direction == "Backward", cell, storage, int(head_size) if head_size else None, noisy == "1")
 
 
 def expected(cells: Iterable[str]) -> set[Kernel]:
     block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
-    step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"])
+    step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
     return {Kernel(*key) for key in (*block, *step)}
 
 
@@ -296,10 +298,11 @@ def repeated(code: str, part: str, times: int) -> str:
 def test_names():
     cells = ["tanh", "gru", "gru_reset_before"]
     assert kernel(MANGLED, cells) == Kernel("Block", False, "tanh", "bfloat16", 32)
-    step = "_ZN7rnnkern6device5entryINS_18StepBackwardKernelINS_14GruResetBeforeEdEEEEvNT_7ProblemE"
+    step = "_ZN7rnnkern6device5entryINS_18StepBackwardKernelINS_14GruResetBeforeEdLb0EEEEEvNT_7ProblemE"
     assert kernel(step, cells) == Kernel("Step", True, "gru_reset_before", "double")
+    assert kernel(step.replace("Lb0", "Lb1"), cells) == Kernel("Step", True, "gru_reset_before", "double", noisy=True)
     assert kernel("_ZN7rnnkern6device5entryINS_16AccumulateKernelIfEEEEvNT_7ProblemE", cells) is None
-    assert len(expected(cells)) == 3 * 2 * (3 * 3 + 4)
+    assert len(expected(cells)) == 3 * 2 * (3 * 3 + 2 * 4)
 
 
 def test_report_is_read():
@@ -307,7 +310,7 @@ def test_report_is_read():
     assert list(report) == ["sm_90"]
     assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
     faults = report_faults(report["sm_90"], ["tanh"])
-    assert len(faults) == 2 * (3 * 3 + 4) - 1
+    assert len(faults) == 2 * (3 * 3 + 2 * 4) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
 

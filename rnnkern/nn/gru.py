@@ -21,8 +21,8 @@ class GRU(LayerNormed, torch.nn.GRU):
     :math:`\mathrm{LN}(W x_t) + b_{ih}` and :math:`\mathrm{LN}(R h_{t-1}) + b_{hh}`.
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads``, ``layer_norm`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K
-    units.
+    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
+    hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
@@ -31,10 +31,15 @@ class GRU(LayerNormed, torch.nn.GRU):
             head k.
         layer_norm: normalise the products with W and R. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
             (3*H,) begin at 1; eps is 1e-5. It has a kernel on a CPU; on a GPU the reference runs.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
+            mean of the old value and the new (Krueger et al. 2017).
+        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
+            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
+            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; ``layer_norm``
-            stands beside ``num_heads`` or a reset gate before the product.
+        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
+            in [0, 1); ``layer_norm`` stands beside ``num_heads`` or a reset gate before the product.
         As torch.nn: every other wrong argument.
 
     Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.

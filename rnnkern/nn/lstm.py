@@ -20,7 +20,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         h_t &= \sigma(o) \tanh(\mathrm{LN}(c_t))
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
-    ``layer_norm`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+    ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K
+    heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
@@ -31,10 +32,15 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         layer_norm: normalise the products with W and R and what h is made of c. The gains ``weight_ln_ih_l{k}`` and
             ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) begin at 1, ``bias_ln_c_l{k}`` (H,) at 0; b_ih
             and b_hh are the other norms' biases; eps is 1e-5. It has a kernel on a CPU; on a GPU the reference runs.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or a pair of them,
+            for h and c; in evaluation the mean of the old value and the new (Krueger et al. 2017).
+        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
+            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
+            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``;
-            ``layer_norm`` stands beside either.
+        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
+            not in [0, 1); ``layer_norm`` stands beside ``num_heads`` or ``proj_size``.
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;
