@@ -223,7 +223,8 @@ def recurrence_sample(
 
 def takes(cell: str, options: Collection[str]) -> bool:
     """Whether a cell has the options: where h is projected or R h normalised, R has no heads."""
-    return not ("heads" in options and (cell == "lstm_projected" or CELLS[cell].normalised))
+    dense = {"lstm_projected", *(name for name, known in CELLS.items() if known.normalised)}
+    return not ("heads" in options and cell in dense)
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
