@@ -8,7 +8,6 @@ from torch.nn import Parameter, init
 
 from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import Recurrent
-from rnnkern.ops import recurrence, recurrence_bidirectional
 
 
 class LayerNormed(Recurrent):
@@ -44,7 +43,7 @@ class LayerNormed(Recurrent):
             if name.startswith(("weight_ln", "bias_ln")):
                 init.constant_(parameter, float(name.startswith("weight")))
 
-    def _layer(self, x, directions, one=recurrence, both=recurrence_bidirectional) -> Sequence[Any]:
+    def _layer(self, x, directions, one, both) -> Sequence[Any]:
         """Each direction from an u = LN(W x) + b_ih of its own."""
         if not self.layer_norm:
             return super()._layer(x, directions, one, both)

@@ -102,7 +102,7 @@ class Recurrent(RNNBase):
             for call in directions:
                 if "zoneout" in call and self.training:
                     call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
-            outputs, final = zip(*self._layer(x, directions), strict=True)
+            outputs, final = zip(*self._layer(x, directions, recurrence, recurrence_bidirectional), strict=True)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
             finals += final
         if len(finals) == 1:
@@ -248,7 +248,7 @@ class Recurrent(RNNBase):
             calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
 
-    def _layer(self, x, directions, one=recurrence, both=recurrence_bidirectional) -> Sequence[Any]:
+    def _layer(self, x, directions, one, both) -> Sequence[Any]:
         """What ``one`` or ``both`` gives for each direction of a layer."""
         x, *directions = autocast.cast(x, *directions)
         return both(self._cell, x, *directions) if self.bidirectional else [one(self._cell, x, **directions[0])]
