@@ -92,7 +92,8 @@ def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor]
 
 
 def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor]:
-    """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D)."""
+    """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D); with a gain,
+    the norm of all of R h before b_hh."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
     gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
 
@@ -102,7 +103,9 @@ def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor
         bias = None if b is None else b[first * layer.hidden : last * layer.hidden]
         return (R[rows] if R.dim() == 2 else R[:, rows].transpose(1, 2)), bias
 
-    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
+    def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
+        if gain is not None:
+            return F.layer_norm(F.linear(h, R), gain.shape, gain, b)
         if (first, last) not in cuts:
             cuts[first, last] = cut(first, last)
         weight, bias = cuts[first, last]

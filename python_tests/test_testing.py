@@ -317,13 +317,15 @@ def test_results_and_gradients_have_their_names():
 # ---- samples
 
 T, B, H = 5, 3, 6
+DENSE = {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"}
+"""The cells whose R has no heads."""
 
 
 @pytest.mark.parametrize("options", RECURRENCE_OPTIONS, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_samples_have_the_shapes_that_the_operator_documents(cell, options):
     options = RECURRENCE_OPTIONS[options]
-    if cell == "lstm_projected" and "heads" in options:
+    if "heads" in options and cell in DENSE:
         return
     _, (name, u, R, state), kwargs = recurrence_sample(cell, T, B, H, **options)
     gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
@@ -344,7 +346,8 @@ def test_samples_have_the_shapes_that_the_operator_documents(cell, options):
     assert [s.shape for s in state] == [(B, P), (B, H)][:states]
     assert (kwargs["bias"] is None) == (options.get("bias") is False)
     assert kwargs["bias"] is None or kwargs["bias"].shape == (gates * H,)
-    assert [p.shape for p in kwargs["params"]] == [(P, H) if cell == "lstm_projected" else (H,)] * len(params)
+    sizes_of = {"weight_hr": (P, H), "weight_ln_hh": (gates * H,)}
+    assert [p.shape for p in kwargs["params"]] == [sizes_of.get(name, (H,)) for name in params]
     assert ("reset" in kwargs) == options.get("reset", False)
     assert "reset" not in kwargs or (kwargs["reset"].dtype, kwargs["reset"].shape) == (torch.bool, (T, B))
     assert ("grad_scale" in kwargs) == ("grad_scale" in options)
@@ -363,7 +366,7 @@ def test_every_cell_has_a_sample_of_every_option():
     names = [sample.name for sample in recurrence_samples()]
     assert len(names) == len(set(names))
     wanted = {f"{cell}-{option}" for cell in CELLS for option in RECURRENCE_OPTIONS}
-    missing = {f"lstm_projected-{option}" for option in RECURRENCE_OPTIONS if "heads" in option}
+    missing = {f"{cell}-{option}" for cell in DENSE for option in RECURRENCE_OPTIONS if "heads" in option}
     assert set(names) == wanted - missing
     sizes = {sample.args[1].shape for sample in recurrence_samples(["tanh"], steps=2, batch=4, hidden=8)}
     assert (2, 4, 8) in sizes

@@ -21,6 +21,7 @@ OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, n
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
 KNOWN = {
     "num_heads": (1,),
+    "layer_norm": (False,),
     "reset_gate": ("after",),
     "nonlinearity": ("tanh", "relu"),
     "zoneout": (0, (0, 0)),
@@ -93,8 +94,8 @@ def restore(model: Module) -> Report:
     """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
 
     So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
-    unless it has what torch.nn has not: ``num_heads``, ``reset_gate="before"``, other nonlinearities, zoneout,
-    recurrent dropout.
+    unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``, other nonlinearities,
+    zoneout, recurrent dropout.
 
     Args:
         model: as for :func:`replace`.

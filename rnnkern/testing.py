@@ -118,6 +118,8 @@ RECURRENCE_PARAMS = {
     "modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
     "euler": lambda hidden: (torch.rand(hidden) * 0.5,),
     "lstm_projected": lambda hidden: (torch.randn(max(hidden // 2, 1), hidden) / math.sqrt(hidden),),
+    "lstm_layer_norm": lambda hidden: (*(0.5 + torch.rand(n * hidden) for n in (4, 1)), 0.2 * torch.randn(hidden)),
+    "gru_layer_norm": lambda hidden: (0.5 + torch.rand(3 * hidden),),
 }
 """Sample values of the cells' own tensors."""
 
@@ -220,8 +222,8 @@ def recurrence_sample(
 
 
 def takes(cell: str, options: Collection[str]) -> bool:
-    """Whether a cell has the options: where h is projected, R has no heads."""
-    return not (cell == "lstm_projected" and "heads" in options)
+    """Whether a cell has the options: where h is projected or R h normalised, R has no heads."""
+    return not ("heads" in options and (cell == "lstm_projected" or CELLS[cell].normalised))
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:

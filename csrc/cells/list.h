@@ -3,10 +3,12 @@
 
 #include "cells/euler.h"
 #include "cells/gru.h"
+#include "cells/gru_layer_norm.h"
 #include "cells/gru_reset_before.h"
 #include "cells/hardtanh.h"
 #include "cells/identity.h"
 #include "cells/lstm.h"
+#include "cells/lstm_layer_norm.h"
 #include "cells/lstm_projected.h"
 #include "cells/modrelu.h"
 #include "cells/relu.h"
@@ -27,4 +29,6 @@
 // Those that a CPU has kernels of: the same, and after them its own.
 #define RNNKERN_CPU_CELLS(X) \
   RNNKERN_CELLS(X)           \
-  X(LstmProjected)
+  X(LstmProjected)           \
+  X(LstmLayerNorm)           \
+  X(GruLayerNorm)

@@ -70,12 +70,15 @@ struct Call {
                     " columns");
     if (W_) W = sized("weight_ih", *W_, columns * inputs);
     if (bias_ih_) bias_ih = sized("bias_ih", *bias_ih_, columns);
-    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && !(cell.projected && heads > 1),
+    STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && !((cell.projected || cell.normalised) && heads > 1),
                     "recurrence: `R` does not fit the other arguments");
     R = sized("R", R_, columns * (width / heads));
     const int64_t batch = state_[0].size(rank - 2);
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
-    for (const Tensor& x : params_) params.push_back(sized("params", x, cell.projected ? width * hidden : hidden));
+    for (const Tensor& x : params_) {
+      const bool wide = cell.normalised && params.empty();
+      params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? columns : hidden));
+    }
     if (bias_) bias = sized("bias", *bias_, columns);
     steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
     if (packed) {

@@ -10,14 +10,14 @@ namespace rnnkern {
 struct CellInfo {
   const char* name;
   int first_gates, gates, states, params, saved;
-  bool joint, projected;
+  bool joint, projected, normalised;
 
   bool two_products() const { return first_gates < gates; }
 };
 
-#define RNNKERN_INFO(Cell)                                                                       \
-  {Cell::name,  Cell::first_gates, Cell::gates,    Cell::states, Cell::params + Cell::projected, \
-   Cell::saved, Cell::joint,       Cell::projected},
+#define RNNKERN_INFO(Cell)                                                                           \
+  {Cell::name,  Cell::first_gates, Cell::gates,     Cell::states,    Cell::params + Cell::projected, \
+   Cell::saved, Cell::joint,       Cell::projected, Cell::normalised},
 constexpr CellInfo cell_list[] = {RNNKERN_CPU_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 

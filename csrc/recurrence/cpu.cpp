@@ -217,7 +217,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   Tensors dparams;
   const Tensor dW_hr = weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected, p.dW_hr);
   for (int i = 0; i < cell.params && !cell.projected; ++i) {
-    dparams.push_back(empty(call.u, {batch, call.hidden}, wide));
+    dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
   auto collect = [=, &call, kept = std::move(kept)]() mutable {

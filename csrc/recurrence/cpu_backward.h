@@ -26,6 +26,7 @@ struct BackwardPlan {
   F* dropped;  // a member's rows of what R multiplied, where that was not h
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
+  T* norms;  // a member's rows of gradients before norms, and of c before zoneout
 
   BackwardPlan(const Backward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
@@ -48,8 +49,8 @@ struct BackwardPlan {
         dR(p.dR, parts, p.weights.R, room),
         dW(p.dW, parts, p.weights.W, room),
         dW_hr(p.dW_hr, parts, p.weights.W_hr, room),
-        dbias(p.dbias, parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
-        dbias_ih(p.dbias_ih, parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
+        dbias(p.dbias, Cell::normalised ? me.size : parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
+        dbias_ih(p.dbias_ih, Cell::normalised ? me.size : parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
         first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
         input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me),
@@ -57,7 +58,8 @@ struct BackwardPlan {
         zoneout_h(p.noise, 0, p.steps.batch, p.weights.width, room),
         zoneout_c(p.noise, 1, p.steps.batch, p.weights.hidden, room),
         dropout(p.noise, p.steps.batch, p.weights.width, room),
-        dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(room.take(p.steps.batch * p.weights.width, me)) : nullptr) {
+        dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(room.take(p.steps.batch * p.weights.width, me)) : nullptr),
+        norms(Cell::normalised ? room.take((Cell::gates + 2) * p.weights.hidden, me) : nullptr) {
     if (!Cell::saved || p.saved) return;
     again.emplace(p, rows(p), false, false, room, me);
     saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
@@ -144,8 +146,10 @@ void backward(const Backward<S>& p, Member me) {
       clear(p.dstate[s] + from, elements);
     }
   }
-  for (int i = 0; i < Cell::params; ++i)
-    clear(p.dparams[i] + share.copy0 * hidden, (share.copy1 - share.copy0) * hidden);
+  for (int i = 0; i < Cell::params; ++i) {
+    const int64_t row = Cell::normalised && i == 0 ? columns : hidden;
+    clear(p.dparams[i] + share.copy0 * row, (share.copy1 - share.copy0) * row);
+  }
   if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
   plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
   T *const step_bias = plan.step_bias, *const step_bias_ih = plan.step_bias_ih;
@@ -160,6 +164,9 @@ void backward(const Backward<S>& p, Member me) {
   const Product<F>& by_units = Cell::projected ? projection : first;
   const int64_t by_units0 = share.first_panel(by_units.panels()), by_units1 = share.last_panel(by_units.panels());
   const int64_t unit0 = by_units.first_unit(by_units0), unit1 = by_units.first_unit(by_units1);
+  // Rows that are normalised are one member's as a whole.
+  const int64_t bias0 = Cell::normalised ? 0 : unit0, bias1 = Cell::normalised ? hidden : unit1;
+  constexpr int params_of_units = Cell::normalised ? 0 : Cell::params;
   WeightGradient<F> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
   WeightGradient<F> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
                               plan.second_dR_room);
@@ -196,17 +203,16 @@ void backward(const Backward<S>& p, Member me) {
         return plan.dropout.apply(scale * V::load(results), b, unit, lanes);
       };
 
-      plan.zoneout_h.draw_step(t, share.row0, row1, column0, column1);
-      if (Cell::states > 1) plan.zoneout_c.draw_step(t, share.row0, row1, unit0, unit1);
+      draw_step<Cell>(plan, share, t, row1, {column0, column1}, {unit0, unit1});
 
       // The gradient of h, for columns of a sequence.
       auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V later = V::load(p.dstate[0] + b * width + column, lanes);
         return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
       };
-      // The equations, for units of a sequence; dh is the gradient of the h that they gave.
-      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, auto lanes,
-                           V dh) RNNKERN_INLINE_LAMBDA {
+      // The equations, for units of a sequence; dh is the gradient of the h that they gave, norms those around them.
+      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, auto lanes, V dh,
+                           const auto&... norms) RNNKERN_INLINE_LAMBDA {
         const int64_t at = (row + b) * hidden + unit, here = b * hidden + unit;
         V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
         V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
@@ -215,7 +221,7 @@ void backward(const Backward<S>& p, Member me) {
         for (int g = 0; g < Cell::saved; ++g) __builtin_prefetch(saved_row(b + 1) + g * hidden + unit);
         if (Cell::states > 1) __builtin_prefetch(p.cell_states + at + hidden);
         if (p.grad_h) __builtin_prefetch(p.grad_h + at + hidden);
-        for (int i = 0; i < Cell::params; ++i) {
+        for (int i = 0; i < params_of_units; ++i) {
           params[i] = V::load(p.weights.params[i] + unit, lanes);
           dparams[i] = V::load(p.dparams[i] + here, lanes);
         }
@@ -232,10 +238,12 @@ void backward(const Backward<S>& p, Member me) {
           grad[1] = grad[1] - kept[1];
         }
         for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
+        (norms.before(unit, lanes, save, next, grad), ...);
         Cell::backward(save, old, next, params, grad, du, dr, dparams);
+        (norms.after(unit, lanes, dr), ...);
         for (int s = Cell::projected; s < Cell::states; ++s)
           (h_before.is_reset(b) ? V(0) : grad[s] + kept[s]).store(p.dstate[s] + here, lanes);
-        for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
+        for (int i = 0; i < params_of_units; ++i) dparams[i].store(p.dparams[i] + here, lanes);
         store_gradients(du, dr, Cell::gates, b, unit, lanes);
         constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
         if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
@@ -261,6 +269,28 @@ void backward(const Backward<S>& p, Member me) {
                            pointwise(b, nullptr, c_before(b), unit, lanes, V::load(results + unit - q.unit));
                          });
                        });
+      } else if constexpr (Cell::normalised) {
+        for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
+          const T *cells = nullptr, *cells_before = nullptr;
+          if (Cell::states > 1) {
+            cells = p.cell_states + (row + b) * hidden;
+            cells_before = c_before(b);
+            if (plan.zoneout_c.on()) {
+              cells_again<Cell>(saved_row(b), cells_before, plan.norms + (Cell::gates + 1) * hidden, hidden);
+              cells = plan.norms + (Cell::gates + 1) * hidden;
+            }
+          }
+          const S* const before = h_before(b);
+          NormsBackward<Cell, T> norms(p.weights, saved_row(b), cells, p.dparams, b, plan.norms);
+          norms.begin([&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+            const V dh = dh_of(b, unit, lanes);
+            return plan.zoneout_h.on() ? dh - plan.zoneout_h.weight(b, unit, lanes) * dh : dh;
+          });
+          for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+            pointwise(b, before, cells_before, unit, lanes, dh_of(b, unit, lanes), norms);
+          });
+          norms.end([&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { store(dr, dr_row(b) + i, lanes); });
+        }
       } else {
         for (int64_t b = share.row0; b < row1; ++b) {
           const S* const before = h_before(b);
@@ -297,8 +327,8 @@ void backward(const Backward<S>& p, Member me) {
         share.meet();
       }
       for (int g = 0; g < Cell::gates; ++g) {
-        if (dbias) fold(step_bias, dbias, g * hidden + unit0, g * hidden + unit1);
-        if (dbias_ih) fold(step_bias_ih, dbias_ih, g * hidden + unit0, g * hidden + unit1);
+        if (dbias) fold(step_bias, dbias, g * hidden + bias0, g * hidden + bias1);
+        if (dbias_ih) fold(step_bias_ih, dbias_ih, g * hidden + bias0, g * hidden + bias1);
       }
       first.run(panel0, panel1, share.row0, row1, dr_row,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
@@ -308,6 +338,7 @@ void backward(const Backward<S>& p, Member me) {
                     (V::load(dh, lanes) + through_R(results + unit - q.unit, b, unit, lanes)).store(dh, lanes);
                   });
                 });
+      if constexpr (Cell::normalised) share.meet();
     }
 
     // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.

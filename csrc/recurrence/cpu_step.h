@@ -14,13 +14,15 @@ struct StepProducts {
 
   Product<F> first, second, input;
   T* widened;  // a member's rows of x in T, where products do not take them as they are stored
+  T* cells;    // a member's row of c, where it waits for its norm
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Room<T>& room, Member me)
-      : first(p.weights.R, 0, Cell::first_gates, false, streamed_R, room, nullptr, me),
+      : first(multiplied<Cell>(p.weights.R), 0, Cell::first_gates, false, streamed_R, room, nullptr, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, false, streamed_R, room, nullptr, me),
         input(p.weights.W, 0, Cell::gates, false, streamed_W, room, nullptr, me),
-        widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr) {}
+        widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr),
+        cells(Cell::normalised ? room.take(p.weights.hidden, me) : nullptr) {}
 
   static constexpr bool widens = !std::is_same_v<F, S>;
 
@@ -54,13 +56,26 @@ struct StepProducts {
 
   // For a member's sequences up to row1 and its units. factors(b) is h_before(b) as products take it. load_u(u, b,
   // unit, lanes) reads the gates of u, saved_row(b) is where gates are saved, or at least those of the first product
-  // until the second, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old, next, save) takes the
-  // results. Members meet between products, not at the end.
+  // until the second, or R h until its norm, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old,
+  // next, save) takes the results. Members meet between products, not at the end.
   template <class HBefore, class LoadU, class SavedRow, class OldC, class Put>
   RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const HBefore& h_before,
                            const Entering<F>& factors, const Dropout<T>& dropout, F* operand, LoadU load_u,
                            SavedRow saved_row, OldC old_c, Put put) const {
     const int64_t hidden = weights.hidden;
+    if constexpr (Cell::normalised) {
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  T* const products = saved_row(b) + (Cell::saved - Cell::gates) * hidden;
+                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                    V r[Cell::gates];
+                    load_gates(r, Cell::gates, results + (unit - q.unit) * Cell::gates, V::width, 0, V::all);
+                    store_gates(r, Cell::gates, products, hidden, unit, lanes);
+                  });
+                });
+      share.meet();
+      return normalised_rows<Cell>(weights, share, row1, cells, h_before, load_u, saved_row, old_c, put);
+    }
     if constexpr (Cell::two_products) {
       first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {

@@ -47,7 +47,7 @@ struct Weights {
   Matrix<T> R;            // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
   Matrix<T> W;            // (G*H, I); no values where the caller has projected the input
   Matrix<T> W_hr;         // (P, H); no values where h is not projected
-  const T* params[2];     // (H,) each
+  const T* params[3];     // (H,) each, but (G*H,) the first where R h is normalised
 };
 
 // Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
@@ -96,7 +96,7 @@ struct Backward {
   S* du;                   // (rows, G*H), where u is given
   S* dx;                   // (rows, I), where x is given and it is wanted
   T* dstate[2];            // (B, P), (B, H)
-  T* dparams[2];           // (B, H), to be summed over B
+  T* dparams[3];           // a row like `params` per sequence, to be summed over B
   T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
   T *dbias, *dbias_ih;     // (G*H,) or null; of a joint cell both would be the same, and the second stays null
   T* room;                 // workspace, as many elements as Kernels::backward_room says

@@ -26,7 +26,7 @@ def good(cell="lstm", packed=False):
         "R": zeros(gates * H, width),
         "state": (zeros(B, width), zeros(B, H))[:states],
         "bias": zeros(gates * H),
-        "params": (zeros(width, H),) if cell == "lstm_projected" else tuple(zeros(H) for _ in params),
+        "params": tuple(zeros({"weight_hr": (width, H), "weight_ln_hh": (gates * H,)}.get(p, (H,))) for p in params),
         "reset": zeros(T, B, dtype=torch.bool),
         "grad_scale": torch.ones(T, B),
     }
@@ -36,6 +36,7 @@ def good(cell="lstm", packed=False):
 PACKED = {"packed": True}
 MODRELU = {"cell": "modrelu"}
 PROJECTED = {"cell": "lstm_projected"}
+NORMALISED = {"cell": "lstm_layer_norm"}
 SHAPE, KIND = ValueError, TypeError
 F64 = {"dtype": torch.float64}
 META = {"device": "meta"}
@@ -78,6 +79,10 @@ REFUSED = [
     (PROJECTED, {"R": zeros(K, 4 * H // K, H // K)}, SHAPE,
      "`R` of the cell 'lstm_projected' must be dense, got heads (2, 8, 2)"),
     (PROJECTED, {"R": zeros(4 * H, H)}, SHAPE, "`R` must be (G*H, P) = (16, 3), got (16, 4)"),
+    (NORMALISED, {"R": zeros(K, 4 * H // K, H // K)}, SHAPE,
+     "`R` of the cell 'lstm_layer_norm' must be dense, got heads (2, 8, 2)"),
+    ({"cell": "gru_layer_norm"}, {"R": zeros(1, 3 * H, H)}, SHAPE,
+     "`R` of the cell 'gru_layer_norm' must be dense, got heads (1, 12, 4)"),
     # state
     ({}, {"state": zeros(2, B, H)}, KIND, "`state` must be a tuple of tensors, got ...Tensor"),
     ({}, {"state": None}, KIND, "`state` must be a tuple of tensors, got NoneType"),
@@ -112,6 +117,12 @@ REFUSED = [
     (PROJECTED, {"params": (zeros(H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4,)"),
     (PROJECTED, {"params": (zeros(0, H),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (0, 4)"),
     (PROJECTED, {"params": (zeros(H, H - 1),)}, SHAPE, "`params[0]` (weight_hr) must be (P, H) = (P, 4), got (4, 3)"),
+    (NORMALISED, {"params": (zeros(4 * H),)}, SHAPE,
+     "`params` of the cell 'lstm_layer_norm' must be (weight_ln_hh, weight_ln_c, bias_ln_c), 3 tensors, got 1"),
+    (NORMALISED, {"params": (zeros(H),) * 3}, SHAPE,
+     "`params[0]` must be (G*H,), the cell's weight_ln_hh, = (16,), got (4,)"),
+    (NORMALISED, {"params": (zeros(4 * H),) * 3}, SHAPE,
+     "`params[1]` must be (H,), the cell's weight_ln_c, = (4,), got (16,)"),
     # batch_sizes
     (PACKED, {"batch_sizes": [2, 1, 1]}, KIND, INT64 + "list"),
     (PACKED, {"batch_sizes": torch.tensor([2, 1, 1], dtype=torch.int32)}, KIND, INT64 + "(torch.int32, ..."),
@@ -187,7 +198,7 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("base", [{}, PACKED, MODRELU, PROJECTED, {"cell": "euler"}], ids=str)
+@pytest.mark.parametrize("base", [{}, PACKED, MODRELU, PROJECTED, NORMALISED, {"cell": "euler"}], ids=str)
 def test_what_the_table_spoils_is_good(base):
     args, kwargs = spoil(base, {})
     with Operators() as operators:
@@ -195,7 +206,7 @@ def test_what_the_table_spoils_is_good(base):
     assert operators.seen
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         args, kwargs = fake(mode, args), {name: fake(mode, x) for name, x in kwargs.items()}
-        if base != PACKED and base != PROJECTED:  # the reference reads the lengths; T of fake tensors is known
+        if base not in (PACKED, PROJECTED, NORMALISED):  # the reference reads the lengths; T of fake tensors is known
             recurrence(*args, **kwargs)
         explain(recurrence, *args, **kwargs)
 

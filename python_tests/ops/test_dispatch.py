@@ -82,10 +82,14 @@ def explained(**options):
     return explain(*args, **kwargs)
 
 
+OF_A_CPU = [cell for cell, facts in KERNEL_CELLS.items() if not facts["cuda"]]
+
+
 def test_explain_says_why():
     assert explained() == ("cpu", "the cpu kernel serves this call")
     assert explained(dtype=torch.bfloat16) == ("cpu", "the cpu kernel serves this call")
-    assert explained(cell="lstm_projected") == ("cpu", "the cpu kernel serves this call")
+    for cell in OF_A_CPU:
+        assert explained(cell=cell) == ("cpu", "the cpu kernel serves this call")
 
 
 def test_explain_says_which_cell_has_no_kernel(monkeypatch):
@@ -117,17 +121,18 @@ def test_explain_for_other_devices(device, archs, monkeypatch):
     assert f"no cuda: {why}" in reason
 
 
-def test_on_a_gpu_the_reference_serves_the_cell_that_a_cpu_alone_has_a_kernel_of(monkeypatch):
+@pytest.mark.parametrize("cell", OF_A_CPU)
+def test_on_a_gpu_the_reference_serves_the_cells_that_a_cpu_alone_has_a_kernel_of(cell, monkeypatch):
     monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("9.0",))
-    sample = recurrence_sample("lstm_projected")
+    sample = recurrence_sample(cell)
     with FakeTensorMode():
         move = lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")  # noqa: E731
-        cell, u, R, state = sample.args
+        _, u, R, state = sample.args
         args = (cell, move(u), move(R), tuple(map(move, state)))
         params = tuple(map(move, sample.kwargs["params"]))
         implementation, reason = explain(recurrence, *args, params=params)
         assert implementation == "reference"
-        assert "no cuda: the cell 'lstm_projected' has a kernel on a CPU alone" in reason
+        assert f"no cuda: the cell {cell!r} has a kernel on a CPU alone" in reason
         with use("cuda"), pytest.raises(ValueError, match="a kernel on a CPU alone"):
             recurrence(*args, params=params)
 
@@ -148,6 +153,8 @@ def test_explain_refuses_what_the_call_would():
 MODULES = [
     ("LSTM", {}, "lstm"),
     ("LSTM", {"proj_size": 2}, "lstm_projected"),
+    ("LSTM", {"layer_norm": True}, "lstm_layer_norm"),
+    ("GRU", {"layer_norm": True}, "gru_layer_norm"),
     ("GRU", {}, "gru"),
     ("GRU", {"reset_gate": "before"}, "gru_reset_before"),
     *(("RNN", {"nonlinearity": cell}, cell) for cell in ("tanh", "relu", "identity", "hardtanh", "modrelu")),

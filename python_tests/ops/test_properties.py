@@ -11,7 +11,7 @@ from python_tests.gpu.recurrences import KINKS, off_kinks
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import RECURRENCE_PARAMS, Sample, assert_close, outputs_and_gradients
+from rnnkern.testing import RECURRENCE_PARAMS, Sample, assert_close, outputs_and_gradients, takes
 
 LEVELS = rnnkern.build_info()["simd_levels"]
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -70,14 +70,15 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
     T, B, H = draw(steps), draw(batches), draw(units)
     columns_of_x = 0 if inputs is None else draw(inputs)
     projected = cell == "lstm_projected"
-    heads = 1 if projected else draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
+    only_dense = not takes(cell, {"heads"})
+    heads = 1 if only_dense else draw(st.sampled_from([k for k in range(1, H + 1) if H % k == 0]))
     gates, states = reference.CELLS[cell].gates, reference.CELLS[cell].states
     P = draw(units) if projected else H
     d = H // heads
     batch_sizes = draw(st.none() | batch_sizes_of(T, B))
     rows = (T, B) if batch_sizes is None else (int(batch_sizes.sum()),)
     scale = draw(st.sampled_from([None, (T,), (T, B)]))
-    dense = projected or (heads == 1 and draw(st.booleans()))
+    dense = only_dense or (heads == 1 and draw(st.booleans()))
     R = draw(laid_out(*((gates * H, P) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
     kwargs = {
         "bias": draw(st.none() | laid_out(gates * H)),

@@ -221,7 +221,7 @@ def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, dty
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("cell", ["modrelu", "lstm", "lstm_projected", "gru_reset_before"])
+@pytest.mark.parametrize("cell", ["modrelu", "lstm", "lstm_projected", "gru_reset_before", "lstm_layer_norm"])
 def test_layouts_do_not_matter(cell):
     _, (name, u, R, state), kwargs = recurrence_sample(cell, 6, 5, 8, dtype=torch.float32)
     wanted, final = recurrence(name, u, R, state, **kwargs)
@@ -258,7 +258,9 @@ def test_sequences_without_steps_keep_their_state(cell, reverse):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-@pytest.mark.parametrize("cell", ["tanh", "relu", "hardtanh", "modrelu", "lstm", "gru"])
+@pytest.mark.parametrize(
+    "cell", ["tanh", "relu", "hardtanh", "modrelu", "lstm", "gru", "lstm_layer_norm", "gru_layer_norm"]
+)
 def test_nan_and_infinity_pass_through_as_in_pytorch(cell, dtype):
     sample = recurrence_sample(cell, 3, 6, 5, dtype=dtype)
     u = sample.args[1]

@@ -11,7 +11,7 @@ from rnnkern.reference import CELLS, recurrence
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-DENSE = sorted(set(CELLS) - {"lstm_projected"})
+DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"})
 """The cells whose R may be heads."""
 
 
@@ -109,8 +109,51 @@ BY_HAND = {
 }
 
 
+def norm(x, gain, bias):
+    mean = sum(x) / len(x)
+    variance = sum((v - mean) ** 2 for v in x) / len(x)
+    return [(v - mean) / math.sqrt(variance + 1e-5) * g + b for v, g, b in zip(x, gain, bias, strict=True)]
+
+
+def lstm_layer_norm(u, R, b, state, gain, gain_c, bias_c):
+    h, c = state
+    H = len(h)
+    a = [x + y for x, y in zip(u, norm([dot(row, h) for row in R], gain, b), strict=True)]
+    i, f, o = ([s(x) for x in a[g * H : (g + 1) * H]] for g in (0, 1, 3))
+    c = [f[j] * c[j] + i[j] * math.tanh(a[2 * H + j]) for j in range(H)]
+    return [o[j] * math.tanh(y) for j, y in enumerate(norm(c, gain_c, bias_c))], c
+
+
+def gru_layer_norm(u, R, b, state, gain):
+    (h,) = state
+    H = len(h)
+    r = norm([dot(row, h) for row in R], gain, b)
+    n = [math.tanh(u[2 * H + j] + s(u[j] + r[j]) * r[2 * H + j]) for j in range(H)]
+    z = [s(u[H + j] + r[H + j]) for j in range(H)]
+    return ([(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)],)
+
+
+NORMALISED = {"lstm_layer_norm": lstm_layer_norm, "gru_layer_norm": gru_layer_norm}
+
+
 def test_every_cell_has_a_witness_of_its_own():
-    assert set(NN) | set(BY_HAND) == set(CELLS)
+    assert set(NN) | set(BY_HAND) | set(NORMALISED) == set(CELLS)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cell", NORMALISED)
+def test_equations_of_the_normalised_cells_by_hand(cell, bias):
+    _, (_, u, R, state), kwargs = recurrence_sample(cell, 4, 2, 3)
+    b, params = kwargs["bias"] if bias else None, kwargs["params"]
+    h, final = recurrence(cell, u, R, state, bias=b, params=params)
+    own = R.tolist(), b.tolist() if bias else [0.0] * len(R)
+    for sequence in range(2):
+        now = [x[sequence].tolist() for x in state]
+        for t in range(4):
+            now = NORMALISED[cell](u[t, sequence].tolist(), *own, now, *(p.tolist() for p in params))
+            assert h[t, sequence].tolist() == pytest.approx(now[0], rel=1e-12, abs=1e-14)
+        for ended, wanted in zip(final, now, strict=True):
+            assert ended[sequence].tolist() == pytest.approx(wanted, rel=1e-12, abs=1e-14)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -284,7 +327,32 @@ def euler_by_hand(u, R, b, state, cut, dt):
     return torch.stack(outputs), (h,)
 
 
+def lstm_layer_norm_by_hand(u, R, b, state, cut, gain, *affine_c):
+    h, c = state
+    outputs = []
+    for t in range(len(u)):
+        i, f, g, o = (u[t] + F.layer_norm(cut(h, t) @ R.T, gain.shape, gain, b)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * F.layer_norm(c, c.shape[1:], *affine_c).tanh()
+        outputs.append(h)
+    return torch.stack(outputs), (h, c)
+
+
+def gru_layer_norm_by_hand(u, R, b, state, cut, gain):
+    (h,) = state
+    outputs = []
+    for t in range(len(u)):
+        r_r, r_z, r_n = F.layer_norm(cut(h, t) @ R.T, gain.shape, gain, b).chunk(3, -1)
+        u_r, u_z, u_n = u[t].chunk(3, -1)
+        z = (u_z + r_z).sigmoid()
+        h = (1 - z) * (u_n + (u_r + r_r).sigmoid() * r_n).tanh() + z * h
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
 DETACHED = {
+    "lstm_layer_norm": lstm_layer_norm_by_hand,
+    "gru_layer_norm": gru_layer_norm_by_hand,
     "lstm": lstm_by_hand,
     "gru": gru_by_hand,
     "gru_reset_before": gru_reset_before_by_hand,

@@ -80,7 +80,7 @@ void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int s
 template <class S>
 struct Direction {
   std::vector<int64_t> sizes, offsets;
-  Values state[2], R, bias, params, W, W_hr, cells, saved, dR, dW, dW_hr, dparams, dbias, dbias_ih;
+  Values state[2], R, bias, params, W, W_hr, cells, saved, dR, dW, dW_hr, dparams[3], dbias, dbias_ih;
   std::vector<S> u, grad_h, h0;
   Result<S> result;
   Forward<S> forward{};
@@ -120,7 +120,7 @@ struct Direction {
     h0 = stored(state[0]);
     R = draw(columns * width / options.heads, 0.1f);
     bias = draw(columns);
-    params = draw(hidden, 0.1f);
+    params = draw(columns, 0.1f);
     W = draw(columns * inputs, 0.3f);
     W_hr = draw(width * hidden, 0.1f);
     result.h.resize(rows * width);
@@ -130,7 +130,7 @@ struct Direction {
     dR.resize(R.size());
     dW.resize(W.size());
     dW_hr.resize(W_hr.size());
-    dparams.resize(2 * batch * hidden);
+    for (Values& rows : dparams) rows.resize(batch * columns);
     dbias.resize(columns);
     dbias_ih.resize(columns);
 
@@ -142,7 +142,7 @@ struct Direction {
     f.weights.R = {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads};
     if (options.inside) f.weights.W = {W.data(), nullptr, cell.gates, 1, hidden, inputs};
     if (cell.projected) f.weights.W_hr = {W_hr.data(), nullptr, 1, 1, width, hidden};
-    f.weights.params[0] = params.data();
+    for (const float*& own : f.weights.params) own = params.data();
     f.split_hidden = split_hidden;
     (options.inside ? f.x : f.u) = u.data();
     f.h = result.h.data();
@@ -166,7 +166,7 @@ struct Direction {
     b.dR = dR.data();
     b.dW = options.inside ? dW.data() : nullptr;
     b.dW_hr = cell.projected ? dW_hr.data() : nullptr;
-    b.dparams[0] = dparams.data();
+    for (int i = 0; i < 3; ++i) b.dparams[i] = dparams[i].data();
     for (int s = 0; s < cell.states; ++s) {
       f.state[s] = state[s].data();
       f.final_state[s] = result.final_state[s].data();
@@ -203,7 +203,7 @@ int compare(const Kernels<S>& kernels, const char* storage) {
   for (size_t place = 0; place < sizeof cell_list / sizeof *cell_list; ++place) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
-      const Options own = {cell.projected ? 1 : options.heads, options.packed, options.inside};
+      const Options own = {cell.projected || cell.normalised ? 1 : options.heads, options.packed, options.inside};
       const Runs<S> runs = {{kernels.forward[place], kernels.forward_room[place]},
                             {kernels.backward[place], kernels.backward_room[place]},
                             cell,

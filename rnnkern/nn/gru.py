@@ -4,10 +4,10 @@ from typing import Literal
 
 import torch
 
-from rnnkern.nn.recurrent import Recurrent
+from rnnkern.nn.layer_norm import LayerNormed
 
 
-class GRU(Recurrent, torch.nn.GRU):
+class GRU(LayerNormed, torch.nn.GRU):
     r"""Gated recurrent unit over a sequence, in place of :class:`torch.nn.GRU`.
 
     .. math::
@@ -17,15 +17,20 @@ class GRU(Recurrent, torch.nn.GRU):
         n &= \tanh(W_n x_t + b_{in} + R_n (r h_{t-1}) + b_{hn}) & \text{reset before} \\
         h_t &= (1 - z) n + z h_{t-1}
 
+    With ``layer_norm`` all of the two products are normalised over their 3*H values before a bias is added:
+    :math:`\mathrm{LN}(W x_t) + b_{ih}` and :math:`\mathrm{LN}(R h_{t-1}) + b_{hh}`.
+
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K
-    heads of D = H / K units.
+    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
+    hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
         reset_gate: ``"after"`` the product with R, as torch.nn and cuDNN have it, or ``"before"`` it, as the paper has.
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
             head k.
+        layer_norm: normalise the products with W and R. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
+            (3*H,) begin at 1; eps is 1e-5. It has a kernel on a CPU; on a GPU the reference runs.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
             mean of the old value and the new (Krueger et al. 2017).
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
@@ -33,16 +38,19 @@ class GRU(Recurrent, torch.nn.GRU):
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
-            in [0, 1).
+        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; ``layer_norm``
+            stands beside ``num_heads`` or a reset gate before the product; a rate is not in [0, 1).
         As torch.nn: every other wrong argument.
 
-    Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after).
+    Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.
 
     >>> gru = GRU(10, 20, bidirectional=True, reset_gate="before")
     >>> output, h_n = gru(torch.randn(5, 3, 10))
     >>> output.shape, h_n.shape
     (torch.Size([5, 3, 40]), torch.Size([2, 3, 20]))
+    >>> gru = GRU(10, 20, layer_norm=True)
+    >>> gru(torch.randn(5, 3, 10))[0].shape, gru.weight_ln_hh_l0.shape
+    (torch.Size([5, 3, 20]), torch.Size([60]))
     """
 
     reset_gate: Literal["after", "before"] = "after"
@@ -51,10 +59,14 @@ class GRU(Recurrent, torch.nn.GRU):
         super().__init__(*args, **kwargs)
         if reset_gate not in ("after", "before"):
             raise ValueError(f"reset_gate must be 'after' or 'before', got {reset_gate!r}")
+        if reset_gate == "before" and self.layer_norm:
+            raise ValueError("layer_norm must be False with reset_gate = 'before', got True")
         self.reset_gate = reset_gate
 
     @property
     def _cell(self) -> str:
+        if self.layer_norm:
+            return "gru_layer_norm"
         return "gru" if self.reset_gate == "after" else "gru_reset_before"
 
     def extra_repr(self) -> str:

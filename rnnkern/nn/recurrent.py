@@ -101,14 +101,11 @@ class Recurrent(RNNBase):
             for call in directions:
                 if "zoneout" in call and self.training:
                     call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
-            x, *directions = autocast.cast(x, *directions)
-            if self.bidirectional:
-                outputs, final = zip(*recurrence_bidirectional(self._cell, x, *directions), strict=True)
-                x = torch.cat(outputs, dim=-1)
-                finals += final
-            else:
-                x, final = recurrence(self._cell, x, **directions[0])
+            outputs = []
+            for h, final in self._run(x, directions):
+                outputs.append(h)
                 finals.append(final)
+            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
         if len(finals) == 1:
             hidden = tuple(state.unsqueeze(0) for state in finals[0])
         else:
@@ -167,11 +164,7 @@ class Recurrent(RNNBase):
         choices = []
         for directions in self._calls(sequence):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], directions[0]["weight_ih"].shape[1])
-            x, *directions = autocast.cast(x, *directions)
-            if self.bidirectional:
-                choices += recurrence_bidirectional.choose(self._cell, x, *directions)
-            else:
-                choices.append(recurrence.choose(self._cell, x, **directions[0]))
+            choices += self._run(x, directions, recurrence.choose, recurrence_bidirectional.choose)
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -255,6 +248,19 @@ class Recurrent(RNNBase):
             }
             calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
+
+    def _run(self, x: Tensor, directions, one=recurrence, both=recurrence_bidirectional):
+        """What the operator gives for each direction of a layer."""
+        inputs, directions = zip(*self._arguments(x, directions), strict=True)
+        if len(inputs) == 2 and inputs[0] is inputs[1]:
+            return both(self._cell, inputs[0], *directions)
+        calls = enumerate(zip(inputs, directions, strict=True))
+        return [one(self._cell, u, **call, reverse=k == 1) for k, (u, call) in calls]
+
+    def _arguments(self, x: Tensor, directions: list[dict[str, Any]]) -> list[tuple[Tensor, dict[str, Any]]]:
+        """The input and the other arguments of each direction, as the operator takes them."""
+        x, *directions = autocast.cast(x, *directions)
+        return [(x, call) for call in directions]
 
     # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
     # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.

@@ -52,7 +52,8 @@ def recurrence(
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
         bias: b_hh, (G*H,).
         params: the cell's own tensors, in the order of its ``CELLS[cell].params``, each (H,). (lstm_projected's
-            ``weight_hr`` is (P, H); h then has P columns and R is (4*H, P).)
+            ``weight_hr`` is (P, H); h then has P columns and R is (4*H, P). ``weight_ln_hh`` of lstm_layer_norm and
+            gru_layer_norm is (G*H,).)
         batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
         reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
         reverse: run from each sequence's last step to its first.
@@ -60,8 +61,8 @@ def recurrence(
             backward (0 is h-detach, Kanuparthi et al. 2019). A constant: no gradient flows to it.
         save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
             device's default: True on a CPU, False on a GPU. They come back a block of steps at a time.
-        weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here. On a CPU a few steps at a time, inside
-            the kernel, so that u is never there as a whole.
+        weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here, without a norm. On a CPU a few steps at
+            a time, inside the kernel, so that u is never there as a whole.
         bias_ih: b_ih, (G*H,), beside ``weight_ih``.
         zoneout: in [0, 1), for an LSTM of h and of c, or one for both: the probability with which a unit of the state
             keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without one the mean,
@@ -218,7 +219,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     width = _check_params(cell, names, params, hidden)
     if R.dim() == 3:
         heads = R.shape[0]
-        if width != hidden:
+        if cell == "lstm_projected" or CELLS[cell].normalised:
             raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {_shape(R)}")
         if heads == 0 or hidden % heads:
             raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {_shape(R)}")
@@ -322,7 +323,8 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
             )
         return weight.shape[0]
     for k, name in enumerate(names):
-        _check_shape(f"params[{k}]", params[k], f"(H,), the cell's {name},", (hidden,))
+        symbols, size = ("G*H", CELLS[cell].gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
+        _check_shape(f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
     return hidden
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from rnnkern.reference import noise
 
 Product = Callable[..., Tensor]
-"""``product(h, first=0, last=G)``: rows of the gates first..last-1 of ``R h + b_hh``, (B, (last-first)*H)."""
+"""``product(h, first=0, last=G)``: rows of the gates first..last-1 of ``R h + b_hh``, (B, (last-first)*H);
+``product(h, gain=g)``: ``LN(R h; g) + b_hh``, normalised over all G*H."""
 
 
 class Cell(NamedTuple):
@@ -19,8 +20,13 @@ class Cell(NamedTuple):
     step: Callable[..., tuple[Tensor, ...]]  # (u_t, product, state, *params) -> new state
     gates: int  # G, columns of u per hidden unit
     states: int  # 1: (h,); 2: (h, c)
-    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr of lstm_projected, (P, H)
-    joint: bool  # u and the product enter as their sum alone: a bias may stand in either
+    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H) and weight_ln_hh (G*H,)
+    joint: bool  # u and R h enter as their sum alone: a bias may stand in either
+
+    @property
+    def normalised(self) -> bool:
+        """Whether R h is normalised, by the gain that is the first of ``params``; R has then no heads."""
+        return self.params[:1] == ("weight_ln_hh",)
 
 
 CELLS: dict[str, Cell] = {}
@@ -101,6 +107,21 @@ def gru(u, product, state):
     return ((1 - z) * n + z * h,)
 
 
+@_cell(gates=4, states=2, params=("weight_ln_hh", "weight_ln_c", "bias_ln_c"), joint=False)
+def lstm_layer_norm(u, product, state, weight_ln_hh, weight_ln_c, bias_ln_c):
+    """Ba, Kiros and Hinton 2016, eqs. 20-22: c itself is carried, not what h is made of."""
+    h, c = state
+    i, f, g, o = (u + product(h, gain=weight_ln_hh)).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(F.layer_norm(c, c.shape[-1:], weight_ln_c, bias_ln_c)), c
+
+
+@_cell(gates=3, params=("weight_ln_hh",), joint=False)
+def gru_layer_norm(u, product, state, weight_ln_hh):
+    """The GRU above, with the norm of Ba, Kiros and Hinton 2016 on its product."""
+    return gru(u, lambda h: product(h, gain=weight_ln_hh), state)
+
+
 @_cell(gates=3)
 def gru_reset_before(u, product, state):
     """Cho et al. 2014: R's rows of the new gate multiply the state that the reset gate has damped."""
@@ -135,11 +156,13 @@ class _ScaleGradient(torch.autograd.Function):
 def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None) -> Product:
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // gates
 
-    def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
+    def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
         if scale is not None:
             h = _ScaleGradient.apply(h, scale)
         if kept is not None:
             h = h * kept[: h.shape[0]]
+        if gain is not None:
+            return F.layer_norm(F.linear(h, R), gain.shape, gain, bias)
         rows = slice(first * hidden, last * hidden)
         b = None if bias is None else bias[rows]
         if R.dim() == 2:

@@ -1,0 +1,92 @@
+"""The normalised cells against plain loops with torch.nn.functional.layer_norm, and where variances vanish."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rnnkern.ops import recurrence
+from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
+
+CELLS = ("lstm_layer_norm", "gru_layer_norm")
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+KINDS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def loop(cell, u, R, state, bias, params, **_):
+    """All of a call without options."""
+    outputs = []
+    for u_t in u:
+        r = F.layer_norm(F.linear(state[0], R), (R.shape[0],), params[0], bias)
+        if cell == "lstm_layer_norm":
+            i, f, g, o = (u_t + r).chunk(4, 1)
+            c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+            state = torch.sigmoid(o) * torch.tanh(F.layer_norm(c, (c.shape[1],), *params[1:])), c
+        else:
+            H = R.shape[1]
+            r_gate, z = torch.sigmoid(u_t + r)[:, : 2 * H].chunk(2, 1)
+            n = torch.tanh(u_t[:, 2 * H :] + r_gate * r[:, 2 * H :])
+            state = ((1 - z) * n + z * state[0],)
+        outputs.append(state[0])
+    return torch.stack(outputs), state
+
+
+@pytest.mark.parametrize("save_gates", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("hidden", [1, 5, 33])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_plain_loop_gives_the_same(cell, hidden, bias, save_gates):
+    sample = recurrence_sample(cell, 6, 3, hidden, bias=bias, requires_grad=True)
+    kernel = lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates)  # noqa: E731
+    torch.testing.assert_close(outputs_and_gradients(kernel, sample), outputs_and_gradients(loop, sample), **CLOSE)
+
+
+@pytest.mark.parametrize("hidden", [1, 4, 33])
+def test_without_a_product_the_norm_leaves_the_bias_alone(hidden):
+    """Variance 0: the cell is a GRU whose R is zero, and so is the gain's gradient."""
+    _, (cell, u, R, state), kwargs = recurrence_sample("gru_layer_norm", 5, 3, hidden, requires_grad=True)
+    R = torch.zeros_like(R, requires_grad=True)
+    (gain,), bias = kwargs["params"], kwargs["bias"]
+    h, _ = recurrence(cell, u, R, state, bias=bias, params=(gain,))
+    wanted, _ = recurrence("gru", u, R, state, bias=bias)
+    torch.testing.assert_close(h, wanted, **CLOSE)
+    weight = torch.randn_like(h)
+    leaves = u, *state, bias
+    *grads, dgain = torch.autograd.grad((h * weight).sum(), (*leaves, gain))
+    torch.testing.assert_close(tuple(grads), torch.autograd.grad((wanted * weight).sum(), leaves), **CLOSE)
+    assert not dgain.any()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_constant_rows(cell):
+    """All of R h alike, and c too: what remains of a variance is eps."""
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 4, 3, 8)
+    row = torch.randn(1, 8, dtype=R.dtype)
+    R = row.expand_as(R)
+    u = u[..., :1].expand_as(u)
+    state = tuple(s[:, :1].expand_as(s) for s in state)
+    kwargs["bias"] = None
+    kwargs["params"] = tuple(torch.full_like(p, 0.7) for p in kwargs["params"])
+    sample = recurrence_sample(cell, 4, 3, 8)._replace(args=(name, u, R, state), kwargs=kwargs)
+    sample = sample.to(torch.float64, requires_grad=True)
+    actual, wanted = outputs_and_gradients(recurrence, sample), outputs_and_gradients(loop, sample)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-8, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_mean_far_above_the_deviation(cell, dtype):
+    """A variance as the difference of two large sums would be lost."""
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 3, 19, 36)
+    state = (state[0] * 0 + 1, *(s + 30 for s in state[1:]))
+    sample = recurrence_sample(cell)._replace(args=(name, u, R + 2, state), kwargs=kwargs)
+    check_recurrence(recurrence, sample.to(dtype, requires_grad=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_scale_of_a_large_product_does_not_matter(cell, scale):
+    _, (name, u, R, state), kwargs = recurrence_sample(cell, 5, 3, 16)
+    h, _ = recurrence(name, u, 1e6 * R, state, **kwargs)
+    scaled, _ = recurrence(name, u, 1e6 * scale * R, state, **kwargs)
+    torch.testing.assert_close(h, scaled, rtol=1e-6, atol=1e-6)

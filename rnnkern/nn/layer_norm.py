@@ -1,0 +1,59 @@
+"""The option ``layer_norm`` of LSTM and GRU."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter, init
+
+from rnnkern.nn import autocast
+from rnnkern.nn.recurrent import Recurrent
+
+
+class LayerNormed(Recurrent):
+    """Between :class:`Recurrent` and a module that may be normalised: the norms' parameters, and that of the input."""
+
+    layer_norm: bool = False
+
+    def __init__(self, *args, layer_norm: bool = False, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if not isinstance(layer_norm, bool):
+            raise TypeError(f"layer_norm should be of type bool, got: {type(layer_norm).__name__}")
+        for name, plain in (("num_heads", 1), ("proj_size", 0)):
+            if layer_norm and getattr(self, name) != plain:
+                raise ValueError(f"layer_norm must be False with {name} = {getattr(self, name)}, got True")
+        self.layer_norm = layer_norm
+        if layer_norm:
+            for names in self._all_weights:
+                weight_ih = getattr(self, names[0])
+                sizes = {"weight_ln_ih": weight_ih.shape[0], "weight_ln_hh": weight_ih.shape[0]}
+                if self.mode == "LSTM":
+                    sizes |= {"weight_ln_c": self.hidden_size, "bias_ln_c": self.hidden_size}
+                for kind, size in sizes.items():
+                    names.append(names[0].replace("weight_ih", kind))
+                    setattr(self, names[-1], Parameter(weight_ih.new_empty(size)))
+            self._reset_norms()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_norms()
+
+    def _reset_norms(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.startswith(("weight_ln", "bias_ln")):
+                init.constant_(parameter, float(name.startswith("weight")))
+
+    def _arguments(self, x: Tensor, directions: list[dict[str, Any]]) -> list[tuple[Tensor, dict[str, Any]]]:
+        """With u = LN(W x) + b_ih in place of x, W and b_ih."""
+        if not self.layer_norm:
+            return super()._arguments(x, directions)
+        arguments = []
+        for call in directions:
+            gain, *params = call["params"]
+            rest = {name: value for name, value in call.items() if name not in ("weight_ih", "bias_ih")}
+            u = F.layer_norm(F.linear(x, call["weight_ih"]), gain.shape, gain, call["bias_ih"])
+            arguments.append(autocast.cast(u, rest | {"params": tuple(params)}))
+        return arguments
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", layer_norm=True" if self.layer_norm else "")
