@@ -44,4 +44,19 @@ struct Member {
   }
 };
 
+// How many of a team take one of two problems: of an odd number the first has one more.
+inline int half_size(int team, int half) { return (team + 1 - half) / 2; }
+
+// f(half, member) for what the thread of a rank does in a team whose halves, with a barrier each, take a problem each:
+// nobody waits for the other half. One thread alone is each half in turn.
+template <class F>
+void in_halves(int rank, int team, Barrier (&barriers)[2], F f) {
+  if (team == 1) {
+    for (int half = 0; half < 2; ++half) f(half, Member{0, 1, &barriers[half]});
+    return;
+  }
+  const int first = half_size(team, 0), half = rank >= first;
+  f(half, Member{rank - half * first, half_size(team, half), &barriers[half]});
+}
+
 }  // namespace rnnkern

@@ -2,6 +2,7 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "common/reuse.h"
 #include "common/simd_level.h"
 #include "recurrence/call.h"
+#include "recurrence/cpu_team.h"
 #include "recurrence/recurrence.h"
 
 namespace rnnkern {
@@ -41,16 +43,14 @@ const Kernels<S>& kernels() {
   if constexpr (std::is_same_v<S, device::float16>) return level().f16;
 }
 
-// Elements of the weights that every step multiplies by.
-int64_t step_weights(const Call& call) { return call.R.numel() + (call.cell.projected ? call.params[0].numel() : 0); }
+template <class S>
+Kernel<Forward<S>> kernel_of(const Forward<S>&, int place) {
+  return {kernels<S>().forward[place], kernels<S>().forward_room[place]};
+}
 
-// Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
-// core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
-// too where a part of dR for each thread would take too much memory.
-bool split_hidden(const Call& call, int threads) {
-  const int64_t bytes = step_weights(call) * int64_t(call.R.element_size()), batch = call.steps.batch;
-  return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
-         bytes * threads > (int64_t(1) << 28);
+template <class S>
+Kernel<Backward<S>> kernel_of(const Backward<S>&, int place) {
+  return {kernels<S>().backward[place], kernels<S>().backward_room[place]};
 }
 
 // Threads do not survive a fork: a child that found its parent's team in libgomp's books would wait for it for ever. So
@@ -61,36 +61,6 @@ const int at_fork = pthread_atfork(
       if (omp_get_max_threads() > 1) omp_pause_resource_all(omp_pause_soft);
     },
     nullptr, nullptr);
-
-// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
-// has to wake the team for it.
-int team_size(const Call& call) {
-  const int64_t least = call.steps.count == 1 ? 131072 : 32768;
-  const int64_t useful = 1 + call.steps.batch * (step_weights(call) + (call.W ? call.W->numel() : 0)) / least;
-  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
-  return int(useful < most ? useful : most);
-}
-
-// Workspace of a small call: an allocation would be a good part of its time.
-constexpr int64_t small_room = 1 << 16;  // bytes
-alignas(64) thread_local char small_rooms[small_room];
-
-template <class Kernel, class MeasureRoom, class Problem>
-void run(Kernel kernel, MeasureRoom measure_room, Problem& problem, int threads, const Tensor& like) {
-  using T = typename Problem::T;
-  const int64_t elements = measure_room(problem, threads);
-  std::optional<Tensor> room;
-  if (elements * int64_t(sizeof(T)) <= small_room) {
-    problem.room = reinterpret_cast<T*>(small_rooms);
-  } else {
-    room = reusable(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
-    problem.room = write<T>(*room);
-  }
-  if (threads == 1) return kernel(problem, Member{0, 1, nullptr});
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  kernel(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
-}
 
 void count_kernel(const char* direction, const Call& call) {
   count("recurrence/cpu", direction, call.cell.name, name(simd_level()));
@@ -125,8 +95,15 @@ void widen(Call& call) {
   if (call.bias) call.bias = widened<S>(*call.bias);
 }
 
+// A problem that is ready to run, and what makes the operator's results of it when it has. `call` outlives both.
+template <class Problem, class Collect>
+struct Prepared {
+  Problem problem;
+  Collect collect;
+};
+
 template <class S>
-Tensors forward(const Call& call, bool training, bool save_gates) {
+auto forward(const Call& call, bool training, bool save_gates) {
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
   Forward<S> p{};
@@ -155,12 +132,10 @@ Tensors forward(const Call& call, bool training, bool save_gates) {
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  const int threads = team_size(call);
-  p.split_hidden = split_hidden(call, threads);
-  const Kernels<S>& kernels = rnnkern::kernels<S>();
-  run(kernels.forward[call.place], kernels.forward_room[call.place], p, threads, call.u);
-  for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
-  return outputs;
+  return Prepared{p, [&call, outputs]() mutable {
+                    for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
+                    return outputs;
+                  }};
 }
 
 // Which gradients are wanted of those that cost something by themselves.
@@ -170,8 +145,8 @@ struct Needs {
 
 // `call` is widened but for h0.
 template <class S>
-Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
-                 const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
+auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
+              const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
   const CellInfo& cell = call.cell;
@@ -216,8 +191,6 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
   STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
                   "recurrence_backward: wrong `grad_state`");
 
-  const int threads = team_size(call);
-  p.split_hidden = split_hidden(call, threads);
   auto weight_gradient = [&](const OptionalTensor& weight, bool needed, T*& gradient) {
     const Tensor made = needed ? empty_of_sizes(*weight, *weight) : empty(call.u, {0}, wide);
     gradient = needed ? write<T>(made) : nullptr;
@@ -247,18 +220,62 @@ Tensors backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_
     dparams.push_back(empty(call.u, {batch, call.hidden}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
-  const Kernels<S>& kernels = rnnkern::kernels<S>();
-  run(kernels.backward[call.place], kernels.backward_room[call.place], p, threads, call.u);
+  auto collect = [=, &call, kept = std::move(kept)]() mutable {
+    if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
+    for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
+    if (call.cell.projected) outputs.push_back(dW_hr);
+    if (call.W) {
+      outputs.push_back(dW);
+      outputs.push_back(dbias_ih);
+    }
+    for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
+    return outputs;
+  };
+  return Prepared{p, std::move(collect)};
+}
 
-  if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
-  for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
-  if (cell.projected) outputs.push_back(dW_hr);
-  if (call.W) {
-    outputs.push_back(dW);
-    outputs.push_back(dbias_ih);
-  }
-  for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
-  return outputs;
+// Of a list that holds what belongs to the forward direction and then as much of the reverse one: one direction's.
+Tensors half(const Tensors& both, bool reverse) {
+  STD_TORCH_CHECK(both.size() % 2 == 0, "recurrence_bidirectional: a list has ", both.size(), " tensors");
+  const auto middle = both.begin() + both.size() / 2;
+  return reverse ? Tensors(middle, both.end()) : Tensors(both.begin(), middle);
+}
+
+Tensor only(const Tensors& both, bool reverse) {
+  STD_TORCH_CHECK(both.size() == 2, "recurrence_bidirectional: a list has ", both.size(), " tensors, not 2");
+  return both[reverse];
+}
+
+OptionalTensor only(const OptionalTensors& both, bool reverse) {
+  return both && !both->empty() ? OptionalTensor(only(*both, reverse)) : OptionalTensor();
+}
+
+// The calls of both directions over one input.
+std::array<Call, 2> both_calls(const std::string& cell, const Tensor& u, const Tensors& R, const Tensors& state,
+                               const OptionalTensors& bias, const OptionalTensors& params,
+                               const OptionalTensor& batch_sizes, const OptionalTensors& reset,
+                               const Tensors& weight_ih, const OptionalTensors& bias_ih) {
+  const Tensor x = dense(u);
+  auto one = [&](bool reverse) {
+    return Call(cell, x, only(R, reverse), half(state, reverse), only(bias, reverse),
+                half(params.value_or(Tensors()), reverse), batch_sizes, only(reset, reverse), reverse,
+                only(weight_ih, reverse), only(bias_ih, reverse));
+  };
+  return {one(false), one(true)};
+}
+
+template <class P>
+Tensors results_of(const Call& call, P prepared) {
+  run(kernel_of(prepared.problem, call.place), prepared.problem, call);
+  return prepared.collect();
+}
+
+template <class P>
+Tensors results_of_both(const std::array<Call, 2>& calls, P first, P second) {
+  run_both(kernel_of(first.problem, calls[0].place), first.problem, second.problem, calls[0]);
+  Tensors results = first.collect();
+  for (Tensor& x : second.collect()) results.push_back(std::move(x));
+  return results;
 }
 
 }  // namespace
@@ -286,7 +303,7 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
-    return forward<decltype(zero)>(call, training, save_gates);
+    return results_of(call, forward<decltype(zero)>(call, training, save_gates));
   });
 }
 
@@ -302,8 +319,43 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   count_kernel("backward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
-    return backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
-                                    {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
+    return results_of(
+        call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
+                                       {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih}));
+  });
+}
+
+Tensors recurrence_bidirectional_cpu(std::string cell, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
+                                     OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset,
+                                     bool training, bool save_gates, Tensors weight_ih, OptionalTensors bias_ih) {
+  std::array<Call, 2> calls = both_calls(cell, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+  for (const Call& call : calls) count_kernel("forward", call);
+  return by_storage(u, [&](auto zero) {
+    using S = decltype(zero);
+    for (Call& call : calls) widen<S>(call);
+    return results_of_both(calls, forward<S>(calls[0], training, save_gates),
+                           forward<S>(calls[1], training, save_gates));
+  });
+}
+
+Tensors recurrence_bidirectional_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_h_reverse,
+                                              Tensors grad_state, Tensor u, Tensors R, Tensors state,
+                                              OptionalTensors bias, OptionalTensors params, OptionalTensor batch_sizes,
+                                              OptionalTensors reset, Tensors h, Tensors saved, Tensors weight_ih,
+                                              OptionalTensors bias_ih, bool needs_u, bool needs_R, bool needs_bias,
+                                              bool needs_weight_ih, bool needs_bias_ih) {
+  std::array<Call, 2> calls = both_calls(cell, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+  const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
+  for (const Call& call : calls) count_kernel("backward", call);
+  return by_storage(u, [&](auto zero) {
+    using S = decltype(zero);
+    for (Call& call : calls) widen<S>(call);
+    auto one = [&](bool reverse) {
+      return backward<S>(calls[reverse], h0[reverse], reverse ? grad_h_reverse : grad_h, half(grad_state, reverse), {},
+                         only(h, reverse), half(saved, reverse),
+                         {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
+    };
+    return results_of_both(calls, one(false), one(true));
   });
 }
 

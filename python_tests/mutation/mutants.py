@@ -22,6 +22,7 @@ DRAWN = ("python_tests/ops/test_properties.py",)
 DRAWS = named("float64_agrees and (zoneout or dropout)")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
+BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -158,8 +159,11 @@ MUTANTS = [
            ("python_tests/ops/test_checks.py",)),
     Mutant("recurrence/call.h", "0 <= now && now <= before", "true", "the check of batch_sizes",
            ("python_tests/ops/test_checks.py",)),
-    Mutant("recurrence/cpu.cpp", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
+    Mutant("recurrence/cpu_team.h", "elements * int64_t(sizeof(T)) <= small_room", "elements <= small_room",
            "how much the workspace of small calls holds", DRAWN),
+    Mutant("recurrence/cpu_team.h", "second.room = workspace.begin + rooms[0]", "second.room = workspace.begin",
+           "that two problems at once have a workspace each", BOTH),
+    Mutant("common/team.h", "Member{rank - half * first,", "Member{rank,", "a place in half of a team", BOTH),
     Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
            values("lstm")),
     Mutant("recurrence/cpu.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1", "a grad_scale of (T,)",

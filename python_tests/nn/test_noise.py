@@ -33,7 +33,7 @@ def test_training_draws_and_evaluation_takes_the_mean(cls, options):
     assert torch.equal(module(x)[0], module(x)[0])
     call = module._calls(module._check(x, None, None))[0][0]
     assert call["zoneout"] == 0.3
-    wanted, _ = recurrence(u=x, **{**call, "seed": None, "dropout": 0.0})
+    wanted, _ = recurrence(module._cell, x, **{**call, "seed": None, "dropout": 0.0})
     assert torch.equal(module(x)[0], wanted)
     module.zoneout = 0.0
     plain = build(cls, I, H, **options)
@@ -50,7 +50,10 @@ def test_training_is_the_operator_with_the_seeds_that_torch_draws(cls, options):
     seeds = [torch.randint(-(2**63), 2**63 - 1, ()) for _ in range(2)]
     assert seeds[0] != seeds[1]
     calls = module._calls(module._check(x, None, None))[0]
-    wanted = [recurrence(u=x, **call, seed=seed)[0] for call, seed in zip(calls, seeds, strict=True)]
+    wanted = [
+        recurrence(module._cell, x, **call, seed=seed, reverse=reverse)[0]
+        for call, seed, reverse in zip(calls, seeds, (False, True), strict=True)
+    ]
     assert torch.equal(output, torch.cat(wanted, dim=-1))
 
 

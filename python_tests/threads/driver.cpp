@@ -1,9 +1,11 @@
 // The CPU kernels without torch, on std::thread: every cell, forward and backward, alone and by teams of several sizes,
-// sharing out sequences and hidden units. Prints what differs between teams; a thread sanitizer reports what races.
+// sharing out sequences and hidden units, and two problems at once by halves of a team. Prints what differs between
+// teams; a thread sanitizer reports what races.
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "recurrence/cells.h"
@@ -38,98 +40,162 @@ struct Result {
   }
 };
 
-template <class Problem>
-void team(void (*kernel)(const Problem&, Member), int64_t (*measure_room)(const Problem&, int), Problem& problem,
-          int size) {
-  Values room(measure_room(problem, size));
-  problem.room = room.data();
-  Barrier barrier;
+template <class F>
+void on_threads(int size, F f) {
   std::vector<std::thread> others;
-  for (int rank = 1; rank < size; ++rank) {
-    others.emplace_back([&, rank] { kernel(problem, Member{rank, size, &barrier}); });
-  }
-  kernel(problem, Member{0, size, &barrier});
+  for (int rank = 1; rank < size; ++rank) others.emplace_back([&, rank] { f(rank); });
+  f(0);
   for (std::thread& other : others) other.join();
 }
 
-template <class S>
-Result<S> run(const Kernels<S>& kernels, int place, const Options& options, int size, bool split_hidden) {
-  const CellInfo& cell = cell_list[place];
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal;
-  auto draw = [&](int64_t elements, float scale = 1) {
-    Values values(elements);
-    for (float& x : values) x = scale * normal(random);
-    return values;
-  };
-  auto stored = [&](const Values& wide) {
-    std::vector<S> values;
-    for (const float x : wide) values.push_back(device::narrow<S>(x));
-    return values;
-  };
-  std::vector<int64_t> sizes, offsets;
-  int64_t rows = 0;
-  for (int64_t t = 0; t < steps; ++t) {
-    sizes.push_back(options.packed ? batch - t : batch);
-    offsets.push_back(rows);
-    rows += sizes.back();
-  }
-  const int64_t columns = cell.gates * hidden, d = hidden / options.heads;
-  const int64_t width = cell.projected ? projected : hidden, widths[2] = {width, hidden};
-  const int64_t given = options.inside ? inputs : columns;
-  const Values state[2] = {draw(batch * width), draw(batch * hidden)};
-  const std::vector<S> u = stored(draw(rows * given)), grad_h = stored(draw(rows * width)), h0 = stored(state[0]);
-  const Values R = draw(columns * width / options.heads, 0.1f), bias = draw(columns), params = draw(hidden, 0.1f);
-  const Values W = draw(columns * inputs, 0.3f), W_hr = draw(width * hidden, 0.1f);
-  Result<S> result;
-  result.h.resize(rows * width);
-  result.du.resize(rows * given);
-  for (int s = 0; s < 2; ++s) {
-    result.final_state[s].resize(batch * widths[s]);
-    result.dstate[s].resize(batch * widths[s]);
-  }
-  Values cells(rows * hidden), saved(rows * hidden * cell.saved), dR(R.size()), dW(W.size()), dW_hr(W_hr.size());
-  Values dparams(2 * batch * hidden), dbias(columns), dbias_ih(columns);
+template <class Problem>
+struct Kernel {
+  void (*run)(const Problem&, Member);
+  int64_t (*room)(const Problem&, int);
+};
 
-  Forward<S> f{};
-  f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr, false};
-  f.weights = {hidden, width, {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads}, {}, {}, {}};
-  if (options.inside) f.weights.W = {W.data(), nullptr, cell.gates, 1, hidden, inputs};
-  if (cell.projected) f.weights.W_hr = {W_hr.data(), nullptr, 1, 1, width, hidden};
-  f.weights.params[0] = params.data();
-  f.split_hidden = split_hidden;
-  (options.inside ? f.x : f.u) = u.data();
-  f.h = result.h.data();
-  f.cell_states = cell.states > 1 ? cells.data() : nullptr;
-  f.saved = cell.saved && !options.inside ? saved.data() : nullptr;
-  Backward<S> b{};
-  b.steps = f.steps;
-  b.weights = f.weights;
-  b.split_hidden = split_hidden;
-  b.u = f.u;
-  b.x = f.x;
-  b.h0 = h0.data();
-  b.c0 = state[1].data();
-  b.h = f.h;
-  b.cell_states = f.cell_states;
-  b.saved = f.saved;
-  b.grad_h = grad_h.data();
-  (options.inside ? b.dx : b.du) = result.du.data();
-  b.dbias = dbias.data();
-  b.dbias_ih = cell.joint ? nullptr : dbias_ih.data();
-  b.dR = dR.data();
-  b.dW = options.inside ? dW.data() : nullptr;
-  b.dW_hr = cell.projected ? dW_hr.data() : nullptr;
-  b.dparams[0] = dparams.data();
-  for (int s = 0; s < cell.states; ++s) {
-    f.state[s] = state[s].data();
-    f.final_state[s] = result.final_state[s].data();
-    b.dstate[s] = result.dstate[s].data();
-  }
-  team(kernels.forward[place], kernels.forward_room[place], f, size);
-  team(kernels.backward[place], kernels.backward_room[place], b, size);
-  return result;
+template <class Problem>
+void team(Kernel<Problem> kernel, Problem& problem, int size) {
+  Values room(kernel.room(problem, size));
+  problem.room = room.data();
+  Barrier barrier;
+  on_threads(size, [&](int rank) { kernel.run(problem, Member{rank, size, &barrier}); });
 }
+
+template <class Problem>
+void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int size) {
+  Problem* const problems[] = {&first, &second};
+  Values rooms[2];
+  for (const int half : {0, 1}) {
+    rooms[half].resize(kernel.room(*problems[half], size == 1 ? 1 : half_size(size, half)));
+    problems[half]->room = rooms[half].data();
+  }
+  Barrier barriers[2];
+  on_threads(size, [&](int rank) {
+    in_halves(rank, size, barriers, [&](int half, Member me) { kernel.run(*problems[half], me); });
+  });
+}
+
+// Forward and backward of one direction, with all that they point to.
+template <class S>
+struct Direction {
+  std::vector<int64_t> sizes, offsets;
+  Values state[2], R, bias, params, W, W_hr, cells, saved, dR, dW, dW_hr, dparams, dbias, dbias_ih;
+  std::vector<S> u, grad_h, h0;
+  Result<S> result;
+  Forward<S> forward{};
+  Backward<S> backward{};
+
+  Direction(const Direction&) = delete;
+
+  Direction(const CellInfo& cell, const Options& options, bool split_hidden, bool reverse) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    auto draw = [&](int64_t elements, float scale = 1) {
+      Values values(elements);
+      for (float& x : values) x = scale * normal(random);
+      return values;
+    };
+    auto stored = [&](const Values& wide) {
+      std::vector<S> values;
+      for (const float x : wide) values.push_back(device::narrow<S>(x));
+      return values;
+    };
+    int64_t rows = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+      sizes.push_back(options.packed ? batch - t : batch);
+      offsets.push_back(rows);
+      rows += sizes.back();
+    }
+    const int64_t columns = cell.gates * hidden, d = hidden / options.heads;
+    const int64_t width = cell.projected ? projected : hidden, widths[2] = {width, hidden};
+    const int64_t given = options.inside ? inputs : columns;
+    for (int s = 0; s < 2; ++s) {
+      state[s] = draw(batch * widths[s]);
+      result.final_state[s].resize(batch * widths[s]);
+      result.dstate[s].resize(batch * widths[s]);
+    }
+    u = stored(draw(rows * given));
+    grad_h = stored(draw(rows * width));
+    h0 = stored(state[0]);
+    R = draw(columns * width / options.heads, 0.1f);
+    bias = draw(columns);
+    params = draw(hidden, 0.1f);
+    W = draw(columns * inputs, 0.3f);
+    W_hr = draw(width * hidden, 0.1f);
+    result.h.resize(rows * width);
+    result.du.resize(rows * given);
+    cells.resize(rows * hidden);
+    saved.resize(rows * hidden * cell.saved);
+    dR.resize(R.size());
+    dW.resize(W.size());
+    dW_hr.resize(W_hr.size());
+    dparams.resize(2 * batch * hidden);
+    dbias.resize(columns);
+    dbias_ih.resize(columns);
+
+    Forward<S>& f = forward;
+    f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr,
+               reverse};
+    f.weights.hidden = hidden;
+    f.weights.width = width;
+    f.weights.R = {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads};
+    if (options.inside) f.weights.W = {W.data(), nullptr, cell.gates, 1, hidden, inputs};
+    if (cell.projected) f.weights.W_hr = {W_hr.data(), nullptr, 1, 1, width, hidden};
+    f.weights.params[0] = params.data();
+    f.split_hidden = split_hidden;
+    (options.inside ? f.x : f.u) = u.data();
+    f.h = result.h.data();
+    f.cell_states = cell.states > 1 ? cells.data() : nullptr;
+    f.saved = cell.saved && !options.inside ? saved.data() : nullptr;
+    Backward<S>& b = backward;
+    b.steps = f.steps;
+    b.weights = f.weights;
+    b.split_hidden = split_hidden;
+    b.u = f.u;
+    b.x = f.x;
+    b.h0 = h0.data();
+    b.c0 = state[1].data();
+    b.h = f.h;
+    b.cell_states = f.cell_states;
+    b.saved = f.saved;
+    b.grad_h = grad_h.data();
+    (options.inside ? b.dx : b.du) = result.du.data();
+    b.dbias = dbias.data();
+    b.dbias_ih = cell.joint ? nullptr : dbias_ih.data();
+    b.dR = dR.data();
+    b.dW = options.inside ? dW.data() : nullptr;
+    b.dW_hr = cell.projected ? dW_hr.data() : nullptr;
+    b.dparams[0] = dparams.data();
+    for (int s = 0; s < cell.states; ++s) {
+      f.state[s] = state[s].data();
+      f.final_state[s] = result.final_state[s].data();
+      b.dstate[s] = result.dstate[s].data();
+    }
+  }
+};
+
+template <class S>
+struct Runs {
+  Kernel<Forward<S>> forward;
+  Kernel<Backward<S>> backward;
+  const CellInfo& cell;
+  Options options;
+
+  Result<S> one(int size, bool split_hidden, bool reverse) const {
+    Direction<S> direction(cell, options, split_hidden, reverse);
+    team(forward, direction.forward, size);
+    team(backward, direction.backward, size);
+    return direction.result;
+  }
+
+  std::pair<Result<S>, Result<S>> both(int size, bool split_hidden) const {
+    Direction<S> first(cell, options, split_hidden, false), second(cell, options, split_hidden, true);
+    team_of_both(forward, first.forward, second.forward, size);
+    team_of_both(backward, first.backward, second.backward, size);
+    return {first.result, second.result};
+  }
+};
 
 template <class S>
 int compare(const Kernels<S>& kernels, const char* storage) {
@@ -138,14 +204,21 @@ int compare(const Kernels<S>& kernels, const char* storage) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
       const Options own = {cell.projected ? 1 : options.heads, options.packed, options.inside};
-      const Result<S> alone = run(kernels, int(place), own, 1, false);
-      for (const int size : {2, 3, 5}) {
-        for (const bool split_hidden : {false, true}) {
-          if (run(kernels, int(place), own, size, split_hidden) == alone) continue;
-          std::printf("%s %s: heads %d, packed %d, inside %d: a team of %d differs, split_hidden %d\n", cell.name,
-                      storage, int(own.heads), own.packed, own.inside, size, split_hidden);
-          ++wrong;
-        }
+      const Runs<S> runs = {{kernels.forward[place], kernels.forward_room[place]},
+                            {kernels.backward[place], kernels.backward_room[place]},
+                            cell,
+                            own};
+      const std::pair<Result<S>, Result<S>> alone = {runs.one(1, false, false), runs.one(1, false, true)};
+      auto expect = [&](bool same, const char* what, int size, bool split_hidden) {
+        if (same) return;
+        std::printf("%s %s: heads %d, packed %d, inside %d: %s a team of %d differs, split_hidden %d\n", cell.name,
+                    storage, int(own.heads), own.packed, own.inside, what, size, split_hidden);
+        ++wrong;
+      };
+      for (const bool split_hidden : {false, true}) {
+        for (const int size : {2, 3, 5})
+          expect(runs.one(size, split_hidden, false) == alone.first, "", size, split_hidden);
+        for (const int size : {1, 2, 5}) expect(runs.both(size, split_hidden) == alone, "both by", size, split_hidden);
       }
     }
   }

@@ -8,19 +8,22 @@ from torch import Tensor
 from torch.nn import RNNBase
 
 
-def cast(call: dict[str, Any]) -> dict[str, Any]:
-    """The operator's arguments in autocast's dtype where it is on, as torch.nn's weights and state are."""
-    device, dtype = call["u"].device.type, call["u"].dtype
-    if not torch.is_autocast_enabled(device) or dtype == torch.float64:
-        return call
+def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
+    """The input and the operator's other arguments, of one direction or two, in autocast's dtype where it is on, as
+    torch.nn's weights and state are."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x, *calls
     dtype = torch.get_autocast_dtype(device)
 
     def to(value):
         if isinstance(value, tuple):
             return tuple(map(to, value))
+        if isinstance(value, dict):
+            return {name: to(item) for name, item in value.items()}
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    return {name: to(value) for name, value in call.items()}
+    return to((x, *calls))
 
 
 def cast_results(

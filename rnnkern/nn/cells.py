@@ -71,12 +71,11 @@ class RecurrentCell(RNNCellBase):
             "weight_ih": self.weight_ih,
             "bias_ih": self.bias_ih,
         }
-        call = autocast.cast({"u": x, **call})
-        x = call["u"]
+        x, call = autocast.cast(x, call)
         for t in (call["weight_ih"], call["R"], *call["state"]):
             if t.dtype != x.dtype or t.device != x.device:
                 super().forward(input, hx)  # raises
-        return call
+        return {"u": x, **call}
 
     def _fits(self, input, state, states: int, wanted: tuple[int, ...]) -> bool:
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size or self._cell not in CELLS:

@@ -9,7 +9,7 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.ops import Choice, recurrence
+from rnnkern.ops import Choice, recurrence, recurrence_bidirectional
 from rnnkern.ops.recurrence import step
 
 
@@ -98,14 +98,17 @@ class Recurrent(RNNBase):
         for layer, directions in enumerate(self._calls(sequence)):
             if layer > 0:
                 x = F.dropout(x, self.dropout, self.training)
-            outputs = []
             for call in directions:
                 if "zoneout" in call and self.training:
                     call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
-                h, final = recurrence(**autocast.cast({"u": x, **call}))
-                outputs.append(h)
+            x, *directions = autocast.cast(x, *directions)
+            if self.bidirectional:
+                outputs, final = zip(*recurrence_bidirectional(self._cell, x, *directions), strict=True)
+                x = torch.cat(outputs, dim=-1)
+                finals += final
+            else:
+                x, final = recurrence(self._cell, x, **directions[0])
                 finals.append(final)
-            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
         if len(finals) == 1:
             hidden = tuple(state.unsqueeze(0) for state in finals[0])
         else:
@@ -163,9 +166,12 @@ class Recurrent(RNNBase):
         sequence = self._check(input, hx, reset)
         choices = []
         for directions in self._calls(sequence):
-            for call in directions:
-                x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], call["weight_ih"].shape[1])
-                choices.append(recurrence.choose(**autocast.cast({"u": x, **call})))
+            x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], directions[0]["weight_ih"].shape[1])
+            x, *directions = autocast.cast(x, *directions)
+            if self.bidirectional:
+                choices += recurrence_bidirectional.choose(self._cell, x, *directions)
+            else:
+                choices.append(recurrence.choose(self._cell, x, **directions[0]))
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -221,7 +227,7 @@ class Recurrent(RNNBase):
         return reset.transpose(0, 1) if self.batch_first else reset
 
     def _calls(self, sequence: _Sequence) -> list[list[dict[str, Any]]]:
-        """The operator's arguments, all but the input: per layer, for each direction."""
+        """The operator's arguments, but for cell, input and direction: per layer, for each direction."""
         _, state, batch_sizes, reset = sequence
         masks = [reset, reset]
         if reset is not None and self.bidirectional:
@@ -237,7 +243,6 @@ class Recurrent(RNNBase):
             weight_ih, weight_hh, *rest = [getattr(self, name) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
             arguments = {
-                "cell": self._cell,
                 "weight_ih": weight_ih,
                 "bias_ih": bias_ih,
                 "R": weight_hh,
@@ -246,7 +251,6 @@ class Recurrent(RNNBase):
                 "params": tuple(rest[2:] if self.bias else rest),
                 "batch_sizes": batch_sizes,
                 "reset": masks[k % directions],
-                "reverse": k % directions == 1,
                 **noise,
             }
             calls.append(arguments)

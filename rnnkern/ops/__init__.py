@@ -2,5 +2,6 @@
 
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.recurrence import recurrence
+from rnnkern.ops.recurrence_pair import recurrence_bidirectional
 
-__all__ = ["Choice", "explain", "recurrence", "use"]
+__all__ = ["Choice", "explain", "recurrence", "recurrence_bidirectional", "use"]

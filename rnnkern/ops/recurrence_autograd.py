@@ -103,15 +103,8 @@ class Recurrence(torch.autograd.Function):
         grads = (grad_h, *grad_rest[: ctx.states])
         if all(g is None for g in grads):
             return (None,) * (5 + ctx.inputs)
-        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[5:10]
-        wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
-        backward = RecurrenceBackward.apply if transformed() else RecurrenceBackward.forward
-        du, dR, dbias, *rest = backward(ctx.cell, ctx.reverse, wanted, ctx.states, ctx.rates, *tensors, *grads)
-        dweight_ih = dbias_ih = None
-        if tensors[1] is not None:
-            *rest, dweight_ih, dbias_ih = rest
-        first = (du, dweight_ih, dbias_ih, dR, dbias)
-        first = (d if need else None for d, need in zip(first, needs, strict=True))
+        needs = ctx.needs_input_grad[5:10]
+        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, ctx.saved_tensors, needs, grads)
         return (*[None] * 5, *first, *[None] * 4, *rest)
 
     @staticmethod
@@ -123,6 +116,23 @@ class _RecurrenceOfDuals(Recurrence):
     """Apart, since the compiler takes no Function that has a jvp."""
 
     jvp = staticmethod(_no_forward_mode)
+
+
+def gradients(cell, reverse, states, rates, tensors, needs, grads):
+    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params)."""
+    wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
+    backward = RecurrenceBackward.apply if transformed() else RecurrenceBackward.forward
+    return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
+
+
+def in_order(results, needs, projected):
+    """What the operator of the backward returns, as :func:`gradients` has it."""
+    du, dR, dbias, *rest = results
+    dweight_ih = dbias_ih = None
+    if projected:
+        *rest, dweight_ih, dbias_ih = rest
+    first = (du, dweight_ih, dbias_ih, dR, dbias)
+    return [d if need else None for d, need in zip(first, needs, strict=True)], rest
 
 
 class RecurrenceBackward(torch.autograd.Function):
