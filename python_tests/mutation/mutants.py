@@ -208,7 +208,7 @@ MUTANTS = [
            "the step whose resets are read", interpreted("stepwise and reset and tanh")),
     Mutant("recurrence/cuda_noise.h", "unit - word * part", "unit", "which unit a draw is for",
            interpreted("stepwise and zoneout and tanh")),
-    Mutant("recurrence/step.h", "if constexpr (noisy) return drop(p.noise, index, grad);", "",
+    Mutant("recurrence/step.h", "seen(scale(p.finished) *", "(scale(p.finished) *",
            "dropout of what flows back through R", interpreted("stepwise and dropout and tanh")),
     Mutant("recurrence/step.h", "next[0] = p.candidates[(p.row + b) * hidden + column]", "next[0] = next[0]",
            "h before zoneout took the mean", interpreted("stepwise and mean and tanh")),
