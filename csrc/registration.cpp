@@ -28,13 +28,14 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   // No `params` are None: AOTInductor passes an empty list as None.
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
-      "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None) -> "
-      "Tensor[]");
+      "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
+      "float zoneout_h=0., float zoneout_c=0., float dropout=0., Tensor? seed=None) -> Tensor[]");
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
-      "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
+      "bool needs_weight_ih, bool needs_bias_ih, float zoneout_h, float zoneout_c, float dropout, Tensor? seed) -> "
+      "Tensor[]");
   // Lists hold the forward direction's tensors and then as many of the reverse one.
   m.def(
       "recurrence_bidirectional(str cell, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "

@@ -44,34 +44,55 @@ class Layer(NamedTuple):
         return self._replace(weights=weights, params=tuple(map(change, self.params)))
 
 
-def operator(layer: Layer, x: Tensor, save_gates: bool | None = None):
+class Noise(NamedTuple):
+    """Zoneout of every state, and dropout."""
+
+    zoneout: float
+    dropout: float
+    seed: Tensor
+
+    def drawn(self, layer: Layer, x: Tensor, steps: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Beforehand: for each step and state, which units keep their old value, and the mask of R's operand."""
+        state = layer.state(x)
+        kept = [
+            tuple(reference.noise.hits(self.seed, self.zoneout, k, t, s) for k, s in enumerate(state))
+            for t in range(steps)
+        ]
+        return kept, reference.noise.dropout_mask(self.seed, self.dropout, state[0])
+
+
+def operator(layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noise | None = None):
     W, R, b_ih, b_hh = (layer.weights.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     return recurrence(
         layer.cell, x, R, layer.state(x), bias=b_hh, params=layer.params, weight_ih=W, bias_ih=b_ih,
-        batch_sizes=layer.batch_sizes, save_gates=save_gates,
+        batch_sizes=layer.batch_sizes, save_gates=save_gates, **({} if noise is None else noise._asdict()),
     )  # fmt: skip
 
 
-def loop(layer: Layer, x: Tensor):
-    """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go."""
+def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor] | None = None):
+    """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go.
+    ``drawn`` as of :class:`Noise`, for which it pays nothing but their use."""
     cell = reference.CELLS[layer.cell]
-    product = product_of(layer)
+    product = product_of(layer, None if drawn is None else drawn[1])
     u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
     state, outputs, finished = layer.state(x), [], []
-    for u_t in u.unbind(0) if layer.batch_sizes is None else u.split(layer.batch_sizes.tolist()):
+    for t, u_t in enumerate(u.unbind(0) if layer.batch_sizes is None else u.split(layer.batch_sizes.tolist())):
         n = u_t.shape[0]
         if n < state[0].shape[0]:
             finished.append([s[n:] for s in state])
             state = tuple(s[:n] for s in state)
-        state = cell.step(u_t, product, state, *layer.params)
+        new = cell.step(u_t, product, state, *layer.params)
+        if drawn is not None:
+            new = tuple(torch.where(kept[:n], *pair) for kept, *pair in zip(drawn[0][t], state, new, strict=True))
+        state = new
         outputs.append(state[0])
     if finished:
         state = tuple(torch.cat([s, *reversed(rest)]) for s, *rest in zip(state, *finished, strict=True))
     return (torch.stack(outputs) if layer.batch_sizes is None else torch.cat(outputs)), state
 
 
-def product_of(layer: Layer) -> Callable[..., Tensor]:
-    """Gates first..last-1 of ``R h + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D)."""
+def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor]:
+    """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D)."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
     gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
 
@@ -85,6 +106,8 @@ def product_of(layer: Layer) -> Callable[..., Tensor]:
         if (first, last) not in cuts:
             cuts[first, last] = cut(first, last)
         weight, bias = cuts[first, last]
+        if mask is not None:
+            h = h * mask[: h.shape[0]]
         if R.dim() == 2:
             return F.linear(h, weight, bias)
         r = torch.bmm(h.unflatten(1, (-1, width)).transpose(0, 1), weight)  # (K, B, gates*D)

@@ -20,7 +20,7 @@ import rnnkern.nn
 from perf import harness, record
 from perf.floors import floors
 from perf.harness import OURS, Case, Effort, NoKernel, Problem
-from perf.providers import Layer, Provider, compiled, loop, of_function, of_module, operator, weights_of
+from perf.providers import Layer, Noise, Provider, compiled, loop, of_function, of_module, operator, weights_of
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -56,6 +56,12 @@ class Options(NamedTuple):
     with_operator: bool = False  # where a module is measured
     layers: int = 1
     directions: int = 1
+    zoneout: float = 0.0  # of every state
+    dropout: float = 0.0
+
+    @property
+    def noisy(self) -> bool:
+        return self.zoneout + self.dropout > 0
 
     @property
     def stacked(self) -> bool:
@@ -65,6 +71,7 @@ class Options(NamedTuple):
     def label(self) -> str:
         words = ["packed" if self.packed else "dense"]
         words += [f"{n} {what}" for n, what in ((self.layers, "layers"), (self.directions, "directions")) if n > 1]
+        words += [f"{what} {rate:g}" for what, rate in (("zoneout", self.zoneout), ("dropout", self.dropout)) if rate]
         return ", ".join(words)
 
 
@@ -76,7 +83,10 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
     x = torch.randn(*rows, size, dtype=dtype, requires_grad=True)
 
     providers, training_only, absent = {}, {}, {}
-    if cell in MODULES:
+    run = functools.partial(operator, noise=Noise(options.zoneout, options.dropout, torch.tensor(seed)))
+    if not options.noisy:
+        run = operator
+    if cell in MODULES and not options.noisy:
         theirs, ours, keywords = MODULES[cell]
         keywords = keywords | {"num_layers": options.layers, "bidirectional": options.directions == 2, "dtype": dtype}
         peer, mine = (make(size, size, **keywords) for make in (theirs, ours))
@@ -85,7 +95,7 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         providers |= {OURS: of_module(mine, batch_sizes), "torch.nn": of_module(peer, batch_sizes)}
     else:
         layer = draw_layer(cell, batch, batch_sizes, size, dtype)
-        providers[OURS] = of_function(operator, layer)
+        providers[OURS] = of_function(run, layer)
     refuse_reference(layer, x)
     grad_h = torch.randn(*rows, layer.width * options.directions, dtype=dtype)
 
@@ -93,9 +103,12 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         naive = without_onednn(of_module(peer, batch_sizes))
         exact = of_module(copy.deepcopy(peer).double(), batch_sizes)
     else:
-        naive = of_function(loop, layer)
-        exact = of_function(loop, layer.map(lambda w: w.detach().double().requires_grad_()))
-        if options.with_loop or cell not in MODULES:
+        by_loop = loop
+        if options.noisy:
+            by_loop = functools.partial(loop, drawn=run.keywords["noise"].drawn(layer, x, steps))
+        naive = of_function(by_loop, layer)
+        exact = of_function(by_loop, layer.map(lambda w: w.detach().double().requires_grad_()))
+        if options.with_loop or options.noisy or cell not in MODULES:
             providers["loop"] = naive
         if options.with_compiled and steps <= COMPILED_STEPS:
             try:
@@ -106,7 +119,7 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         if options.with_operator and cell in MODULES:
             providers[OPERATOR] = of_function(operator, layer)
         if KERNEL_CELLS[cell]["saved"]:
-            training_only[RECOMPUTED] = of_function(functools.partial(operator, save_gates=False), layer)
+            training_only[RECOMPUTED] = of_function(functools.partial(run, save_gates=False), layer)
 
     return Problem(
         calls={
@@ -216,6 +229,10 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     )
     parser.add_argument("--layers", type=int, default=1, help="more than one: of the cells that torch.nn has")
     parser.add_argument("--bidirectional", action="store_true", help="two directions: of the cells that torch.nn has")
+    parser.add_argument(
+        "--zoneout", type=float, default=0.0, metavar="RATE", help="of every state; over the loop alone"
+    )
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of what R multiplies; likewise")
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     device = torch.device("cpu")
@@ -224,8 +241,11 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
     command = shlex.join(["python", "-m", "perf.recurrence", *argv])
     options = Options(
-        chosen.packed, chosen.loop, chosen.compiled, layers=chosen.layers, directions=1 + chosen.bidirectional
-    )
+        chosen.packed, chosen.loop, chosen.compiled, layers=chosen.layers, directions=1 + chosen.bidirectional,
+        zoneout=chosen.zoneout, dropout=chosen.dropout,
+    )  # fmt: skip
+    if options.noisy and options.stacked:
+        parser.error("--zoneout and --dropout are measured in one layer and direction")
     todo = cases(chosen.cells, shapes, chosen.dtype, **options._asdict())
     if not todo:
         parser.error(f"with --layers and --bidirectional, --cells must name some of {', '.join(MODULES)}")

@@ -27,9 +27,9 @@ Record = dict[str, str]
 
 
 def newest(rows: Sequence[Record]) -> list[Record]:
-    """Of the rows that measure the same, the last one appended; float32 alone."""
-    sames = ("case", "cell", "shape", "direction", "provider")
-    return list({tuple(row[name] for name in sames): row for row in rows if row["dtype"] == "float32"}.values())
+    """Of the rows that measure the same, the last one appended."""
+    sames = ("case", "cell", "shape", "direction", "provider", "dtype")
+    return list({tuple(row[name] for name in sames): row for row in rows}.values())
 
 
 def where(rows: Sequence[Record], **wanted: str) -> list[Record]:
@@ -101,14 +101,15 @@ class Table(NamedTuple):
     chosen: Callable[[Sequence[Record]], Sequence[Record]]  # from all rows, those that it shows
     shown: Callable[[Sequence[Record]], str]
     about: str
+    dtype: str = "float32"
 
     def text(self, rows: Sequence[Record]) -> str:
         """With a caption; says so if nothing was measured."""
-        if not (rows := self.chosen(rows)):
+        if not (rows := self.chosen(where(rows, dtype=self.dtype))):
             return "*Not measured yet.*"
         last, commits = max(rows, key=lambda row: row["date"]), dict.fromkeys(row["commit"] for row in rows)
         facts = f"{last['device']}, {last['threads']} threads, {last['simd']}, PyTorch {last['torch']}"
-        return f"{self.shown(rows)}\n\n*{self.about} Float32; {facts}, commit {', '.join(commits)}.*"
+        return f"{self.shown(rows)}\n\n*{self.about} {self.dtype.title()}; {facts}, commit {', '.join(commits)}.*"
 
 
 def peers(rows: Sequence[Record], case: str = "dense") -> list[Record]:
@@ -214,7 +215,13 @@ TABLES = {
         f"interleaved pairs; {LOSSES}",
     ),
     "dense": Table(peers, times_faster, f"Times faster; columns are T, B, N; {LOSSES}"),
+    "bfloat16": Table(peers, times_faster, f"Times faster; {LOSSES}", "bfloat16"),
     "floor": Table(of_floor, floor, "Time over that of the products that no implementation avoids."),
+    "noise": Table(
+        lambda rows: [row for row in where(rows, provider="loop") if "zoneout" in row["case"]],
+        times_faster,
+        f"Times faster than the loop over time, whose draws were made before; {LOSSES}",
+    ),
     "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
     "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
     "recomputed": Table(

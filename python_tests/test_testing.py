@@ -352,6 +352,10 @@ def test_samples_have_the_shapes_that_the_operator_documents(cell, options):
     assert kwargs["reverse"] == options.get("reverse", False)
     assert ("weight_ih" in kwargs) == ("inputs" in options)
     assert "inputs" not in options or kwargs["weight_ih"].shape == (gates * H, columns)
+    zoneout, dropout = options.get("zoneout", 0.0), options.get("dropout", 0.0)
+    assert kwargs.get("zoneout", (0.0, 0.0)[:states]) == (zoneout, zoneout / 2)[:states]
+    assert kwargs.get("dropout", 0.0) == dropout
+    assert ("seed" in kwargs) == (zoneout + dropout > 0 and options.get("drawn", True))
     reference.recurrence(name, u, R, state, **kwargs)
 
 

@@ -19,6 +19,14 @@ from rnnkern.ops.recurrence import DTYPES
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}
 TORCHS = {ours: torchs for torchs, ours in OURS.items()}
+KNOWN = {
+    "num_heads": (1,),
+    "reset_gate": ("after",),
+    "nonlinearity": ("tanh", "relu"),
+    "zoneout": (0, (0, 0)),
+    "recurrent_dropout": (0,),
+}
+"""Values of rnnkern's options that are torch.nn's way."""
 
 
 class Replaced(NamedTuple):
@@ -85,7 +93,8 @@ def restore(model: Module) -> Report:
     """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
 
     So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
-    unless it has what torch.nn has not: ``num_heads``, ``reset_gate="before"``, other nonlinearities.
+    unless it has what torch.nn has not: ``num_heads``, ``reset_gate="before"``, other nonlinearities, zoneout,
+    recurrent dropout.
 
     Args:
         model: as for :func:`replace`.
@@ -135,7 +144,7 @@ def _why_not_ours(module: Module, cls: type) -> str | None:
 def _why_not_torchs(module: Module, cls: type) -> str | None:
     if not isinstance(module, (Recurrent, RecurrentCell)):
         return None
-    for name, known in (("num_heads", (1,)), ("reset_gate", ("after",)), ("nonlinearity", ("tanh", "relu"))):
+    for name, known in KNOWN.items():
         value = getattr(module, name, known[0])
         if value not in known:
             return f"torch.nn has no {name}={value!r}"

@@ -89,6 +89,11 @@ class Sample(NamedTuple):
         rest += [self.kwargs.get("weight_ih"), self.kwargs.get("bias_ih")]
         return [x for x in (u, R, *state, *rest) if x is not None]
 
+    def noise(self) -> tuple[Any, ...]:
+        """(zoneout of h, zoneout of c, dropout, seed), as the operator takes them."""
+        rates = (*self.kwargs.get("zoneout", ()), 0.0, 0.0)
+        return (*rates[:2], self.kwargs.get("dropout", 0.0), self.kwargs.get("seed"))
+
     def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
         """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
 
@@ -129,6 +134,18 @@ RECURRENCE_OPTIONS = {
     "weight_ih": {"inputs": 5},
     "packed-reset-reverse-heads-weight_ih": {"inputs": 3, "packed": True, "reset": True, "reverse": True, "heads": 2},
     "no bias-weight_ih": {"inputs": 3, "bias": False},
+    "zoneout": {"zoneout": 0.3},
+    "zoneout-mean": {"zoneout": 0.3, "drawn": False},
+    "dropout": {"dropout": 0.4},
+    "packed-reset-reverse-heads-weight_ih-zoneout-dropout": {
+        "packed": True,
+        "reset": True,
+        "reverse": True,
+        "heads": 2,
+        "inputs": 3,
+        "zoneout": 0.2,
+        "dropout": 0.3,
+    },
 }
 
 
@@ -145,6 +162,9 @@ def recurrence_sample(
     reverse: bool = False,
     grad_scale: int = 0,
     inputs: int = 0,
+    zoneout: float = 0.0,
+    dropout: float = 0.0,
+    drawn: bool = True,
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
 ) -> Sample:
@@ -155,6 +175,7 @@ def recurrence_sample(
         bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
         inputs: I, with ``weight_ih`` and, where ``bias`` is, ``bias_ih``; 0 for a call that is given ``u``.
+        zoneout, dropout: their rates; half of the first for c. ``drawn``: whether there is a seed.
     """
     _, gates, states, *_ = CELLS[cell]
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
@@ -189,6 +210,12 @@ def recurrence_sample(
         kwargs["reset"] = torch.rand(steps, batch) < 0.3
     if grad_scale:
         kwargs["grad_scale"] = torch.rand((steps, batch)[:grad_scale]).to(dtype)
+    if zoneout:
+        kwargs["zoneout"] = (zoneout, zoneout / 2)[:states]
+    if dropout:
+        kwargs["dropout"] = dropout
+    if (zoneout or dropout) and drawn:
+        kwargs["seed"] = torch.randint(-(2**63), 2**63 - 1, ())
     return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
 
 

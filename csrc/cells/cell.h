@@ -17,7 +17,7 @@
 //   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, gives operand again
 //
 // and where h is projected:
-//   unprojected(save, next)                                      what W_hr multiplies, again
+//   unprojected(save, old)                                       what W_hr multiplies, again
 //
 // Arrays hold one value per gate, state, parameter or saved quantity. No torch and no CUDA headers here.
 #pragma once

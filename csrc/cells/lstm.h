@@ -20,9 +20,9 @@ struct Lstm : CellFacts<4, 4, 2, 0, 4, true> {
   }
 
   template <class V>
-  RNNKERN_CELL void backward(const V* save, const V* old, const V* next, const V*, V* grad, V* du, V* dr, V*) {
+  RNNKERN_CELL void backward(const V* save, const V* old, const V*, const V*, V* grad, V* du, V* dr, V*) {
     const V i = save[0], f = save[1], g = save[2], o = save[3];
-    const V t = tanh(next[1]);
+    const V t = tanh(f * old[1] + i * g);
     const V dc = grad[1] + grad[0] * o * (V(1) - t * t);
     du[0] = dr[0] = dc * g * i * (V(1) - i);
     du[1] = dr[1] = dc * old[1] * f * (V(1) - f);

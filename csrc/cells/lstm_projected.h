@@ -12,8 +12,8 @@ struct LstmProjected : Lstm {
 
   // What W_hr multiplies.
   template <class V>
-  RNNKERN_CELL V unprojected(const V* save, const V* next) {
-    return save[3] * tanh(next[1]);
+  RNNKERN_CELL V unprojected(const V* save, const V* old) {
+    return save[3] * tanh(save[1] * old[1] + save[0] * save[2]);
   }
 };
 

@@ -33,11 +33,12 @@ struct Call {
   CellInfo cell;
   Tensor u, R;  // u is the input itself where W is given
   Tensors state, params;
-  OptionalTensor bias, batch_sizes, reset, W, bias_ih;
+  OptionalTensor bias, batch_sizes, reset, W, bias_ih, seed;
   ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
   Device device;
   Tensor offsets;  // kept alive for `steps`
   Steps steps;
+  Noise noise{};
   int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
   bool packed;
 
@@ -113,6 +114,14 @@ struct Call {
                     x.numel());
     return dense(x);
   }
+
+  void set_noise(double zoneout_h, double zoneout_c, double dropout, const OptionalTensor& seed_) {
+    if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
+    noise = {{zoneout_h, zoneout_c}, seed ? dropout : 0, seed ? read<int64_t>(*seed) : nullptr};
+  }
+
+  // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.
+  bool keeps_candidates() const { return !seed && noise.zoneout[0] > 0 && cell.saved == 0; }
 
   // Of (rows, columns) in the shape that the caller knows.
   std::vector<int64_t> sizes_like_u(int64_t columns) const {

@@ -111,6 +111,7 @@ auto forward(const Call& call, bool training, bool save_gates) {
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
+  p.noise = call.noise;
 
   Tensors outputs{call.rows_like_u(call.width)};
   p.h = write<S>(outputs[0]);
@@ -126,6 +127,10 @@ auto forward(const Call& call, bool training, bool save_gates) {
   if (training && save_gates && call.cell.saved > 0) {
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
     p.saved = write<T>(outputs.back());
+  }
+  if (training && call.keeps_candidates()) {
+    outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
+    p.candidates = write<T>(outputs.back());
   }
   return Prepared{p, [&call, outputs]() mutable {
                     for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
@@ -151,6 +156,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
+  p.noise = call.noise;
 
   Tensors kept;  // contiguous forms, alive until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
@@ -173,12 +179,14 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   }
   p.h0 = read<S>(h0);
   p.h = keep("h", h, call.rows * call.width);
-  const size_t has_cell_states = cell.states > 1, has_gates = saved.size() - has_cell_states;
-  STD_TORCH_CHECK(saved.size() >= has_cell_states && has_gates <= size_t(cell.saved > 0),
+  const size_t has_cell_states = cell.states > 1, has_candidates = call.keeps_candidates();
+  const size_t has_gates = saved.size() - has_cell_states - has_candidates;
+  STD_TORCH_CHECK(saved.size() >= has_cell_states + has_candidates && has_gates <= size_t(cell.saved > 0),
                   "recurrence_backward: wrong `saved`");
   p.c0 = has_cell_states ? read<T>(call.state[1]) : nullptr;
   p.cell_states = has_cell_states ? keep_saved(saved[0], call.rows * call.hidden) : nullptr;
   p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
+  p.candidates = has_candidates ? keep_saved(saved.back(), call.rows * call.hidden) : nullptr;
   p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.width) : nullptr;
   STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
                   "recurrence_backward: wrong `grad_state`");
@@ -288,8 +296,10 @@ std::string recurrence_cells() {
 
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                       OptionalTensor weight_ih, OptionalTensor bias_ih) {
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, double zoneout_h, double zoneout_c,
+                       double dropout, OptionalTensor seed) {
   Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih);
+  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
@@ -301,8 +311,10 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih) {
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
+                                double zoneout_c, double dropout, OptionalTensor seed) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
+  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
   return by_storage(u, [&](auto zero) {

@@ -21,6 +21,9 @@ struct BackwardPlan {
   T *dR_room, *second_dR_room, *dW_room, *dW_hr_room, *step_bias, *step_bias_ih;
   Parts<T> dR, dW, dW_hr, dbias, dbias_ih;
   Product<F> first, second, input, projection;
+  Zoneout<T> zoneout_h, zoneout_c;
+  Dropout<T> dropout;
+  F* dropped;  // a member's rows of what R multiplied, where that was not h
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
 
@@ -50,7 +53,11 @@ struct BackwardPlan {
         first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
         second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
         input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me),
-        projection(p.weights.W_hr, 0, 1, true, false, room, zeros, me) {
+        projection(p.weights.W_hr, 0, 1, true, false, room, zeros, me),
+        zoneout_h(p.noise, 0, p.steps.batch, p.weights.width, room),
+        zoneout_c(p.noise, 1, p.steps.batch, p.weights.hidden, room),
+        dropout(p.noise, p.steps.batch, p.weights.width, room),
+        dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(room.take(p.steps.batch * p.weights.width, me)) : nullptr) {
     if (!Cell::saved || p.saved) return;
     again.emplace(p, rows(p), false, false, room, me);
     saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
@@ -92,10 +99,15 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
         return stored;
       }
     }();
+    if (plan.dropped)
+      for (int64_t b = share.row0; b < row1; ++b) drop(plan.dropout, b, h_before(b), plan.dropped + b * width);
+    const F* const zeros = reinterpret_cast<const F*>(plan.zeros);
+    const Entering<F> factors = plan.dropped ? Entering<F>(p.steps, plan.dropped, zeros, p.reset, width, t) : h_before;
     const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
     auto saved_row = [&](int64_t b) { return plan.saved + (slot_row + b) * Cell::saved * hidden; };
     products.step(
-        p.weights, share, row1, h_before, h_before, plan.operand ? plan.operand + slot_row * hidden : nullptr,
+        p.weights, share, row1, h_before, factors, plan.dropout,
+        plan.operand ? plan.operand + slot_row * hidden : nullptr,
         [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
             load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
@@ -105,7 +117,7 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
         },
         saved_row,
         [&](int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(c_before(b) + unit, lanes); },
-        [&](int64_t b, int64_t unit, auto lanes, const V*, const V* save)
+        [&](int64_t b, int64_t unit, auto lanes, const V*, const V*, const V* save)
             RNNKERN_INLINE_LAMBDA { store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes); });
   }
   share.meet();
@@ -135,6 +147,7 @@ void backward(const Backward<S>& p, Member me) {
   for (int i = 0; i < Cell::params; ++i)
     clear(p.dparams[i] + share.copy0 * hidden, (share.copy1 - share.copy0) * hidden);
   if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
+  plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
   T *const step_bias = plan.step_bias, *const step_bias_ih = plan.step_bias_ih;
   for (T* const sums : {step_bias, step_bias_ih})
     if (sums) clear(sums, columns);
@@ -177,7 +190,14 @@ void backward(const Backward<S>& p, Member me) {
                                    if (!Cell::joint) store_gates(du, gates, du_row(b), hidden, unit, lanes);
                                    if (p.du) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
                                  };
-      auto scale = [&](int64_t b) { return V(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1)); };
+      // What flows back through R to what it multiplied.
+      auto through_R = [&](const T* results, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+        const V scale(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1));
+        return plan.dropout.apply(scale * V::load(results), b, unit, lanes);
+      };
+
+      plan.zoneout_h.draw_step(t, share.row0, row1, column0, column1);
+      if (Cell::states > 1) plan.zoneout_c.draw_step(t, share.row0, row1, unit0, unit1);
 
       // The gradient of h, for columns of a sequence.
       auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -200,31 +220,38 @@ void backward(const Backward<S>& p, Member me) {
           dparams[i] = V::load(p.dparams[i] + here, lanes);
         }
         old[0] = Cell::projected ? V(0) : load(before + unit, lanes);
-        next[0] = Cell::projected ? V(0) : load(p.h + at, lanes);
-        grad[0] = dh;
+        next[0] = Cell::projected ? V(0) : p.candidates ? V::load(p.candidates + at, lanes) : load(p.h + at, lanes);
+        V kept[2] = {V(0), V(0)};  // the gradients that go to the old values around the equations
+        if (!Cell::projected && plan.zoneout_h.on()) kept[0] = plan.zoneout_h.weight(b, unit, lanes) * dh;
+        grad[0] = dh - kept[0];
         if constexpr (Cell::states > 1) {
           old[1] = V::load(cells_before + unit, lanes);
           next[1] = V::load(p.cell_states + at, lanes);
           grad[1] = V::load(p.dstate[1] + here, lanes);
+          if (plan.zoneout_c.on()) kept[1] = plan.zoneout_c.weight(b, unit, lanes) * grad[1];
+          grad[1] = grad[1] - kept[1];
         }
         for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
         Cell::backward(save, old, next, params, grad, du, dr, dparams);
         for (int s = Cell::projected; s < Cell::states; ++s)
-          (h_before.is_reset(b) ? V(0) : grad[s]).store(p.dstate[s] + here, lanes);
+          (h_before.is_reset(b) ? V(0) : grad[s] + kept[s]).store(p.dstate[s] + here, lanes);
         for (int i = 0; i < Cell::params; ++i) dparams[i].store(p.dparams[i] + here, lanes);
         store_gradients(du, dr, Cell::gates, b, unit, lanes);
         constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
         if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
         if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
         if constexpr (Cell::projected)
-          store(Cell::unprojected(save, next), plan.m + slot_row(k, b) * hidden + unit, lanes);
+          store(Cell::unprojected(save, old), plan.m + slot_row(k, b) * hidden + unit, lanes);
       };
       if constexpr (Cell::projected) {
         auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
         for (int64_t b = share.row0; b < row1; ++b) {
           for_vectors<V>(column0, column1, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
-            store(dh_of(b, column, lanes), dh_row(b) + column, lanes);
-            V(0).store(p.dstate[0] + b * width + column, lanes);  // all that goes on goes through R
+            const V dh = dh_of(b, column, lanes);
+            V kept(0);  // all else that goes on goes through R
+            if (plan.zoneout_h.on()) kept = plan.zoneout_h.weight(b, column, lanes) * dh;
+            store(dh - kept, dh_row(b) + column, lanes);
+            (h_before.is_reset(b) ? V(0) : kept).store(p.dstate[0] + b * width + column, lanes);
           });
         }
         share.meet();
@@ -256,14 +283,15 @@ void backward(const Backward<S>& p, Member me) {
                        load_gates(du, Cell::gates, du_row(b), hidden, unit, lanes);
                        old[0] = load(h_before(b) + unit, lanes);
                        grad[0] = V::load(p.dstate[0] + here, lanes);
-                       const V doperand = scale(b) * V::load(results + unit - q.unit);
+                       const V doperand = through_R(results + unit - q.unit, b, unit, lanes);
                        Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
                        if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
                        // Other members read the later gates' dr until they meet: only the earlier gates are written.
                        store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
                        if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
                        if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
-                       store(operand, plan.operand + slot_row(k, b) * hidden + unit, lanes);
+                       store(plan.dropout.apply(operand, b, unit, lanes), plan.operand + slot_row(k, b) * hidden + unit,
+                             lanes);
                      });
                    });
         share.meet();
@@ -277,7 +305,7 @@ void backward(const Backward<S>& p, Member me) {
                   if (h_before.is_reset(b)) return;
                   for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                     T* dh = p.dstate[0] + b * width + unit;
-                    (V::load(dh, lanes) + scale(b) * V::load(results + unit - q.unit)).store(dh, lanes);
+                    (V::load(dh, lanes) + through_R(results + unit - q.unit, b, unit, lanes)).store(dh, lanes);
                   });
                 });
     }
@@ -295,7 +323,12 @@ void backward(const Backward<S>& p, Member me) {
         const Entering<S> h_before = h_entering(k);
         for (int64_t b = share.row0; b < smaller(share.row1, p.steps.rows(p.steps.at(k))); ++b) {
           const F* const dr = plan.dr + slot_row(k, b) * plan.stride;
-          first_dR.add(dr, h_before(b));
+          if (plan.dropped) {
+            drop(plan.dropout, b, h_before(b), plan.dropped);
+            first_dR.add(dr, plan.dropped);
+          } else {
+            first_dR.add(dr, h_before(b));
+          }
           if constexpr (Cell::two_products) second_dR.add(dr, plan.operand + slot_row(k, b) * hidden);
         }
       }

@@ -13,18 +13,24 @@ struct ForwardPlan {
   Room<T> room;
   StepProducts<S, Cell> products;
   Product<F> projection;
+  Zoneout<T> zoneout_h, zoneout_c;
+  Dropout<T> dropout;
   T *zeros, *carried, *saved, *u;
-  F *initial, *operand, *m;
+  F *initial, *dropped, *operand, *m;
 
   ForwardPlan(const Forward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
         room{p.room},
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
                  p.split_hidden && p.steps.count <= chunk, room, me),
-        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me) {
+        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me),
+        zoneout_h(p.noise, 0, p.steps.batch, p.weights.width, room),
+        zoneout_c(p.noise, 1, p.steps.batch, p.weights.hidden, room),
+        dropout(p.noise, p.steps.batch, p.weights.width, room) {
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch;
     zeros = room.take(p.weights.width);
     initial = dots<S> ? room.template take_as<F>(batch * p.weights.width) : nullptr;
+    dropped = p.noise.dropout > 0 ? room.template take_as<F>(2 * batch * p.weights.width) : nullptr;  // like `carried`
     operand = Cell::two_products ? room.template take_as<F>(batch * hidden) : nullptr;
     saved = Cell::two_products && !p.saved ? room.take(batch * Cell::saved * hidden) : nullptr;  // of one step
     carried = narrow<S> ? room.take(2 * batch * p.weights.width) : nullptr;  // h between two steps: h itself is rounded
@@ -41,6 +47,7 @@ int64_t forward_room(const Forward<S>& p, int team) {
 template <class S, class Cell>
 void forward(const Forward<S>& p, Member me) {
   using T = Arithmetic<S>;
+  using F = Factor<S>;
   using V = Vec<T>;
   const ForwardPlan<S, Cell> plan(p, me);
   const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden;
@@ -57,7 +64,15 @@ void forward(const Forward<S>& p, Member me) {
   if constexpr (dots<S>)
     for (int64_t i = share.copy0 * width; i < share.copy1 * width; i += V::width)
       store(V::load(p.state[0] + i, share.copy1 * width - i), plan.initial + i, share.copy1 * width - i);
+  plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
+  for (int half = 0; plan.dropped && half < 2; ++half)
+    for (int64_t b = share.copy0; b < share.copy1; ++b)
+      drop(plan.dropout, b, p.state[0] + b * width, plan.dropped + half * state_size + b * width);
   me.meet();
+  const Product<F>& by_units = Cell::two_products ? plan.products.second : plan.products.first;
+  const Product<F>& by_columns = Cell::projected ? plan.projection : by_units;
+  auto first_unit = [&](const Product<F>& q) { return q.first_unit(share.first_panel(q.panels())); };
+  auto last_unit = [&](const Product<F>& q) { return q.first_unit(share.last_panel(q.panels())); };
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
@@ -73,7 +88,11 @@ void forward(const Forward<S>& p, Member me) {
         else
           return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
       }();
-      const Entering<Factor<S>> factors = [&] {
+      F* const dropped_next = plan.dropped ? plan.dropped + ((k + 1) & 1) * state_size : nullptr;
+      const Entering<F> factors = [&] {
+        if (plan.dropped)
+          return Entering<F>(p.steps, plan.dropped + (k & 1) * state_size, reinterpret_cast<const F*>(plan.zeros),
+                             p.reset, width, t);
         if constexpr (dots<S>)
           return Entering<S>(p.steps, plan.initial, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
         else
@@ -82,9 +101,12 @@ void forward(const Forward<S>& p, Member me) {
       auto put_h = [&](V h, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         store(h, p.h + (row + b) * width + unit, lanes);
         if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
+        if (plan.dropout.on()) store(plan.dropout.apply(h, b, unit, lanes), dropped_next + b * width + unit, lanes);
       };
+      plan.zoneout_h.draw_step(t, share.row0, row1, first_unit(by_columns), last_unit(by_columns));
+      if (Cell::states > 1) plan.zoneout_c.draw_step(t, share.row0, row1, first_unit(by_units), last_unit(by_units));
       plan.products.step(
-          p.weights, share, row1, h_before, factors, plan.operand,
+          p.weights, share, row1, h_before, factors, plan.dropout, plan.operand,
           [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
               load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
@@ -97,13 +119,18 @@ void forward(const Forward<S>& p, Member me) {
           },
           [&](int64_t b, int64_t unit, auto lanes)
               RNNKERN_INLINE_LAMBDA { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
-          [&](int64_t b, int64_t unit, auto lanes, const V* next, const V* save) RNNKERN_INLINE_LAMBDA {
+          [&](int64_t b, int64_t unit, auto lanes, const V* old, V* next, const V* save) RNNKERN_INLINE_LAMBDA {
             if constexpr (Cell::projected) {
               store(next[0], plan.m + b * hidden + unit, lanes);
             } else {
+              if (plan.zoneout_h.on()) {
+                if (p.candidates) next[0].store(p.candidates + (row + b) * hidden + unit, lanes);
+                next[0] = plan.zoneout_h.mix(old[0], next[0], b, unit, lanes);
+              }
               put_h(next[0], b, unit, lanes);
             }
             if constexpr (Cell::states > 1) {
+              if (plan.zoneout_c.on()) next[1] = plan.zoneout_c.mix(old[1], next[1], b, unit, lanes);
               next[1].store(p.final_state[1] + b * hidden + unit, lanes);
               if (p.cell_states) next[1].store(p.cell_states + (row + b) * hidden + unit, lanes);
             }
@@ -112,13 +139,15 @@ void forward(const Forward<S>& p, Member me) {
           });
       share.meet();
       if constexpr (Cell::projected) {
-        const Product<Factor<S>>& product = plan.projection;
+        const Product<F>& product = plan.projection;
         product.run(
             share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
             [&](int64_t b) { return plan.m + b * hidden; },
             [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
               for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                put_h(V::load(results + unit - q.unit), b, unit, lanes);
+                V h = V::load(results + unit - q.unit);
+                if (plan.zoneout_h.on()) h = plan.zoneout_h.mix(load(h_before(b) + unit, lanes), h, b, unit, lanes);
+                put_h(h, b, unit, lanes);
               });
             });
         share.meet();

@@ -13,6 +13,8 @@
 #include "recurrence/cpu_room.h"
 
 #include "recurrence/cpu_product.h"
+
+#include "recurrence/cpu_noise.h"
 #include "recurrence/cpu_sequence.h"
 #include "recurrence/cpu_step.h"
 #include "recurrence/cpu_weight_gradient.h"

@@ -108,7 +108,14 @@ struct Entering {
   // The states that entered are those in `carried` (B, H).
   RNNKERN_INLINE Entering(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
                           int64_t t)
-      : steps(steps), initial(carried), zeros(zeros), reset(reset), hidden(hidden), t(t), rows_before(0) {}
+      : steps(steps),
+        initial(carried),
+        zeros(zeros),
+        reset(reset),
+        hidden(hidden),
+        t(t),
+        rows_before(0),
+        before(carried) {}
 
   // They are in the (rows, H) of all steps.
   RNNKERN_INLINE Entering(const Steps& steps, const S* initial, const S* sequence, const S* zeros, const bool* reset,

@@ -54,12 +54,12 @@ struct StepProducts {
 
   // For a member's sequences up to row1 and its units. factors(b) is h_before(b) as products take it. load_u(u, b,
   // unit, lanes) reads the gates of u, saved_row(b) is where gates are saved, or at least those of the first product
-  // until the second, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, next, save) takes the results.
-  // Members meet between products, not at the end.
+  // until the second, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old, next, save) takes the
+  // results. Members meet between products, not at the end.
   template <class HBefore, class LoadU, class SavedRow, class OldC, class Put>
   RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const HBefore& h_before,
-                           const Entering<F>& factors, F* operand, LoadU load_u, SavedRow saved_row, OldC old_c,
-                           Put put) const {
+                           const Entering<F>& factors, const Dropout<T>& dropout, F* operand, LoadU load_u,
+                           SavedRow saved_row, OldC old_c, Put put) const {
     const int64_t hidden = weights.hidden;
     if constexpr (Cell::two_products) {
       first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
@@ -73,7 +73,7 @@ struct StepProducts {
                     for (int i = 0; i < Cell::saved; ++i) save[i] = V(0);
                     Cell::prepare(u, r, old, save, next);
                     store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-                    store(next, operand + b * hidden + unit, lanes);
+                    store(dropout.apply(next, b, unit, lanes), operand + b * hidden + unit, lanes);
                   });
                 });
       share.meet();
@@ -92,7 +92,7 @@ struct StepProducts {
         if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
         if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
         Cell::forward(u, r, old, params, next, save);
-        put(b, unit, lanes, next, save);
+        put(b, unit, lanes, old, next, save);
       });
     };
     auto rows_of_operand = [&](int64_t b) -> const F* {

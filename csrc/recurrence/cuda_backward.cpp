@@ -271,7 +271,7 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
-                                 bool, bool) {
+                                 bool, bool, double, double, double, OptionalTensor) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   const Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};

@@ -116,7 +116,9 @@ struct ForwardDriver : CudaDriver<S> {
 
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih) {
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih,
+                        double zoneout_h, double zoneout_c, double dropout, OptionalTensor) {
+  STD_TORCH_CHECK(zoneout_h == 0 && zoneout_c == 0 && dropout == 0, "recurrence: no kernel on a GPU draws");
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
   const Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
   return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });

@@ -7,6 +7,7 @@
 
 #include "common/team.h"
 #include "device/types.h"
+#include "recurrence/noise.h"
 
 namespace rnnkern {
 
@@ -63,10 +64,12 @@ struct Forward {
   const S* x;         // the input itself (rows, I)
   const T* state[2];  // (B, P), (B, H)
   const bool* reset;  // (T, B) or null
+  Noise noise;
   S* h;               // (rows, P)
   T* final_state[2];  // (B, P), (B, H)
   T* cell_states;     // c of every step (rows, H), or null
   T* saved;           // (rows, saved*H), or null
+  T* candidates;      // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
   T* room;            // workspace, as many elements as Kernels::forward_room says
 };
 
@@ -77,15 +80,17 @@ struct Backward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;
-  const S *u, *x;       // one of them, as in Forward; u is read where `saved` is null
-  const S* h0;          // (B, P)
-  const T* c0;          // (B, H), or null
-  const bool* reset;    // (T, B) or null
+  const S *u, *x;     // one of them, as in Forward; u is read where `saved` is null
+  const S* h0;        // (B, P)
+  const T* c0;        // (B, H), or null
+  const bool* reset;  // (T, B) or null
+  Noise noise;
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const S* h;  // (rows, P)
   const T* cell_states;
-  const T* saved;          // null: computed again from h, a chunk of steps at a time
+  const T* saved;  // null: computed again from h, a chunk of steps at a time
+  const T* candidates;
   const S* grad_h;         // (rows, P) or null
   const T* grad_state[2];  // (B, P) and (B, H), or null
   S* du;                   // (rows, G*H), where u is given

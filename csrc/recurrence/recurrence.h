@@ -12,7 +12,8 @@ std::string recurrence_cells();
 // and the cell saves any. With `weight_ih`, `u` is the input x, and u = x W^T + bias_ih is never there as a whole.
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                       OptionalTensor weight_ih, OptionalTensor bias_ih);
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, double zoneout_h, double zoneout_c,
+                       double dropout, OptionalTensor seed);
 
 // [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih]; empty where
 // they are not needed.
@@ -20,7 +21,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih);
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
+                                double zoneout_c, double dropout, OptionalTensor seed);
 
 // Both directions of a layer at once, over one input. Lists hold the forward direction's tensors and then as many of
 // the reverse one; results are those of `recurrence` and `recurrence_backward` for the one and then for the other.
@@ -38,12 +40,14 @@ Tensors recurrence_bidirectional_backward_cpu(std::string cell, OptionalTensor g
 // bits; `saved` without gates has them computed again. `weight_ih` is refused: the caller projects.
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih);
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih,
+                        double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed);
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih);
+                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
+                                 double zoneout_c, double dropout, OptionalTensor seed);
 
 // The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts (major, minor, multiprocessors, bytes
 // of shared memory that a block can have).

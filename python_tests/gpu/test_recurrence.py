@@ -63,7 +63,7 @@ def check(op, sample):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-@pytest.mark.parametrize("options", RECURRENCE_OPTIONS)
+@pytest.mark.parametrize("options", [o for o in RECURRENCE_OPTIONS if "zoneout" not in o and "dropout" not in o])
 @pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, place):
     if dtype == torch.float64 and place.kernel == "block":

@@ -19,6 +19,7 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
 
 
 DRAWN = ("python_tests/ops/test_properties.py",)
+DRAWS = named("float64_agrees and (zoneout or dropout)")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
@@ -61,7 +62,7 @@ MUTANTS = [
     Mutant("cells/lstm.h", "dc = grad[1] + grad[0]", "dc = grad[1] - grad[0]", "a sign in dc", values("lstm")),
     Mutant("cells/lstm.h", "grad[1] = dc * f", "grad[1] = dc", "the forget gate in the gradient of c", values("lstm")),
     Mutant("cells/lstm.h", "save[1] * old[1]", "save[0] * old[1]", "i in the place of f", values("lstm")),
-    Mutant("cells/lstm_projected.h", "save[3] * tanh(next[1])", "save[3] * next[1]", "the tanh of what is projected",
+    Mutant("cells/lstm_projected.h", "save[3] * tanh(save[1]", "save[3] * (save[1]", "the tanh of what is projected",
            values("lstm_projected")),
     Mutant("cells/gru.h", "dr[2] = du[2] * r", "dr[2] = du[2]", "the reset gate in dr", values("gru")),
     Mutant("cells/gru.h", "save[3] = r[2]", "save[3] = u[2]", "what is saved of the product", values("gru")),
@@ -90,6 +91,26 @@ MUTANTS = [
            HALVES),
     Mutant("recurrence/cpu_storage.h", "magnitude < 0x38800000", "magnitude < 0x38000000",
            "the least normal float16", HALVES),
+    # ---- zoneout and dropout
+    Mutant("recurrence/noise.h", "x[3] ^ k1", "x[3]", "half of the key", DRAWS),
+    Mutant("recurrence/noise.h", "round < 10", "round < 9", "a round of Philox", DRAWS),
+    Mutant("recurrence/noise.h", "return (units + 3) / 4", "return units / 4 + 1", "whose draw is whose", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "uint32_t(n + l), uint32_t(b)", "uint32_t(n + l), uint32_t(0)",
+           "the sequence in a draw", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "== V(0), next, old)", "== V(0), old, next)", "which units stay", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "V(T(1) - rate) * next", "next", "zoneout's mean", DRAWS),
+    Mutant("recurrence/cpu_noise.h", "T(1 / (1 - noise.dropout))", "T(1)", "the scale of what is left", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "grad[0] = dh - kept[0]", "grad[0] = dh",
+           "what zoneout holds back of dh", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "grad[1] = grad[1] - kept[1];", "", "what zoneout holds back of dc", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "p.candidates ? V::load(p.candidates + at, lanes) :", "",
+           "h before zoneout took the mean", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "first_dR.add(dr, plan.dropped)", "first_dR.add(dr, h_before(b))",
+           "what R multiplied, in its gradient", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "return plan.dropout.apply(scale * V::load(results), b, unit, lanes)",
+           "return scale * V::load(results)", "dropout on the way back", DRAWS),
+    Mutant("recurrence/cpu_backward.h", "store(plan.dropout.apply(operand, b, unit, lanes),", "store(operand,",
+           "what the second product's R multiplied", DRAWS),
     # ---- the loop over time
     Mutant("recurrence/cpu_room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
            "the size of a part of the workspace", values("lstm")),
@@ -116,9 +137,10 @@ MUTANTS = [
            values("tanh")),
     Mutant("recurrence/cpu_forward.h", "|| b >= p.steps.rows(0)", "", "sequences without steps",
            named("without_steps")),
-    Mutant("recurrence/cpu_backward.h", "(h_before.is_reset(b) ? V(0) : grad[s])", "grad[s]",
+    Mutant("recurrence/cpu_backward.h", "(h_before.is_reset(b) ? V(0) : grad[s] + kept[s])", "(grad[s] + kept[s])",
            "the gradient across a reset", values("lstm")),
-    Mutant("recurrence/cpu_backward.h", "doperand = scale(b) *", "doperand =", "grad_scale in the second product",
+    Mutant("recurrence/cpu_backward.h", "doperand = through_R(results + unit - q.unit, b, unit, lanes)",
+           "doperand = V::load(results + unit - q.unit)", "grad_scale in the second product",
            values("gru_reset_before")),
     Mutant("recurrence/cpu_backward.h", "? later + load(", "? later - load(", "the sign of the gradient of h",
            values("tanh")),

@@ -202,3 +202,16 @@ def test_aotinductor(tmp_path):
         program = exported(module, *sample(module))
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
         assert_runs_like(torch._inductor.aoti_load_package(path), module)
+
+
+@compiled_part
+def test_a_tensor_may_stand_twice():
+    """As zeros do for h and c, or a weight that is tied."""
+    cell, x, zeros = rnnkern.nn.LSTMCell(H, H), torch.randn(B, H), torch.zeros(B, H)
+    cell.weight_hh = cell.weight_ih
+    compiled = torch.compile(lambda x: cell(x, (zeros, zeros)), backend="aot_eager", fullgraph=True)
+    actual, wanted = (
+        (y, torch.autograd.grad(y[0].sum() + y[1].sin().sum(), cell.weight_ih))
+        for y in (compiled(x), cell(x, (zeros, zeros)))
+    )
+    torch.testing.assert_close(actual, wanted, **CLOSE)

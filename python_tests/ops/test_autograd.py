@@ -75,7 +75,7 @@ def test_opcheck(sample):
     k = sample.kwargs
     common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
     projection = k.get("weight_ih"), k.get("bias_ih")
-    forward = (cell, *common, True, True, *projection)
+    forward = (cell, *common, True, True, *projection, *sample.noise())
     torch.library.opcheck(torch.ops.rnnkern.recurrence.default, forward)
     h, *rest = torch.ops.rnnkern.recurrence(*forward)
     final, saved = rest[: len(state)], rest[len(state) :]
@@ -84,7 +84,9 @@ def test_opcheck(sample):
     args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
     args = (*args, True, k["bias"] is not None, *projection)
     for needed in {True, projection[0] is None}:
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, (*args, needed, needed, needed))
+        torch.library.opcheck(
+            torch.ops.rnnkern.recurrence_backward.default, (*args, needed, needed, needed, *sample.noise())
+        )
 
 
 def again(*args, **kwargs):

@@ -296,7 +296,24 @@ def raw_backward(**change):
     a = {"grad_h": h, "grad_state": [h_n, c_n], "grad_scale": None, "h": h, "saved": saved, **change}
     before, after = (a["grad_h"], a["grad_state"]), (a["grad_scale"], a["h"], a["saved"])
     return torch.ops.rnnkern.recurrence_backward.default(
-        "lstm", *before, *common, None, None, False, *after, True, True, None, None, True, True, True
+        "lstm",
+        *before,
+        *common,
+        None,
+        None,
+        False,
+        *after,
+        True,
+        True,
+        None,
+        None,
+        True,
+        True,
+        True,
+        0.0,
+        0.0,
+        0.0,
+        None,
     )
 
 

@@ -59,6 +59,9 @@ def batch_sizes_of(draw, steps, batch):
     return torch.tensor(sorted(sizes, reverse=True), dtype=torch.int64)
 
 
+RATES = st.just(0.0) | st.floats(0, 0.9)
+
+
 @st.composite
 def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
     """`inputs` draws I, or 0 for a call that is given u; None: all are."""
@@ -86,6 +89,10 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
         "reverse": draw(st.booleans()),
         "grad_scale": None if scale is None else draw(laid_out(*scale)),
     }
+    if draw(st.booleans()):
+        kwargs["zoneout"] = draw(st.tuples(*[RATES] * states))
+        kwargs["dropout"] = draw(RATES)
+        kwargs["seed"] = draw(st.none() | st.integers(-(2**63), 2**63 - 1).map(torch.tensor))
     if columns_of_x:
         kwargs["weight_ih"] = draw(laid_out(gates * H, columns_of_x, scale=1 / columns_of_x**0.5))
         kwargs["bias_ih"] = draw(st.none() | laid_out(gates * H))

@@ -36,6 +36,9 @@ def a_call(draw: random.Random, dtype: torch.dtype):
         reverse=draw.random() < 0.5,
         grad_scale=draw.randrange(3),
         inputs=draw.choice([0, 0, 1, 5, 33]),
+        zoneout=draw.choice([0, 0, 0.3]),
+        dropout=draw.choice([0, 0, 0.3]),
+        drawn=draw.random() < 0.7,
         dtype=dtype,
         requires_grad=draw.random() < 0.8,
     )

@@ -105,7 +105,7 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
 def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
     transform = TRANSFORMS[row["transform"]]
-    sample = recurrence_sample(row["cell"], 3, 2, 4, **RECURRENCE_OPTIONS[row["option"]])
+    sample = recurrence_sample(row["cell"], 3, 3, 6, **RECURRENCE_OPTIONS[row["option"]])
     single, double = sample.to(torch.float32), sample.to(torch.float64)
     calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
     results = [tree_leaves(transform(call)) for call in calls]

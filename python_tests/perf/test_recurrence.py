@@ -70,6 +70,19 @@ def test_stacks_are_measured_against_those_of_torch_nn(options, label, tmp_path)
     assert path.with_name(f"recurrence-{label.replace(',', '').replace(' ', '-')}.png").stat().st_size > 10_000
 
 
+def test_noise_is_measured_against_a_loop_that_draws_the_same(tmp_path, capsys):
+    noise = ["--zoneout", "0.1", "--dropout", "0.25"]
+    sizes = ["--shapes", "3x5x8", "--seconds", "0", "--threads", "1", "--cells", "lstm", "gru_reset_before"]
+    recurrence.main([*sizes, "--packed", *noise], results=tmp_path)
+    (path,) = tmp_path.glob("*/recurrence.csv")
+    rows = record.read(path)
+    assert {row["case"] for row in rows} == {"packed, zoneout 0.1, dropout 0.25"}
+    assert {row["provider"] for row in rows} == {"rnnkern", "rnnkern, gates recomputed", "loop"}
+    with pytest.raises(SystemExit):
+        recurrence.main([*sizes, "--layers", "2", *noise])
+    assert "in one layer" in capsys.readouterr().err
+
+
 def test_stacks_are_of_the_cells_that_torch_nn_has(capsys):
     with pytest.raises(SystemExit):
         recurrence.main(["--quick", "--layers", "2", "--cells", "modrelu"])

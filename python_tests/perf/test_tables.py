@@ -23,7 +23,10 @@ def test_the_newest_row_counts_and_losses_are_bold():
     lines = text("speed", *rows, *others, row("loop", 7.0), row("torch.nn", 7.0, cell="relu")).splitlines()
     assert lines[0] == "| T, B, N | `gru` over torch.nn | `modrelu` over the loop |"
     assert lines[2] == "| 5, 4, 3 | **0.51** | 2.00 |"
-    assert "a processor, 2 threads" in lines[-1]
+    assert "Float32; a processor, 2 threads" in lines[-1]
+    lines = text("bfloat16", *rows, *others).splitlines()
+    assert "| `gru` over torch.nn | 8.00 |" in lines
+    assert "Bfloat16; a processor" in lines[-1]
 
 
 @pytest.mark.parametrize("case", ["dense", "packed"])

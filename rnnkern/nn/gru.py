@@ -18,16 +18,23 @@ class GRU(Recurrent, torch.nn.GRU):
         h_t &= (1 - z) n + z h_{t-1}
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+    ``num_heads``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K
+    heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
         reset_gate: ``"after"`` the product with R, as torch.nn and cuDNN have it, or ``"before"`` it, as the paper has.
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
             head k.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
+            mean of the old value and the new (Krueger et al. 2017).
+        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
+            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
+            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``.
+        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
+            in [0, 1).
         As torch.nn: every other wrong argument.
 
     Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after).

@@ -13,8 +13,9 @@ class LSTM(Recurrent, torch.nn.LSTM):
         c_t &= \sigma(f) c_{t-1} + \sigma(i) \tanh(g) \\
         h_t &= \sigma(o) \tanh(c_t)
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``
-    and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
+    ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H
+    / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
@@ -22,9 +23,15 @@ class LSTM(Recurrent, torch.nn.LSTM):
             a GPU the reference runs (:func:`rnnkern.ops.explain` says so).
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 4*D, D). Unit k*D+d of the layer is unit d of
             head k.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or a pair of them,
+            for h and c; in evaluation the mean of the old value and the new (Krueger et al. 2017).
+        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
+            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
+            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``.
+        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
+            not in [0, 1).
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014.

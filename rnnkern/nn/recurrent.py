@@ -26,10 +26,21 @@ class Recurrent(RNNBase):
     """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
 
     num_heads: int = 1
+    zoneout: float | tuple[float, float] = 0.0
+    recurrent_dropout: float = 0.0
     _cell: str  # of rnnkern.ops.recurrence
 
-    def __init__(self, *args, num_heads: int = 1, **kwargs) -> None:
+    def __init__(
+        self,
+        *args,
+        num_heads: int = 1,
+        zoneout: float | tuple[float, float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        **kwargs,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.zoneout = self._rates("zoneout", zoneout, 2 if self.mode == "LSTM" else 1)
+        self.recurrent_dropout = self._rates("recurrent_dropout", recurrent_dropout)
         if not isinstance(num_heads, int) or isinstance(num_heads, bool):
             raise TypeError(f"num_heads should be of type int, got: {type(num_heads).__name__}")
         if num_heads < 1 or self.hidden_size % num_heads:
@@ -42,6 +53,16 @@ class Recurrent(RNNBase):
             for _, name, *_ in self._all_weights:
                 heads = getattr(self, name).detach()[:, :d].reshape(num_heads, -1, d)
                 setattr(self, name, Parameter(heads.clone(memory_format=torch.contiguous_format)))
+
+    def _rates(self, name: str, given, most: int = 1):
+        """A rate as it was given, or a tuple of as many as there are states."""
+        rates = given if isinstance(given, (tuple, list)) and most > 1 else (given,)
+        if any(isinstance(rate, bool) or not isinstance(rate, (int, float)) for rate in rates):
+            raise TypeError(f"{name} should be of type float, got: {type(given).__name__}")
+        if len(rates) not in (1, most) or not all(0 <= rate < 1 for rate in rates):
+            pair = ", or a pair of them for h and c" if most > 1 else ""
+            raise ValueError(f"{name} must be in [0, 1){pair}, got {given}")
+        return tuple(given) if rates is given else given
 
     def forward(
         self,
@@ -77,6 +98,9 @@ class Recurrent(RNNBase):
         for layer, directions in enumerate(self._calls(sequence)):
             if layer > 0:
                 x = F.dropout(x, self.dropout, self.training)
+            for call in directions:
+                if "zoneout" in call and self.training:
+                    call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
             x, *directions = autocast.cast(x, *directions)
             if self.bidirectional:
                 outputs, final = zip(*recurrence_bidirectional(self._cell, x, *directions), strict=True)
@@ -105,7 +129,7 @@ class Recurrent(RNNBase):
         it is anything else or anything is wrong, which the whole path knows how to say."""
         if type(input) is not Tensor or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return None
-        if len(self._all_weights) > 1:
+        if len(self._all_weights) > 1 or self.zoneout or self.recurrent_dropout:
             return None
         named = self._parameters.get  # None for what is computed, or not there
         weights = [named(name) for name in self._all_weights[0]]
@@ -210,6 +234,9 @@ class Recurrent(RNNBase):
             # Backwards, step t takes its state from t+1: it is zeroed where an episode starts at t+1.
             masks[1] = F.pad(reset, (0, 0, 0, 1))[1:]
         states = list(zip(*(s.unbind(0) for s in state), strict=True))
+        noise = {}
+        if self.zoneout or self.recurrent_dropout:
+            noise = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
         directions = 2 if self.bidirectional else 1
         calls = []
         for k, names in enumerate(self._all_weights):
@@ -224,6 +251,7 @@ class Recurrent(RNNBase):
                 "params": tuple(rest[2:] if self.bias else rest),
                 "batch_sizes": batch_sizes,
                 "reset": masks[k % directions],
+                **noise,
             }
             calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
@@ -247,5 +275,6 @@ class Recurrent(RNNBase):
         raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported, torch.export is")
 
     def extra_repr(self) -> str:
-        heads = f", num_heads={self.num_heads}" if self.num_heads != 1 else ""
-        return super().extra_repr() + heads
+        own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0}
+        given = (f", {name}={getattr(self, name)}" for name, plain in own.items() if getattr(self, name) != plain)
+        return super().extra_repr() + "".join(given)

@@ -15,8 +15,8 @@ class RNN(Recurrent, torch.nn.RNN):
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K
-    units.
+    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
+    hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
@@ -25,9 +25,15 @@ class RNN(Recurrent, torch.nn.RNN):
             each layer and direction, drawn from U(-0.01, 0.01) after all others.
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, D, D). Unit k*D+d of the layer is unit d of
             head k.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
+            mean of the old value and the new (Krueger et al. 2017).
+        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
+            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
+            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``.
+        ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is
+            not in [0, 1).
         As torch.nn: every other wrong argument.
 
     Source: Elman 1990; modReLU Arjovsky et al. 2016, eq. 8, for a real state.

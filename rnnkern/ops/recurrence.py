@@ -32,6 +32,9 @@ def recurrence(
     save_gates: bool | None = None,
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     r"""Runs a recurrent cell over a sequence: over its input projection ``u`` or, with ``weight_ih``, over the input.
 
@@ -60,6 +63,14 @@ def recurrence(
         weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here. On a CPU a few steps at a time, inside
             the kernel, so that u is never there as a whole.
         bias_ih: b_ih, (G*H,), beside ``weight_ih``.
+        zoneout: in [0, 1), for an LSTM of h and of c, or one for both: the probability with which a unit of the state
+            keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without one the mean,
+            ``zoneout * old + (1 - zoneout) * new``.
+        dropout: in [0, 1), the probability with which R does not see a unit of h, the same units at all steps of a
+            sequence; the others are multiplied by 1 / (1 - dropout) (Gal and Ghahramani 2016). Drawn from ``seed``;
+            without one nothing is dropped.
+        seed: int64, one element, on the device of ``u``. Draws are a function of it, the step, the sequence's row and
+            the unit, the same on every device, so that none is kept for the backward.
 
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
@@ -81,11 +92,13 @@ def recurrence(
     (torch.Size([5, 2, 3]), torch.Size([2, 3]))
     """
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
-    implementation = _choose(cell, u).implementation
+    rates, seed = _noise(zoneout, dropout, seed, len(state), u)
+    implementation = _choose(cell, u, any(rates)).implementation
     if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-            grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih,
+            grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[: len(state)],
+            dropout=rates[2], seed=seed,
         )  # fmt: skip
     if implementation == "cuda" and weight_ih is not None:
         if bias is not None and bias_ih is not None and CELLS[cell].joint:
@@ -96,12 +109,13 @@ def recurrence(
         save_gates = u.device.type == "cpu"
     if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
         h, *rest = differentiable(
-            cell, reverse, save_gates, len(state), u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
-            *state, *params,
+            cell, reverse, save_gates, len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+            grad_scale, seed, *state, *params,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
-            cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih
+            cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih,
+            *rates, seed,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
@@ -126,7 +140,7 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
     )  # fmt: skip
 
 
-def _choose(cell: str, u: Tensor) -> Choice:
+def _choose(cell: str, u: Tensor, noisy: bool = False) -> Choice:
     """The written table: a cell with a kernel on the device runs it, in every dtype."""
     why = None
     if not _extension.available:
@@ -140,15 +154,19 @@ def _choose(cell: str, u: Tensor) -> Choice:
         cuda = f"the tensors are on {u.device}"
     elif why is None and cell not in CUDA_CELLS:
         cuda = f"the cell {cell!r} has a kernel on a CPU alone"
+    elif why is None and noisy:
+        cuda = "zoneout and dropout have kernels on a CPU alone"
     elif why is None:
         cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
 
 
 def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False,
-                    grad_scale=None, save_gates=None, weight_ih=None, bias_ih=None) -> Choice:  # fmt: skip
+                    grad_scale=None, save_gates=None, weight_ih=None, bias_ih=None, zoneout=0.0, dropout=0.0,
+                    seed=None) -> Choice:  # fmt: skip
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
-    choice = _choose(cell, u)
+    rates, _ = _noise(zoneout, dropout, seed, len(state), u)
+    choice = _choose(cell, u, any(rates))
     if choice.implementation != "cuda":
         return choice
     facts = _extension.device_facts(u.device)
@@ -233,6 +251,31 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
             f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
             f"got {_shape(grad_scale)}"
         )
+
+
+def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[tuple[float, float, float], Tensor | None]:
+    """Returns the rates as the operator takes them, of zoneout of h and of c and of dropout, and the seed where
+    anything is drawn from it."""
+    if zoneout == 0 and dropout == 0 and seed is None:
+        return (0.0, 0.0, 0.0), None
+    rates = (zoneout,) * states if isinstance(zoneout, (int, float)) else zoneout
+    if not isinstance(rates, (tuple, list)) or len(rates) != states:
+        raise ValueError(f"recurrence: `zoneout` must be a float or {states} of them, one per state, got {zoneout!r}")
+    for name, rate in (*(("zoneout", rate) for rate in rates), ("dropout", dropout)):
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            raise TypeError(f"recurrence: `{name}` must be a float, got {type(rate).__name__}")
+        if not 0 <= rate < 1:
+            raise ValueError(f"recurrence: `{name}` must be in [0, 1), got {rate}")
+    if seed is not None:
+        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+            got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
+            raise TypeError(f"recurrence: `seed` must be an int64 tensor, got {got}")
+        if seed.device != u.device:
+            raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
+        if seed.numel() != 1:
+            raise ValueError(f"recurrence: `seed` must have one element, got {_shape(seed)}")
+    rates = (float(rates[0]), float(rates[1]) if states > 1 else 0.0, float(dropout) if seed is not None else 0.0)
+    return rates, seed if any(rates) else None
 
 
 def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None) -> int:

@@ -40,10 +40,17 @@ def needs_derivatives(*tensors: Tensor | None) -> bool:
 
 def differentiable(*args):
     """What :class:`Recurrence` makes of its arguments."""
-    if torch.compiler.is_dynamo_compiling() and transformed():
-        _keep_whole()
-        return _apply_whole(*args)
+    if torch.compiler.is_dynamo_compiling():
+        # The compiler takes no tensor twice, and (zeros, zeros) is how many an LSTM begins.
+        args = [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
+        if transformed():
+            _keep_whole()
+            return _apply_whole(*args)
     return _apply(*args)
+
+
+def _is_in(x, args):
+    return any(x is y for y in args)
 
 
 def _apply(*args):
@@ -72,18 +79,19 @@ def _no_forward_mode(*_):
 
 class Recurrence(torch.autograd.Function):
     @staticmethod
-    def forward(cell, reverse, save_gates, states, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
-                *tensors):  # fmt: skip
+    def forward(cell, reverse, save_gates, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+                grad_scale, seed, *tensors):  # fmt: skip
         state, params = tensors[:states], tensors[states:] or None
         return tuple(
             _operators.recurrence.default(
-                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates, weight_ih, bias_ih
+                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates, weight_ih, bias_ih,
+                *rates, seed,
             )
-        )
+        )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, _, ctx.states, *tensors = inputs
+        ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
@@ -94,9 +102,10 @@ class Recurrence(torch.autograd.Function):
     def backward(ctx, grad_h, *grad_rest):
         grads = (grad_h, *grad_rest[: ctx.states])
         if all(g is None for g in grads):
-            return (None,) * (4 + ctx.inputs)
-        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.saved_tensors, ctx.needs_input_grad[4:9], grads)
-        return (None, None, None, None, *first, None, None, None, *rest)
+            return (None,) * (5 + ctx.inputs)
+        needs = ctx.needs_input_grad[5:10]
+        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, ctx.saved_tensors, needs, grads)
+        return (*[None] * 5, *first, *[None] * 4, *rest)
 
     @staticmethod
     def vmap(info, dims, *args):
@@ -109,11 +118,11 @@ class _RecurrenceOfDuals(Recurrence):
     jvp = staticmethod(_no_forward_mode)
 
 
-def gradients(cell, reverse, states, tensors, needs, grads):
+def gradients(cell, reverse, states, rates, tensors, needs, grads):
     """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params)."""
     wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
     backward = RecurrenceBackward.apply if transformed() else RecurrenceBackward.forward
-    return in_order(backward(cell, reverse, wanted, states, *tensors, *grads), needs, tensors[1] is not None)
+    return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
 
 
 def in_order(results, needs, projected):
@@ -130,8 +139,8 @@ class RecurrenceBackward(torch.autograd.Function):
     """The backward for torch.func's transforms, which do not take the operator's register_autograd."""
 
     @staticmethod
-    def forward(cell, reverse, wanted, states, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
-                *tensors):  # fmt: skip
+    def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
+                seed, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
         if all(g is None for g in grad_state):
             grad_state = ()
@@ -140,24 +149,24 @@ class RecurrenceBackward(torch.autograd.Function):
             _operators.recurrence_backward.default(
                 cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted,
+                "bias_ih" in wanted, *rates, seed,
             )
         )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, _, ctx.states, *tensors = inputs
+        ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx, *grads):
-        tensors, rest = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        tensors, rest = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
         state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
         first, upstream = differentiate_backward(
-            ctx.cell, ctx.reverse, tensors, state, params, (upstream[0], *upstream[1]), grads
+            ctx.cell, ctx.reverse, ctx.rates, tensors, state, params, (upstream[0], *upstream[1]), grads
         )
-        return (None,) * 4 + (*first[:5], None, None, None, *first[5:], *(None for _ in saved), *upstream)
+        return (*[None] * 5, *first[:5], *[None] * 4, *first[5:], *(None for _ in saved), *upstream)
 
     @staticmethod
     def vmap(info, dims, *args):
@@ -200,20 +209,21 @@ def _hidden_size(cell, u, weight_ih):
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
-                    weight_ih=None, bias_ih=None):  # fmt: skip
+                    weight_ih=None, bias_ih=None, zoneout_h=0.0, zoneout_c=0.0, dropout=0.0, seed=None):  # fmt: skip
     hidden = _hidden_size(cell, u, weight_ih)
     outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
         outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
-        if save_gates and KERNEL_CELLS[cell]["saved"]:
-            outputs.append(u.new_empty(*u.shape[:-1], KERNEL_CELLS[cell]["saved"] * hidden, dtype=arithmetic))
+        saved = KERNEL_CELLS[cell]["saved"]
+        if (save_gates and saved) or (not saved and seed is None and zoneout_h > 0):
+            outputs.append(u.new_empty(*u.shape[:-1], max(saved, 1) * hidden, dtype=arithmetic))
     return outputs
 
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih):  # fmt: skip
+                     needs_bias_ih, zoneout_h, zoneout_c, dropout, seed):  # fmt: skip
     columns = CELLS[cell].gates * _hidden_size(cell, u, weight_ih)
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
@@ -230,19 +240,20 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`, whose arguments the operator's are in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, *_) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, *rates, seed) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
-    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, *state, *params, h, *saved)
-    RecurrenceBackward.setup_context(ctx, (cell, reverse, None, len(state), *tensors, grad_h, *grad_state), output)
+    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, *state, *params, h, *saved)
+    inputs = (cell, reverse, None, len(state), tuple(rates), *tensors, grad_h, *grad_state)
+    RecurrenceBackward.setup_context(ctx, inputs, output)
 
 
 def _differentiate_backward(ctx, grads):
-    _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
+    _, _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
     state, params, (_, *saved), grad_h, grad_state = _parts(ctx.cell, ctx.states, rest)
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, None, None, None,
+        weight_ih, bias_ih, *[None] * 7,
     )  # fmt: skip
 
 

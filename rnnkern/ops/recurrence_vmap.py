@@ -24,23 +24,25 @@ def over_members(function: Callable, members: int, dims: Sequence[int | None], a
         function: takes the arguments of one member and returns tensors.
         members: N.
         dims: which dimension of each of ``args`` is that of the members; None where it is the same for all.
-        args: (cell, reverse, anything, number of states, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-            grad_scale, *state, *params), and more tensors with a row per sequence.
+        args: (cell, reverse, anything, number of states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+            grad_scale, seed, *state, *params), and more tensors with a row per sequence.
         share: whether shared weights allow one call.
     """
     if members == 0:
         raise ValueError("recurrence: torch.vmap must be over at least one member, got a dimension of size 0")
     cell, _, _, states = args[:4]
-    scale_rank = 0 if args[11] is None else args[11].dim() - (dims[11] is not None)
-    sequences = [*[None] * 4, -2, *[None] * 5, -1, -1 if scale_rank == 2 else None]
+    dims = [None if isinstance(dim, tuple) else dim for dim in dims]  # `rates` has one for each
+    scale, seed = args[12:14]
+    scale_rank = 0 if scale is None else scale.dim() - (dims[12] is not None)
+    sequences = [*[None] * 5, -2, *[None] * 5, -1, -1 if scale_rank == 2 else None, None]
     sequences += [*[-2] * states, *[None] * len(CELLS[cell].params)]
     sequences += [-2] * (len(args) - len(sequences))
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
-    if own or not share:
+    if own or not share or seed is not None:  # what is drawn for a sequence depends on its row
         return _one_by_one(function, members, dims, args)
     args = list(args)
-    if args[9] is not None:
-        args[9] = args[9] * members
+    if args[10] is not None:
+        args[10] = args[10] * members
     return _as_sequences(function, members, dims, args, sequences)
 
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rnnkern.reference import noise
+
 Product = Callable[..., Tensor]
 """``product(h, first=0, last=G)``: rows of the gates first..last-1 of ``R h + b_hh``, (B, (last-first)*H)."""
 
@@ -130,12 +132,14 @@ class _ScaleGradient(torch.autograd.Function):
         return grad * scale, None
 
 
-def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None) -> Product:
+def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None) -> Product:
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // gates
 
     def product(h: Tensor, first: int = 0, last: int = gates) -> Tensor:
         if scale is not None:
             h = _ScaleGradient.apply(h, scale)
+        if kept is not None:
+            h = h * kept[: h.shape[0]]
         rows = slice(first * hidden, last * hidden)
         b = None if bias is None else bias[rows]
         if R.dim() == 2:
@@ -163,6 +167,9 @@ def recurrence(
     save_gates: bool | None = None,
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; ``save_gates`` has no effect here."""
     if weight_ih is not None:
@@ -172,6 +179,8 @@ def recurrence(
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     state = tuple(state)
     outputs: list[Tensor] = [u] * len(sizes)
+    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
+    kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
         n = sizes[t]  # rows from n on have finished or, in reverse, have not begun: their state waits
         old = tuple(s[:n] for s in state)
@@ -181,7 +190,9 @@ def recurrence(
         if grad_scale is not None:
             scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
             scale = scale.detach()
-        new = step(inputs[t], _product(R, bias, gates, scale), old, *params)
+        new = step(inputs[t], _product(R, bias, gates, scale, kept), old, *params)
+        pairs = zip(zoneout, old, new, strict=True)
+        new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
     if not outputs:

@@ -1,0 +1,104 @@
+// Zoneout and dropout of a member's sequences and units. Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+// For units begin..end-1 of sequence b at step t: `hit` where the draw is below the threshold, else `miss`.
+template <class T>
+void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, int64_t units, int64_t begin,
+          int64_t end, T hit, T miss, T* row) {
+  constexpr int lanes = 16;
+  const int64_t part = quarter(units), first = begin / part, last = (end - 1) / part;
+  for (int64_t n = 0; n < part; n += lanes) {
+    uint32_t words[4][lanes];
+    for (int l = 0; l < lanes; ++l) {
+      uint32_t x[4] = {uint32_t(n + l), uint32_t(b), uint32_t(t), stream};
+      philox(seed, x);
+      for (int w = 0; w < 4; ++w) words[w][l] = x[w];
+    }
+    for (int64_t w = first; w <= last; ++w) {
+      const int64_t unit = w * part + n;
+      const int64_t from = larger(begin - unit, 0), to = smaller(smaller(end - unit, part - n), lanes);
+      for (int64_t l = from; l < to; ++l) row[unit + l] = words[w][l] < below ? hit : miss;
+    }
+  }
+}
+
+// Zoneout of one state.
+template <class T>
+struct Zoneout {
+  using V = Vec<T>;
+
+  T rate;
+  uint64_t seed = 0;
+  uint32_t below, stream;
+  int64_t units;
+  T* kept = nullptr;  // (B, units) of a step: 1 where the old value stays; null where the mean is taken
+
+  Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Room<T>& room)
+      : rate(T(noise.zoneout[state])),
+        below(threshold(noise.zoneout[state])),
+        stream(state ? zoneout_c_stream : zoneout_h_stream),
+        units(units) {
+    if (rate == 0 || !noise.seed) return;
+    seed = uint64_t(*noise.seed);
+    kept = room.take(batch * units);
+  }
+
+  RNNKERN_INLINE bool on() const { return __builtin_expect(rate > 0, 0); }
+
+  // What a step draws for some of its units.
+  void draw_step(int64_t t, int64_t row0, int64_t row1, int64_t begin, int64_t end) const {
+    if (!kept || begin >= end) return;
+    for (int64_t b = row0; b < row1; ++b)
+      draw(seed, below, stream, t, b, units, begin, end, T(1), T(0), kept + b * units);
+  }
+
+  // The weight of the old value.
+  RNNKERN_INLINE V weight(int64_t b, int64_t unit, int64_t lanes) const {
+    return kept ? V::load(kept + b * units + unit, lanes) : V(rate);
+  }
+  RNNKERN_INLINE V mix(V old, V next, int64_t b, int64_t unit, int64_t lanes) const {
+    if (!kept) return V(rate) * old + V(T(1) - rate) * next;
+    return select(weight(b, unit, lanes) == V(0), next, old);
+  }
+};
+
+// Dropout of what R multiplies.
+template <class T>
+struct Dropout {
+  using V = Vec<T>;
+
+  T* mask = nullptr;  // (B, P): 0 or 1 / (1 - rate); null where nothing is dropped
+  int64_t units;
+
+  Dropout(const Noise& noise, int64_t batch, int64_t units, Room<T>& room) : units(units) {
+    if (noise.dropout > 0) mask = room.take(batch * units);
+  }
+
+  RNNKERN_INLINE bool on() const { return __builtin_expect(mask != nullptr, 0); }
+
+  void draw_all(const Noise& noise, int64_t row0, int64_t row1) const {
+    if (!mask) return;
+    for (int64_t b = row0; b < row1; ++b)
+      draw(uint64_t(*noise.seed), threshold(noise.dropout), dropout_stream, 0, b, units, 0, units, T(0),
+           T(1 / (1 - noise.dropout)), mask + b * units);
+  }
+
+  RNNKERN_INLINE V apply(V h, int64_t b, int64_t unit, int64_t lanes) const {
+    return on() ? h * V::load(mask + b * units + unit, lanes) : h;
+  }
+};
+
+// What R multiplies of the h of sequence b.
+template <class T, class S, class F>
+void drop(const Dropout<T>& dropout, int64_t b, const S* h, F* to) {
+  for (int64_t unit = 0; unit < dropout.units; unit += Vec<T>::width) {
+    const int64_t lanes = dropout.units - unit;
+    store(dropout.apply(load(h + unit, lanes), b, unit, lanes), to + unit, lanes);
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,39 @@
+// Zoneout and recurrent dropout: what is drawn, and how. Nothing is kept of it: a draw is a function of a seed and of
+// where it is used, Philox4x32-10 (Salmon et al. 2011), so that the backward, and any device, draws the same again.
+// The draws of B units of a row: one call gives those of unit n of each quarter, n < quarter(B).
+#pragma once
+
+#include <cstdint>
+
+#include "cells/math.h"
+
+namespace rnnkern {
+
+struct Noise {
+  double zoneout[2];    // the rate with which a unit of h, and of c, keeps its old value
+  double dropout;       // the rate with which R does not see a unit of h
+  const int64_t* seed;  // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
+
+  bool any() const { return zoneout[0] > 0 || zoneout[1] > 0 || dropout > 0; }
+};
+
+// The streams of a seed: draws for the zoneout of h and of c at each step, and for dropout, once, at step 0.
+enum : uint32_t { zoneout_h_stream, zoneout_c_stream, dropout_stream };
+
+RNNKERN_CELL void philox(uint64_t seed, uint32_t (&x)[4]) {
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t(0xD2511F53u) * x[0], b = uint64_t(0xCD9E8D57u) * x[2];
+    const uint32_t x0 = uint32_t(b >> 32) ^ x[1] ^ k0, x2 = uint32_t(a >> 32) ^ x[3] ^ k1;
+    x[1] = uint32_t(b), x[3] = uint32_t(a), x[0] = x0, x[2] = x2;
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+}
+
+RNNKERN_CELL int64_t quarter(int64_t units) { return (units + 3) / 4; }
+
+// A word below this is a hit.
+RNNKERN_CELL uint32_t threshold(double rate) { return uint32_t(rate * 4294967296.0); }
+
+}  // namespace rnnkern

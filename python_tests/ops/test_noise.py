@@ -1,0 +1,153 @@
+"""Zoneout and recurrent dropout: what is drawn. That kernels and reference agree is the matter of the other tests,
+whose samples have both."""
+
+import math
+
+import pytest
+import torch
+
+from rnnkern.ops import explain, recurrence
+from rnnkern.reference.noise import DROPOUT, ZONEOUT_C, ZONEOUT_H, hits, philox
+from rnnkern.testing import outputs_and_gradients, recurrence_sample
+
+SEED = torch.tensor(2**40 + 17)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "wanted"),
+    [
+        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_has_the_known_answers(counter, key, wanted):
+    """Those that its authors publish with it."""
+    words = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    assert " ".join(f"{int(word):08x}" for word in words) == wanted
+
+
+def kept_by_zoneout(rate, steps=50, batch=20, hidden=37, seed=SEED):
+    """(T, B, H): whether the kernel let a unit keep its old value. Each step would make h the step's number."""
+    u = torch.arange(1.0, steps + 1)[:, None, None].expand(steps, batch, hidden)
+    h0 = torch.zeros(batch, hidden)
+    h, _ = recurrence("identity", u, torch.zeros(hidden, hidden), (h0,), zoneout=rate, seed=seed)
+    return h != u
+
+
+def dropped(rate, batch=20, hidden=37, seed=SEED, steps=1):
+    """(T, B, H): what is left after each step of ones that are multiplied by the mask alone."""
+    u, h0 = torch.zeros(steps, batch, hidden), torch.ones(batch, hidden)
+    return recurrence("identity", u, torch.eye(hidden), (h0,), dropout=rate, seed=seed)[0]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_as_many_are_drawn_as_the_rate_says(rate):
+    for drawn in (kept_by_zoneout(rate), dropped(rate, 300, 100) == 0):
+        deviation = math.sqrt(rate * (1 - rate) / drawn.numel())
+        assert abs(drawn.float().mean() - rate) < 4 * deviation
+
+
+def test_draws_do_not_depend_on_each_other():
+    kept = kept_by_zoneout(0.5).float() * 2 - 1
+    other = kept_by_zoneout(0.5, seed=SEED + 1).float() * 2 - 1
+    mask = (dropped(0.5)[0] == 0).float() * 2 - 1
+    pairs = {
+        "steps": (kept[1:], kept[:-1]),
+        "sequences": (kept[:, 1:], kept[:, :-1]),
+        "units": (kept[..., 1:], kept[..., :-1]),
+        "quarters of the units": (kept[..., :27], kept[..., 10:]),
+        "seeds": (kept, other),
+        "zoneout and dropout": (kept[0], mask),
+    }
+    for name, (a, b) in pairs.items():
+        assert abs((a * b).mean()) < 4 / math.sqrt(a.numel()), name
+    like = torch.zeros(20, 37)
+    streams = [hits(SEED, 0.5, stream, 0, like) for stream in (ZONEOUT_H, ZONEOUT_C, DROPOUT)]
+    assert all((a == b).float().mean() < 0.6 for a, b in zip(streams, streams[1:] + streams[:1], strict=True))
+
+
+def test_one_mask_for_all_steps_of_a_sequence():
+    left = dropped(0.25, steps=4)
+    assert set(left[0].unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
+    torch.testing.assert_close(left, torch.stack([left[0] ** t for t in range(1, 5)]))
+    assert not torch.equal(left[0, 0], left[0, 1])
+
+
+def test_without_a_seed_zoneout_takes_the_mean_and_nothing_is_dropped():
+    u, h0, R = torch.randn(1, 3, 5), torch.randn(3, 5), torch.zeros(5, 5)
+    h, _ = recurrence("identity", u, R, (h0,), zoneout=0.25, dropout=0.5)
+    torch.testing.assert_close(h[0], 0.25 * h0 + 0.75 * u[0])
+    assert torch.equal(dropped(0.5, seed=None), torch.ones(1, 20, 37))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "tanh"])
+def test_draws_are_the_same_for_any_team_and_any_company(cell, threads):
+    """A sequence's draws depend on its row and not on how many there are."""
+    sample = recurrence_sample(cell, 6, 40, 48, zoneout=0.3, dropout=0.3, requires_grad=True)
+    results = []
+    for number in (1, 2, 3):
+        threads(number)
+        results.append(outputs_and_gradients(recurrence, sample))
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in ("h", "grad of u", "grad of state[0]"))
+    name, u, R, state = sample.args
+    few, _ = recurrence(name, u[:, :3], R, tuple(s[:3] for s in state), **sample.kwargs)
+    torch.testing.assert_close(few, results[0]["h"][:, :3], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cell", "mean"), [("lstm", 0), ("gru", 0), ("tanh", 1)])
+def test_no_mask_is_kept_for_the_backward(cell, mean):
+    """The mean alone keeps h as it was before, where the cell keeps nothing else to find it by."""
+
+    def kept(**noise):
+        sample = recurrence_sample(cell, 5, 3, 4, requires_grad=True)
+        bytes_of = []
+
+        def count(x):
+            bytes_of.append(x.nbytes)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            recurrence(*sample.args, **sample.kwargs, **noise)
+        return sum(bytes_of)
+
+    plain = kept()
+    assert kept(zoneout=0.3, dropout=0.3, seed=SEED) == plain + SEED.nbytes
+    assert kept(zoneout=0.3) == plain + mean * 5 * 3 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"zoneout": 1.0}, ValueError, r"`zoneout` must be in \[0, 1\), got 1.0"),
+        ({"zoneout": (0.1, -0.1)}, ValueError, r"`zoneout` must be in \[0, 1\), got -0.1"),
+        ({"zoneout": (0.1,)}, ValueError, "`zoneout` must be a float or 2 of them, one per state"),
+        ({"zoneout": float("nan")}, ValueError, r"`zoneout` must be in \[0, 1\), got nan"),
+        ({"dropout": 1.5}, ValueError, r"`dropout` must be in \[0, 1\), got 1.5"),
+        ({"dropout": "0.5"}, TypeError, "`dropout` must be a float, got str"),
+        ({"zoneout": True}, TypeError, "`zoneout` must be a float, got bool"),
+        ({"dropout": 0.5, "seed": 1}, TypeError, "`seed` must be an int64 tensor, got int"),
+        ({"dropout": 0.5, "seed": torch.zeros(())}, TypeError, "`seed` must be an int64 tensor, got torch.float32"),
+        ({"dropout": 0.5, "seed": SEED.to("meta")}, TypeError, "`seed` must be on cpu like `u`, got meta"),
+        ({"seed": torch.zeros(2, dtype=torch.int64)}, ValueError, r"`seed` must have one element, got \(2,\)"),
+    ],
+)
+def test_what_is_refused(change, error, message):
+    sample = recurrence_sample("lstm")
+    for face in (recurrence, lambda *args, **kwargs: explain(recurrence, *args, **kwargs)):
+        with pytest.raises(error, match=message):
+            face(*sample.args, **sample.kwargs, **change)
+
+
+def test_the_kernel_refuses_a_seed_that_it_cannot_read():
+    _, u, R, state = recurrence_sample("tanh").args
+    for seed, message in ((SEED.float(), "of another dtype"), (SEED.expand(2), "must have 1 elements, got 2")):
+        with pytest.raises(RuntimeError, match=f"`seed` .*{message}"):
+            torch.ops.rnnkern.recurrence(
+                "tanh", u, R, state, None, None, None, None, False, False, False, None, None, 0.0, 0.0, 0.5, seed
+            )

@@ -1,0 +1,47 @@
+"""Zoneout and recurrent dropout. A draw is a function of a seed and of where it is used, so that a backward, and any
+device, draws the same again: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+ZONEOUT_H, ZONEOUT_C, DROPOUT = range(3)
+"""The streams of a seed."""
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Four random words from four of a counter and two of a key; int64 tensors that hold 32 bits each."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2  # the upper bits wrap around, as they may
+        x0, x1, x2, x3 = (b >> 32 & WORD) ^ x1 ^ k0, b & WORD, (a >> 32 & WORD) ^ x3 ^ k1, a & WORD
+        k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
+    return x0, x1, x2, x3
+
+
+def hits(seed: Tensor, rate: float, stream: int, t: int, like: Tensor) -> Tensor:
+    """True with a probability of ``rate``, (B, H) like a state: a call of Philox draws for unit n of each quarter of
+    the units, rounded up."""
+    batch, units = like.shape
+    quarter = -(-units // 4)
+    n = torch.arange(quarter, device=seed.device).expand(batch, quarter)
+    b = torch.arange(batch, device=seed.device).unsqueeze(1).expand(batch, quarter)
+    counter = (n, b, torch.full_like(n, t), torch.full_like(n, stream))
+    words = philox(counter, (seed & WORD, seed >> 32 & WORD))
+    return torch.cat(words, dim=-1)[:, :units] < int(rate * 2**32)
+
+
+def zoned(seed: Tensor | None, rate: float, t: int, k: int, old: Tensor, new: Tensor) -> Tensor:
+    """Zoneout of state k (0: h, 1: c) at step t (Krueger et al. 2017, eq. 3): each unit keeps its old value with a
+    probability of ``rate``; without a seed the mean of both."""
+    if rate == 0:
+        return new
+    if seed is None:
+        return rate * old + (1 - rate) * new
+    return torch.where(hits(seed, rate, (ZONEOUT_H, ZONEOUT_C)[k], t, new), old, new)
+
+
+def dropout_mask(seed: Tensor, rate: float, h: Tensor) -> Tensor:
+    """Recurrent dropout (Gal and Ghahramani 2016): (B, P), by which h is multiplied wherever R is, at all steps."""
+    return hits(seed, rate, DROPOUT, 0, h).logical_not().to(h.dtype) * (1 / (1 - rate))
