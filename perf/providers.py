@@ -93,7 +93,7 @@ def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor]
 
 def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor]:
     """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D); with a gain,
-    the norm of all of R h before b_hh."""
+    the norm of all of R (mask h) before b_hh."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
     gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
 

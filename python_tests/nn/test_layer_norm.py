@@ -156,7 +156,7 @@ def test_state_dict_and_dtype(cls):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_autocast(cls, dtype):
-    module, x = build(cls, I, H, 2), torch.randn(T, B, I, requires_grad=True)
+    module, x = build(cls, 20, 30, 2), torch.randn(8, 16, 20, requires_grad=True)
     results = []
     for implementation in ("cpu", "reference"):
         with torch.autocast("cpu", dtype), rnnkern.use(implementation):

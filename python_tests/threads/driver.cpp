@@ -130,7 +130,7 @@ struct Direction {
     dR.resize(R.size());
     dW.resize(W.size());
     dW_hr.resize(W_hr.size());
-    for (Values& rows : dparams) rows.resize(batch * columns);
+    for (Values& rows_of : dparams) rows_of.resize(batch * columns);
     dbias.resize(columns);
     dbias_ih.resize(columns);
 

@@ -38,8 +38,8 @@ class GRU(LayerNormed, torch.nn.GRU):
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; ``layer_norm``
-            stands beside ``num_heads`` or a reset gate before the product; a rate is not in [0, 1).
+        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
+            in [0, 1); ``layer_norm`` stands beside ``num_heads`` or a reset gate before the product.
         As torch.nn: every other wrong argument.
 
     Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.

@@ -1,13 +1,14 @@
 """The option ``layer_norm`` of LSTM and GRU."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn import Parameter, init
 
 from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import Recurrent
+from rnnkern.ops import recurrence, recurrence_bidirectional
 
 
 class LayerNormed(Recurrent):
@@ -43,17 +44,17 @@ class LayerNormed(Recurrent):
             if name.startswith(("weight_ln", "bias_ln")):
                 init.constant_(parameter, float(name.startswith("weight")))
 
-    def _arguments(self, x: Tensor, directions: list[dict[str, Any]]) -> list[tuple[Tensor, dict[str, Any]]]:
-        """With u = LN(W x) + b_ih in place of x, W and b_ih."""
+    def _layer(self, x, directions, one=recurrence, both=recurrence_bidirectional) -> Sequence[Any]:
+        """Each direction from an u = LN(W x) + b_ih of its own."""
         if not self.layer_norm:
-            return super()._arguments(x, directions)
-        arguments = []
-        for call in directions:
-            gain, *params = call["params"]
-            rest = {name: value for name, value in call.items() if name not in ("weight_ih", "bias_ih")}
+            return super()._layer(x, directions, one, both)
+        results = []
+        for k, call in enumerate(directions):
+            (gain, *params), rest = call["params"], call.keys() - {"weight_ih", "bias_ih"}
             u = F.layer_norm(F.linear(x, call["weight_ih"]), gain.shape, gain, call["bias_ih"])
-            arguments.append(autocast.cast(u, rest | {"params": tuple(params)}))
-        return arguments
+            u, call = autocast.cast(u, {name: call[name] for name in rest} | {"params": tuple(params)})
+            results.append(one(self._cell, u, **call, reverse=k == 1))
+        return results
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", layer_norm=True" if self.layer_norm else "")

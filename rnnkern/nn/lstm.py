@@ -39,8 +39,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
 
     Raises:
-        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``;
-            ``layer_norm`` stands beside either; a rate is not in [0, 1).
+        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
+            not in [0, 1); ``layer_norm`` stands beside ``num_heads`` or ``proj_size``.
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;

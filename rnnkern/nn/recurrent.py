@@ -1,5 +1,6 @@
 """What RNN, LSTM and GRU share: torch.nn's parameters and checks around one call of the operator per direction."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,11 +102,9 @@ class Recurrent(RNNBase):
             for call in directions:
                 if "zoneout" in call and self.training:
                     call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
-            outputs = []
-            for h, final in self._run(x, directions):
-                outputs.append(h)
-                finals.append(final)
+            outputs, final = zip(*self._layer(x, directions), strict=True)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+            finals += final
         if len(finals) == 1:
             hidden = tuple(state.unsqueeze(0) for state in finals[0])
         else:
@@ -164,7 +163,7 @@ class Recurrent(RNNBase):
         choices = []
         for directions in self._calls(sequence):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], directions[0]["weight_ih"].shape[1])
-            choices += self._run(x, directions, recurrence.choose, recurrence_bidirectional.choose)
+            choices += self._layer(x, directions, recurrence.choose, recurrence_bidirectional.choose)
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -249,18 +248,10 @@ class Recurrent(RNNBase):
             calls.append(arguments)
         return [calls[k : k + directions] for k in range(0, len(calls), directions)]
 
-    def _run(self, x: Tensor, directions, one=recurrence, both=recurrence_bidirectional):
-        """What the operator gives for each direction of a layer."""
-        inputs, directions = zip(*self._arguments(x, directions), strict=True)
-        if len(inputs) == 2 and inputs[0] is inputs[1]:
-            return both(self._cell, inputs[0], *directions)
-        calls = enumerate(zip(inputs, directions, strict=True))
-        return [one(self._cell, u, **call, reverse=k == 1) for k, (u, call) in calls]
-
-    def _arguments(self, x: Tensor, directions: list[dict[str, Any]]) -> list[tuple[Tensor, dict[str, Any]]]:
-        """The input and the other arguments of each direction, as the operator takes them."""
+    def _layer(self, x, directions, one=recurrence, both=recurrence_bidirectional) -> Sequence[Any]:
+        """What ``one`` or ``both`` gives for each direction of a layer."""
         x, *directions = autocast.cast(x, *directions)
-        return [(x, call) for call in directions]
+        return both(self._cell, x, *directions) if self.bidirectional else [one(self._cell, x, **directions[0])]
 
     # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
     # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.
