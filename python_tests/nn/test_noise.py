@@ -33,7 +33,7 @@ def test_training_draws_and_evaluation_takes_the_mean(cls, options):
     assert torch.equal(module(x)[0], module(x)[0])
     call = module._calls(module._check(x, None, None))[0][0]
     assert call["zoneout"] == 0.3
-    wanted, _ = recurrence(u=x, **{**call, "seed": None, "dropout": 0.0})
+    wanted, _ = recurrence(module._cell, x, **{**call, "seed": None, "dropout": 0.0})
     assert torch.equal(module(x)[0], wanted)
     module.zoneout = 0.0
     plain = build(cls, I, H, **options)
@@ -49,9 +49,10 @@ def test_training_is_the_operator_with_the_seeds_that_torch_draws(cls, options):
     torch.manual_seed(3)
     seeds = [torch.randint(-(2**63), 2**63 - 1, ()) for _ in range(2)]
     assert seeds[0] != seeds[1]
-    calls = module._calls(module._check(x, None, None))[0]
-    wanted = [recurrence(u=x, **call, seed=seed)[0] for call, seed in zip(calls, seeds, strict=True)]
-    assert torch.equal(output, torch.cat(wanted, dim=-1))
+    one, other = module._calls(module._check(x, None, None))[0]
+    forward, _ = recurrence(module._cell, x, **one, seed=seeds[0])
+    backward, _ = recurrence(module._cell, x, **other, seed=seeds[1], reverse=True)
+    assert torch.equal(output, torch.cat([forward, backward], dim=-1))
 
 
 def test_explain_and_choose_draw_nothing():
