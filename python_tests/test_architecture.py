@@ -67,15 +67,21 @@ def listed_cells(root: Path) -> list[Listed]:
         for path, text in texts.items():
             if base := re.search(rf"struct {struct} : (?:CellFacts<{number}>|(\w+))", text):
                 *own, alias = base.groups()
-                first_gates, gates, states, params, saved, joint = aliases.get(alias, own)
-                params = int(params) + ("projected = true" in text)
-                numbers = (first_gates, gates, states, params, saved)
+                facts = dict(zip(Facts._fields, aliases.get(alias, own), strict=False))
+                facts |= re.findall(
+                    r"\b(params|saved|joint) = (\w+)", text
+                )  # where it differs from what it derives from
+                facts |= {fact: int(number) for fact, number in facts.items() if fact != "joint"}
+                facts["params"] += "projected = true" in text
+                facts |= {"joint": facts["joint"] == "true", "cuda": struct in on_both}
                 name = re.search(r'name = "(\w+)"', text)
-                found = Listed(
-                    struct, name and name[1], path, Facts(*map(int, numbers), joint == "true", struct in on_both)
-                )
+                found = Listed(struct, name and name[1], path, Facts(**facts))
         cells.append(found)
     return cells
+
+
+DERIVED = {"lstm_projected": "lstm", "lstm_layer_norm": "lstm", "gru_layer_norm": "gru"}
+"""Cells that share another's equations."""
 
 
 def faults_of_header(cell: str, root: Path) -> list[str]:
@@ -87,7 +93,7 @@ def faults_of_header(cell: str, root: Path) -> list[str]:
         faults.append(f"{cell}: {path.name} has more than {HEADER_LINES} lines")
     if not text.startswith("// "):
         faults.append(f"{cell}: {path.name} does not begin with its equations")
-    derived = {"lstm_projected": "lstm", "gru_layer_norm": "gru"}.get(cell, "cell")
+    derived = DERIVED.get(cell, "cell")
     if (included := re.findall(r"#include (\S+)", text)) != [f'"cells/{derived}.h"']:
         faults.append(f"{cell}: {path.name} includes {included}, not cells/{derived}.h alone")
     if not any(found.header == path and found.name == cell for found in listed_cells(root)):

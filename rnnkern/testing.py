@@ -221,10 +221,13 @@ def recurrence_sample(
     return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
 
 
+DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normalised)}
+"""Cells whose R has no heads: h is projected, or R h normalised."""
+
+
 def takes(cell: str, options: Collection[str]) -> bool:
-    """Whether a cell has the options: where h is projected or R h normalised, R has no heads."""
-    dense = {"lstm_projected", *(name for name, known in CELLS.items() if known.normalised)}
-    return not ("heads" in options and cell in dense)
+    """Whether a cell has the options."""
+    return not ("heads" in options and cell in DENSE)
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:

@@ -23,7 +23,7 @@
 //
 // and where R h is normalised and c with it, y = LN(c') params[1] + params[2]: `forward` leaves h' to `output`, and
 // `backward` finds y in next[1] and in grad[1] also what came to c' through y:
-//   c_of(save, old)                                              c', again
+//   next_c(save, old)                                            c' again
 //   output(save, y)                                              h'
 //   output_backward(save, y, dh)                                 dL/dy
 //

@@ -13,7 +13,7 @@ struct LstmProjected : Lstm {
   // What W_hr multiplies.
   template <class V>
   RNNKERN_CELL V unprojected(const V* save, const V* old) {
-    return save[3] * tanh(save[1] * old[1] + save[0] * save[2]);
+    return save[3] * tanh(next_c(save, old));
   }
 };
 

@@ -26,7 +26,7 @@ struct BackwardPlan {
   F* dropped;  // a member's rows of what R multiplied, where that was not h
   std::optional<StepProducts<S, Cell>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
-  T* norms;  // a member's row of c and rows of gradients around norms
+  T* norms;  // a member's rows of gradients before norms, and of c before zoneout
 
   BackwardPlan(const Backward<S>& p, Member me)
       : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
@@ -203,9 +203,7 @@ void backward(const Backward<S>& p, Member me) {
         return plan.dropout.apply(scale * V::load(results), b, unit, lanes);
       };
 
-      plan.zoneout_h.draw_step(t, share.row0, row1, column0, column1);
-      if (Cell::states > 1) plan.zoneout_c.draw_step(t, share.row0, row1, unit0, unit1);
-      if constexpr (Cell::normalised) share.meet();
+      draw_step<Cell>(plan, share, t, row1, {column0, column1}, {unit0, unit1});
 
       // The gradient of h, for columns of a sequence.
       auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -273,10 +271,18 @@ void backward(const Backward<S>& p, Member me) {
                        });
       } else if constexpr (Cell::normalised) {
         for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
+          const T *cells = nullptr, *cells_before = nullptr;
+          if (Cell::states > 1) {
+            cells = p.cell_states + (row + b) * hidden;
+            cells_before = c_before(b);
+            if (plan.zoneout_c.on()) {
+              cells_again<Cell>(saved_row(b), cells_before, plan.norms + (Cell::gates + 1) * hidden, hidden);
+              cells = plan.norms + (Cell::gates + 1) * hidden;
+            }
+          }
           const S* const before = h_before(b);
-          const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
-          NormsBackward<Cell, T> norms(p.weights, saved_row(b), p.dparams, b, plan.norms);
-          norms.begin(cells_before, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+          NormsBackward<Cell, T> norms(p.weights, saved_row(b), cells, p.dparams, b, plan.norms);
+          norms.begin([&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
             const V dh = dh_of(b, unit, lanes);
             return plan.zoneout_h.on() ? dh - plan.zoneout_h.weight(b, unit, lanes) * dh : dh;
           });

@@ -72,8 +72,9 @@ void forward(const Forward<S>& p, Member me) {
   me.meet();
   const Product<F>& by_units = Cell::two_products ? plan.products.second : plan.products.first;
   const Product<F>& by_columns = Cell::projected ? plan.projection : by_units;
-  auto first_unit = [&](const Product<F>& q) { return q.first_unit(share.first_panel(q.panels())); };
-  auto last_unit = [&](const Product<F>& q) { return q.first_unit(share.last_panel(q.panels())); };
+  auto units_of = [&](const Product<F>& q) {
+    return Units{q.first_unit(share.first_panel(q.panels())), q.first_unit(share.last_panel(q.panels()))};
+  };
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
@@ -104,8 +105,7 @@ void forward(const Forward<S>& p, Member me) {
         if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
         if (plan.dropout.on()) store(plan.dropout.apply(h, b, unit, lanes), dropped_next + b * width + unit, lanes);
       };
-      plan.zoneout_h.draw_step(t, share.row0, row1, first_unit(by_columns), last_unit(by_columns));
-      if (Cell::states > 1) plan.zoneout_c.draw_step(t, share.row0, row1, first_unit(by_units), last_unit(by_units));
+      draw_step<Cell>(plan, share, t, row1, units_of(by_columns), units_of(by_units));
       plan.products.step(
           p.weights, share, row1, h_before, factors, plan.dropout, plan.operand,
           [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {

@@ -13,13 +13,12 @@
 #include "recurrence/cpu_room.h"
 
 #include "recurrence/cpu_product.h"
+#include "recurrence/cpu_sequence.h"
 
 #include "recurrence/cpu_noise.h"
-#include "recurrence/cpu_sequence.h"
-#include "recurrence/cpu_weight_gradient.h"
-
 #include "recurrence/cpu_normalised.h"
 #include "recurrence/cpu_step.h"
+#include "recurrence/cpu_weight_gradient.h"
 
 #include "recurrence/cpu_backward.h"
 #include "recurrence/cpu_forward.h"

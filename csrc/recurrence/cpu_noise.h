@@ -65,6 +65,23 @@ struct Zoneout {
   }
 };
 
+struct Units {
+  int64_t begin, end;
+};
+
+// What step t draws for a member: for the columns of h and the units that it computes, or, where rows are normalised,
+// for whole rows.
+template <class Cell, class Plan>
+void draw_step(const Plan& plan, const Share& share, int64_t t, int64_t row1, Units columns, Units units) {
+  int64_t row0 = share.row0;
+  if (Cell::normalised) {
+    row0 = share.copy0, row1 = smaller(share.copy1, row1);
+    columns = units = {0, plan.zoneout_h.units};
+  }
+  plan.zoneout_h.draw_step(t, row0, row1, columns.begin, columns.end);
+  if (Cell::states > 1) plan.zoneout_c.draw_step(t, row0, row1, units.begin, units.end);
+}
+
 // Dropout of what R multiplies.
 template <class T>
 struct Dropout {

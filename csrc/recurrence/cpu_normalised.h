@@ -120,6 +120,18 @@ RNNKERN_INLINE void normalised_rows(const Weights<T>& weights, const Share& shar
   }
 }
 
+// The c that a norm saw, where zoneout has put others in its place.
+template <class Cell, class T>
+void cells_again(const T* saved, const T* before, T* to, int64_t hidden) {
+  using V = Vec<T>;
+  if constexpr (Cell::states > 1)
+    for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      V save[Cell::saved], old[2] = {V(0), V::load(before + unit, lanes)};
+      load_gates(save, Cell::saved, saved, hidden, unit, lanes);
+      Cell::next_c(save, old).store(to + unit, lanes);
+    });
+}
+
 // The norms of one row, backwards: around its equations, which take `before` and `after` for each vector of units.
 template <class Cell, class T>
 class NormsBackward {
@@ -127,34 +139,27 @@ class NormsBackward {
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
  public:
-  // The row of what was saved; the gradients of params, whose row b is added to; room for G*H + 2 H elements.
-  NormsBackward(const Weights<T>& weights, const T* saved, T* const* dparams, int64_t b, T* room)
+  // The row of what was saved, of c (or null), and of the gradients of params[0], and of params[1] and [2]; room for
+  // G*H + H elements.
+  NormsBackward(const Weights<T>& weights, const T* saved, const T* cells, T* const* dparams, int64_t b, T* room)
       : weights_(weights),
         hidden_(weights.hidden),
         saved_(saved),
         norm_(saved + own * hidden_, gates * hidden_),
         dgain_(dparams[0] + b * gates * hidden_),
         dr_(room),
-        dc_(room + gates * hidden_),
-        cells_(dc_ + hidden_) {
+        dc_(room + gates * hidden_) {
     if constexpr (Cell::states > 1) {
+      norm_c_.emplace(cells, hidden_);
       dgain_c_ = dparams[1] + b * hidden_;
       dbias_c_ = dparams[2] + b * hidden_;
     }
   }
 
-  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h. c is computed again, for zoneout may
-  // have left something else of it.
+  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h.
   template <class DhOf>
-  RNNKERN_INLINE void begin(const T* cells_before, DhOf dh_of) {
+  RNNKERN_INLINE void begin(DhOf dh_of) {
     if constexpr (Cell::states > 1) {
-      for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[own], old[2];
-        load_gates(save, own, saved_, hidden_, unit, lanes);
-        old[1] = V::load(cells_before + unit, lanes);
-        Cell::c_of(save, old).store(cells_ + unit, lanes);
-      });
-      norm_c_.emplace(cells_, hidden_);
       for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V save[own];
         load_gates(save, own, saved_, hidden_, unit, lanes);
@@ -203,7 +208,7 @@ class NormsBackward {
   const T* const saved_;
   const Norm<T> norm_;
   std::optional<Norm<T>> norm_c_;
-  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_, *cells_;
+  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_;
 };
 
 }  // namespace

@@ -56,8 +56,8 @@ struct StepProducts {
 
   // For a member's sequences up to row1 and its units. factors(b) is h_before(b) as products take it. load_u(u, b,
   // unit, lanes) reads the gates of u, saved_row(b) is where gates are saved, or at least those of the first product
-  // until the second, or R h until its norm, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old, next,
-  // save) takes the results. Members meet between products, not at the end.
+  // until the second, or R h until its norm, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old,
+  // next, save) takes the results. Members meet between products, not at the end.
   template <class HBefore, class LoadU, class SavedRow, class OldC, class Put>
   RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const HBefore& h_before,
                            const Entering<F>& factors, const Dropout<T>& dropout, F* operand, LoadU load_u,

@@ -106,16 +106,13 @@ struct StepBackwardKernel {
     A grad[Cell::states];
     RNNKERN_UNROLL
     for (int s = 0; s < Cell::states; ++s) grad[s] = p.carry[s][index];
-    // What flows back through R, of step t.
-    const auto through_R = [&](int64_t t, int64_t rows) {
-      const A scale = p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
-      const A grad = scale * widen(p.from_R[(head * rows + b) * d + unit]);
-      if constexpr (noisy) return drop(p.noise, index, grad);
-      return grad;
+    const auto scale = [&](int64_t t) {
+      return p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
     };
+    const auto seen = [&](A value) { return noisy ? drop(p.noise, index, value) : value; };  // by R, or through it
 
     if (!p.second && p.finished >= 0 && b < p.finished_alive) {
-      grad[0] += through_R(p.finished, p.finished_alive);
+      grad[0] += seen(scale(p.finished) * widen(p.from_R[(head * p.finished_alive + b) * d + unit]));
       if (p.sequence.resets(p.finished, b)) {
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
@@ -156,9 +153,9 @@ struct StepBackwardKernel {
           dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
         }
         A operand;
-        Cell::prepare_backward(input.save, old, through_R(p.t, p.alive), grad, du, dr, operand);
-        if constexpr (noisy) operand = drop(p.noise, index, operand);
-        p.operand[(head * p.rows + p.here + b) * d + unit] = device::narrow<S>(operand);
+        const A doperand = seen(scale(p.t) * widen(p.from_R[(head * p.alive + b) * d + unit]));
+        Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
+        p.operand[(head * p.rows + p.here + b) * d + unit] = device::narrow<S>(seen(operand));
         give(p, du, dr, Cell::first_gates, b, head, unit, d);
       }
     }

@@ -59,11 +59,12 @@ STUB = '#include "recurrence/problem.h"\nrnnkern::Level rnnkern::level_{}() {{ r
 
 MUTANTS = [
     # ---- cells
-    Mutant("cells/lstm.h", "dc = grad[1] + grad[0]", "dc = grad[1] - grad[0]", "a sign in dc", values("lstm")),
+    Mutant("cells/lstm.h", "grad[1] + grad[0] * save[3]", "grad[1] - grad[0] * save[3]", "a sign in dc",
+           values("lstm")),
     Mutant("cells/lstm.h", "grad[1] = dc * f", "grad[1] = dc", "the forget gate in the gradient of c", values("lstm")),
     Mutant("cells/lstm.h", "save[1] * old[1]", "save[0] * old[1]", "i in the place of f", values("lstm")),
-    Mutant("cells/lstm_projected.h", "save[3] * tanh(save[1]", "save[3] * (save[1]", "the tanh of what is projected",
-           values("lstm_projected")),
+    Mutant("cells/lstm_projected.h", "save[3] * tanh(next_c(save, old))", "save[3] * next_c(save, old)",
+           "the tanh of what is projected", values("lstm_projected")),
     Mutant("cells/gru.h", "dr[2] = du[2] * r", "dr[2] = du[2]", "the reset gate in dr", values("gru")),
     Mutant("cells/gru.h", "save[3] = r[2]", "save[3] = u[2]", "what is saved of the product", values("gru")),
     Mutant("cells/gru_reset_before.h", "grad[0] + doperand * r", "grad[0] + doperand", "the reset gate in dh",
@@ -208,7 +209,7 @@ MUTANTS = [
            "the step whose resets are read", interpreted("stepwise and reset and tanh")),
     Mutant("recurrence/cuda_noise.h", "unit - word * part", "unit", "which unit a draw is for",
            interpreted("stepwise and zoneout and tanh")),
-    Mutant("recurrence/step.h", "if constexpr (noisy) return drop(p.noise, index, grad);", "",
+    Mutant("recurrence/step.h", "seen(scale(p.finished) *", "(scale(p.finished) *",
            "dropout of what flows back through R", interpreted("stepwise and dropout and tanh")),
     Mutant("recurrence/step.h", "next[0] = p.candidates[(p.row + b) * hidden + column]", "next[0] = next[0]",
            "h before zoneout took the mean", interpreted("stepwise and mean and tanh")),

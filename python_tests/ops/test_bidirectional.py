@@ -167,6 +167,7 @@ def test_both_are_one_operator_and_each_is_counted(threads):
 DIFFERENT = {
     "grad_scale": lambda x, one, other: one.update(grad_scale=torch.ones(len(x))),
     "one reset": lambda x, one, other: other.update(reset=torch.zeros(x.shape[:2], dtype=torch.bool)),
+    "zoneout": lambda x, one, other: other.update(zoneout=0.5),
     "one bias": lambda x, one, other: one.update(bias=None),
     "save_gates": lambda x, one, other: other.update(save_gates=False),
 }

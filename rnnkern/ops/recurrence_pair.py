@@ -21,6 +21,8 @@ EACH = ("weight_ih", "bias_ih", "R", "bias", "reset")
 
 OTHERS = ("state", "params", "batch_sizes", "save_gates")
 
+NO_NOISE = (0.0, 0.0, 0.0)
+
 
 def recurrence_bidirectional(
     cell: str, x: Tensor, forward: Mapping[str, Any], backward: Mapping[str, Any]
@@ -32,10 +34,11 @@ def recurrence_bidirectional(
         recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
 
     On a CPU with at least two threads both run at the same time, by half of the threads each, and no thread waits for
-    the other direction. This is so for calls with ``weight_ih``, without ``grad_scale``, of equal sizes, with the same
-    ``batch_sizes`` and ``save_gates``, and with the same optional tensors in both directions. All else is two calls:
-    on other devices and under :func:`rnnkern.use` of the reference, with one thread, under the transforms of
-    ``torch.func`` and in compiled code. Second derivatives are those of :func:`recurrence`.
+    the other direction. This is so for calls with ``weight_ih``, without ``grad_scale``, ``zoneout`` and ``dropout``,
+    of equal sizes, with the same ``batch_sizes`` and ``save_gates``, and with the same optional tensors in both
+    directions. All else is two calls: on other devices and under :func:`rnnkern.use` of the reference, with one
+    thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
+    :func:`recurrence`.
 
     Args:
         cell: as in :func:`recurrence`.
@@ -77,7 +80,8 @@ def _side_by_side(cell, x, forward, backward) -> list[dict[str, Any]] | None:
         return None
     defaults = recurrence.__kwdefaults__
     calls = [{**defaults, **forward}, {**defaults, **backward}]
-    if any(value is not defaults.get(name) and name not in EACH + OTHERS for c in calls for name, value in c.items()):
+    rest = [(value, defaults.get(name)) for c in calls for name, value in c.items() if name not in EACH + OTHERS]
+    if any(value is not default and (isinstance(value, Tensor) or value != default) for value, default in rest):
         return None
     if recurrence.choose(cell, x, **forward).implementation != "cpu":
         return None
@@ -165,7 +169,7 @@ class RecurrencePair(torch.autograd.Function):
 def _gradients(cell, reverse, states, x, batch_sizes, tensors, kept, needs, grads):
     weight_ih, bias_ih, R, bias, reset, *rest = tensors
     call = (x, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, *rest, *kept)
-    return gradients(cell, reverse, states, (0.0, 0.0, 0.0), call, needs, grads)
+    return gradients(cell, reverse, states, NO_NOISE, call, needs, grads)
 
 
 def _both_gradients(cell, states, x, batch_sizes, tensors, kept, needs, grads):
@@ -205,7 +209,7 @@ def _backward_shapes(cell, grad_h, grad_h_reverse, grad_state, u, R, state, bias
         _operators.recurrence_backward.default(
             cell, None, [], u, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, k == 1, None,
             h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k], needs_u,
-            needs_weight_ih, needs_bias_ih, 0.0, 0.0, 0.0, None,
+            needs_weight_ih, needs_bias_ih, *NO_NOISE, None,
         )
         for k in (0, 1)
     )  # fmt: skip
