@@ -142,29 +142,32 @@ class Spy:
     def __init__(self, operator):
         self.operator, self.ran, self.asked = operator, [], []
 
-    def __call__(self, **kwargs):
-        self.ran.append(self.describe(**kwargs))
-        return self.operator(**kwargs)
+    def __call__(self, *args, **kwargs):
+        self.ran.append(self.describe(*args, **kwargs))
+        return self.operator(*args, **kwargs)
 
-    def choose(self, **kwargs):
-        self.asked.append(self.describe(**kwargs))
-        return self.operator.choose(**kwargs)
+    def choose(self, *args, **kwargs):
+        self.asked.append(self.describe(*args, **kwargs))
+        return self.operator.choose(*args, **kwargs)
 
     @staticmethod
-    def describe(**kwargs):
+    def describe(*args, **kwargs):
         def plain(value):
+            if isinstance(value, dict):
+                return {name: plain(v) for name, v in value.items()}
             if isinstance(value, torch.Tensor):
                 return value.dtype, value.device, tuple(value.shape)
             return [plain(v) for v in value] if isinstance(value, tuple) else value
 
-        return {name: plain(value) for name, value in kwargs.items()}
+        return plain(args), plain(kwargs)
 
 
 @modules
 @pytest.mark.parametrize("kind", ["batched", "unbatched", "packed", "autocast"])
 def test_explain_asks_for_the_calls_that_forward_makes(build, kind, monkeypatch):
-    spy = Spy(rnnkern.ops.recurrence)
-    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence", spy)
+    one, both = Spy(rnnkern.ops.recurrence), Spy(rnnkern.ops.recurrence_bidirectional)
+    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence", one)
+    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence_bidirectional", both)
     module = build()
     module.dropout = 0.5
     x, reset = sample(module)
@@ -175,13 +178,12 @@ def test_explain_asks_for_the_calls_that_forward_makes(build, kind, monkeypatch)
     generator = torch.get_rng_state()
     with torch.autocast("cpu", enabled=kind == "autocast"):
         choices = rnnkern.ops.explain(module, x, reset=reset)
-        assert spy.ran == []
+        assert one.ran == both.ran == []
         assert torch.equal(generator, torch.get_rng_state())
         module(x, reset=reset)
-    assert spy.ran == spy.asked
+    assert (one.ran, both.ran) == (one.asked, both.asked)
     directions = 2 if module.bidirectional else 1
-    assert len(choices) == len(spy.ran) == module.num_layers * directions
-    assert [call["reverse"] for call in spy.ran] == [False, True][:directions] * module.num_layers
+    assert len(choices) == len(one.ran) + 2 * len(both.ran) == module.num_layers * directions
     assert all(isinstance(choice, rnnkern.ops.Choice) for choice in choices)
 
 
