@@ -20,6 +20,7 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
 
 DRAWN = ("python_tests/ops/test_properties.py",)
 DRAWS = named("float64_agrees and (zoneout or dropout)")
+NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
@@ -112,6 +113,20 @@ MUTANTS = [
            "return scale * V::load(results)", "dropout on the way back", DRAWS),
     Mutant("recurrence/cpu_backward.h", "store(plan.dropout.apply(operand, b, unit, lanes),", "store(operand,",
            "what the second product's R multiplied", DRAWS),
+    # ---- norms
+    Mutant("recurrence/cpu_normalised.h", "std::sqrt(variance + eps)", "std::sqrt(variance)", "a row of equal values",
+           ("python_tests/ops/test_layer_norm.py",)),
+    Mutant("recurrence/cpu_normalised.h", "lanes) - level -", "lanes) -", "the mean of a gradient through a norm",
+           NORMS),
+    Mutant("recurrence/cpu_normalised.h", "- (*this)(i, lanes) * along", "", "a gradient along the row", NORMS),
+    Mutant("recurrence/cpu_normalised.h", "add(dr[g] * norm_(i, lanes), dgain_ + i, lanes);", "", "the gain's gradient",
+           NORMS),
+    Mutant("recurrence/cpu_normalised.h", "grad[1] = grad[1] + V::load(dc_ + unit, lanes);", "",
+           "what comes to c by its norm", NORMS),
+    Mutant("recurrence/cpu_normalised.h", "if (Cell::normalised) R.bias = nullptr;", "", "the bias before the norm",
+           NORMS),
+    Mutant("recurrence/cpu_backward.h", "cells = plan.norms + (Cell::gates + 1) * hidden;", "",
+           "the c that its norm saw, under zoneout", NORMS),
     # ---- the loop over time
     Mutant("recurrence/cpu_room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
            "the size of a part of the workspace", values("lstm")),
