@@ -120,7 +120,8 @@ struct Call {
 
   void set_noise(double zoneout_h, double zoneout_c, double dropout, const OptionalTensor& seed_) {
     if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
-    noise = {{zoneout_h, zoneout_c}, seed ? dropout : 0, seed ? read<int64_t>(*seed) : nullptr};
+    auto rate = [](double given) { return threshold(given) > 0 ? given : 0; };  // less is nothing in float32
+    noise = {{rate(zoneout_h), rate(zoneout_c)}, seed ? rate(dropout) : 0, seed ? read<int64_t>(*seed) : nullptr};
   }
 
   // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.

@@ -100,6 +100,15 @@ def test_draws_are_the_same_for_any_team_and_any_company(cell, threads):
     torch.testing.assert_close(few, results[0]["h"][:, :3], rtol=1e-12, atol=1e-12)
 
 
+def test_a_rate_too_small_to_draw_is_none():
+    sample = recurrence_sample("tanh", dtype=torch.float32, requires_grad=True)
+    plain = outputs_and_gradients(recurrence, sample)
+    for seed in (None, SEED):
+        kwargs = sample.kwargs | {"zoneout": 2.0**-40, "dropout": 2.0**-40, "seed": seed}
+        tiny = outputs_and_gradients(recurrence, sample._replace(kwargs=kwargs))
+        assert all(torch.equal(plain[name], tiny[name]) for name in plain)
+
+
 @pytest.mark.parametrize(("cell", "mean"), [("lstm", 0), ("gru", 0), ("tanh", 1)])
 def test_no_mask_is_kept_for_the_backward(cell, mean):
     """The mean alone keeps h as it was before, where the cell keeps nothing else to find it by."""

@@ -80,6 +80,8 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
     scale = draw(st.sampled_from([None, (T,), (T, B)]))
     dense = only_dense or (heads == 1 and draw(st.booleans()))
     R = draw(laid_out(*((gates * H, P) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
+    if reference.CELLS[cell].normalised:  # of equal rows the norm is rounding alone
+        R = R + torch.randn(R.shape, dtype=R.dtype)
     kwargs = {
         "bias": draw(st.none() | laid_out(gates * H)),
         "params": (draw(laid_out(P, H, scale=1 / H**0.5)),)
@@ -128,9 +130,8 @@ def check(call, use, level, threads, dtype=torch.float64):
     if dtype == torch.float64:
         for name, value in wanted.items():
             scale = value.detach().abs().max().item() if value.numel() else 0
-            torch.testing.assert_close(
-                actual[name], value, rtol=1e-11, atol=1e-11 * scale, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            close = max(1e-11 * scale, 1e-13)  # a norm over one unit has no gradient but rounding
+            torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=close, msg=lambda m, n=name: f"{n}: {m}")
     else:
         truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
         for name, value in wanted.items():

@@ -16,7 +16,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int64_t steps = 9, batch = 13, hidden = 48, projected = 20, inputs = 7;
+constexpr int64_t steps = 12, batch = 13, hidden = 48, projected = 20, inputs = 7;
 
 // What a call is, beside its cell.
 struct Options {

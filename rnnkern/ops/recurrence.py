@@ -14,6 +14,9 @@ from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
 
+LEAST_RATE = 2.0**-32
+"""Of zoneout and dropout: what is less draws nothing from 32 bits, and counts as 0."""
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -274,7 +277,8 @@ def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[tuple[float,
             raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
         if seed.numel() != 1:
             raise ValueError(f"recurrence: `seed` must have one element, got {_shape(seed)}")
-    rates = (float(rates[0]), float(rates[1]) if states > 1 else 0.0, float(dropout) if seed is not None else 0.0)
+    rates = (rates[0], rates[1] if states > 1 else 0.0, dropout if seed is not None else 0.0)
+    rates = tuple(float(rate) if rate >= LEAST_RATE else 0.0 for rate in rates)
     return rates, seed if any(rates) else None
 
 
