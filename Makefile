@@ -39,7 +39,7 @@ sanitize: install
 	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 RNNKERN_SOAK=10000 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)" \
 	  $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
-	  python_tests/ops/test_noise.py python_tests/ops/test_bidirectional.py \
+	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
 	  python_tests/ops/test_soak.py -k "not 1000"
 	$(BIN)/python -m pytest -q python_tests/threads
 

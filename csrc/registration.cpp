@@ -36,13 +36,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float zoneout_h, float zoneout_c, float dropout, Tensor? seed) -> "
       "Tensor[]");
-  // Lists hold the forward direction's tensors and then as many of the reverse one.
+  // Lists hold the first recurrence's tensors and then as many of the second.
   m.def(
-      "recurrence_bidirectional(str cell, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
+      "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
       "Tensor? batch_sizes, Tensor[]? reset, bool training, bool save_gates, Tensor[] weight_ih, Tensor[]? bias_ih) -> "
       "Tensor[]");
   m.def(
-      "recurrence_bidirectional_backward(str cell, Tensor? grad_h, Tensor? grad_h_reverse, Tensor[] grad_state, "
+      "recurrence_pair_backward(str cell, bool stacked, Tensor? grad_h, Tensor? grad_h_second, Tensor[] grad_state, "
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
@@ -60,8 +60,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
-  m.impl("recurrence_bidirectional", TORCH_BOX(&recurrence_bidirectional_cpu));
-  m.impl("recurrence_bidirectional_backward", TORCH_BOX(&recurrence_bidirectional_backward_cpu));
+  m.impl("recurrence_pair", TORCH_BOX(&recurrence_pair_cpu));
+  m.impl("recurrence_pair_backward", TORCH_BOX(&recurrence_pair_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace rnnkern {
 
@@ -14,6 +15,14 @@ inline void relax() {
 }
 
 // Spins, then yields: a thread that lost its core must not keep the others from theirs.
+template <class F>
+void wait_until(F done) {
+  for (int spins = 0; !done(); ++spins) {
+    relax();
+    if (spins >= 4096) sched_yield();
+  }
+}
+
 class Barrier {
  public:
   void wait(int members) {
@@ -23,15 +32,24 @@ class Barrier {
       round_.store(round + 1, std::memory_order_release);
       return;
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-      relax();
-      if (spins >= 4096) sched_yield();
-    }
+    wait_until([&] { return round_.load(std::memory_order_acquire) != round; });
   }
 
  private:
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> round_{0};
+};
+
+// How far a problem is, for one that reads its results at the same time.
+class Progress {
+ public:
+  void reach(int64_t steps) { steps_.store(steps, std::memory_order_release); }
+  void wait(int64_t steps) const {
+    wait_until([&] { return steps_.load(std::memory_order_acquire) >= steps; });
+  }
+
+ private:
+  alignas(64) std::atomic<int64_t> steps_{0};
 };
 
 // One thread's place in its team. The size is of those who came, which may be fewer than were asked for.
@@ -47,8 +65,8 @@ struct Member {
 // How many of a team take one of two problems: of an odd number the first has one more.
 inline int half_size(int team, int half) { return (team + 1 - half) / 2; }
 
-// f(half, member) for what the thread of a rank does in a team whose halves, with a barrier each, take a problem each:
-// nobody waits for the other half. One thread alone is each half in turn.
+// f(half, member) for what the thread of a rank does in a team whose halves, with a barrier each, take a problem each.
+// The first never waits for the second. One thread alone is each half in turn.
 template <class F>
 void in_halves(int rank, int team, Barrier (&barriers)[2], F f) {
   if (team == 1) {

@@ -95,15 +95,18 @@ void widen(Call& call) {
   if (call.bias) call.bias = widened<S>(*call.bias);
 }
 
-// A problem that is ready to run, and what makes the operator's results of it when it has. `call` outlives both.
+// A problem that is ready to run, its first result (h, or the gradient of u), and what makes the operator's results of
+// it when it has. `call` outlives all.
 template <class Problem, class Collect>
 struct Prepared {
   Problem problem;
+  Tensor first;
   Collect collect;
 };
 
+// h is written to `h` if it is given.
 template <class S>
-auto forward(const Call& call, bool training, bool save_gates) {
+auto forward(const Call& call, bool training, bool save_gates, const OptionalTensor& h = {}) {
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
   Forward<S> p{};
@@ -113,7 +116,7 @@ auto forward(const Call& call, bool training, bool save_gates) {
   p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
   p.noise = call.noise;
 
-  Tensors outputs{call.rows_like_u(call.width)};
+  Tensors outputs{h ? *h : call.rows_like_u(call.width)};
   p.h = write<S>(outputs[0]);
   for (int s = 0; s < call.cell.states; ++s) {
     outputs.push_back(empty_of_sizes(call.u, call.state[s], wide));
@@ -132,7 +135,7 @@ auto forward(const Call& call, bool training, bool save_gates) {
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  return Prepared{p, [&call, outputs]() mutable {
+  return Prepared{p, outputs[0], [&call, outputs]() mutable {
                     for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
                     return outputs;
                   }};
@@ -220,6 +223,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
+  const Tensor first = outputs[0];
   auto collect = [=, &call, kept = std::move(kept)]() mutable {
     if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
     for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
@@ -231,37 +235,38 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
     return outputs;
   };
-  return Prepared{p, std::move(collect)};
+  return Prepared{p, first, std::move(collect)};
 }
 
-// Of a list that holds what belongs to the forward direction and then as much of the reverse one: one direction's.
-Tensors half(const Tensors& both, bool reverse) {
-  STD_TORCH_CHECK(both.size() % 2 == 0, "recurrence_bidirectional: a list has ", both.size(), " tensors");
+// Of a list that holds what belongs to the first problem and then as much of the second: one problem's.
+Tensors half(const Tensors& both, bool second) {
+  STD_TORCH_CHECK(both.size() % 2 == 0, "recurrence_pair: a list has ", both.size(), " tensors");
   const auto middle = both.begin() + both.size() / 2;
-  return reverse ? Tensors(middle, both.end()) : Tensors(both.begin(), middle);
+  return second ? Tensors(middle, both.end()) : Tensors(both.begin(), middle);
 }
 
-Tensor only(const Tensors& both, bool reverse) {
-  STD_TORCH_CHECK(both.size() == 2, "recurrence_bidirectional: a list has ", both.size(), " tensors, not 2");
-  return both[reverse];
+Tensor only(const Tensors& both, bool second) {
+  STD_TORCH_CHECK(both.size() == 2, "recurrence_pair: a list has ", both.size(), " tensors, not 2");
+  return both[second];
 }
 
-OptionalTensor only(const OptionalTensors& both, bool reverse) {
-  return both && !both->empty() ? OptionalTensor(only(*both, reverse)) : OptionalTensor();
+OptionalTensor only(const OptionalTensors& both, bool second) {
+  return both && !both->empty() ? OptionalTensor(only(*both, second)) : OptionalTensor();
 }
 
-// The calls of both directions over one input.
-std::array<Call, 2> both_calls(const std::string& cell, const Tensor& u, const Tensors& R, const Tensors& state,
-                               const OptionalTensors& bias, const OptionalTensors& params,
+// The calls of both problems. The second of two layers reads `between`, the h of the first: made here, or known.
+std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tensor& u, const Tensors& R,
+                               const Tensors& state, const OptionalTensors& bias, const OptionalTensors& params,
                                const OptionalTensor& batch_sizes, const OptionalTensors& reset,
-                               const Tensors& weight_ih, const OptionalTensors& bias_ih) {
-  const Tensor x = dense(u);
-  auto one = [&](bool reverse) {
-    return Call(cell, x, only(R, reverse), half(state, reverse), only(bias, reverse),
-                half(params.value_or(Tensors()), reverse), batch_sizes, only(reset, reverse), reverse,
-                only(weight_ih, reverse), only(bias_ih, reverse));
+                               const Tensors& weight_ih, const OptionalTensors& bias_ih,
+                               const OptionalTensor& between = {}) {
+  auto one = [&](bool second, const Tensor& x) {
+    return Call(cell, x, only(R, second), half(state, second), only(bias, second),
+                half(params.value_or(Tensors()), second), batch_sizes, only(reset, second), second && !stacked,
+                only(weight_ih, second), only(bias_ih, second));
   };
-  return {one(false), one(true)};
+  const Call first = one(false, dense(u));
+  return {first, one(true, !stacked ? first.u : between ? *between : first.rows_like_u(first.width))};
 }
 
 template <class P>
@@ -271,8 +276,7 @@ Tensors results_of(const Call& call, P prepared) {
 }
 
 template <class P>
-Tensors results_of_both(const std::array<Call, 2>& calls, P first, P second) {
-  run_both(kernel_of(first.problem, calls[0].place), first.problem, second.problem, calls[0]);
+Tensors results_of_both(P& first, P& second) {
   Tensors results = first.collect();
   for (Tensor& x : second.collect()) results.push_back(std::move(x));
   return results;
@@ -325,37 +329,54 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   });
 }
 
-Tensors recurrence_bidirectional_cpu(std::string cell, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
-                                     OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset,
-                                     bool training, bool save_gates, Tensors weight_ih, OptionalTensors bias_ih) {
-  std::array<Call, 2> calls = both_calls(cell, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
+                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
+                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih) {
+  std::array<Call, 2> calls =
+      both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
   for (const Call& call : calls) count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     using S = decltype(zero);
     for (Call& call : calls) widen<S>(call);
-    return results_of_both(calls, forward<S>(calls[0], training, save_gates),
-                           forward<S>(calls[1], training, save_gates));
+    auto first = forward<S>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
+    auto second = forward<S>(calls[1], training, save_gates);
+    const auto kernel = kernel_of(first.problem, calls[0].place);
+    if (stacked) {
+      run_in_turn(kernel, first.problem, second.problem, &Forward<S>::below, calls[0]);
+    } else {
+      run_both(kernel, first.problem, second.problem, calls[0]);
+    }
+    return results_of_both(first, second);
   });
 }
 
-Tensors recurrence_bidirectional_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_h_reverse,
-                                              Tensors grad_state, Tensor u, Tensors R, Tensors state,
-                                              OptionalTensors bias, OptionalTensors params, OptionalTensor batch_sizes,
-                                              OptionalTensors reset, Tensors h, Tensors saved, Tensors weight_ih,
-                                              OptionalTensors bias_ih, bool needs_u, bool needs_R, bool needs_bias,
-                                              bool needs_weight_ih, bool needs_bias_ih) {
-  std::array<Call, 2> calls = both_calls(cell, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTensor grad_h,
+                                     OptionalTensor grad_h_second, Tensors grad_state, Tensor u, Tensors R,
+                                     Tensors state, OptionalTensors bias, OptionalTensors params,
+                                     OptionalTensor batch_sizes, OptionalTensors reset, Tensors h, Tensors saved,
+                                     Tensors weight_ih, OptionalTensors bias_ih, bool needs_u, bool needs_R,
+                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih) {
+  std::array<Call, 2> calls = both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih,
+                                         bias_ih, only(OptionalTensors(h), false));
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
   for (const Call& call : calls) count_kernel("backward", call);
   return by_storage(u, [&](auto zero) {
     using S = decltype(zero);
     for (Call& call : calls) widen<S>(call);
-    auto one = [&](bool reverse) {
-      return backward<S>(calls[reverse], h0[reverse], reverse ? grad_h_reverse : grad_h, half(grad_state, reverse), {},
-                         only(h, reverse), half(saved, reverse),
-                         {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
+    auto one = [&](bool second, const OptionalTensor& grad) {
+      return backward<S>(
+          calls[second], h0[second], grad, half(grad_state, second), {}, only(h, second), half(saved, second),
+          {needs_u || (stacked && second), needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
     };
-    return results_of_both(calls, one(false), one(true));
+    auto second = one(true, grad_h_second);
+    auto first = one(false, stacked ? OptionalTensor(second.first) : grad_h);
+    const auto kernel = kernel_of(first.problem, calls[0].place);
+    if (stacked) {
+      run_in_turn(kernel, second.problem, first.problem, &Backward<S>::above, calls[0]);
+    } else {
+      run_both(kernel, first.problem, second.problem, calls[0]);
+    }
+    return results_of_both(first, second);
   });
 }
 

@@ -29,7 +29,7 @@ struct BackwardPlan {
   T* norms;  // a member's rows of gradients before norms, and of c before zoneout
 
   BackwardPlan(const Backward<S>& p, Member me)
-      : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
+      : chunk(chunk_steps(p, p.above, me.size)),
         stride(Cell::gates * p.weights.hidden + 64 / sizeof(F)),
         dh_stride(p.weights.width + 64 / sizeof(F)),
         parts(p.split_hidden ? 1 : me.size),
@@ -175,6 +175,7 @@ void backward(const Backward<S>& p, Member me) {
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
+    if (p.above) p.above->wait(p.steps.count - chunk.begin);
     if constexpr (Cell::saved > 0)
       if (plan.again) gates_again(p, plan, share, chunk);
     auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
@@ -389,6 +390,7 @@ void backward(const Backward<S>& p, Member me) {
           });
     }
     share.meet();  // all have done with what the next chunk writes over
+    if (p.progress && me.rank == 0) p.progress->reach(p.steps.count - chunk.begin);
   }
   me.meet();
   for (const Parts<T>* gradient : {&plan.dR, &plan.dW, &plan.dW_hr, &plan.dbias, &plan.dbias_ih}) gradient->add_up(me);

@@ -19,7 +19,7 @@ struct ForwardPlan {
   F *initial, *dropped, *operand, *m;
 
   ForwardPlan(const Forward<S>& p, Member me)
-      : chunk(chunk_steps(p.steps, p.split_hidden, me.size)),
+      : chunk(chunk_steps(p, p.below, me.size)),
         room{p.room},
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
                  p.split_hidden && p.steps.count <= chunk, room, me),
@@ -79,6 +79,7 @@ void forward(const Forward<S>& p, Member me) {
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
     const Chunk chunk(p.steps, begin, smaller(begin + plan.chunk, p.steps.count), share);
+    if (p.below) p.below->wait(chunk.end);
     if (p.x) plan.products.project(p.x, share, chunk, projected);
     for (int64_t k = begin; k < chunk.end; ++k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
@@ -154,6 +155,7 @@ void forward(const Forward<S>& p, Member me) {
         share.meet();
       }
     }
+    if (p.progress && me.rank == 0) p.progress->reach(chunk.end);
   }
 
   // h after each sequence's own last step, in processing order; a sequence without steps keeps its initial state.

@@ -58,9 +58,11 @@ void clear(T* to, int64_t elements) {
 }
 
 // Steps that are taken at once: their rows are enough for a block of each member.
-inline int64_t chunk_steps(const Steps& steps, bool split_hidden, int team) {
-  const int64_t wanted = int64_t(chunk_rows) * (split_hidden ? 1 : team) / larger(steps.batch, 1);
-  return larger(smaller(smaller(wanted, chunk_rows), steps.count), 1);
+template <class Problem>
+int64_t chunk_steps(const Problem& p, const Progress* input, int team) {
+  const int64_t wanted = int64_t(chunk_rows) * (p.split_hidden ? 1 : team) / larger(p.steps.batch, 1);
+  const int64_t most = input || p.progress ? p.steps.count / turns : p.steps.count;
+  return larger(smaller(smaller(wanted, chunk_rows), most), 1);
 }
 
 // Steps begin..end-1 in processing order, the rows of a member counted through.

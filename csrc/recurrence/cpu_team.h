@@ -84,6 +84,21 @@ void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
   kernel.run(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
+// By half of a team each, of which neither meets the other.
+template <class Problem>
+void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
+  Problem* const problems[] = {&first, &second};
+  int64_t rooms[2];
+  for (const int half : {0, 1}) rooms[half] = kernel.room(*problems[half], half_size(threads, half));
+  const Workspace<typename Problem::T> workspace(rooms[0] + rooms[1], call.u);
+  first.room = workspace.begin;
+  second.room = workspace.begin + rooms[0];
+  Barrier barriers[2];
+#pragma omp parallel num_threads(threads)
+  in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers,
+            [&](int half, Member me) { kernel.run(*problems[half], me); });
+}
+
 // Two problems of the same sizes side by side, by half of the team each. An odd team shares out many sequences evenly
 // and would share out two problems unevenly: it takes one after the other.
 template <class Problem>
@@ -94,19 +109,28 @@ void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Cal
     run(kernel, second, call);
     return;
   }
-  Problem* const problems[] = {&first, &second};
-  int64_t rooms[2];
-  for (const int half : {0, 1}) {
-    problems[half]->split_hidden = split_hidden(call, half_size(threads, half));
-    rooms[half] = kernel.room(*problems[half], half_size(threads, half));
+  const int half = half_size(threads, 0), other = half_size(threads, 1);
+  first.split_hidden = split_hidden(call, half);
+  second.split_hidden = split_hidden(call, other);
+  run_halves(kernel, first, second, call, threads);
+}
+
+// Two problems of the same sizes, of which the second reads what the first makes and waits for it at `input`. Half of
+// the team each where sequences are too few to share out; else all of it, one after the other, meets less.
+template <class Problem>
+void run_in_turn(Kernel<Problem> kernel, Problem& first, Problem& second, const Progress* Problem::* input,
+                 const Call& call) {
+  const int threads = team_size_of_both(call);
+  if (threads % 2 || call.steps.count < 4 * turns || call.steps.batch >= 4 * threads) {
+    run(kernel, first, call);
+    run(kernel, second, call);
+    return;
   }
-  const Workspace<typename Problem::T> workspace(rooms[0] + rooms[1], call.u);
-  first.room = workspace.begin;
-  second.room = workspace.begin + rooms[0];
-  Barrier barriers[2];
-#pragma omp parallel num_threads(threads)
-  in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers,
-            [&](int half, Member me) { kernel.run(*problems[half], me); });
+  Progress progress;
+  first.progress = &progress;
+  second.*input = &progress;
+  first.split_hidden = second.split_hidden = true;
+  run_halves(kernel, first, second, call, threads);
 }
 
 }  // namespace

@@ -53,6 +53,9 @@ struct Weights {
 // Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
 constexpr int chunk_rows = 128;
 
+// Chunks at least of two problems that run at the same time, one reading what the other makes.
+constexpr int turns = 8;
+
 template <class S>
 struct Forward {
   using T = Arithmetic<S>;
@@ -65,12 +68,14 @@ struct Forward {
   const T* state[2];  // (B, P), (B, H)
   const bool* reset;  // (T, B) or null
   Noise noise;
-  S* h;               // (rows, P)
-  T* final_state[2];  // (B, P), (B, H)
-  T* cell_states;     // c of every step (rows, H), or null
-  T* saved;           // (rows, saved*H), or null
-  T* candidates;      // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
-  T* room;            // workspace, as many elements as Kernels::forward_room says
+  S* h;                   // (rows, P)
+  T* final_state[2];      // (B, P), (B, H)
+  T* cell_states;         // c of every step (rows, H), or null
+  T* saved;               // (rows, saved*H), or null
+  T* candidates;          // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
+  const Progress* below;  // of what makes x at the same time, or null
+  Progress* progress;     // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
+  T* room;                // workspace, as many elements as Kernels::forward_room says
 };
 
 template <class S>
@@ -98,6 +103,8 @@ struct Backward {
   T* dstate[2];            // (B, P), (B, H)
   T* dparams[3];           // a row like `params` per sequence, to be summed over B
   T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
+  const Progress* above;   // of what makes grad_h at the same time, or null
+  Progress* progress;      // of dx, as in Forward
   T *dbias, *dbias_ih;     // (G*H,) or null; of a joint cell both would be the same, and the second stays null
   T* room;                 // workspace, as many elements as Kernels::backward_room says
 };

@@ -24,17 +24,19 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
                                 double zoneout_c, double dropout, OptionalTensor seed);
 
-// Both directions of a layer at once, over one input. Lists hold the forward direction's tensors and then as many of
-// the reverse one; results are those of `recurrence` and `recurrence_backward` for the one and then for the other.
-Tensors recurrence_bidirectional_cpu(std::string cell, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
-                                     OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset,
-                                     bool training, bool save_gates, Tensors weight_ih, OptionalTensors bias_ih);
-Tensors recurrence_bidirectional_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_h_reverse,
-                                              Tensors grad_state, Tensor u, Tensors R, Tensors state,
-                                              OptionalTensors bias, OptionalTensors params, OptionalTensor batch_sizes,
-                                              OptionalTensors reset, Tensors h, Tensors saved, Tensors weight_ih,
-                                              OptionalTensors bias_ih, bool needs_u, bool needs_R, bool needs_bias,
-                                              bool needs_weight_ih, bool needs_bias_ih);
+// Two recurrences of equal sizes at once: both directions of a layer, over one input, or, `stacked`, a layer and the
+// one above it, which reads its h. Lists hold the first one's tensors and then as many of the second; results are those
+// of `recurrence` and `recurrence_backward` for the one and then for the other. Stacked the first one's h has no
+// gradient but what comes from above.
+Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
+                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
+                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih);
+Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTensor grad_h,
+                                     OptionalTensor grad_h_second, Tensors grad_state, Tensor u, Tensors R,
+                                     Tensors state, OptionalTensors bias, OptionalTensors params,
+                                     OptionalTensor batch_sizes, OptionalTensors reset, Tensors h, Tensors saved,
+                                     Tensors weight_ih, OptionalTensors bias_ih, bool needs_u, bool needs_R,
+                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih);
 
 // The same as the first two on a CUDA device. Cell states and saved gates are float32 where tensors are stored in 16
 // bits; `saved` without gates has them computed again. `weight_ih` is refused: the caller projects.

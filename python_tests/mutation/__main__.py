@@ -108,6 +108,8 @@ def main() -> int:
     for mutant in MUTANTS:
         broken(texts[Path(mutant.place)], mutant.old, mutant.new, mutant.file)
     mutants = [mutant for mutant in MUTANTS if wanted.only in f"{mutant.file} {mutant.breaks}"]
+    if not mutants:
+        raise SystemExit(f"no mutant has {wanted.only!r} in its file or description")
 
     folders = [COPIES / str(number) for number in range(min(wanted.jobs, len(mutants)))]
     for folder in folders[:1]:

@@ -23,7 +23,7 @@ DRAWS = named("float64_agrees and (zoneout or dropout)")
 NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
-BOTH = named("the_bits", "python_tests/ops/test_bidirectional.py")
+BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -180,6 +180,10 @@ MUTANTS = [
     Mutant("recurrence/cpu_team.h", "second.room = workspace.begin + rooms[0]", "second.room = workspace.begin",
            "that two problems at once have a workspace each", BOTH),
     Mutant("common/team.h", "Member{rank - half * first,", "Member{rank,", "a place in half of a team", BOTH),
+    Mutant("recurrence/cpu_forward.h", "p.below->wait(chunk.end)", "p.below->wait(begin)", "what a layer waits for",
+           RACES),
+    Mutant("recurrence/cpu_backward.h", "p.above->wait(p.steps.count - chunk.begin)", "p.above->wait(0)",
+           "what a layer's gradient waits for", RACES),
     Mutant("recurrence/cpu.cpp", "if (same_as_dbias) std::memcpy", "if (false) std::memcpy", "the gradient of bias_ih",
            values("lstm")),
     Mutant("recurrence/cpu.cpp", "p.scale_row = per_sequence ? 1 : 0", "p.scale_row = 1", "a grad_scale of (T,)",

@@ -163,13 +163,15 @@ class Spy:
 
 
 @modules
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("kind", ["batched", "unbatched", "packed", "autocast"])
-def test_explain_asks_for_the_calls_that_forward_makes(build, kind, monkeypatch):
-    one, both = Spy(rnnkern.ops.recurrence), Spy(rnnkern.ops.recurrence_bidirectional)
-    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence", one)
-    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence_bidirectional", both)
+def test_explain_asks_for_the_calls_that_forward_makes(build, kind, dropout, monkeypatch):
     module = build()
-    module.dropout = 0.5
+    module.dropout = dropout
+    two = "recurrence_bidirectional" if module.bidirectional else "recurrence_stacked"
+    one, both = Spy(rnnkern.ops.recurrence), Spy(getattr(rnnkern.ops, two))
+    monkeypatch.setattr(rnnkern.nn.recurrent, "recurrence", one)
+    monkeypatch.setattr(rnnkern.nn.recurrent, two, both)
     x, reset = sample(module)
     if kind == "unbatched":
         x, reset = x[0], reset[0]

@@ -1,6 +1,6 @@
 // The CPU kernels without torch, on std::thread: every cell, forward and backward, alone and by teams of several sizes,
-// sharing out sequences and hidden units, and two problems at once by halves of a team. Prints what differs between
-// teams; a thread sanitizer reports what races.
+// sharing out sequences and hidden units, and two problems at once by halves of a team, also where one reads what the
+// other makes. Prints what differs between teams; a thread sanitizer reports what races.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -16,7 +16,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr int64_t steps = 12, batch = 13, hidden = 48, projected = 20, inputs = 7;
+constexpr int64_t steps = 12, batch = 13, hidden = 48, projected = 20;
 
 // What a call is, beside its cell.
 struct Options {
@@ -76,7 +76,7 @@ void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int s
   });
 }
 
-// Forward and backward of one direction, with all that they point to.
+// Forward and backward of one recurrence, with all that they point to.
 template <class S>
 struct Direction {
   std::vector<int64_t> sizes, offsets;
@@ -88,7 +88,7 @@ struct Direction {
 
   Direction(const Direction&) = delete;
 
-  Direction(const CellInfo& cell, const Options& options, bool split_hidden, bool reverse) {
+  Direction(const CellInfo& cell, const Options& options, bool split_hidden, bool reverse, int64_t inputs = 7) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     auto draw = [&](int64_t elements, float scale = 1) {
@@ -195,6 +195,29 @@ struct Runs {
     team_of_both(backward, first.backward, second.backward, size);
     return {first.result, second.result};
   }
+
+  // A layer and the one above it, one after the other or at once.
+  std::pair<Result<S>, Result<S>> layers(int size, bool at_once) const {
+    Direction<S> lower(cell, options, true, false);
+    Direction<S> upper(cell, options, true, false, cell.projected ? projected : hidden);
+    upper.forward.x = upper.backward.x = lower.result.h.data();
+    lower.backward.grad_h = upper.result.du.data();
+    if (at_once) {
+      Progress of_h, of_dx;
+      lower.forward.progress = &of_h;
+      upper.forward.below = &of_h;
+      upper.backward.progress = &of_dx;
+      lower.backward.above = &of_dx;
+      team_of_both(forward, lower.forward, upper.forward, size);
+      team_of_both(backward, upper.backward, lower.backward, size);
+    } else {
+      team(forward, lower.forward, size);
+      team(forward, upper.forward, size);
+      team(backward, upper.backward, size);
+      team(backward, lower.backward, size);
+    }
+    return {lower.result, upper.result};
+  }
 };
 
 template <class S>
@@ -220,6 +243,9 @@ int compare(const Kernels<S>& kernels, const char* storage) {
           expect(runs.one(size, split_hidden, false) == alone.first, "", size, split_hidden);
         for (const int size : {1, 2, 5}) expect(runs.both(size, split_hidden) == alone, "both by", size, split_hidden);
       }
+      if (!own.inside) continue;
+      const std::pair<Result<S>, Result<S>> in_turn = runs.layers(1, false);
+      for (const int size : {1, 2, 5}) expect(runs.layers(size, true) == in_turn, "layers by", size, true);
     }
   }
   return wrong;

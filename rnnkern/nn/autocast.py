@@ -9,7 +9,7 @@ from torch.nn import RNNBase
 
 
 def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
-    """The input and the operator's other arguments, of one direction or two, in autocast's dtype where it is on, as
+    """The input and the operator's other arguments, of each recurrence, in autocast's dtype where it is on, as
     torch.nn's weights and state are."""
     device = x.device.type
     if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:

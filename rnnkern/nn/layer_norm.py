@@ -43,6 +43,9 @@ class LayerNormed(Recurrent):
             if name.startswith(("weight_ln", "bias_ln")):
                 init.constant_(parameter, float(name.startswith("weight")))
 
+    def _stacks(self) -> bool:
+        return not self.layer_norm and super()._stacks()
+
     def _layer(self, x, directions, one, both) -> Sequence[Any]:
         """Each direction from an u = LN(W x) + b_ih of its own."""
         if not self.layer_norm:

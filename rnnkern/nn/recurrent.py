@@ -1,4 +1,4 @@
-"""What RNN, LSTM and GRU share: torch.nn's parameters and checks around one call of the operator per direction."""
+"""What RNN, LSTM and GRU share: torch.nn's parameters and checks around calls of the operator."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from torch.nn import Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.ops import Choice, recurrence, recurrence_bidirectional
+from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops.recurrence import step
 
 
@@ -96,14 +96,19 @@ class Recurrent(RNNBase):
                 return stepped
         sequence = self._check(input, hx, reset)
         x, finals = sequence.x, []
-        for layer, directions in enumerate(self._calls(sequence)):
-            if layer > 0:
+        for calls in self._calls(sequence):
+            if finals:
                 x = F.dropout(x, self.dropout, self.training)
-            for call in directions:
+            for call in calls:
                 if "zoneout" in call and self.training:
                     call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
-            outputs, final = zip(*self._layer(x, directions, recurrence, recurrence_bidirectional), strict=True)
-            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+            both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
+            results = self._layer(x, calls, recurrence, both)
+            if self.bidirectional:
+                outputs, final = zip(*results, strict=True)
+                x = torch.cat(outputs, dim=-1)
+            else:
+                x, *final = results if len(calls) > 1 else results[0]
             finals += final
         if len(finals) == 1:
             hidden = tuple(state.unsqueeze(0) for state in finals[0])
@@ -161,9 +166,10 @@ class Recurrent(RNNBase):
         """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
         sequence = self._check(input, hx, reset)
         choices = []
-        for directions in self._calls(sequence):
-            x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], directions[0]["weight_ih"].shape[1])
-            choices += self._layer(x, directions, recurrence.choose, recurrence_bidirectional.choose)
+        for calls in self._calls(sequence):
+            x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], calls[0]["weight_ih"].shape[1])
+            both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
+            choices += self._layer(x, calls, recurrence.choose, both.choose)
         return choices
 
     def _check(self, input, hx, reset) -> _Sequence:
@@ -219,7 +225,8 @@ class Recurrent(RNNBase):
         return reset.transpose(0, 1) if self.batch_first else reset
 
     def _calls(self, sequence: _Sequence) -> list[list[dict[str, Any]]]:
-        """The operator's arguments, but for cell, input and direction: per layer, for each direction."""
+        """The operator's arguments, but for cell, input and direction, of what is called at once: both directions of a
+        layer, two layers with nothing between them, or one."""
         _, state, batch_sizes, reset = sequence
         masks = [reset, reset]
         if reset is not None and self.bidirectional:
@@ -246,12 +253,17 @@ class Recurrent(RNNBase):
                 **noise,
             }
             calls.append(arguments)
-        return [calls[k : k + directions] for k in range(0, len(calls), directions)]
+        at_once = 2 if self.bidirectional or self._stacks() else 1
+        return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
-    def _layer(self, x, directions, one, both) -> Sequence[Any]:
-        """What ``one`` or ``both`` gives for each direction of a layer."""
-        x, *directions = autocast.cast(x, *directions)
-        return both(self._cell, x, *directions) if self.bidirectional else [one(self._cell, x, **directions[0])]
+    def _stacks(self) -> bool:
+        """Whether nothing stands between a layer and the next."""
+        return not (self.dropout and self.training)
+
+    def _layer(self, x, calls, one, both) -> Sequence[Any]:
+        """What ``both`` gives of two recurrences, or a list of what ``one`` gives."""
+        x, *calls = autocast.cast(x, *calls)
+        return both(self._cell, x, *calls) if len(calls) > 1 else [one(self._cell, x, **calls[0])]
 
     # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
     # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.

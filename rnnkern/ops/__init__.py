@@ -2,6 +2,6 @@
 
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.recurrence import recurrence
-from rnnkern.ops.recurrence_pair import recurrence_bidirectional
+from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
 
-__all__ = ["Choice", "explain", "recurrence", "recurrence_bidirectional", "use"]
+__all__ = ["Choice", "explain", "recurrence", "recurrence_bidirectional", "recurrence_stacked", "use"]

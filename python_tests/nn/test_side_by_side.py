@@ -1,4 +1,4 @@
-"""A bidirectional layer runs its directions side by side; nothing else about it changes."""
+"""Directions and layers run side by side; nothing else about a module changes."""
 
 import pytest
 import torch
@@ -17,7 +17,15 @@ MODULES = {
     "gru": lambda **k: rnnkern.nn.GRU(6, 40, 2, bidirectional=True, **k),
     "heads": lambda **k: rnnkern.nn.GRU(6, 40, 2, bidirectional=True, bias=False, num_heads=5, **k),
     "modrelu": lambda **k: rnnkern.nn.RNN(6, 40, 2, bidirectional=True, nonlinearity="modrelu", **k),
+    "lstm layers": lambda **k: rnnkern.nn.LSTM(6, 40, 4, **k),
+    "gru layers": lambda **k: rnnkern.nn.GRU(6, 40, 4, **k),
+    "projected layers": lambda **k: rnnkern.nn.LSTM(6, 40, 4, proj_size=24, **k),
 }
+
+
+def side_by_side(module, x):
+    return [c.reason.endswith(("side by side with the other direction", "side by side with the other layer"))
+            for c in explain(module, x)]  # fmt: skip
 
 
 @pytest.fixture
@@ -42,30 +50,38 @@ def results(module, x, reset):
 def test_the_bits_do_not_depend_on_the_threads(name, batch, packed, threads):
     module = MODULES[name](batch_first=not packed)
     if packed:
-        lengths = [30 - k for k in range(batch)]
+        lengths = [40 - k for k in range(batch)]
         x = pack_sequence([torch.randn(n, 6) for n in lengths])
         x = x._replace(data=x.data.requires_grad_())
-        reset = torch.rand(30, batch) < 0.1
+        reset = torch.rand(40, batch) < 0.1
     else:
-        x, reset = torch.randn(batch, 30, 6, requires_grad=True), torch.rand(batch, 30) < 0.1
+        x, reset = torch.randn(batch, 40, 6, requires_grad=True), torch.rand(batch, 40) < 0.1
     wanted = None
     for count in (1, 2, 3, 4):
         threads(count)
         both = count > 1
-        assert [c.reason.endswith("side by side with the other direction") for c in explain(module, x)] == [both] * 4
+        assert side_by_side(module, x) == [both] * 4
         actual = results(module, x, reset)
         wanted = wanted or actual
         assert all(map(torch.equal, actual, wanted))
 
 
-def test_under_autocast(threads):
-    module, x = MODULES["lstm"](), torch.randn(30, 5, 6, requires_grad=True)
+@pytest.mark.parametrize("name", ["lstm", "lstm layers"])
+def test_under_autocast(name, threads):
+    module, x = MODULES[name](), torch.randn(30, 5, 6, requires_grad=True)
     threads(1)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = results(module, x, None)
     threads(2)
     with torch.autocast("cpu", torch.bfloat16):
-        assert [c.reason.endswith("side by side with the other direction") for c in explain(module, x)] == [True] * 4
+        assert side_by_side(module, x) == [True] * 4
         actual = results(module, x, None)
     assert actual[0].dtype == torch.bfloat16
     assert all(map(torch.equal, actual, wanted))
+
+
+def test_layers_with_dropout_between_run_one_by_one(threads):
+    threads(2)
+    module, x = rnnkern.nn.GRU(6, 40, 3, dropout=0.5), torch.randn(40, 1, 6)
+    assert side_by_side(module, x) == [False] * 3
+    assert side_by_side(module.eval(), x) == [True, True, False]

@@ -1,0 +1,398 @@
+"""Both directions at once, and two layers, are two calls: values, gradients, bits, and the rule that says when they are
+side by side."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rnnkern
+from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_stacked, use
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close, covering_rows, recurrence_sample
+
+LEAVES = ("weight_ih", "bias_ih", "R", "bias")
+
+
+class Pair(NamedTuple):
+    """Two recurrences at once; what is called returns (h, final state) of each, h None where it is not to be had."""
+
+    op: Callable  # the public function, with its `choose`
+    at_once: Callable
+    two_calls: Callable
+    other: str
+
+    @property
+    def side_by_side(self):
+        return f"the cpu kernel serves this call, side by side with the other {self.other}"
+
+
+def stacked(cell, x, lower, upper):
+    h, lower_state, upper_state = recurrence_stacked(cell, x, lower, upper)
+    return (None, lower_state), (h, upper_state)
+
+
+def two_directions(cell, x, forward, backward):
+    return recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
+
+
+def two_layers(cell, x, lower, upper):
+    h, state = recurrence(cell, x, **lower)
+    return (None, state), recurrence(cell, h, **upper)
+
+
+DIRECTIONS = Pair(recurrence_bidirectional, recurrence_bidirectional, two_directions, "direction")
+LAYERS = Pair(recurrence_stacked, stacked, two_layers, "layer")
+pairs = pytest.mark.parametrize("pair", [DIRECTIONS, LAYERS], ids=["directions", "layers"])
+
+ROWS = covering_rows(
+    {
+        "cell": list(KERNEL_CELLS),
+        "pair": [DIRECTIONS, LAYERS],
+        "threads": [2, 1, 3, 4],
+        "steps": [40, 0, 1, 12, 131],
+        "batch": [9, 0, 1, 64],
+        "hidden": [96, 33],
+        "dtype": [torch.float32, torch.bfloat16],
+        "packed": [False, True],
+        "reset": [False, True],
+        "bias": [True, False],
+        "save_gates": [True, False],
+    }
+)
+
+
+def sample(pair, cell, *sizes, inputs=5, **options):
+    """(cell, x, and the arguments of each recurrence)."""
+    first = recurrence_sample(cell, *sizes, inputs=inputs, **options)
+    width = first.args[3][0].shape[1] if pair is LAYERS else inputs
+    second = recurrence_sample(cell, *sizes, inputs=width, **options)
+    x, sizes = first.args[1], first.kwargs["batch_sizes"]
+    arguments = [{**s.kwargs, "R": s.args[2], "state": s.args[3], "batch_sizes": sizes} for s in (first, second)]
+    for call in arguments:
+        del call["reverse"]
+    return cell, x, *arguments
+
+
+def to(dtype, value):
+    if isinstance(value, dict):
+        return {name: to(dtype, x) for name, x in value.items()}
+    if isinstance(value, tuple):
+        return tuple(to(dtype, x) for x in value)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().to(dtype, copy=True).requires_grad_(value.requires_grad)
+
+
+def leaves(x, *calls):
+    named = {"x": x}
+    for k, call in enumerate(calls):
+        named |= {f"{name} {k}": call[name] for name in LEAVES if call.get(name) is not None}
+        named |= {f"{group}[{i}] {k}": t for group in ("state", "params") for i, t in enumerate(call[group])}
+    return {name: t for name, t in named.items() if t.requires_grad}
+
+
+def outputs(results):
+    named = {}
+    for k, (h, final) in enumerate(results):
+        named |= {f"h {k}": h, **{f"final[{i}] {k}": s for i, s in enumerate(final)}}
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def run(call, cell, x, *arguments):
+    """Results and gradients by name."""
+    results = outputs(call(cell, x, *arguments))
+    generator = torch.Generator().manual_seed(0)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results.values()]
+    named = leaves(x, *arguments)
+    gradients = torch.autograd.grad(list(results.values()), list(named.values()), upstream, materialize_grads=True)
+    return results | {f"grad of {name}": g for name, g in zip(named, gradients, strict=True)}
+
+
+def is_sum(cell, name):
+    """Over all rows, in an order that follows the threads."""
+    projection = cell == "lstm_projected" and "params" in name
+    return projection or name.startswith(tuple(f"grad of {leaf} " for leaf in LEAVES))
+
+
+class Operators(TorchDispatchMode):
+    """Our operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "rnnkern":
+            self.ran.append(operator._opname)
+        return operator(*args, **(kwargs or {}))
+
+
+def ran(call):
+    with Operators() as operators:
+        call()
+    return operators.ran
+
+
+BOTH = ["recurrence_pair", "recurrence_pair_backward"]
+TWICE = ["recurrence", "recurrence", "recurrence_backward", "recurrence_backward"]
+
+
+def name_of(row):
+    named = {**row, "pair": row["pair"].other}
+    return "-".join(str(v).removeprefix("torch.") if not isinstance(v, bool) else key * v for key, v in named.items())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_bits_are_those_of_two_calls(row, threads):
+    row = dict(row)
+    pair, count, save_gates = row["pair"], row.pop("threads"), row.pop("save_gates")
+    call = sample(**row, requires_grad=True)
+    for arguments in call[2:]:
+        arguments["save_gates"] = save_gates
+    threads(1)
+    wanted = run(pair.two_calls, *call)
+    threads(count)
+    results = [run(pair.at_once, *call) for _ in range(2)]
+    for name, value in results[0].items():
+        assert torch.equal(results[1][name], value), name
+        assert value.dtype == wanted[name].dtype
+        assert value.shape == wanted[name].shape
+        if not is_sum(row["cell"], name):
+            assert torch.equal(value, wanted[name]), name
+
+
+@pairs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"heads": 4, "bias": False}], ids=str)
+@pytest.mark.parametrize("cell", ["tanh", "gru", "gru_reset_before", "lstm"])
+def test_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, pair, threads):
+    call = sample(pair, cell, 33, 6, 48, **options, dtype=dtype, requires_grad=True)
+    with use("reference"):
+        naive, truth = run(pair.at_once, *call), run(pair.at_once, *to(torch.float64, call))
+    for count in (2, 4):
+        threads(count)
+        actual = run(pair.at_once, *call)
+        for name in actual:
+            assert_close(actual[name], naive[name], truth[name], name)
+
+
+# ---- the rule
+
+
+@pairs
+def test_both_are_one_operator_and_each_is_counted(pair, threads):
+    threads(2)
+    call = sample(pair, "lstm", 4, 3, 8, dtype=torch.float32, requires_grad=True)
+    assert ran(lambda: run(pair.at_once, *call)) == BOTH
+    before = Counter(json.loads(torch.ops.rnnkern.kernel_counts()))
+    run(pair.at_once, *call)
+    level = rnnkern.build_info()["simd_level"]
+    counted = Counter(json.loads(torch.ops.rnnkern.kernel_counts())) - before
+    assert counted == {f"recurrence/cpu/{way}/lstm/{level}": 2 for way in ("forward", "backward")}
+    assert explain(pair.op, *call) == [("cpu", pair.side_by_side)] * 2
+    with torch.no_grad():
+        assert ran(lambda: pair.op(*call)) == BOTH[:1]
+
+
+DIFFERENT = {
+    "grad_scale": lambda x, one, other: one.update(grad_scale=torch.ones(len(x))),
+    "one reset": lambda x, one, other: other.update(reset=torch.zeros(x.shape[:2], dtype=torch.bool)),
+    "zoneout": lambda x, one, other: other.update(zoneout=0.5),
+    "one bias": lambda x, one, other: one.update(bias=None),
+    "save_gates": lambda x, one, other: other.update(save_gates=False),
+}
+
+
+@pairs
+@pytest.mark.parametrize("change", DIFFERENT)
+def test_calls_that_differ_are_two(change, pair, threads):
+    threads(2)
+    call = sample(pair, "gru", 4, 3, 8, dtype=torch.float32, requires_grad=True)
+    DIFFERENT[change](*call[1:])
+    assert ran(lambda: run(pair.at_once, *call)) == TWICE
+    assert pair.side_by_side not in [c.reason for c in explain(pair.op, *call)]
+    wanted = run(pair.two_calls, *call)
+    for name, value in run(pair.at_once, *call).items():
+        assert torch.equal(value, wanted[name]), name
+
+
+@pairs
+def test_of_different_sizes_they_are_two_calls(pair, threads):
+    threads(2)
+    _, x, one, _ = sample(pair, "gru", 4, 3, 8)
+    _, _, _, other = sample(pair, "gru", 4, 3, 6)
+    if pair is LAYERS:
+        other["weight_ih"] = torch.randn(18, 8, dtype=torch.float64)
+    assert ran(lambda: pair.op("gru", x, one, other)) == TWICE[:2]
+
+
+@pairs
+def test_one_thread_or_another_implementation_or_a_transform_takes_two_calls(pair, threads):
+    threads(1)
+    call = cell, x, *arguments = sample(pair, "gru", 4, 3, 8, dtype=torch.float32, requires_grad=True)
+    assert ran(lambda: run(pair.at_once, *call)) == TWICE
+    assert explain(pair.op, *call) == [("cpu", "the cpu kernel serves this call")] * 2
+    threads(2)
+    with use("reference"):
+        assert ran(lambda: run(pair.at_once, *call)) == []
+        assert explain(pair.op, *call) == [("reference", "forced by use('reference')")] * 2
+    with use("cpu"):
+        assert ran(lambda: run(pair.at_once, *call)) == BOTH
+    last = lambda x: pair.at_once(cell, x, *arguments)[1][0].sum()  # noqa: E731
+    wanted = torch.autograd.grad(last(x), x)[0]
+    torch.testing.assert_close(torch.func.grad(last)(x), wanted)
+    per_member = torch.vmap(last)(x.detach().unsqueeze(0).expand(2, *x.shape))
+    torch.testing.assert_close(per_member, last(x).expand(2))
+
+
+@pairs
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_code_is_two_calls(packed, pair, threads):
+    threads(2)
+    torch.compiler.reset()
+    call = sample(pair, "lstm", 4, 3, 8, packed=packed, requires_grad=True)
+    compiled = torch.compile(pair.at_once, fullgraph=True, backend="aot_eager")
+    wanted = run(pair.two_calls, *call)
+    for name, value in run(compiled, *call).items():
+        torch.testing.assert_close(value, wanted[name], msg=name)
+
+
+@pairs
+def test_wrong_arguments_are_named(pair):
+    cell, x, one, other = sample(pair, "lstm", 4, 3, 8)
+    for arguments in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": one["R"][1:]})):
+        for op in (pair.op, pair.op.choose):
+            with pytest.raises(ValueError, match=r"recurrence: `R` must be \(G\*H, H\)"):
+                op(cell, x, *arguments)
+    with pytest.raises(ValueError, match="`cell` must be one of"):
+        pair.op("made_up", x, one, other)
+    with pytest.raises(TypeError, match="made_up"):
+        pair.op(cell, x, one | {"made_up": 1}, other)
+    with pytest.raises(TypeError, match="`u` must be a tensor"):
+        pair.op(cell, None, one, other)
+
+
+# ---- the operators and their derivatives
+
+
+@pairs
+@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"bias": False}], ids=str)
+@pytest.mark.parametrize("cell", ["tanh", "modrelu", "gru", "lstm", "lstm_projected"])
+def test_opcheck(cell, options, pair):
+    _, x, *calls = sample(pair, cell, 3, 3, 4, **options)
+
+    def both(name):
+        return [call[name] for call in calls] if calls[0].get(name) is not None else None
+
+    state, params = ([t for call in calls for t in call[group]] for group in ("state", "params"))
+    common = (x, both("R"), state, both("bias"), params or None, calls[0]["batch_sizes"], both("reset"))
+    projection, first = (both("weight_ih"), both("bias_ih")), (cell, pair is LAYERS)
+    for training, save_gates in ((True, True), (True, False), (False, False)):
+        args = (*first, *common, training, save_gates, *projection)
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair.default, args)
+    results = torch.ops.rnnkern.recurrence_pair(*first, *common, True, True, *projection)
+    halves, states = (results[: len(results) // 2], results[len(results) // 2 :]), len(state) // 2
+    h, saved = [half[0] for half in halves], [t for half in halves for t in half[1 + states :]]
+    grad_h = [None if pair is LAYERS else torch.randn_like(h[0]), torch.randn_like(h[1])]
+    for grads, grad_state, needed in ((grad_h, [], True), ((None, None), [torch.randn_like(s) for s in state], False)):
+        args = (*first, *grads, grad_state, *common, h, saved, *projection, *[needed] * 5)
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair_backward.default, args)
+
+
+@pairs
+@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}], ids=str)
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm", "lstm_projected"])
+def test_first_and_second_derivatives(cell, options, pair, threads):
+    threads(2)
+    cell, x, *calls = sample(pair, cell, 3, 2, 2, inputs=2, **options, requires_grad=True)
+    named = leaves(x, *calls)
+
+    def call(*tensors):
+        given = dict(zip(named, tensors, strict=True))
+        own = []
+        for k, arguments in enumerate(calls):
+            own.append(arguments | {name: given[f"{name} {k}"] for name in LEAVES})
+            own[k] |= {g: tuple(given[f"{g}[{i}] {k}"] for i in range(len(arguments[g]))) for g in ("state", "params")}
+        return tuple(outputs(pair.at_once(cell, given["x"], *own)).values())
+
+    assert "recurrence_pair" in ran(lambda: call(*named.values()))
+    assert gradcheck(call, list(named.values()))
+    assert gradgradcheck(call, list(named.values()))
+
+
+@pairs
+@pytest.mark.parametrize("cell", ["modrelu", "gru", "lstm"])
+def test_a_frozen_weight_changes_no_other_gradient(cell, pair, threads):
+    threads(2)
+    call = sample(pair, cell, 5, 3, 6, requires_grad=True)
+    named, wanted = leaves(*call[1:]), run(pair.at_once, *call)
+    for frozen in [*named, "all but x", "all but R 1"]:
+        rest = [n for n in named if (n == frozen[8:] if frozen.startswith("all") else n != frozen)]
+        for name, x in named.items():
+            x.requires_grad_(name in rest)
+        results = run(pair.at_once, *call)
+        assert [n for n in results if n.startswith("grad")] == [f"grad of {name}" for name in rest]
+        for name, value in results.items():
+            torch.testing.assert_close(value, wanted[name], msg=f"{frozen}: {name}")
+
+
+def test_the_layer_below_costs_nothing_where_it_is_frozen(threads):
+    threads(2)
+    cell, x, lower, upper = sample(LAYERS, "gru", 5, 3, 6)
+    upper["R"].requires_grad_()
+    h, _, _ = recurrence_stacked(cell, x, lower, upper)
+    assert ran(h.sum().backward) == TWICE[2:3]
+
+
+USED = {
+    DIRECTIONS: [["h 0"], ["h 1", "final[1] 1"], ["final[1] 0"], ["h 0", "final[0] 1"]],
+    LAYERS: [["h 1"], ["final[0] 0"], ["final[1] 1"], ["final[1] 0", "h 1"]],
+}
+
+
+@pytest.mark.parametrize(("pair", "used"), [(pair, used) for pair, cases in USED.items() for used in cases])
+def test_gradients_of_some_outputs_only(pair, used, threads):
+    threads(2)
+    call = sample(pair, "lstm", 5, 3, 4, requires_grad=True)
+    named = leaves(*call[1:])
+
+    def gradients(op):
+        results = outputs(op(*call))
+        loss = sum(results[name].square().sum() for name in used)
+        return torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+
+    for name, actual, wanted in zip(named, gradients(pair.at_once), gradients(pair.two_calls), strict=True):
+        assert (actual is None) == (wanted is None), name
+        if wanted is not None:
+            torch.testing.assert_close(actual, wanted, msg=name)
+
+
+@pairs
+def test_a_backward_under_vmap(pair, threads):
+    threads(2)
+    call = sample(pair, "gru", 4, 3, 5, requires_grad=True)
+    upstream = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+
+    def gradients(op):
+        h = [h for h, _ in op(*call) if h is not None]
+        named = list(leaves(*call[1:]).values())
+        return torch.vmap(lambda g: torch.autograd.grad(h, named, [g] * len(h), retain_graph=True))(upstream)
+
+    torch.testing.assert_close(gradients(pair.at_once), gradients(pair.two_calls))
+
+
+@pairs
+def test_what_the_backward_keeps(pair, threads):
+    """The input once, and of each recurrence h, c and the gates."""
+    threads(2)
+    call = sample(pair, "lstm", 7, 3, 16, requires_grad=True)
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
+        pair.op(*call)
+    assert sum(t.numel() for t in saved.values() if t.shape[:2] == (7, 3)) == (5 + 2 * 6 * 16) * 7 * 3
