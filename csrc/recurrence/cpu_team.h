@@ -115,13 +115,20 @@ void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Cal
   run_halves(kernel, first, second, call, threads);
 }
 
-// Two problems of the same sizes, of which the second reads what the first makes and waits for it at `input`. Half of
-// the team each where sequences are too few to share out; else all of it, one after the other, meets less.
+// Whether two layers are faster by half of the team each than one after the other by all of it: where sequences are too
+// few to share out, a core's cache holds a layer's weights as well as half of them, and there is work to overlap.
+bool worth_in_turn(const Call& call, int threads) {
+  const int64_t bytes = step_weights(call) * int64_t(call.R.element_size());
+  return threads % 2 == 0 && call.steps.batch < 4 * threads && call.steps.count >= 4 * turns &&
+         bytes <= (int64_t(1) << 18) && call.rows * row_work(call) >= (int64_t(1) << 21);
+}
+
+// Two problems of the same sizes, of which the second reads what the first makes and waits for it at `input`.
 template <class Problem>
 void run_in_turn(Kernel<Problem> kernel, Problem& first, Problem& second, const Progress* Problem::* input,
                  const Call& call) {
   const int threads = team_size_of_both(call);
-  if (threads % 2 || call.steps.count < 4 * turns || call.steps.batch >= 4 * threads) {
+  if (!worth_in_turn(call, threads)) {
     run(kernel, first, call);
     run(kernel, second, call);
     return;

@@ -180,6 +180,7 @@ MUTANTS = [
     Mutant("recurrence/cpu_team.h", "second.room = workspace.begin + rooms[0]", "second.room = workspace.begin",
            "that two problems at once have a workspace each", BOTH),
     Mutant("common/team.h", "Member{rank - half * first,", "Member{rank,", "a place in half of a team", BOTH),
+    Mutant("recurrence/cpu_team.h", "second.*input = &progress;", "", "that a layer waits for another at all", BOTH),
     Mutant("recurrence/cpu_forward.h", "p.below->wait(chunk.end)", "p.below->wait(begin)", "what a layer waits for",
            RACES),
     Mutant("recurrence/cpu_backward.h", "p.above->wait(p.steps.count - chunk.begin)", "p.above->wait(0)",

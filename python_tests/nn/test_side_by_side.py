@@ -17,15 +17,15 @@ MODULES = {
     "gru": lambda **k: rnnkern.nn.GRU(6, 40, 2, bidirectional=True, **k),
     "heads": lambda **k: rnnkern.nn.GRU(6, 40, 2, bidirectional=True, bias=False, num_heads=5, **k),
     "modrelu": lambda **k: rnnkern.nn.RNN(6, 40, 2, bidirectional=True, nonlinearity="modrelu", **k),
-    "lstm layers": lambda **k: rnnkern.nn.LSTM(6, 40, 4, **k),
-    "gru layers": lambda **k: rnnkern.nn.GRU(6, 40, 4, **k),
-    "projected layers": lambda **k: rnnkern.nn.LSTM(6, 40, 4, proj_size=24, **k),
+    "lstm layers": lambda **k: rnnkern.nn.LSTM(6, 96, 4, **k),
+    "gru layers": lambda **k: rnnkern.nn.GRU(6, 96, 4, **k),
+    "projected layers": lambda **k: rnnkern.nn.LSTM(6, 96, 4, proj_size=24, **k),
 }
 
 
 def side_by_side(module, x):
-    return [c.reason.endswith(("side by side with the other direction", "side by side with the other layer"))
-            for c in explain(module, x)]  # fmt: skip
+    said = ("side by side with the other direction", "in one call with the other layer")
+    return [choice.reason.endswith(said) for choice in explain(module, x)]
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def results(module, x, reset):
 def test_the_bits_do_not_depend_on_the_threads(name, batch, packed, threads):
     module = MODULES[name](batch_first=not packed)
     if packed:
-        lengths = [40 - k for k in range(batch)]
+        lengths = [80 - k for k in range(batch)]
         x = pack_sequence([torch.randn(n, 6) for n in lengths])
         x = x._replace(data=x.data.requires_grad_())
-        reset = torch.rand(40, batch) < 0.1
+        reset = torch.rand(80, batch) < 0.1
     else:
-        x, reset = torch.randn(batch, 40, 6, requires_grad=True), torch.rand(batch, 40) < 0.1
+        x, reset = torch.randn(batch, 80, 6, requires_grad=True), torch.rand(batch, 80) < 0.1
     wanted = None
     for count in (1, 2, 3, 4):
         threads(count)

@@ -76,9 +76,9 @@ def recurrence_stacked(
         h, lower_state = recurrence(cell, x, **lower)
         h, upper_state = recurrence(cell, h, **upper)
 
-    On a CPU with an even number of threads, and few sequences (less than four per thread) of many steps, both layers
-    run at the same time, by half of the threads each, the second some steps behind the first; in the backward the
-    first behind the second. This is so for the calls that :func:`recurrence_bidirectional` names.
+    For the calls that :func:`recurrence_bidirectional` names both are one operator. With an even number of threads, few
+    sequences (less than four per thread) of many steps, and at most 256 KB of R, they run at the same time, by half of
+    the threads each, the second some steps behind the first; in the backward the first behind the second.
 
     Args:
         cell: as in :func:`recurrence`.
@@ -134,15 +134,15 @@ def _choose_second(cell, stacked, x, first, second) -> Choice:
     return recurrence.choose(cell, x, **second, reverse=not stacked)
 
 
-def _choose_both(stacked, other, cell, x, first, second) -> list[Choice]:
+def _choose_both(stacked, how, cell, x, first, second) -> list[Choice]:
     choices = [recurrence.choose(cell, x, **first), _choose_second(cell, stacked, x, first, second)]
     if _pair(cell, stacked, x, first, second) is None:
         return choices
-    return [choice._replace(reason=f"{choice.reason}, side by side with the other {other}") for choice in choices]
+    return [choice._replace(reason=f"{choice.reason}, {how}") for choice in choices]
 
 
-recurrence_bidirectional.choose = partial(_choose_both, False, "direction")
-recurrence_stacked.choose = partial(_choose_both, True, "layer")
+recurrence_bidirectional.choose = partial(_choose_both, False, "side by side with the other direction")
+recurrence_stacked.choose = partial(_choose_both, True, "in one call with the other layer")
 
 
 def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
