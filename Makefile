@@ -34,7 +34,7 @@ sanitize: install
 	cp -au csrc rnnkern python_tests setup.py pyproject.toml README.md LICENSE $(SANITIZED)
 	rm -f $(SANITIZED)/rnnkern/*.so
 	cd $(SANITIZED) && RNNKERN_CUDA=0 RNNKERN_LDFLAGS=-fsanitize=address,undefined \
-	  RNNKERN_CXXFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	  RNNKERN_CXXFLAGS="-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 RNNKERN_SOAK=10000 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)" \
