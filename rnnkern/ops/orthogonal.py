@@ -1,0 +1,159 @@
+"""Orthogonal weights: the public functions, their checks and their choice of implementation."""
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+
+REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (*REAL, torch.complex64, torch.complex128)
+FORMS = ("exp", "expm1")
+
+
+def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
+    r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
+    Martínez-Rubio 2019).
+
+    Only the strict lower triangle of ``A`` is read: :math:`S_{ij} = A_{ij}` and :math:`S_{ji} = -A_{ij}` for i > j, so
+    that S is exactly skew-symmetric. A complex S is skew-Hermitian, :math:`S_{ji} = -\overline{A_{ij}}`, and its
+    diagonal is the imaginary part of that of ``A``.
+
+    Args:
+        A: (..., N, N); float32, float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in
+            float32 and rounded once. The 2-norm of S may be up to 1,000; in a batch each matrix is treated by its own.
+        form: ``"exp"`` for exp(S), ``"expm1"`` for exp(S) - I, without cancellation where S is small.
+
+    Returns:
+        (..., N, N), of the dtype of ``A``. A matrix with a NaN in what is read is NaN throughout. Gradients are zero
+        where nothing is read; gradients of gradients are there too.
+
+    Raises:
+        ValueError: ``A`` is no batch of square matrices, or ``form`` is none of the two.
+        TypeError: ``A`` is no tensor, or of another dtype.
+
+    Equations: docs, "Orthogonal weights"; :mod:`rnnkern.reference.orthogonal`.
+
+    >>> V = rnnkern.ops.skew_exp(torch.randn(8, 8))
+    >>> torch.allclose(V.T @ V, torch.eye(8), atol=1e-5)
+    True
+    """
+    check_square("skew_exp", "A", A, DTYPES)
+    if form not in FORMS:
+        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
+    return reference.skew_exp(A, form=form)
+
+
+def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
+    r"""Cayley's transform :math:`(I + S)^{-1} (I - S) D` of a skew-symmetric S, with D = diag(``scale``) the scaled one
+    of scoRNN (Helfrich et al. 2018, eq. 4).
+
+    Args:
+        A: (..., N, N), of which S is read as by :func:`skew_exp`; the dtypes are the same.
+        scale: (N,) or (..., N), of the dtype of ``A``: the diagonal of D, each 1 or -1. As many as are -1 eigenvalues
+            of the result can be -1, which without D none can. No gradient flows to it.
+
+    Returns:
+        (..., N, N): orthogonal, and unitary for a complex ``A``. Gradients flow to ``A``, gradients of gradients too.
+
+    Raises:
+        ValueError: a shape is wrong.
+        TypeError: a type, dtype or device is wrong.
+
+    >>> V = rnnkern.ops.cayley(torch.randn(3, 3), torch.tensor([1.0, 1.0, -1.0]))
+    >>> torch.linalg.det(V).round().item()
+    -1.0
+    """
+    check_square("cayley", "A", A, DTYPES)
+    if scale is not None:
+        check_like("cayley", "scale", scale, "A", A)
+        size, batch = A.shape[-1], A.shape[:-2]
+        if tuple(scale.shape) not in ((size,), (*batch, size)):
+            raise ValueError(
+                f"cayley: `scale` must be (N,) = ({size},) or (..., N) = {(*batch, size)}, got {tuple(scale.shape)}"
+            )
+        scale = scale.detach()
+    return reference.cayley(A, scale)
+
+
+def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+    r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
+
+    :math:`\Lambda` has blocks :math:`\gamma_i \begin{pmatrix} \cos\theta_i & -\sin\theta_i \\ \sin\theta_i &
+    \cos\theta_i \end{pmatrix}` along its diagonal. With an odd N the last block is the number :math:`\gamma`, which has
+    no angle.
+
+    Args:
+        P: (..., N, N), orthogonal; float32, float64, bfloat16 or float16, the last two computed in float32.
+        theta: (..., N // 2), angles in radians.
+        gamma: (..., (N + 1) // 2), moduli of the eigenvalues where T is zero.
+        T: (..., N, N), of which the strict lower triangle is read.
+
+    Returns:
+        (..., N, N). Gradients flow to all four; that of ``T`` is zero where nothing is read.
+
+    Raises:
+        ValueError: a shape is wrong, or the batches differ.
+        TypeError: a type, dtype or device is wrong.
+
+    >>> V = rnnkern.ops.schur_weight(torch.eye(3), torch.zeros(1), torch.ones(2), torch.zeros(3, 3))
+    >>> torch.equal(V, torch.eye(3))
+    True
+    """
+    check_square("schur_weight", "P", P, REAL)
+    size, batch = P.shape[-1], tuple(P.shape[:-2])
+    wanted = {
+        "theta": (theta, "(..., N // 2)", (*batch, size // 2)),
+        "gamma": (gamma, "(..., (N + 1) // 2)", (*batch, (size + 1) // 2)),
+        "T": (T, "(..., N, N)", (*batch, size, size)),
+    }
+    for name, (tensor, symbols, shape) in wanted.items():
+        check_like("schur_weight", name, tensor, "P", P)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"schur_weight: `{name}` must be {symbols} = {shape}, got {tuple(tensor.shape)}")
+    return reference.schur_weight(P, theta, gamma, T)
+
+
+def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
+    r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
+    :math:`B \leftarrow B (3 I - B^H B) / 2`.
+
+    One step takes an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`; the singular values must be below
+    :math:`\sqrt 3`. It costs two products, and no decomposition.
+
+    Args:
+        B: (..., N, N), of the dtypes of :func:`skew_exp`.
+        steps: how many; the default takes an error of 0.01 to 4e-9, or to the rounding of the dtype.
+
+    Returns:
+        (..., N, N), of the dtype of ``B``. Gradients flow to ``B``.
+
+    Raises:
+        ValueError: ``B`` is no batch of square matrices, or ``steps`` is negative.
+        TypeError: ``B`` is no tensor, or of another dtype.
+
+    >>> V = rnnkern.ops.project_orthogonal(torch.eye(3) + 1e-3 * torch.ones(3, 3))
+    >>> torch.allclose(V.T @ V, torch.eye(3), atol=1e-6)
+    True
+    """
+    check_square("project_orthogonal", "B", B, DTYPES)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"project_orthogonal: `steps` must be a number from 0 on, got {steps!r}")
+    return reference.project_orthogonal(B, steps=steps)
+
+
+def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{op}: `{name}` must be of a dtype of {dtypes}, got {x.dtype}")
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"{op}: `{name}` must be (..., N, N), got {tuple(x.shape)}")
+
+
+def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
+    if x.dtype != like.dtype:
+        raise TypeError(f"{op}: `{name}` must be of dtype {like.dtype} like `{other}`, got {x.dtype}")
+    if x.device != like.device:
+        raise TypeError(f"{op}: `{name}` must be on {like.device} like `{other}`, got {x.device}")
