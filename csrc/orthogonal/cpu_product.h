@@ -91,9 +91,19 @@ constexpr int tile_rows = (RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12) / tile_vect
 template <class T>
 constexpr int tile_columns = tile_vectors * Vec<T>::width;
 
+// A vector as U.
+template <class T, class U>
+RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
+  if constexpr (std::is_same_v<T, U>) {
+    v.store(to);
+  } else {
+    for (int c = 0; c < Vec<T>::width; ++c) to[c] = U(v.v[c]);
+  }
+}
+
 // out[k * Width + c] = sum(k, column + c). What a vector writes beyond Width, the next row writes over.
-template <int Width, class T>
-void pack(const Sum<T>& sum, int64_t n, int64_t column, T* out) {
+template <int Width, class T, class U>
+void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
   using V = Vec<T>;
   constexpr int blocks = (Width + V::width - 1) / V::width;
   V v[blocks][V::width];
@@ -106,7 +116,7 @@ void pack(const Sum<T>& sum, int64_t n, int64_t column, T* out) {
       }
     }
     for (int64_t r = 0; r < smaller(V::width, n - row); ++r)
-      for (int b = 0; b < blocks; ++b) v[b][r].store(out + (row + r) * Width + b * V::width);
+      for (int b = 0; b < blocks; ++b) store_as(v[b][r], out + (row + r) * Width + b * V::width);
   }
 }
 
@@ -136,17 +146,17 @@ void tile(int64_t depth, const T* a, const T* b, T* out) {
     for (int j = 0; j < tile_vectors; ++j) sum[i][j].store(out + i * tile_columns<T> + j * V::width);
 }
 
-// A tile of a product goes where it is wanted.
+// A tile of a product, `columns` wide, goes where it is wanted.
 template <class T>
-RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile) {
+RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile,
+                          int64_t columns) {
   using V = Vec<T>;
   const Sum<T>& rest = output.rest;
   const int64_t end = smaller(row + tile_rows, n);
-  for (int64_t i = row; i < end; ++i, tile += tile_columns<T>) {
-    for (int v = 0; v < tile_vectors; ++v) {
-      const int64_t j = column + v * V::width, lanes = n - j;
-      if (lanes <= 0) break;
-      V x = V(output.factor) * V::load(tile + v * V::width);
+  for (int64_t i = row; i < end; ++i, tile += columns) {
+    for (int64_t j = column; j < smaller(column + columns, n); j += V::width) {
+      const int64_t lanes = n - j;
+      V x = V(output.factor) * V::load(tile + j - column);
       for (int k = 0; k < rest.count; ++k)
         x = x + V(rest.terms[k].factor) * V::load(rest.terms[k].x + i * n + j, lanes);
       if (rest.identity != T(0) && i >= j && i < j + V::width) x.v[i - j] += rest.identity;
@@ -155,44 +165,65 @@ RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64
   }
 }
 
-// Room for the factors of products: the right one is packed once for all members, the left one by each for itself, some
+// How factors of products in U are packed: the right one once for all members, the left one by each for itself, some
 // rows at a time.
+template <class U>
+struct Layout {
+  static constexpr int64_t most_left = 1 << 18;  // bytes, a part of a core's cache
+
+  int64_t panels, panel, left_panels, left;
+
+  explicit Layout(int64_t n) {
+    panels = (n + tile_columns<U> - 1) / tile_columns<U>;
+    panel = tile_columns<U> * n;
+    const int64_t each = larger(1, n * tile_rows), most = most_left / int64_t(sizeof(U));
+    left_panels = larger(1, smaller(most / each, (n + tile_rows - 1) / tile_rows));
+    left = (left_panels * each + 31) / 16 * 16;  // a vector may be written beyond the last
+  }
+  int64_t bytes(int team) const { return (panels * panel + 15) / 16 * 16 * sizeof(U) + left * team * sizeof(U); }
+};
+
 template <class T>
 struct Factors {
-  static constexpr int64_t most_left = 1 << 16;  // elements: a part of a core's cache
+  int64_t n;
+  T* room;
 
-  int64_t n, panels, left_panels, left_size;
-  T *right, *left;
-
-  Factors(int64_t n, Room<T>& room, int team) : n(n) {
-    panels = (n + tile_columns<T> - 1) / tile_columns<T>;
-    left_panels = larger(1, smaller(most_left / larger(n * tile_rows, 1), (n + tile_rows - 1) / tile_rows));
-    left_size = (left_panels * tile_rows * n + Vec<T>::width + 15) / 16 * 16;
-    right = room.take(panels * tile_columns<T> * n);
-    left = room.take(left_size * team);
+  Factors(int64_t n, Room<T>& cut, int team) : n(n) {
+    room = cut.take(larger(Layout<T>(n).bytes(team), Layout<double>(n).bytes(team)) / int64_t(sizeof(T)));
   }
 };
 
-// All members call it together; when it returns, the outputs are there for all of them.
-template <class T>
+// The outputs of left * right, whose sums are in U. All members call it together; when it returns, the outputs are
+// there for all of them.
+template <class U, class T>
 void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
              Member me) {
-  const int64_t n = factors.n, panel = tile_columns<T> * n, rows = (n + tile_rows - 1) / tile_rows;
+  const int64_t n = factors.n, rows = (n + tile_rows - 1) / tile_rows;
+  const Layout<U> layout(n);
+  U* const packed = reinterpret_cast<U*>(factors.room);
+  U* const mine = packed + (layout.panels * layout.panel + 15) / 16 * 16 + me.rank * layout.left;
   const Sum<T> flipped = left.transpose();
-  T* const mine = factors.left + me.rank * factors.left_size;
-  alignas(64) T out[tile_rows * tile_columns<T>];
-  for (int64_t p = me.rank; p < factors.panels; p += me.size)
-    pack<tile_columns<T>>(right, n, p * tile_columns<T>, factors.right + p * panel);
+  alignas(64) U sums[tile_rows * tile_columns<U>];
+  alignas(64) T out[tile_rows * tile_columns<U>];
+  for (int64_t p = me.rank; p < layout.panels; p += me.size)
+    pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
   me.meet();
   const int64_t first = rows * me.rank / me.size, last = rows * (me.rank + 1) / me.size;
-  for (int64_t begin = first; begin < last; begin += factors.left_panels) {
-    const int64_t end = smaller(begin + factors.left_panels, last);
+  for (int64_t begin = first; begin < last; begin += layout.left_panels) {
+    const int64_t end = smaller(begin + layout.left_panels, last);
     for (int64_t i = begin; i < end; ++i)
       pack<tile_rows>(flipped, n, i * tile_rows, mine + (i - begin) * tile_rows * n);
-    for (int64_t p = 0; p < factors.panels; ++p) {
+    for (int64_t p = 0; p < layout.panels; ++p) {
       for (int64_t i = begin; i < end; ++i) {
-        tile(n, mine + (i - begin) * tile_rows * n, factors.right + p * panel, out);
-        for (int k = 0; k < count; ++k) store(outputs[k], n, i * tile_rows, p * tile_columns<T>, out);
+        tile(n, mine + (i - begin) * tile_rows * n, packed + p * layout.panel, sums);
+        const T* found = out;
+        if constexpr (std::is_same_v<T, U>) {
+          found = sums;
+        } else {
+          for (int k = 0; k < tile_rows * tile_columns<U>; ++k) out[k] = T(sums[k]);
+        }
+        for (int k = 0; k < count; ++k)
+          store(outputs[k], n, i * tile_rows, p * tile_columns<U>, found, tile_columns<U>);
       }
     }
   }

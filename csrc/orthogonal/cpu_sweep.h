@@ -5,13 +5,14 @@
 namespace rnnkern {
 namespace {
 
-// to = X^2 - I of X = I + E: E is small where S is, and keeps its digits.
+// to = X^2 - I of X = I + E: E is small where S is, and keeps its digits. Each of many squarings doubles the error that
+// it is given, so that sums are in double.
 template <class T>
 void square(const Factors<T>& factors, const T* E, T* to, T identity, Member me) {
   Output<T> output{to};
   output.rest.add(E, T(2));
   output.rest.identity = identity;
-  product(factors, Sum<T>(E), Sum<T>(E), &output, 1, me);
+  product<double>(factors, Sum<T>(E), Sum<T>(E), &output, 1, me);
 }
 
 template <class T>
@@ -46,7 +47,7 @@ void forward(const SkewForward<T>& problem, Member me) {
     from_below<true>(Sum<T>(problem.A + m * elements), n, room.S, me);
     me.meet();
     Output<T> first{kept};
-    product(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
+    product<T>(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
     const Plan<T> plan(norm(kept, n, room.vectors, me));
     if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
     // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
@@ -58,7 +59,7 @@ void forward(const SkewForward<T>& problem, Member me) {
       Output<T> output{last ? E : kept + (k - 1) * elements};
       output.rest = plan.added(k, basis);
       if (last && !plan.squarings) output.rest.identity = last_identity;
-      product(room.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
+      product<T>(room.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
     }
     for (int k = 1; k <= plan.squarings; ++k) {
       square(room.factors, E, next, k == plan.squarings ? last_identity : T(0), me);
@@ -96,7 +97,7 @@ const T* unsquare(const Plan<T>& plan, const T* const* basis, const T* grad, con
   const int last = plan.scheme->products;
   Output<T> output{room.chain};
   output.rest = plan.added(last, basis);
-  product(room.factors, plan.left(last, basis), plan.right(last, basis), &output, 1, me);
+  product<T>(room.factors, plan.left(last, basis), plan.right(last, basis), &output, 1, me);
   for (int k = 1; k < plan.squarings; ++k)
     square(room.factors, room.chain + (k - 1) * elements, room.chain + k * elements, T(0), me);
   for (int k = plan.squarings - 1; k >= 0; --k) {
@@ -104,9 +105,9 @@ const T* unsquare(const Plan<T>& plan, const T* const* basis, const T* grad, con
     Sum<T> X(room.chain + k * elements, true);
     X.identity = T(1);
     Output<T> half{room.bars[0]}, whole{to};
-    product(room.factors, Sum<T>(grad), X, &half, 1, me);
+    product<T>(room.factors, Sum<T>(grad), X, &half, 1, me);
     whole.rest.add(room.bars[0], T(1));
-    product(room.factors, X, Sum<T>(grad), &whole, 1, me);
+    product<T>(room.factors, X, Sum<T>(grad), &whole, 1, me);
     grad = to;
   }
   return grad;
@@ -154,9 +155,9 @@ void backward(const SkewBackward<T>& problem, Member me) {
       const T* const given = k == plan.scheme->products ? grad : room.bars[k];
       Into<T> right(plan, step.right, k, room.bars, begun);
       right.add(plan, step.added, given);
-      product(room.factors, plan.left(k, basis).transpose(), Sum<T>(given), right.outputs, right.count, me);
+      product<T>(room.factors, plan.left(k, basis).transpose(), Sum<T>(given), right.outputs, right.count, me);
       const Into<T> left(plan, step.left, k, room.bars, begun);
-      product(room.factors, Sum<T>(given), plan.right(k, basis).transpose(), left.outputs, left.count, me);
+      product<T>(room.factors, Sum<T>(given), plan.right(k, basis).transpose(), left.outputs, left.count, me);
     }
     // P = S S: of its gradient's part P_bar S^T + S^T P_bar the skew part is wanted, half of -(D - D^T), D = Z S with
     // Z = P_bar + P_bar^T; the rest of S's gradient joins before both are made skew.
@@ -164,7 +165,7 @@ void backward(const SkewBackward<T>& problem, Member me) {
     Z.add(room.bars[1], T(1), true);
     Output<T> W{room.bars[0], T(-1)};
     W.rest.add(room.bars[0], T(1));
-    product(room.factors, Z, Sum<T>(room.S), &W, 1, me);
+    product<T>(room.factors, Z, Sum<T>(room.S), &W, 1, me);
     Sum<T> skew(room.bars[0]);
     skew.add(room.bars[0], T(-1), true);
     from_below<false>(skew, n, problem.grad_A + m * elements, me);

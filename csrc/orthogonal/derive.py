@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc/orthogonal/schemes.h"
 MODULE = ROOT / "rnnkern/ops/skew_schemes.py"
 ROUNDOFF = {"float": mpf(2) ** -24, "double": mpf(2) ** -53}
-DEGREES = {"float": (4, 8), "double": (4, 8, 12)}
+SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1))}
+"""Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
 NAMES = {"float": "float32", "double": "float64"}
 NODES = 40
 
@@ -146,10 +147,10 @@ SOLVERS = {4: scheme4, 8: scheme8, 12: scheme12}
 def derived() -> dict[str, list[tuple[int, float, list]]]:
     """For float and double: the schemes as (degree, limit, products), the shortest first."""
     found = {}
-    for dtype, degrees in DEGREES.items():
+    for dtype, wanted in SCHEMES.items():
         found[dtype] = []
-        for degree in degrees:
-            rho = limit(ROUNDOFF[dtype], degree)
+        for degree, part in wanted:
+            rho = limit(ROUNDOFF[dtype] / part, degree)
             products = SOLVERS[degree](chebyshev(rho, degree), rho)
             rounded = [tuple([float(x) for x in part] for part in product) for product in products]
             found[dtype].append((degree, float(rho), rounded))
