@@ -14,6 +14,9 @@ REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DTYPES = (*REAL, torch.complex64, torch.complex128)
 FORMS = ("exp", "expm1")
 
+LEAST_IN_FLOAT32 = 8
+"""Rows. Few eigenvalues do not average the errors that squarings double: smaller matrices are computed in float64."""
+
 
 def _without_autocast(function: Callable) -> Callable:
     """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
@@ -59,10 +62,10 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     _check_skew_exp(A, form)
     if _choose(A).implementation == "reference":
         return reference.skew_exp(A, form=form)
-    minus_identity = form == "expm1"
-    if A.is_complex():
-        return _from_real(orthogonal_autograd.skew_exp(_as_real(A), minus_identity))
-    return orthogonal_autograd.skew_exp(A.to(torch.promote_types(A.dtype, torch.float32)), minus_identity).to(A.dtype)
+    S = _as_real(A) if A.is_complex() else A
+    arithmetic = torch.promote_types(S.dtype, torch.float32 if S.shape[-1] >= LEAST_IN_FLOAT32 else torch.float64)
+    V = orthogonal_autograd.skew_exp(S.to(arithmetic), form == "expm1")
+    return (_from_real(V) if A.is_complex() else V).to(A.dtype)
 
 
 def _as_real(A: Tensor) -> Tensor:
