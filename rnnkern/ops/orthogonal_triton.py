@@ -6,6 +6,7 @@ squarings Triton's, each of which a matrix takes part in or not by its own norm.
 
 import functools
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,9 +42,7 @@ def scheme(dtype: torch.dtype) -> tuple[tuple[float, ...], tuple[float, float], 
         _, limit, (_, (_, (x1, x2, _), _), ((_, x3, _), (x5, x6, x7, x4), (y1, y2, _))) = schemes[place]
         coefficients += [x1, x2, x3, x4, x5, x6, x7, y1, y2]
         limits.append(limit)
-    most = 0
-    while limits[1] * 2**most < LARGEST_NORM * MARGIN:
-        most += 1
+    most = math.ceil(math.log2(LARGEST_NORM * MARGIN / limits[1]))
     return tuple(coefficients), tuple(limits), (found[0], found[-1]), most
 
 
