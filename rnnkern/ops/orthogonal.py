@@ -132,7 +132,11 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
                 f"cayley: `scale` must be (N,) = ({size},) or (..., N) = {(*batch, size)}, got {tuple(scale.shape)}"
             )
         scale = scale.detach()
-    return reference.cayley(A, scale)
+    S = reference.skew(A.to(torch.promote_types(A.dtype, torch.float32)))
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    # 2 (I + S)^-1 - I, one inverse and two products backwards; inv_ex does not wait for the device.
+    V = 2 * torch.linalg.inv_ex(eye + S).inverse - eye
+    return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
 
 
 @_without_autocast
