@@ -1,13 +1,19 @@
 """cayley, schur_weight and project_orthogonal: their invariants, the reference, gradients, errors."""
 
+import json
+
 import pytest
 import torch
+from torch.library import opcheck
 
+import rnnkern
 from rnnkern import reference
-from rnnkern.ops import cayley, project_orthogonal, schur_weight, skew_exp
+from rnnkern.ops import cayley, explain, project_orthogonal, schur_weight, skew_exp
 from rnnkern.testing import assert_close
 
 DTYPES = [torch.float32, torch.float64]
+
+_operators = torch.ops.rnnkern
 
 
 def off_orthogonal(V):
@@ -100,6 +106,72 @@ def test_gradients_of_schur_weight(size):
     assert torch.autograd.gradgradcheck(schur_weight, leaves)
     (grad,) = torch.autograd.grad(schur_weight(*leaves).sum(), leaves[3])
     assert torch.equal(grad, grad.tril(-1))
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (3, 6, 6), (2, 0, 0), (0, 4, 4)])
+def test_operators_of_schur_weight_pass_torchs_own_checks(shape):
+    leaves = schur_leaves(shape[-1], *shape[:-2]) if 0 not in shape else [
+        torch.zeros(shape), torch.zeros(*shape[:-2], shape[-1] // 2), torch.zeros(*shape[:-2], shape[-1] // 2),
+        torch.zeros(shape),
+    ]  # fmt: skip
+    leaves = [x.float() for x in leaves]
+    for training in (False, True):
+        opcheck(_operators.schur_weight.default, (*leaves, training))
+    half = _operators.schur_weight(*leaves, True)[1]
+    backward = [x.clone().requires_grad_() for x in (torch.randn(shape), *leaves)]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    opcheck(_operators.schur_weight_backward.default, (*backward, half), test_utils=checks)
+
+
+@pytest.mark.parametrize("level", rnnkern.build_info()["simd_levels"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_schur_weight_at_every_simd_level(level, dtype, simd):
+    simd(level)
+    judge(schur_weight, reference.schur_weight, *schur_leaves(37, 2), dtype=dtype)
+
+
+def test_threads_do_not_change_a_bit_of_schur_weight(threads):
+    for size, batch in ((200, ()), (60, (5,))):
+        leaves = [x.float().requires_grad_() for x in schur_leaves(size, *batch)]
+        found = []
+        for count in (1, 2, 3):
+            threads(count)
+            W = schur_weight(*leaves)
+            found.append((W, *torch.autograd.grad(W.square().sum(), leaves)))
+        assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+def test_transforms_of_schur_weight():
+    leaves = [x.double() for x in schur_leaves(5, 3)]
+    P, theta, gamma, T = leaves
+    torch.testing.assert_close(torch.vmap(schur_weight)(*leaves), schur_weight(*leaves))
+    together = torch.vmap(torch.func.grad(lambda t: schur_weight(P[0], t, gamma[0], T[0]).sum()))(theta)
+    own = theta.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(
+        schur_weight(
+            *(x[:1].expand(3, *x.shape[1:]) for x in (P,)), own, gamma[:1].expand(3, -1), T[:1].expand(3, 5, 5)
+        ).sum(),
+        own,
+    )
+    torch.testing.assert_close(together, wanted)
+    with pytest.raises(NotImplementedError, match="no forward mode"):
+        torch.func.jvp(lambda t: schur_weight(P, t, gamma, T), (theta,), (theta,))
+
+
+def test_explain_says_what_is_entered():
+    def entered():
+        counts = json.loads(_operators.kernel_counts())
+        return sum(n for kernel, n in counts.items() if kernel.startswith("schur_weight/cpu/"))
+
+    leaves = [x.float().requires_grad_() for x in schur_leaves(5)]
+    before = entered()
+    assert explain(schur_weight, *leaves).implementation == "cpu"
+    schur_weight(*leaves).sum().backward()
+    assert entered() == before + 2
+    with rnnkern.use("reference"):
+        assert explain(schur_weight, *leaves).implementation == "reference"
+        schur_weight(*leaves)
+    assert entered() == before + 2
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128])
