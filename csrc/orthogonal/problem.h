@@ -1,0 +1,88 @@
+// What a kernel of orthogonal weights is told: pointers and sizes, all checked and allocated by the caller. Matrices
+// are N x N and dense, one after the other.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+
+#include "common/team.h"
+#include "orthogonal/schemes.h"
+
+namespace rnnkern {
+
+// Products that a forward keeps for its backward: all of the longest scheme but the last, which is the result.
+template <class T>
+constexpr int kept_products = sizeof(T) == 8 ? 3 : 2;
+
+// Which scheme, and how often its result is squared: two numbers per matrix.
+constexpr int plan_size = 2;
+
+template <class T>
+constexpr const SkewScheme* schemes = sizeof(T) == 8 ? double_schemes : float_schemes;
+template <class T>
+constexpr int scheme_count = sizeof(T) == 8 ? std::size(double_schemes) : std::size(float_schemes);
+
+template <class T>
+struct SkewForward {
+  int64_t size, count;  // N, how many matrices
+  bool minus_identity;  // exp(S) - I
+  const T* A;           // the strict lower triangle is read
+  T* result;
+  T* kept;        // kept_products of each matrix, or null: then they lie in the room
+  int64_t* plan;  // of each matrix, or null
+  T* room;
+};
+
+template <class T>
+struct SkewBackward {
+  int64_t size, count;
+  int64_t squarings;  // the most of any matrix
+  const T *A, *kept, *grad;
+  const int64_t* plan;
+  T* grad_A;
+  T* room;
+};
+
+// P (Lambda + T) P^T: of each matrix N / 2 angles and (N + 1) / 2 moduli.
+template <class T>
+struct SchurForward {
+  int64_t size, count;
+  const T *P, *theta, *gamma, *lower;
+  T *result, *half;  // half is P (Lambda + T), for the backward
+  T* room;
+};
+
+template <class T>
+struct SchurBackward {
+  int64_t size, count;
+  const T *P, *theta, *gamma, *lower, *half, *grad;
+  T *grad_P, *grad_theta, *grad_gamma, *grad_lower;
+  T* room;
+};
+
+// What runs a problem, and the room that it takes. Members take matrices 0, 1, ... of a problem one by one and share
+// out each of them; where each is to take matrices of its own, each has a problem of its own and a team of one.
+template <class Problem>
+struct Kernel {
+  void (*run)(const Problem&, Member);
+  int64_t (*room)(const Problem&, int team);
+};
+
+template <class T>
+struct OrthogonalKernels {
+  Kernel<SkewForward<T>> skew_forward;
+  Kernel<SkewBackward<T>> skew_backward;
+  Kernel<SchurForward<T>> schur_forward;
+  Kernel<SchurBackward<T>> schur_backward;
+};
+
+struct OrthogonalLevel {
+  OrthogonalKernels<float> of_float;
+  OrthogonalKernels<double> of_double;
+};
+
+OrthogonalLevel orthogonal_level_plain();
+OrthogonalLevel orthogonal_level_avx2();
+OrthogonalLevel orthogonal_level_avx512();
+
+}  // namespace rnnkern

@@ -1,0 +1,66 @@
+"""Orthogonal weights from parameters that nothing constrains. N rows and columns, any batch before them."""
+
+import torch
+from torch import Tensor
+
+TERMS = 14
+"""Of Taylor's series, where the 2-norm is at most 1/2: what is left out is below 1e-17."""
+SQUARINGS = 13
+"""The most: norms up to 1,000 need no more."""
+
+
+def skew(A: Tensor) -> Tensor:
+    """The skew-Hermitian matrix of the strict lower triangle of ``A`` and of the imaginary part of its diagonal."""
+    lower = A.tril(-1)
+    S = lower - lower.mH
+    return S + torch.diag_embed(1j * A.diagonal(dim1=-2, dim2=-1).imag) if A.is_complex() else S
+
+
+def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
+    """As :func:`rnnkern.ops.skew_exp`: Taylor's series of S / 2^s, and s squarings exp(2 X) - 1 = 2 E + E^2."""
+    S = skew(A.to(torch.promote_types(A.dtype, torch.float32)))
+    if S.shape[-1] == 0:
+        return S.to(A.dtype)
+    square = S.detach() @ S.detach()
+    norm = square.abs().sum(-2, keepdim=True).amax(-1, keepdim=True).sqrt()  # at least the 2-norm
+    squarings = torch.log2(2 * norm).ceil().clamp(0, SQUARINGS)
+    S = S * torch.exp2(-squarings)
+    E = S / TERMS
+    for k in range(TERMS - 1, 0, -1):
+        E = (S + S @ E) / k
+    for k in range(SQUARINGS):
+        E = torch.where(k < squarings, 2 * E + E @ E, E)
+    return (E + _identity(E) if form == "exp" else E).to(A.dtype)
+
+
+def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
+    """As :func:`rnnkern.ops.cayley`: (I + S)^-1 (I - S) diag(scale)."""
+    S = skew(A.to(torch.promote_types(A.dtype, torch.float32)))
+    eye = _identity(S)
+    V = torch.linalg.solve(eye + S, eye - S)
+    return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
+
+
+def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+    """As :func:`rnnkern.ops.schur_weight`: P (Lambda + T) P^T."""
+    P_, theta, gamma, T = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (P, theta, gamma, T))
+    pairs = theta.shape[-1]
+    cos, sin = gamma[..., :pairs] * torch.cos(theta), gamma[..., :pairs] * torch.sin(theta)
+    diagonal = torch.cat([torch.stack([cos, cos], -1).flatten(-2), gamma[..., pairs:]], -1)
+    beside = torch.stack([sin, torch.zeros_like(sin)], -1).flatten(-2)[..., : max(T.shape[-1] - 1, 0)]
+    Theta = T.tril(-1) + torch.diag_embed(diagonal)
+    if pairs:
+        Theta = Theta + torch.diag_embed(beside, -1) - torch.diag_embed(beside, 1)
+    return (P_ @ Theta @ P_.mT).to(P.dtype)
+
+
+def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
+    """As :func:`rnnkern.ops.project_orthogonal`: B <- B (3 I - B^H B) / 2."""
+    X = B.to(torch.promote_types(B.dtype, torch.float32))
+    for _ in range(steps):
+        X = X - X @ ((X.mH @ X - _identity(X)) / 2)
+    return X.to(B.dtype)
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
