@@ -9,6 +9,7 @@
 #include "common/counters.h"
 #include "common/reuse.h"
 #include "common/simd_level.h"
+#include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
 
 namespace rnnkern {
@@ -47,6 +48,9 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False) -> str");
+
+  m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");
+  m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -62,6 +66,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
   m.impl("recurrence_bidirectional", TORCH_BOX(&recurrence_bidirectional_cpu));
   m.impl("recurrence_bidirectional_backward", TORCH_BOX(&recurrence_bidirectional_backward_cpu));
+  m.impl("skew_exp", TORCH_BOX(&skew_exp_cpu));
+  m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

@@ -117,8 +117,8 @@ def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
     :math:`B \leftarrow B (3 I - B^H B) / 2`.
 
-    One step takes an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`; the singular values must be below
-    :math:`\sqrt 3`. It costs two products, and no decomposition.
+    One step takes an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`; the singular values must be
+    below :math:`\sqrt 3`. It costs two products, and no decomposition.
 
     Args:
         B: (..., N, N), of the dtypes of :func:`skew_exp`.

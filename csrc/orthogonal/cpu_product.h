@@ -1,0 +1,234 @@
+// Products of square matrices, each factor a linear combination of matrices that is formed while it is packed, the
+// results added to others while they are stored. Included by cpu_kernels.h, once per SIMD level.
+#pragma once
+
+namespace rnnkern {
+namespace {
+
+RNNKERN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+RNNKERN_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+template <class T>
+struct Term {
+  const T* x;
+  T factor;
+  bool transposed;
+};
+
+// A linear combination of matrices and I.
+template <class T>
+struct Sum {
+  Term<T> terms[most_products + 1];
+  int count = 0;
+  T identity = T(0);
+
+  Sum() = default;
+  Sum(const T* x, bool transposed = false) { add(x, T(1), transposed); }
+
+  void add(const T* x, T factor, bool transposed = false) {
+    if (factor != T(0)) terms[count++] = {x, factor, transposed};
+  }
+  Sum transpose() const {
+    Sum flipped = *this;
+    for (int k = 0; k < count; ++k) flipped.terms[k].transposed = !terms[k].transposed;
+    return flipped;
+  }
+};
+
+// One result of a product: to = factor * product + rest, whose terms may be `to` itself and are not transposed.
+template <class T>
+struct Output {
+  T* to;
+  T factor = T(1);
+  Sum<T> rest;
+};
+
+// Cuts a workspace into parts that begin at cache lines; without one it only measures.
+template <class T>
+struct Room {
+  T* base;
+  int64_t used = 0;
+
+  T* take(int64_t elements) {
+    T* const part = base ? base + used : nullptr;
+    used += (elements + 15) / 16 * 16;
+    return part;
+  }
+};
+
+// v[r][c] = sum(row + r, column + c), a vector's width of both; zeros beyond the matrix.
+template <class T>
+RNNKERN_INLINE void block(const Sum<T>& sum, int64_t n, int64_t row, int64_t column, Vec<T>* v) {
+  using V = Vec<T>;
+  const int64_t rows = smaller(n - row, V::width), columns = smaller(n - column, V::width);
+  bool straight = false, flipped = false;
+  V u[V::width];
+  for (int k = 0; k < sum.count; ++k) {
+    const auto [x, factor, transposed] = sum.terms[k];
+    V* const to = transposed ? u : v;
+    bool& begun = transposed ? flipped : straight;
+    if (!begun) {
+      for (int r = 0; r < V::width; ++r) to[r] = V(0);
+    }
+    begun = true;
+    const int64_t lines = transposed ? columns : rows, lanes = transposed ? rows : columns;
+    const T* from = transposed ? x + column * n + row : x + row * n + column;
+    for (int64_t r = 0; r < lines; ++r) to[r] = to[r] + V(factor) * V::load(from + r * n, lanes);
+  }
+  if (flipped) {
+    transpose(u);
+    for (int r = 0; r < V::width; ++r) v[r] = straight ? v[r] + u[r] : u[r];
+  }
+  if (sum.identity != T(0)) {
+    for (int64_t r = 0; r < rows; ++r) {
+      if (const int64_t c = row + r - column; c >= 0 && c < columns) v[r].v[c] += sum.identity;
+    }
+  }
+}
+
+constexpr int tile_vectors = 2;
+constexpr int tile_rows = (RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12) / tile_vectors;
+template <class T>
+constexpr int tile_columns = tile_vectors * Vec<T>::width;
+
+// A vector as U.
+template <class T, class U>
+RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
+  if constexpr (std::is_same_v<T, U>) {
+    v.store(to);
+  } else {
+    for (int c = 0; c < Vec<T>::width; ++c) to[c] = U(v.v[c]);
+  }
+}
+
+// out[k * Width + c] = sum(k, column + c). What a vector writes beyond Width, the next row writes over.
+template <int Width, class T, class U>
+void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
+  using V = Vec<T>;
+  constexpr int blocks = (Width + V::width - 1) / V::width;
+  V v[blocks][V::width];
+  for (int64_t row = 0; row < n; row += V::width) {
+    for (int b = 0; b < blocks; ++b) {
+      if (column + b * V::width < n) {
+        block(sum, n, row, column + b * V::width, v[b]);
+      } else {
+        for (int r = 0; r < V::width; ++r) v[b][r] = V(0);
+      }
+    }
+    for (int64_t r = 0; r < smaller(V::width, n - row); ++r)
+      for (int b = 0; b < blocks; ++b) store_as(v[b][r], out + (row + r) * Width + b * V::width);
+  }
+}
+
+// out = a b, a tile of it.
+template <class T>
+void tile(int64_t depth, const T* a, const T* b, T* out) {
+  using V = Vec<T>;
+  V sum[tile_rows][tile_vectors];
+#pragma GCC unroll 12
+  for (int i = 0; i < tile_rows; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < tile_vectors; ++j) sum[i][j] = V(0);
+  for (int64_t k = 0; k < depth; ++k, a += tile_rows, b += tile_columns<T>) {
+    V y[tile_vectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < tile_vectors; ++j) y[j] = V::load(b + j * V::width);
+#pragma GCC unroll 12
+    for (int i = 0; i < tile_rows; ++i) {
+      const V x(a[i]);
+#pragma GCC unroll 2
+      for (int j = 0; j < tile_vectors; ++j) sum[i][j] = sum[i][j] + x * y[j];
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < tile_rows; ++i)
+#pragma GCC unroll 2
+    for (int j = 0; j < tile_vectors; ++j) sum[i][j].store(out + i * tile_columns<T> + j * V::width);
+}
+
+// A tile of a product, `columns` wide, goes where it is wanted.
+template <class T>
+RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile,
+                          int64_t columns) {
+  using V = Vec<T>;
+  const Sum<T>& rest = output.rest;
+  const int64_t end = smaller(row + tile_rows, n);
+  for (int64_t i = row; i < end; ++i, tile += columns) {
+    for (int64_t j = column; j < smaller(column + columns, n); j += V::width) {
+      const int64_t lanes = n - j;
+      V x = V(output.factor) * V::load(tile + j - column);
+      for (int k = 0; k < rest.count; ++k)
+        x = x + V(rest.terms[k].factor) * V::load(rest.terms[k].x + i * n + j, lanes);
+      if (rest.identity != T(0) && i >= j && i < j + V::width) x.v[i - j] += rest.identity;
+      x.store(output.to + i * n + j, lanes);
+    }
+  }
+}
+
+// How factors of products in U are packed: the right one once for all members, the left one by each for itself, some
+// rows at a time.
+template <class U>
+struct Layout {
+  static constexpr int64_t most_left = 1 << 18;  // bytes, a part of a core's cache
+
+  int64_t panels, panel, left_panels, left;
+
+  explicit Layout(int64_t n) {
+    panels = (n + tile_columns<U> - 1) / tile_columns<U>;
+    panel = tile_columns<U> * n;
+    const int64_t each = larger(1, n * tile_rows), most = most_left / int64_t(sizeof(U));
+    left_panels = larger(1, smaller(most / each, (n + tile_rows - 1) / tile_rows));
+    left = (left_panels * each + 31) / 16 * 16;  // a vector may be written beyond the last
+  }
+  int64_t bytes(int team) const { return (panels * panel + 15) / 16 * 16 * sizeof(U) + left * team * sizeof(U); }
+};
+
+template <class T>
+struct Factors {
+  int64_t n;
+  T* room;
+
+  Factors(int64_t n, Room<T>& cut, int team) : n(n) {
+    room = cut.take(larger(Layout<T>(n).bytes(team), Layout<double>(n).bytes(team)) / int64_t(sizeof(T)));
+  }
+};
+
+// The outputs of left * right, whose sums are in U. All members call it together; when it returns, the outputs are
+// there for all of them.
+template <class U, class T>
+void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
+             Member me) {
+  const int64_t n = factors.n, rows = (n + tile_rows - 1) / tile_rows;
+  const Layout<U> layout(n);
+  U* const packed = reinterpret_cast<U*>(factors.room);
+  U* const mine = packed + (layout.panels * layout.panel + 15) / 16 * 16 + me.rank * layout.left;
+  const Sum<T> flipped = left.transpose();
+  alignas(64) U sums[tile_rows * tile_columns<U>];
+  alignas(64) T out[tile_rows * tile_columns<U>];
+  for (int64_t p = me.rank; p < layout.panels; p += me.size)
+    pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
+  me.meet();
+  const int64_t first = rows * me.rank / me.size, last = rows * (me.rank + 1) / me.size;
+  for (int64_t begin = first; begin < last; begin += layout.left_panels) {
+    const int64_t end = smaller(begin + layout.left_panels, last);
+    for (int64_t i = begin; i < end; ++i)
+      pack<tile_rows>(flipped, n, i * tile_rows, mine + (i - begin) * tile_rows * n);
+    for (int64_t p = 0; p < layout.panels; ++p) {
+      for (int64_t i = begin; i < end; ++i) {
+        tile(n, mine + (i - begin) * tile_rows * n, packed + p * layout.panel, sums);
+        const T* found = out;
+        if constexpr (std::is_same_v<T, U>) {
+          found = sums;
+        } else {
+          for (int k = 0; k < tile_rows * tile_columns<U>; ++k) out[k] = T(sums[k]);
+        }
+        for (int k = 0; k < count; ++k)
+          store(outputs[k], n, i * tile_rows, p * tile_columns<U>, found, tile_columns<U>);
+      }
+    }
+  }
+  me.meet();
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,15 @@
+// The operators of orthogonal weights; schemas in registration.cpp, meaning in rnnkern/ops/orthogonal.py.
+#pragma once
+
+#include "common/tensor.h"
+
+namespace rnnkern {
+
+// [result, and when training: kept (..., K, N, N), plan (..., 2)]: products for the backward, and for each matrix which
+// scheme served (schemes.h) and how often its result was squared.
+Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training);
+
+// The gradient of A from that of the result; zero where A is not read.
+Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan);
+
+}  // namespace rnnkern
