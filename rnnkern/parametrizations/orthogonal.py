@@ -48,14 +48,17 @@ class Orthogonal(Parametrization):
             steps.listen(self)
 
     def weight(self, A: Tensor) -> Tensor:
-        W = self.rotated(A)
-        return W if self.scale is None else W * self.scale
+        return self._scaled(self.rotated(A))
 
     def compute(self, A: Tensor) -> Tensor:
-        if not self._is_zero(A):
-            return self.weight(A)
-        W = _AtBase.apply(A, self.base, 1.0 if self.map == "exp" else -2.0)
-        return W if self.scale is None else W * self.scale
+        return self._scaled(self.rotated_once(A))
+
+    def _scaled(self, V: Tensor) -> Tensor:
+        return V if self.scale is None else V * self.scale
+
+    def rotated_once(self, A: Tensor) -> Tensor:
+        """As :meth:`rotated`, but for second derivatives: at A = 0 the value is B, and the gradient one product."""
+        return _AtBase.apply(A, self.base, 1.0 if self.map == "exp" else -2.0) if self._is_zero(A) else self.rotated(A)
 
     def rotated(self, A: Tensor) -> Tensor:
         """B exp(A), or B (I + A)^-1 (I - A), as B and what is added: next to 1 it would be rounded away."""
@@ -86,19 +89,11 @@ class Orthogonal(Parametrization):
         if weight.shape != self.base.shape:
             raise ValueError(f"orthogonal: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
         V = weight.detach().to(self.base)
-        self.base.copy_(V if self.scale is None else V * self.scale)
-        self._check_base()
+        V = self._scaled(V)
+        _check_orthogonal(V)
+        self.base.copy_(V)
         self._zero = None
         return torch.zeros_like(self.base)
-
-    def _check_base(self) -> None:
-        V = self.base.double()
-        distance = (V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)).abs()
-        if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(self.base.dtype).eps):
-            raise ValueError(
-                f"orthogonal: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
-                "rnnkern.ops.project_orthogonal or torch.linalg.qr makes it so"
-            )
 
     # ---- a base that moves
 
@@ -144,6 +139,16 @@ class Orthogonal(Parametrization):
     def extra_repr(self) -> str:
         moves = f"dynamic, every={self.every}" if self.dynamic else "static"
         return f"{tuple(self.base.shape)}, map={self.map}, init={self.init}, base={moves}"
+
+
+def _check_orthogonal(V: Tensor) -> None:
+    X = V.double()
+    distance = (X.mT @ X - torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)).abs()
+    if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(V.dtype).eps):
+        raise ValueError(
+            f"orthogonal: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
+            "rnnkern.ops.project_orthogonal or torch.linalg.qr makes it so"
+        )
 
 
 class _AtBase(torch.autograd.Function):

@@ -18,10 +18,10 @@ class Schur(Orthogonal):
         super().__init__(like, "exp", init, base, every)
 
     def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(super().weight(A), theta, gamma, T)
+        return ops.schur_weight(self.rotated(A), theta, gamma, T)
 
     def compute(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-        return ops.schur_weight(super().compute(A), theta, gamma, T)
+        return ops.schur_weight(self.rotated_once(A), theta, gamma, T)
 
     def draw(self) -> tuple[Tensor, ...]:
         A = super().draw()
@@ -30,13 +30,15 @@ class Schur(Orthogonal):
         return A, theta, A.new_ones(*batch, (size + 1) // 2), torch.zeros_like(A)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The Schur form of any matrix that has a basis of eigenvectors.
+        """The Schur form of a matrix.
 
         Raises:
-            ValueError: the matrix has another shape, or its eigenvectors span no basis.
+            ValueError: the matrix has another shape, is not finite, or its form is not found to six digits.
         """
         if weight.shape != self.base.shape:
             raise ValueError(f"schur: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
+        if not weight.isfinite().all():
+            raise ValueError("schur: the weight must be finite")
         matrices = weight.detach().double().reshape(-1, *weight.shape[-2:])
         found = zip(*map(schur_form, matrices), strict=True)
         P, theta, gamma, T = (torch.stack(x).reshape(*weight.shape[:-2], *x[0].shape).to(self.base) for x in found)
@@ -50,7 +52,7 @@ def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     upper triangular, and V block lower. In each plane P is turned so that the two entries on the diagonal are equal.
 
     Raises:
-        ValueError: eigenvectors span no basis.
+        ValueError: V is matched to less than six digits: its eigenvectors are too nearly dependent.
     """
     size = V.shape[-1]
     values, vectors = torch.linalg.eig(V.mT)
@@ -68,7 +70,7 @@ def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gamma = torch.cat([gamma, Theta.diagonal()[2 * len(theta) :]])
     error = (ops.schur_weight(P, theta, gamma, T) - V).abs()
     if error.numel() and not error.max() <= 1e-6 * V.abs().max():
-        raise ValueError(f"schur: the weight must have a basis of eigenvectors; its form is off by {error.max():.3g}")
+        raise ValueError(f"schur: the eigenvectors must be independent; the form found is off by {error.max():.3g}")
     return P, theta, gamma, T
 
 
@@ -103,7 +105,7 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
         base, every: of P, as for :func:`orthogonal`.
 
     Returns:
-        The module. ``module.<name> = V`` takes any V that has a basis of eigenvectors, in O(N^3).
+        The module. ``module.<name> = V`` takes any finite V, in O(N^3).
 
     Raises:
         ValueError, TypeError: an argument is wrong.
