@@ -168,6 +168,15 @@ def test_what_is_drawn(cls):
     assert not hasattr(module, "bias_ih_l0")
 
 
+@modules
+def test_on_the_meta_device(cls):
+    module = cls(I, H, device="meta")
+    assert module(torch.zeros(T, B, I, device="meta"))[0].shape == (T, B, H)
+    module.to_empty(device="cpu").reset_parameters()
+    module(torch.zeros(T, B, I))
+    module.load_state_dict(cls(I, H).state_dict())
+
+
 def test_irnn():
     module = OrthogonalInitRNN(I, 4, init="identity", nonlinearity="relu", num_layers=2)
     assert torch.equal(module.weight_hh_l1, torch.eye(4))

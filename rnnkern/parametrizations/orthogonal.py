@@ -71,7 +71,7 @@ class Orthogonal(Parametrization):
 
     def _is_zero(self, A: Tensor) -> bool:
         if self._zero is None:
-            self._zero = A.detach(), -1 if A.any() else A._version
+            self._zero = A.detach(), -1 if A.is_meta or A.any() else A._version
         zero, version = self._zero
         return A.data_ptr() == zero.data_ptr() and A._version == version
 
@@ -88,8 +88,7 @@ class Orthogonal(Parametrization):
         """
         if weight.shape != self.base.shape:
             raise ValueError(f"orthogonal: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
-        V = weight.detach().to(self.base)
-        V = self._scaled(V)
+        V = self._scaled(weight.detach().to(self.base))
         _check_orthogonal(V)
         self.base.copy_(V)
         self._zero = None
