@@ -306,7 +306,7 @@ TASKS = {
     "adding": Kind(adding, Settings(100, 50, 64, "Adam", 5e-3, 1.0, 2000, 1000)),
     "copy": Kind(
         copying,
-        Settings(200, 10, 128, "RMSprop", 5e-4, math.inf, 600, 200),
+        Settings(200, 10, 128, "RMSprop", 5e-4, 1.0, 600, 200),
         own={
             "rnnkern.ExpRNN": Own(1e-3, 1e-4, init="henaff"),
             "rnnkern.NonNormalRNN": Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff"),
