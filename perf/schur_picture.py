@@ -48,11 +48,12 @@ def draw(path: Path, state: dict[str, Tensor], title: str) -> None:
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(13, 4.2), layout="constrained")
         axes = figure.add_subplot(1, 3, 1, title="|Θ|")
-        image = axes.imshow(Theta.abs().clamp(min=LEAST), cmap="magma", norm=LogNorm(LEAST, 1), interpolation="nearest")
+        magnitudes = Theta.abs().clamp(min=LEAST).numpy()
+        image = axes.imshow(magnitudes, cmap="magma", norm=LogNorm(LEAST, 1), interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.8)
         axes = figure.add_subplot(1, 3, 2, projection="polar", title="eigenvalues of Λ")
         pairs = gamma[: len(theta)]
-        axes.scatter(torch.cat([theta, -theta]), torch.cat([pairs, pairs]), s=8, color="#08519c")
+        axes.scatter(torch.cat([theta, -theta]).numpy(), torch.cat([pairs, pairs]).numpy(), s=8, color="#08519c")
         axes.set_ylim(0, 1.1 * gamma.abs().max().item())
         axes.set_yticks([0.5, 1])
         axes = figure.add_subplot(1, 3, 3, title="mean |Θ| along each diagonal, from the main one down")

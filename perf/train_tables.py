@@ -1,6 +1,6 @@
 """The tables of trainings; writes those of docs/training.md, each between its marks, and its pictures, from CSVs.
 
-``python -m perf.train_tables cpu-amd-epyc-2t``
+``python -m perf.train_tables cpu-amd-epyc-2t cpu-amd-epyc-1t``
 """
 
 import statistics
@@ -61,10 +61,13 @@ def text(rows: Sequence[Row]) -> str:
     )
 
 
-def main(device: str, page: Path = PAGE, results: Path = record.RESULTS) -> None:
+def main(devices: Sequence[str], page: Path = PAGE, results: Path = record.RESULTS) -> None:
+    """Of each task what the first of the devices has that was trained on it."""
+
     def filled(match) -> str:
-        path = results / device / f"train-{match[2]}.csv"
-        if not path.exists():
+        paths = [results / device / f"train-{match[2]}.csv" for device in devices]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
             return f"{match[1]}*Not measured yet.*\n{match[3]}"
         rows = newest(record.read(path))
         train_picture.draw(page.parent / "images" / f"{path.stem}.png", rows)
@@ -74,4 +77,4 @@ def main(device: str, page: Path = PAGE, results: Path = record.RESULTS) -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])
