@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from perf import overhead, recurrence
+from perf import orthogonal, overhead, recurrence
 
 RUNS = (
     (recurrence, ["--compiled"]),
@@ -11,6 +11,7 @@ RUNS = (
     (recurrence, ["--layers", "2"]),
     (recurrence, ["--bidirectional"]),
     (overhead, []),
+    (orthogonal, []),
 )
 """A family's cases and the options that they run with."""
 

@@ -126,13 +126,13 @@ Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan) {
   plan = dense(plan);
   return by_dtype(A, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t n = A.size(-1), count = n ? A.numel() / (n * n) : 0;
+    const Tensor result = empty_of_sizes(A, A);
+    if (!A.numel()) return result;
+    const int64_t n = A.size(-1), count = A.numel() / (n * n);
     STD_TORCH_CHECK(grad.numel() == A.numel() && grad.scalar_type() == A.scalar_type() &&
                         kept.numel() == kept_products<T> * A.numel() && kept.scalar_type() == A.scalar_type() &&
                         plan.numel() == plan_size * count && plan.scalar_type() == ScalarType::Long,
                     "skew_exp_backward: `grad`, `kept` and `plan` must be as the forward made them");
-    const Tensor result = empty_of_sizes(A, A);
-    if (!count) return result;
     const int64_t* plans = read<int64_t>(plan);
     int64_t squarings = 0;
     for (int64_t m = 0; m < count; ++m) {

@@ -3,8 +3,9 @@
     python csrc/orthogonal/derive.py
 
 The eigenvalues of a skew-symmetric S lie on i[-rho, rho]. There exp(z) - 1 = z q(z), and q is the Chebyshev series of
-(exp(z) - 1) / z, cut off: 2^degree times closer than Taylor's on the same interval. Its limit rho is the largest at
-which q is off by no more than the unit roundoff, so that small angles keep all their digits.
+(exp(z) - 1) / z, cut off: 2^degree times closer than Taylor's on the same interval. That is the largest interval on
+which q is off by no more than the unit roundoff, so that small angles keep all their digits. The scheme serves up to
+0.95 of it: nearer the ends the derivative of a Chebyshev series is off by up to degree^2 times as much.
 
 A scheme evaluates z q(z) in few products. Each multiplies two linear combinations of S and of earlier products and adds
 a third; the last one is exp(S) - I:
@@ -26,6 +27,7 @@ SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1
 """Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
 NAMES = {"float": "float32", "double": "float64"}
 NODES = 40
+INNER = mpf("0.95")
 
 mp.dps = 60
 
@@ -64,8 +66,12 @@ def limit(roundoff, degree: int):
     while high / low > mpf("1.0002"):
         middle = sqrt(low * high)
         low, high = (middle, high) if error(middle, degree) <= roundoff else (low, middle)
-    digit = mpf(10) ** (int(mp.floor(mp.log10(low))) - 2)
-    return mp.floor(low / digit) * digit
+    return downwards(low)
+
+
+def downwards(x):
+    digit = mpf(10) ** (int(mp.floor(mp.log10(x))) - 2)
+    return mp.floor(x / digit) * digit
 
 
 # ---- schemes: a product is (left, right, added), each its coefficients of S and of the products before; I is added on
@@ -153,7 +159,7 @@ def derived() -> dict[str, list[tuple[int, float, list]]]:
             rho = limit(ROUNDOFF[dtype] / part, degree)
             products = SOLVERS[degree](chebyshev(rho, degree), rho)
             rounded = [tuple([float(x) for x in part] for part in product) for product in products]
-            found[dtype].append((degree, float(rho), rounded))
+            found[dtype].append((degree, float(downwards(INNER * rho)), rounded))
     return found
 
 

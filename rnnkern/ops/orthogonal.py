@@ -1,15 +1,37 @@
 """Orthogonal weights: the public functions, their checks and their choice of implementation."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from rnnkern import reference
+from rnnkern import _extension, reference
+from rnnkern.ops import orthogonal_autograd
+from rnnkern.ops.dispatch import Choice, choose
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DTYPES = (*REAL, torch.complex64, torch.complex128)
 FORMS = ("exp", "expm1")
 
+LEAST_IN_FLOAT32 = 8
+"""Rows. Few eigenvalues do not average the errors that squarings double: smaller matrices are computed in float64."""
 
+
+def _without_autocast(function: Callable) -> Callable:
+    """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
+
+    @functools.wraps(function)
+    def call(x, *args, **kwargs):
+        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
+            return function(x, *args, **kwargs)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x, *args, **kwargs)
+
+    return call
+
+
+@_without_autocast
 def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
     Martínez-Rubio 2019).
@@ -37,12 +59,50 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     >>> torch.allclose(V.T @ V, torch.eye(8), atol=1e-5)
     True
     """
+    _check_skew_exp(A, form)
+    if _choose(A).implementation == "reference":
+        return reference.skew_exp(A, form=form)
+    S = _as_real(A) if A.is_complex() else A
+    arithmetic = torch.promote_types(S.dtype, torch.float32 if S.shape[-1] >= LEAST_IN_FLOAT32 else torch.float64)
+    V = orthogonal_autograd.skew_exp(S.to(arithmetic), form == "expm1")
+    return (_from_real(V) if A.is_complex() else V).to(A.dtype)
+
+
+def _as_real(A: Tensor) -> Tensor:
+    """X + i Y as the real matrix ((X, -Y), (Y, X)), of which skew_exp reads the strict lower triangle: Y, which is
+    symmetric, is made whole, and of X the lower triangle is enough."""
+    X, Y = A.real, A.imag.tril()
+    Y = Y + Y.tril(-1).mT
+    return torch.cat([torch.cat([X, -Y], -1), torch.cat([Y, X], -1)], -2)
+
+
+def _from_real(V: Tensor) -> Tensor:
+    size = V.shape[-1] // 2
+    return torch.complex(V[..., :size, :size], V[..., size:, :size])
+
+
+def _check_skew_exp(A: Tensor, form: str) -> None:
     check_square("skew_exp", "A", A, DTYPES)
     if form not in FORMS:
         raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
-    return reference.skew_exp(A, form=form)
 
 
+def _choose(A: Tensor) -> Choice:
+    """The written table."""
+    why = None if _extension.available else _extension.reason
+    cpu = why if A.device.type == "cpu" else f"the tensors are on {A.device}"
+    return choose("skew_exp", {"cpu": cpu})
+
+
+def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
+    _check_skew_exp(A, form)
+    return _choose(A)
+
+
+skew_exp.choose = _choose_checked
+
+
+@_without_autocast
 def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
     r"""Cayley's transform :math:`(I + S)^{-1} (I - S) D` of a skew-symmetric S, with D = diag(``scale``) the scaled one
     of scoRNN (Helfrich et al. 2018, eq. 4).
@@ -75,6 +135,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
     return reference.cayley(A, scale)
 
 
+@_without_autocast
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
 
@@ -113,6 +174,7 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     return reference.schur_weight(P, theta, gamma, T)
 
 
+@_without_autocast
 def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
     :math:`B \leftarrow B (3 I - B^H B) / 2`.

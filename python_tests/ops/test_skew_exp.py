@@ -1,0 +1,386 @@
+"""skew_exp against eigenvalues in float64: bounds, derivatives, what is read, and the polynomials behind it."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import exp, mpc
+from torch.library import opcheck
+
+import rnnkern
+from python_tests.ops.orthogonal_oracle import Spectrum, whole
+from rnnkern import reference
+from rnnkern.ops import explain, skew_exp
+from rnnkern.ops.skew_schemes import SCHEMES
+from rnnkern.testing import assert_close
+
+ROOT = Path(__file__).parents[2]
+SIZES = [1, 2, 3, 16, 33, 64, 100, 190, 257]
+LEVELS = rnnkern.build_info()["simd_levels"]
+LIMITS = sorted(limit for _, limit, _ in SCHEMES["float32"])
+NORMS = [1e-6, 1e-3, 0.3, 1.0, 2.5, 8.0]
+NORMS += [
+    below * times * limit for limit in LIMITS for times in (1, 2, 8) for below in (0.999, 1) if times * limit <= 8
+]
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+
+_operators = torch.ops.rnnkern
+
+
+def relative(found, truth, size=None):
+    size = truth if size is None else size
+    return ((found.double() - truth).norm() / size.double().norm().clamp_min(1e-300)).item()
+
+
+def off_orthogonal(V):
+    V = V.detach().to(torch.complex128 if V.is_complex() else torch.float64)
+    return (V.mH @ V - torch.eye(V.shape[-1])).abs().max().item() if V.numel() else 0.0
+
+
+def derive():
+    spec = importlib.util.spec_from_file_location("derive", ROOT / "csrc/orthogonal/derive.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the polynomials
+
+
+def test_the_coefficients_are_those_that_the_script_derives():
+    script = derive()
+    found = script.derived()
+    assert {script.NAMES[dtype]: schemes for dtype, schemes in found.items()} == SCHEMES
+    numbers = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    for dtype, schemes in found.items():
+        (text,) = re.findall(rf"{dtype}_schemes\[\] = (.*?);", (ROOT / "csrc/orthogonal/schemes.h").read_text(), re.S)
+        flat = [
+            x
+            for degree, limit, products in schemes
+            for x in (
+                degree, len(products), limit,
+                *(x for left, right, added in products for x in (*left, *right, *added)),
+            )
+        ]  # fmt: skip
+        assert list(map(float, re.findall(numbers, text))) == flat
+
+
+@pytest.mark.parametrize("dtype", SCHEMES)
+def test_a_scheme_is_as_close_as_its_limit_promises(dtype):
+    roundoff = torch.finfo(getattr(torch, dtype)).eps / 2
+    for _, limit, products in SCHEMES[dtype]:
+        for part in (1e-3, 0.1, 0.5, 0.9, 0.999, 1.0):
+            z = mpc(0, part * limit)
+            basis = [z]
+            for left, right, added in products:
+                L, R, more = (sum(c * b for c, b in zip(f, basis, strict=False)) for f in (left, right, added))
+                basis.append(L * (R + right[-1]) + more)
+            rounding = 4 * torch.finfo(torch.float64).eps  # of the coefficients
+            assert abs((basis[-1] - (exp(z) - 1)) / z) <= roundoff + rounding
+
+
+# ---- values and gradients
+
+
+@pytest.mark.parametrize("size", [*SIZES, 512])
+def test_float32_keeps_its_bounds_at_and_under_every_limit(size):
+    norms = NORMS if size < 512 else [0.05, 1.0, 8.0]
+    spectrum = Spectrum(size)
+    factors = [spectrum.factor(rho) for rho in norms]
+    A = torch.stack([c * spectrum.matrix for c in factors]).float().requires_grad_()
+    assert torch.equal(A.detach().double(), torch.stack([c * spectrum.matrix for c in factors]))
+    upstream = torch.randn(size, size)
+    V, E = skew_exp(A), skew_exp(A.detach(), form="expm1")
+    (grads,) = torch.autograd.grad((V * upstream).sum(), A)
+    assert off_orthogonal(V) <= 1e-6
+    for k, c in enumerate(factors):
+        assert relative(V[k].detach(), spectrum.exp(c)) <= 3e-7, f"value at {norms[k]}"
+        assert relative(E[k], spectrum.expm1(c)) <= 5e-7, f"expm1 at {norms[k]}"
+        truth = spectrum.gradient(c, upstream.double())
+        # Of a few elements the gradient may cancel to nothing; it is then judged by what it is given.
+        size_of = truth if size >= 16 else max(truth, upstream, key=torch.Tensor.norm)
+        assert relative(grads[k], truth, size_of) <= 1e-6, f"gradient at {norms[k]}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 33, 100])
+def test_float64_is_as_good_as_the_eigenvalues(size):
+    norms = [1e-6, 1.0, *(below * limit for _, limit, _ in SCHEMES["float64"] for below in (0.999, 1, 8))]
+    spectrum = Spectrum(size)
+    factors = [spectrum.factor(rho) for rho in norms]
+    A = torch.stack([c * spectrum.matrix for c in factors]).requires_grad_()
+    upstream = torch.randn(size, size, dtype=torch.float64)
+    V = skew_exp(A)
+    (grads,) = torch.autograd.grad((V * upstream).sum(), A)
+    assert off_orthogonal(V) <= 1e-14
+    for k, c in enumerate(factors):
+        assert relative(V[k].detach(), spectrum.exp(c)) <= 1e-14
+        assert relative(grads[k], spectrum.gradient(c, upstream), upstream) <= 2e-14
+
+
+@pytest.mark.parametrize("rho", [30.0, 300.0, 1000.0])
+@pytest.mark.parametrize("size", [2, 33, 100])
+def test_large_norms_lose_what_their_angles_lose(size, rho):
+    """An angle of rho has an error of rho times the roundoff already."""
+    spectrum = Spectrum(size)
+    factor = spectrum.factor(rho)
+    A = (factor * spectrum.matrix).float().requires_grad_()
+    upstream = torch.randn(size, size)
+    V = skew_exp(A)
+    (grad,) = torch.autograd.grad((V * upstream).sum(), A)
+    assert relative(V.detach(), spectrum.exp(factor)) <= 4e-8 * rho
+    assert off_orthogonal(V) <= 1e-7 * rho
+    assert relative(grad, spectrum.gradient(factor, upstream.double()), upstream) <= 1e-7 * rho
+
+
+def test_each_matrix_of_a_batch_has_the_bits_that_it_has_alone():
+    A = torch.randn(6, 20, 20) * torch.logspace(-6, 2, 6)[:, None, None]
+    together = skew_exp(A)
+    for k in range(6):
+        assert torch.equal(together[k], skew_exp(A[k]))
+    assert torch.equal(skew_exp(A.view(2, 3, 20, 20)), together.view(2, 3, 20, 20))
+
+
+@pytest.mark.parametrize("form", ["exp", "expm1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reference_says_the_same(dtype, form):
+    A = torch.randn(5, 40, 40) * torch.tensor([1e-5, 1e-2, 0.1, 0.5, 3])[:, None, None]
+    upstream = torch.randn(5, 40, 40, dtype=dtype)
+
+    def both(function, dtype):
+        leaf = A.to(dtype).requires_grad_()
+        V = function(leaf, form=form)
+        return V, torch.autograd.grad((V * upstream.to(dtype)).sum(), leaf)[0]
+
+    results = both(skew_exp, dtype), both(reference.skew_exp, dtype), both(reference.skew_exp, torch.float64)
+    for name, found, naive, truth in zip(("value", "gradient"), *results, strict=True):
+        assert_close(found, naive, truth, name)
+
+
+def test_the_size_of_a_gradient_changes_no_bit():
+    A = (torch.randn(40, 40) / 10).requires_grad_()
+    upstream = torch.randn(40, 40)
+    V = skew_exp(A)
+    (wanted,) = torch.autograd.grad(V, A, upstream, retain_graph=True)
+    for scale in (2.0**-20, 2.0**-10, 2.0**10, 2.0**20):  # 1e-6 to 1e6
+        assert torch.equal(torch.autograd.grad(V, A, scale * upstream, retain_graph=True)[0], scale * wanted)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_simd_level(level, dtype, simd):
+    simd(level)
+    for size in (9, 37, 65):
+        A = torch.randn(4, size, size).mul(torch.tensor([0.01, 0.1, 0.5, 2])[:, None, None])
+        upstream = torch.randn(size, size)
+
+        def both(function, dtype, A=A, upstream=upstream):
+            leaf = A.to(dtype).requires_grad_()
+            V = function(leaf)
+            return V, torch.autograd.grad((V * upstream.to(dtype)).sum(), leaf)[0]
+
+        results = both(skew_exp, dtype), both(reference.skew_exp, dtype), both(reference.skew_exp, torch.float64)
+        for found, naive, truth in zip(*results, strict=True):
+            assert_close(found, naive, truth)
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (5, 70, 70), (3, 200, 200)])
+def test_threads_do_not_change_a_bit(shape, threads):
+    A = torch.randn(shape).div(shape[-1] ** 0.5).requires_grad_()
+    upstream = torch.randn(shape)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        V = skew_exp(A)
+        found.append((V.detach(), torch.autograd.grad(V, A, upstream)[0]))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+# ---- what is read, and dtypes
+
+
+def test_only_the_strict_lower_triangle_is_read():
+    A = torch.randn(3, 21, 21)
+    marked = A.tril(-1) + torch.full((21, 21), float("nan")).triu()
+    V = skew_exp(marked.requires_grad_())
+    assert torch.equal(V, skew_exp(A))
+    (grad,) = torch.autograd.grad(V.sum(), marked)
+    assert torch.equal(grad, grad.tril(-1))
+
+
+def test_nan_in_nan_out_and_no_further():
+    A = torch.randn(3, 9, 9)
+    A[1, 5, 2] = float("nan")
+    V = skew_exp(A)
+    assert V[1].isnan().all()
+    assert V[[0, 2]].isfinite().all()
+    assert skew_exp(torch.full((9, 9), float("inf"))).isnan().all()
+
+
+@pytest.mark.parametrize("form", ["exp", "expm1"])
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (1, 1), (2, 3, 1, 1)])
+def test_nothing_and_a_single_row(shape, form):
+    A = torch.randn(shape, requires_grad=True)
+    V = skew_exp(A, form=form)
+    assert V.shape == A.shape
+    assert torch.equal(V, torch.full(shape, float(form == "exp")))
+    (grad,) = torch.autograd.grad(V.sum(), A)
+    assert torch.equal(grad, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "gaps"])
+def test_any_layout(layout):
+    A = torch.randn(4, 12, 12)
+    A = {"transposed": A.mT, "expanded": A[:1].expand(4, 12, 12), "gaps": torch.randn(4, 24, 36)[:, ::2, ::3]}[layout]
+    assert torch.equal(skew_exp(A), skew_exp(A.contiguous()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_computed_in_float32_and_rounded_once(dtype):
+    A = torch.randn(16, 16).div(3).to(dtype).requires_grad_()
+    V = skew_exp(A)
+    assert V.dtype == dtype
+    assert torch.equal(V, skew_exp(A.float()).to(dtype))
+    assert torch.autograd.grad(V.sum(), A)[0].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_matrices_are_skew_hermitian(dtype):
+    A = torch.randn(3, 15, 15, dtype=dtype) * torch.tensor([0.01, 0.3, 2])[:, None, None]
+    values, vectors = torch.linalg.eigh(1j * whole(A.to(torch.complex128)))
+    truth = (vectors * torch.exp(-1j * values).unsqueeze(-2)) @ vectors.mH
+    bound = 1e-6 if dtype == torch.complex64 else 1e-14
+    V, E = skew_exp(A), skew_exp(A, form="expm1")
+    assert V.dtype == dtype
+    for k in range(3):
+        assert (V[k] - truth[k]).norm() <= bound * truth[k].norm()
+        assert (E[k] - (truth[k] - torch.eye(15))).norm() <= bound * truth[k].norm()
+    assert off_orthogonal(V) <= 2 * bound
+
+
+def test_autocast_does_not_reach_it():
+    A = torch.randn(12, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(skew_exp(A), skew_exp(A.clone()))
+        assert off_orthogonal(skew_exp(A)) <= 1e-6
+        with rnnkern.use("reference"):
+            assert off_orthogonal(skew_exp(A)) <= 1e-5
+
+
+# ---- properties
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    size=st.integers(1, 40), batch=st.lists(st.integers(1, 3), max_size=2), scale=st.floats(-6, 1.5),
+    seed=st.integers(0, 2**31), double=st.booleans(),
+)  # fmt: skip
+def test_it_is_an_exponential(size, batch, scale, seed, double):
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(*batch, size, size, generator=generator, dtype=torch.float64) * 10**scale / size**0.5
+    A = A if double else A.float()
+    eps = torch.finfo(A.dtype).eps * max(1.0, 2 * 10**scale)
+    V = skew_exp(A)
+    assert off_orthogonal(V) <= 24 * eps
+    close = {"rtol": 0, "atol": 24 * eps}
+    torch.testing.assert_close(skew_exp(-A), V.mT, **close)
+    torch.testing.assert_close(skew_exp(2 * A), V @ V, rtol=0, atol=48 * eps)
+    torch.testing.assert_close(skew_exp(A, form="expm1"), V - torch.eye(size, dtype=A.dtype), **close)
+    torch.testing.assert_close(torch.linalg.det(V), torch.ones(batch, dtype=A.dtype), rtol=0, atol=24 * size * eps)
+    order = torch.randperm(size, generator=generator)
+    turned = whole(A)[..., order, :][..., order]
+    torch.testing.assert_close(skew_exp(turned), V[..., order, :][..., order], **close)
+
+
+# ---- derivatives and transforms
+
+
+@pytest.mark.parametrize("form", ["exp", "expm1"])
+def test_gradients_of_every_order(form):
+    A = (torch.randn(3, 4, 4, dtype=torch.float64) * torch.tensor([1e-4, 0.5, 3])[:, None, None]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda A: skew_exp(A, form=form), A)
+    assert torch.autograd.gradgradcheck(lambda A: skew_exp(A, form=form), A)
+
+
+def test_gradients_of_complex_matrices():
+    A = (torch.randn(2, 3, 3, dtype=torch.complex128) * torch.tensor([0.3, 2])[:, None, None]).requires_grad_()
+    assert torch.autograd.gradcheck(skew_exp, A)
+    assert torch.autograd.gradgradcheck(skew_exp, A)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 3), torch.float64), ((0, 2, 2), torch.float32)])
+def test_operators_pass_torchs_own_checks(shape, dtype):
+    A = torch.randn(shape, dtype=dtype)
+    for training in (False, True):
+        opcheck(_operators.skew_exp.default, (A, True, training))
+    _, kept, plan = _operators.skew_exp(A, False, True)
+    upstream = torch.randn(shape, dtype=dtype, requires_grad=True)
+    backward = (upstream, A.clone().requires_grad_(), kept, plan)
+    opcheck(_operators.skew_exp_backward.default, backward, test_utils=CHECKS)
+
+
+def test_transforms_and_the_compiler():
+    A = torch.randn(3, 9, 9)
+
+    def loss(A):
+        return (skew_exp(A) * skew_exp(A, form="expm1")).sum()
+
+    leaf = A.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(A), wanted)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(A), wanted)
+    torch.testing.assert_close(
+        torch.vmap(skew_exp, in_dims=1, out_dims=1)(A.transpose(0, 1)), skew_exp(A).transpose(0, 1)
+    )
+    small = torch.randn(3, 3, dtype=torch.float64)
+    by_kernel = torch.func.jacrev(torch.func.jacrev(loss))(small)
+    with rnnkern.use("reference"):
+        torch.testing.assert_close(by_kernel, torch.func.hessian(loss)(small))
+    with pytest.raises(NotImplementedError, match="no forward mode"):
+        torch.func.jvp(skew_exp, (A,), (A,))
+    compiled = torch.compile(loss, fullgraph=True)
+    again = A.clone().requires_grad_()
+    torch.testing.assert_close(compiled(again), loss(again))
+    compiled(again).backward()
+    torch.testing.assert_close(again.grad, wanted)
+
+
+# ---- errors, and which implementation runs
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "said"),
+    [
+        (TypeError, lambda: skew_exp([[0.0]]), "`A` must be a tensor, got list"),
+        (TypeError, lambda: skew_exp(torch.zeros(2, 2, dtype=torch.int64)), "got torch.int64"),
+        (ValueError, lambda: skew_exp(torch.zeros(2)), r"`A` must be \(..., N, N\), got \(2,\)"),
+        (ValueError, lambda: skew_exp(torch.zeros(2, 3)), r"got \(2, 3\)"),
+        (ValueError, lambda: skew_exp(torch.zeros(2, 2), form="log"), "`form` must be one of .* got 'log'"),
+    ],
+)
+def test_errors_name_the_argument(error, call, said):
+    with pytest.raises(error, match=f"skew_exp: .*{said}"):
+        call()
+
+
+def test_explain_says_what_is_entered():
+    def entered():
+        counts = json.loads(_operators.kernel_counts())
+        return sum(n for kernel, n in counts.items() if kernel.startswith("skew_exp/cpu/"))
+
+    A = torch.randn(9, 9, requires_grad=True)
+    before = entered()
+    assert explain(skew_exp, A).implementation == "cpu"
+    skew_exp(A).sum().backward()
+    assert entered() == before + 2
+    with rnnkern.use("reference"):
+        assert explain(skew_exp, A).implementation == "reference"
+        skew_exp(A)
+    assert entered() == before + 2
+    assert explain(skew_exp, A.detach().to("meta")).implementation == "reference"

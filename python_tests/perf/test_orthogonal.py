@@ -1,0 +1,46 @@
+import importlib.util
+
+import pytest
+import torch
+
+from perf import harness, orthogonal, record
+from rnnkern import _extension
+from rnnkern.ops import use
+
+pytestmark = pytest.mark.skipif(not _extension.available, reason="the compiled part is missing: nothing to measure")
+
+CPU = torch.device("cpu")
+
+
+def test_every_shape_and_peer_is_measured(tmp_path):
+    orthogonal.main(["--shapes", "9x9", "3x8x8", "--seconds", "0", "--threads", "1"], results=tmp_path)
+    (path,) = tmp_path.glob("*/orthogonal.csv")
+    rows = record.read(path)
+    peers = {"rnnkern", "torch.matrix_exp", "torch.nn.utils.parametrizations"}
+    peers |= {"geotorch"} if importlib.util.find_spec("geotorch") else set()
+    for shape in ("9x9", "3x8x8"):
+        for direction in orthogonal.PRODUCTS:
+            found = {row["provider"] for row in rows if (row["shape"], row["direction"]) == (shape, direction)}
+            assert found == peers
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch):
+    monkeypatch.setattr(orthogonal, "skew_exp", lambda A: 1.001 * orthogonal.matrix_exp(A))
+    monkeypatch.setattr(orthogonal, "explain", lambda *_: type("Choice", (), {"implementation": "cpu"}))
+    outcome = harness.attempt(orthogonal.cases([(9, 9)], 1.0, "float32"), None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "rnnkern, forward: V" in outcome.refused[0]
+
+
+def test_the_reference_is_not_timed():
+    with use("reference"):
+        outcome = harness.attempt(orthogonal.cases([(9, 9)], 1.0, "float32"), None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "no kernel to measure" in outcome.left_out[0][1]
+
+
+@pytest.mark.parametrize("size", [300, 512])
+def test_a_call_holds_no_more_than_18_matrices(size):
+    problem = orthogonal.problem_of((size, size), 1.0, torch.float32, 0)
+    held = harness.peak_bytes(problem.calls["forward+backward"]["rnnkern"], CPU)
+    assert held <= 18 * 4 * size**2
