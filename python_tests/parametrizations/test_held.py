@@ -5,6 +5,7 @@ import functools
 import gc
 import io
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -342,7 +343,10 @@ def test_forward_mode_loses_nothing(linear):
         return functional_call(linear, {"parametrizations.weight.original": A}, (torch.eye(N),))
 
     direction = torch.randn(N, N)
-    _, found = jvp(weight, (A,), (direction,))
+    with pytest.raises(NotImplementedError, match="skew_exp: the kernels have no forward mode"):
+        jvp(weight, (A,), (direction,))
+    with rnnkern.use("reference"):
+        _, found = jvp(weight, (A,), (direction,))
     _, wanted = jvp(lambda A: plain(linear, A).T, (A,), (direction,))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
@@ -365,10 +369,34 @@ def test_exported(linear):
 
 
 def test_autocast_does_not_reach_into_the_weight(linear):
-    with torch.autocast("cpu", torch.bfloat16):
-        weight = linear.weight
-    assert weight.dtype == torch.float32
-    torch.testing.assert_close(weight, plain(linear))
+    for graph in (False, True):
+        (wanted,) = torch.autograd.grad(plain(linear).sin().sum(), skew_of(linear))
+        with torch.autocast("cpu", torch.bfloat16):
+            weight = linear.weight
+            (found,) = torch.autograd.grad(weight.sin().sum(), skew_of(linear), create_graph=graph)
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close([weight, found], [plain(linear), wanted])
+
+
+def test_threads_share_a_module(linear):
+    """Some ask while others have it computed anew."""
+    wanted, failed = plain(linear).detach(), []
+
+    def ask():
+        for _ in range(300):
+            with torch.no_grad():
+                try:
+                    torch.testing.assert_close(linear.weight, wanted)
+                except Exception as error:
+                    failed.append(error)
+                linear.parametrizations.weight[0]._held.clear()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
 
 
 def saved(module):

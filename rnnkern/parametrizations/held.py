@@ -1,6 +1,7 @@
 """A weight that costs much and is asked for often: computed once per optimiser step."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakMethod
 
@@ -35,28 +36,31 @@ class Held:
         self.clear()
 
     def clear(self) -> None:
-        self._computation: _Computation | None = None
-        self._weight: Tensor | None = None
+        self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple: a thread sees all of it or nothing
 
     def __call__(self, compute: Function, exact: Function, originals: Tensors, constants: Tensors) -> Tensor:
         """``compute(*originals)``, which depends on ``constants`` too; ``exact``, a method, has second derivatives."""
         tensors = (*originals, *constants)
         if not self._can_hold(tensors):
-            return exact(*originals)
+            with _without_autocast(tensors):
+                return exact(*originals)
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in originals)
         now = _state(tensors)
-        found = self._computation
-        if (
-            found is None
-            or found.state != now
-            or (graph and not found.value.requires_grad)
-            or self._weight._version != self._version
-        ):
+        weight = self._find(now, graph)
+        if weight is None:
             self.clear()  # first, so that two are never in memory
-            found = self._computation = _Computation(compute, exact, originals, tensors, graph)
-            self._weight = _Weight.apply(found, *originals) if graph else found.value
-            self._version = self._weight._version
-        return self._weight if graph else self._weight.detach()
+            computation = _Computation(compute, exact, originals, tensors, now, graph)
+            weight = _Weight.apply(computation, *originals) if graph else computation.value
+            self._kept = computation, weight, weight._version
+        return weight if graph else weight.detach()
+
+    def _find(self, now: tuple[Any, ...], graph: bool) -> Tensor | None:
+        kept = self._kept
+        if kept is None:
+            return None
+        computation, weight, version = kept
+        fresh = computation.state == now and weight._version == version
+        return weight if fresh and (weight.requires_grad or not graph) else None
 
     def _can_hold(self, tensors: Tensors) -> bool:
         if transformed() or self._replayed:
@@ -79,38 +83,46 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _state(tensors: Tensors) -> tuple[Any, ...]:
-    return steps.count(), *((id(x), x._version, x.data_ptr(), x.requires_grad) for x in tensors)
+    """What a value holds for: the optimiser steps so far, the stream that has it, and the tensors as they are."""
+    stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors[0].is_cuda else None
+    return steps.count(), stream, *((id(x), x._version, x.data_ptr(), x.requires_grad) for x in tensors)
 
 
 class _Computation:
     """A value, and what leads back from it."""
 
-    def __init__(self, compute, exact, originals, tensors, graph) -> None:
+    def __init__(self, compute, exact, originals, tensors, state, graph) -> None:
         self.exact, self.originals, self.tensors = WeakMethod(exact), originals, tensors  # its module has this
-        self.state = _state(tensors)
+        self.state, self.versions = state, [x._version for x in tensors]
         # What a checkpoint or an offload around the first to ask does to saved tensors is not for all others too.
-        with torch.inference_mode(False), torch.set_grad_enabled(graph), saved_tensors_hooks(Tensor.detach, _as_it_is):
+        hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
+        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, _without_autocast(tensors):
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
             self.value = compute(*self.inputs)
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        if [x._version for x in self.tensors] != [version for _, version, *_ in self.state[1:]]:
+        if [x._version for x in self.tensors] != self.versions:
             raise RuntimeError(
                 "backward through a parametrized weight: what it was computed from has been modified since, by an "
                 "inplace operation or an optimiser"
             )
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
-            exact = self.exact()
-            if exact is None:
-                raise RuntimeError(
-                    "backward through a parametrized weight: second derivatives need its module, now gone"
-                )
-            value, inputs, options = exact(*self.originals), self.originals, {"create_graph": True}
-        else:
-            value, inputs, options = self.value, self.inputs, {"retain_graph": True}
-        needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
+        with _without_autocast(self.tensors):
+            if torch.is_grad_enabled():  # the gradient is to be differentiated
+                exact = self.exact()
+                if exact is None:
+                    raise RuntimeError("backward through a parametrized weight: second derivatives need its module")
+                value, inputs, options = exact(*self.originals), self.originals, {"create_graph": True}
+            else:
+                value, inputs, options = self.value, self.inputs, {"retain_graph": True}
+            needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
+            found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
         return [next(found) if want else None for want in wanted]
+
+
+def _without_autocast(tensors: Tensors) -> AbstractContextManager:
+    """In 16 bits nothing stays orthogonal."""
+    device = tensors[0].device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _as_it_is(x: Tensor) -> Tensor:

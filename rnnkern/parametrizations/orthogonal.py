@@ -71,7 +71,7 @@ class Orthogonal(Parametrization):
 
     def _is_zero(self, A: Tensor) -> bool:
         if self._zero is None:
-            self._zero = A.detach(), -1 if not A.is_meta and A.any() else A._version
+            self._zero = A.detach(), -1 if A.any() else A._version
         zero, version = self._zero
         return A.data_ptr() == zero.data_ptr() and A._version == version
 
