@@ -56,7 +56,7 @@ def draw(path: Path, state: dict[str, Tensor], title: str) -> None:
         axes.scatter(torch.cat([theta, -theta]).numpy(), torch.cat([pairs, pairs]).numpy(), s=8, color="#08519c")
         axes.set_ylim(0, 1.1 * gamma.abs().max().item())
         axes.set_yticks([0.5, 1])
-        axes = figure.add_subplot(1, 3, 3, title="mean |Θ| along each diagonal, from the main one down")
+        axes = figure.add_subplot(1, 3, 3, title="mean |Θ| of each diagonal")
         axes.semilogy(np.maximum(below(Theta), LEAST), color="#08519c")
         axes.set(xlabel="below the main diagonal", xlim=(0, len(Theta) - 1))
         axes.grid(color="#eeeeee")
