@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
-from rnnkern.ops import orthogonal_autograd
+from rnnkern.ops import orthogonal_autograd, orthogonal_triton
 from rnnkern.ops.dispatch import Choice, choose
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -91,7 +91,7 @@ def _choose(A: Tensor) -> Choice:
     """The written table."""
     why = None if _extension.available else _extension.reason
     cpu = why if A.device.type == "cpu" else f"the tensors are on {A.device}"
-    return choose("skew_exp", {"cpu": cpu})
+    return choose("skew_exp", {"cpu": cpu, "triton": orthogonal_triton.refusal(A.device)})
 
 
 def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:

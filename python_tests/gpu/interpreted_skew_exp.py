@@ -1,0 +1,56 @@
+"""skew_exp's kernels for GPUs on tensors of the CPU. Triton's own functions are compiled or interpreted from its import
+on: test_skew_exp.py runs this file in a process with TRITON_INTERPRET=1."""
+
+import pytest
+import torch
+
+from python_tests.ops.orthogonal_oracle import Spectrum
+from rnnkern.ops import orthogonal_triton
+
+BOUNDS = {torch.float32: 6e-7, torch.float64: 1e-14}
+
+
+def compare(spectrum, norms, dtype, minus_identity=False):
+    factors = [spectrum.factor(rho) for rho in norms]
+    size = len(spectrum.matrix)
+    A = torch.stack([c * spectrum.matrix for c in factors]).to(dtype)
+    upstream = torch.randn(size, size, dtype=dtype)
+    V, kept, plan = orthogonal_triton.forward(A, minus_identity, True)
+    grads = orthogonal_triton.backward(upstream.expand_as(A), A, kept, plan)
+    for k, c in enumerate(factors):
+        truth, gradient = spectrum.exp(c), spectrum.gradient(c, upstream.double())
+        if minus_identity:
+            truth = spectrum.expm1(c)
+        assert (V[k] - truth).norm() <= BOUNDS[dtype] * truth.norm()
+        assert (grads[k] - gradient).norm() <= BOUNDS[dtype] * upstream.norm()
+    return plan
+
+
+@pytest.mark.parametrize("minus_identity", [False, True])
+@pytest.mark.parametrize(("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64)])
+def test_a_matrix_per_program(size, dtype, minus_identity):
+    plan = compare(Spectrum(size), [1e-6, 0.3, 1.0, 3.0, 8.0], dtype, minus_identity)
+    assert plan[0, 1] == 0 < plan[-1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_aten_with_squarings_that_a_matrix_may_not_need(dtype, monkeypatch):
+    monkeypatch.setitem(orthogonal_triton.LARGEST, dtype, 8)
+    *facts, most = orthogonal_triton.scheme(dtype)
+    few = {torch.float32: 2, torch.float64: 4}[dtype]
+    assert few < most
+    monkeypatch.setattr(orthogonal_triton, "scheme", lambda dtype: (*facts, few))
+    limit = facts[1][1] * 2**few
+    plan = compare(Spectrum(20), [0.05, 0.9 * limit], dtype)
+    assert plan[:, 1].tolist() == [0, few]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # numpy, of what a GPU takes as it comes
+def test_nothing_and_nan():
+    V, kept, plan = orthogonal_triton.forward(torch.zeros(0, 3, 3), False, True)
+    assert orthogonal_triton.backward(torch.zeros(0, 3, 3), torch.zeros(0, 3, 3), kept, plan).shape == V.shape
+    A = torch.randn(2, 9, 9)
+    A[0, 5, 2] = float("nan")
+    V, *_ = orthogonal_triton.forward(A, False, True)
+    assert V[0].isnan().all()
+    assert V[1].isfinite().all()
