@@ -234,6 +234,16 @@ def test_a_parametrization_that_was_removed_hears_no_more():
     assert parametrization.steps == 0
 
 
+def test_a_sharded_parameter_is_refused():
+    module = made(base="dynamic")
+    parametrization, A = parts(module)
+    A.data = A.data[:3]
+    with pytest.raises(
+        RuntimeError, match=r"by a whole A \(6, 6\), got Parameter \(3, 6\); where A is sharded take base="
+    ):
+        parametrization.stepped({id(A)})
+
+
 def test_copies_of_a_dynamic_one_move_by_themselves():
     module = made(base="dynamic")
     other = copy.deepcopy(module)

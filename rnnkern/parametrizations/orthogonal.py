@@ -9,6 +9,7 @@ from torch.nn import Module
 
 from rnnkern import ops
 from rnnkern.parametrizations import steps
+from rnnkern.parametrizations.held import PLAIN
 from rnnkern.parametrizations.initial import INITS, orthogonal_matrix
 from rnnkern.parametrizations.parametrization import Parametrization, register
 from rnnkern.reference.orthogonal import skew
@@ -111,6 +112,11 @@ class Orthogonal(Parametrization):
         A dynamic base does it by itself after every K-th step of an optimiser of torch.optim that has A.
         """
         A, *_ = self.originals
+        if type(A) not in PLAIN or A.shape != self.base.shape:
+            wanted, got = tuple(self.base.shape), f"{type(A).__name__} {tuple(A.shape)}"
+            raise RuntimeError(
+                f"orthogonal: a base moves by a whole A {wanted}, got {got}; where A is sharded take base='static'"
+            )
         self.base.copy_(self.rotated(A))
         A.zero_()
         self._zero = A.detach(), A._version
