@@ -314,8 +314,22 @@ TASKS = {
             "rnnkern.OrthogonalInitRNN": Own(2e-4),
         },
     ),
-    "digits": Kind(digits, Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None)),
-    "stdlib": Kind(stdlib, Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000)),
+    "digits": Kind(
+        digits,
+        Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None),
+        own={
+            "rnnkern.ExpRNN": Own(5e-3, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(5e-3, delta=0.15, t_decay=1e-4, init="cayley"),
+        },
+    ),
+    "stdlib": Kind(
+        stdlib,
+        Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000),
+        own={
+            "rnnkern.ExpRNN": Own(1e-2, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(1e-2, delta=1.0, t_decay=1e-4, init="cayley"),
+        },
+    ),
     "mnist": Kind(
         mnist,
         Settings(None, 100, 512, "RMSprop", 5e-4, 1.0, 42_000, None),
