@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, init
 
 import rnnkern.nn
+from rnnkern.parametrizations import Orthogonal
 
 
 class Network(Module):
@@ -32,6 +33,16 @@ class Network(Module):
 def detached(state: Any) -> Any:
     """The same values, through which no gradient flows."""
     return tuple(map(detached, state)) if isinstance(state, tuple) else state.detach()
+
+
+def size(network: Module) -> int:
+    """How many numbers are learnt: of skew-symmetric parameters and triangles those that are read."""
+    triangles = set()
+    for found in network.modules():
+        if isinstance(found, Orthogonal):
+            triangles |= {id(p) for p in found.originals if p.shape == found.base.shape}
+    return sum(p.numel() * (p.shape[-1] - 1) // (2 * p.shape[-1]) if id(p) in triangles else p.numel()
+               for p in network.parameters())  # fmt: skip
 
 
 # ---- initial values
@@ -59,13 +70,13 @@ def orthogonal(rnn: Module) -> None:
 
 # ---- the table
 
-Build = Callable[[int, int], Module]
-"""From the sizes of input and state."""
+Build = Callable[..., Module]
+"""From the sizes of input and state, and options."""
 
 
 def made(cls: type[Module], initialise: Callable[[Module], None] = lambda rnn: None, **options: Any) -> Build:
-    def build(inputs: int, hidden: int) -> Module:
-        rnn = cls(inputs, hidden, **options)
+    def build(inputs: int, hidden: int, **more: Any) -> Module:
+        rnn = cls(inputs, hidden, **options | more)
         initialise(rnn)
         return rnn
 
@@ -78,6 +89,10 @@ MODELS: dict[str, Build] = {
     "rnnkern.RNN-modrelu": made(rnnkern.nn.RNN, orthogonal, nonlinearity="modrelu"),
     "rnnkern.GRU": made(rnnkern.nn.GRU),
     "rnnkern.LSTM": made(rnnkern.nn.LSTM, forget_little),
+    "rnnkern.ExpRNN": made(rnnkern.nn.ExpRNN),
+    "rnnkern.CayleyRNN": made(rnnkern.nn.CayleyRNN),
+    "rnnkern.NonNormalRNN": made(rnnkern.nn.NonNormalRNN),
+    "rnnkern.OrthogonalInitRNN": made(rnnkern.nn.OrthogonalInitRNN),
     "torch.RNN": made(torch.nn.RNN),
     "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
     "torch.GRU": made(torch.nn.GRU),

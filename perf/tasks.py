@@ -4,8 +4,9 @@ import functools
 import itertools
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -106,6 +107,48 @@ def sums(length: int, batch: int, generator: Generator) -> Batch:
     numbers = torch.rand(length, batch, generator=generator)
     marks = torch.zeros(length, batch).scatter_(0, torch.cat([first, second]), 1)
     return Batch(torch.stack([numbers, marks], -1), (numbers * marks).sum(0))
+
+
+# ---- copy memory
+
+SYMBOLS, COPIED = 8, 10
+
+
+def copying(settings: Settings, part: str, folder: Path | None) -> Task:
+    """Copy memory (Hochreiter and Schmidhuber 1997): ten of eight symbols, T - 1 blanks, a mark and ten blanks; the
+    answer is blank but for the last ten steps, when the symbols are to be said. Without a memory, 10 ln 8 / (T + 20).
+
+    Raises:
+        ValueError: T < 1.
+    """
+    if settings.length < 1:
+        raise ValueError(f"copy: the length must be at least 1, got {settings.length}")
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            yield copies(settings.length, settings.batch, generator)
+
+    x, y, _ = copies(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    return Task(
+        inputs=SYMBOLS + 2,
+        outputs=SYMBOLS + 1,
+        each_step=True,
+        training=training,
+        held_out=lambda: map(Batch, x.split(100, dim=1), y.split(100, dim=1)),
+        loss=cross_entropy,
+        score=nats,
+        metric="cross entropy",
+        constant=COPIED * math.log(SYMBOLS) / (settings.length + 2 * COPIED),
+        length=settings.length,
+    )
+
+
+def copies(length: int, batch: int, generator: Generator) -> Batch:
+    """x one-hot (T + 20, B, 10): blank is 0, the symbols 1 to 8, the mark 9; y (T + 20, B)."""
+    symbols = torch.randint(1, SYMBOLS + 1, (COPIED, batch), generator=generator)
+    x, y = torch.zeros(2, length + 2 * COPIED, batch, dtype=torch.long)
+    x[:COPIED], x[COPIED + length - 1], y[-COPIED:] = symbols, SYMBOLS + 1, symbols
+    return Batch(F.one_hot(x, SYMBOLS + 2).float(), y)
 
 
 # ---- permuted images
@@ -226,27 +269,85 @@ def cross_entropy(answers: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(answers.flatten(0, 1), y.flatten())
 
 
+def nats(answers: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(answers.flatten(0, 1), y.flatten(), reduction="none")
+
+
 def bits(answers: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(answers.flatten(0, 1), y.flatten(), reduction="none") / math.log(2)
+    return nats(answers, y) / math.log(2)
 
 
 # ---- the table
+
+
+class Own(NamedTuple):
+    """What a model is trained with on a task, where nothing else is chosen."""
+
+    rate: float
+    orthogonal: float | None = None  # rate of skew-symmetric parameters; a tenth of the other if None
+    delta: float = 0.0  # of the penalty on the moduli of a Schur form
+    t_decay: float = 0.0  # of its triangle
+    init: str | None = None  # of the recurrent weight
+
+    def __str__(self) -> str:
+        """All that is not left as it was."""
+        shown = {"orthogonal": self.orthogonal, "delta": self.delta, "T decay": self.t_decay, "init": self.init}
+        return ", ".join([str(self.rate), *(f"{name} {value}" for name, value in shown.items() if value)])
 
 
 class Kind(NamedTuple):
     build: Build
     settings: Settings  # where none are chosen
     files: str = ""  # what the folder of the data must hold
+    own: Mapping[str, Own] = MappingProxyType({})  # of models that have settings of their own
 
 
 TASKS = {
     "adding": Kind(adding, Settings(100, 50, 64, "Adam", 5e-3, 1.0, 2000, 1000)),
-    "digits": Kind(digits, Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None)),
-    "stdlib": Kind(stdlib, Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000)),
+    "copy": Kind(
+        copying,
+        Settings(200, 10, 128, "RMSprop", 5e-4, 1.0, 600, 200),
+        own={
+            "rnnkern.ExpRNN": Own(1e-3, 1e-4, init="henaff"),
+            "rnnkern.NonNormalRNN": Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff"),
+            "rnnkern.CayleyRNN": Own(1e-3, 1e-4),
+            "rnnkern.OrthogonalInitRNN": Own(2e-4),
+        },
+    ),
+    "digits": Kind(
+        digits,
+        Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None),
+        own={
+            "rnnkern.ExpRNN": Own(5e-3, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(5e-3, delta=0.15, t_decay=1e-4, init="cayley"),
+        },
+    ),
+    "stdlib": Kind(
+        stdlib,
+        Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000),
+        own={
+            "rnnkern.ExpRNN": Own(1e-2, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(1e-2, delta=1.0, t_decay=1e-4, init="cayley"),
+        },
+    ),
     "mnist": Kind(
-        mnist, Settings(None, 100, 512, "RMSprop", 5e-4, 1.0, 42_000, None), "the four IDX files, plain or .gz"
+        mnist,
+        Settings(None, 100, 512, "RMSprop", 5e-4, 1.0, 42_000, None),
+        "the four IDX files, plain or .gz",
+        own={
+            "rnnkern.ExpRNN": Own(5e-4, 5e-5, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(1.5e-4, 1.5e-5, 0.15, 1e-4, "cayley"),
+            "rnnkern.OrthogonalInitRNN": Own(5e-5),
+        },
     ),
     "ptb": Kind(
-        ptb, Settings(150, 128, 1024, "RMSprop-0.9", 1e-3, 1.0, 26_000, None), "ptb.char.{train,valid,test}.txt"
+        ptb,
+        Settings(150, 128, 1024, "RMSprop-0.9", 1e-3, 1.0, 26_000, None),
+        "ptb.char.{train,valid,test}.txt",
+        own={
+            "rnnkern.ExpRNN": Own(5e-3, 1e-4, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(8e-4, 8e-5, 1.0, 1e-4, "cayley"),
+            "rnnkern.LSTM": Own(8e-3),
+        },
     ),
 }

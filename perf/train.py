@@ -12,17 +12,18 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import rnnkern
 from perf import record, train_picture, train_tables
-from perf.models import MODELS, Network, detached
+from perf.models import MODELS, Network, detached, size
 from perf.record import Row, significant
-from perf.tasks import TASKS, Batch, Settings, Task
+from perf.tasks import TASKS, Batch, Own, Settings, Task
 
 PICTURES = record.ROOT / "docs" / "images"
 OPTIMISERS = {
@@ -39,12 +40,16 @@ QUICK, QUICK_LENGTH = {"batch": 4, "hidden": 8, "updates": 4, "held_out": 64}, 8
 class Training:
     """One model and seed on its way."""
 
-    def __init__(self, task: Task, model: str, seed: int, settings: Settings, device: torch.device) -> None:
+    def __init__(
+        self, task: Task, model: str, seed: int, settings: Settings, device: torch.device, own: Own | None = None
+    ) -> None:
         torch.manual_seed(seed)
-        rnn = MODELS[model](task.inputs, settings.hidden)
+        own = own or Own(settings.rate)
+        rnn = MODELS[model](task.inputs, settings.hidden, **{"init": own.init} if own.init else {})
         self.task, self.settings, self.device = task, settings, device
         self.network = Network(rnn, settings.hidden, task.outputs, task.each_step).to(device)
-        self.optimiser = OPTIMISERS[settings.optimiser](self.network.parameters(), lr=settings.rate)
+        groups = rnnkern.optim.param_groups(self.network, own.rate, own.orthogonal, t_decay=own.t_decay)
+        self.optimiser, self.delta = OPTIMISERS[settings.optimiser](groups), own.delta
         self.batches = task.training(torch.Generator().manual_seed(seed))
         self.state = None
         self.losses: list[float] = []  # per update
@@ -55,8 +60,9 @@ class Training:
         begun = time.perf_counter()
         answers, state = self.network(x, self.state if carried else None)
         loss = self.task.loss(answers, y)
+        penalty = self.delta * rnnkern.nn.schur_penalty(self.network) if self.delta else 0.0
         self.optimiser.zero_grad()
-        loss.backward()
+        (loss + penalty).backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self.optimiser.step()
         self.state = detached(state)
@@ -103,9 +109,11 @@ def train(training: Training, every: int, told: Callable[[str], None] = lambda w
 
 
 def trainings(
-    models: Sequence[str], seeds: Sequence[int], task: Task, settings: Settings, every: int, device: torch.device
-) -> Iterator[list[Row]]:
-    """Trains every model with every seed; the rows of each training when it has ended."""
+    models: Sequence[str], seeds: Sequence[int], task: Task, settings: Settings, every: int, device: torch.device,
+    own: Mapping[str, Own], kept: Path | None = None,
+) -> Iterator[list[Row]]:  # fmt: skip
+    """Trains every model with every seed; the rows of each training when it has ended. What has been learnt goes to the
+    folder ``kept``."""
     with tqdm(total=len(models) * len(seeds) * settings.updates, unit="update", disable=None) as bar:
         for seed, model in itertools.product(seeds, models):
 
@@ -113,10 +121,13 @@ def trainings(
                 bar.set_postfix_str(f"{at} {words}", refresh=False)
                 bar.update()
 
-            training = Training(task, model, seed, settings, device)
-            parameters = sum(p.numel() for p in training.network.parameters())
-            facts = {"model": model, "parameters": parameters, "seed": seed}
+            training = Training(task, model, seed, settings, device, own.get(model))
+            facts = {"model": model, "parameters": size(training.network), "seed": seed}
+            facts |= {"rate": str(own[model])} if model in own else {}
             yield [facts | row for row in train(training, every, told)]
+            if kept is not None:
+                kept.mkdir(parents=True, exist_ok=True)
+                torch.save(training.network.state_dict(), kept / f"{model}-{seed}.pt")
 
 
 # ---- the command
@@ -153,7 +164,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=number, help="sequences, or streams of text side by side")
     parser.add_argument("--hidden", type=number, help="hidden units")
     parser.add_argument("--optimiser", choices=OPTIMISERS)
-    parser.add_argument("--rate", type=float, help="learning rate")
+    parser.add_argument("--rate", type=float, help="learning rate; of some models each task has another")
     parser.add_argument("--clip", type=float, help="the gradient's largest norm; inf for any")
     parser.add_argument("--part", choices=("valid", "test"), default="test",
                         help="held out and measured: test if not given; valid to choose settings by")  # fmt: skip
@@ -162,6 +173,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=number, default=2, help="of PyTorch and rnnkern; 2 if not given")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of what each training has learnt, a state_dict")
     parser.add_argument("--quick", action="store_true", help="a look: tiny, one seed, nothing is kept")
     return parser
 
@@ -204,8 +216,11 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
     path = (chosen.out or record.folder(chosen.device, results)) / f"train-{chosen.task}.csv"
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
     every = chosen.every or max(1, settings.updates // ROWS)
+    own = kind.own
+    if chosen.rate is not None:
+        own = {model: one._replace(rate=chosen.rate, orthogonal=None) for model, one in own.items()}
     rows = []
-    for found in trainings(chosen.models, seeds, task, settings, every, chosen.device):
+    for found in trainings(chosen.models, seeds, task, settings, every, chosen.device, own, chosen.keep):
         rows += (kept := [facts | row for row in found])
         if not chosen.quick:
             record.append(path, kept)

@@ -1,6 +1,6 @@
 """The tables of trainings; writes those of docs/training.md, each between its marks, and its pictures, from CSVs.
 
-``python -m perf.train_tables cpu-amd-epyc-2t``
+``python -m perf.train_tables cpu-amd-epyc-2t cpu-amd-epyc-1t``
 """
 
 import statistics
@@ -54,24 +54,28 @@ def text(rows: Sequence[Row]) -> str:
     words = list(lines[0]).index("optimiser") + 1
     body = tables.markdown(list(lines[0]), [list(map(str, line.values())) for line in lines], words)
     row, commits = rows[-1], dict.fromkeys(row["commit"] for row in rows)
-    facts = f"{row['device']}, {row['threads']} threads, {row['simd']}, PyTorch {row['torch']}"
+    threads, simd = (" and ".join(dict.fromkeys(row[name] for row in rows)) for name in ("threads", "simd"))
+    facts = f"{row['device']}, threads {threads}, {simd}, PyTorch {row['torch']}"
     return (
         f"{body}\n\n*{row['data']}; T = {row['length']}, B = {row['batch']}, clip {row['clip']}. A constant answer "
         f"gets {row['constant']}. {facts}, commit {', '.join(commits)}.*"
     )
 
 
-def main(device: str, page: Path = PAGE, results: Path = record.RESULTS) -> None:
+def main(devices: Sequence[str], page: Path = PAGE, results: Path = record.RESULTS) -> None:
+    """Of each task what the devices have, the last one's the newest."""
+
     def filled(match) -> str:
-        path = results / device / f"train-{match[2]}.csv"
-        if not path.exists():
+        paths = [results / device / f"train-{match[2]}.csv" for device in devices]
+        rows = [row for path in paths if path.exists() for row in record.read(path)]
+        if not rows:
             return f"{match[1]}*Not measured yet.*\n{match[3]}"
-        rows = newest(record.read(path))
-        train_picture.draw(page.parent / "images" / f"{path.stem}.png", rows)
+        rows = newest(rows)
+        train_picture.draw(page.parent / "images" / f"train-{match[2]}.png", rows)
         return f"{match[1]}{text(rows)}\n{match[3]}"
 
     page.write_text(tables.MARKED.sub(filled, page.read_text()))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -2,13 +2,23 @@
 
 from typing import Any
 
-from rnnkern import _extension, nn, ops
+from rnnkern import _extension, nn, ops, optim, parametrizations
 from rnnkern.ops import use
 from rnnkern.swap import replace, restore
 
 __version__ = "0.1.0"
 
-__all__ = ["build_info", "nn", "ops", "release_memory", "replace", "restore", "use"]
+__all__ = [
+    "build_info",
+    "nn",
+    "ops",
+    "optim",
+    "parametrizations",
+    "release_memory",
+    "replace",
+    "restore",
+    "use",
+]
 
 
 def build_info() -> dict[str, Any]:

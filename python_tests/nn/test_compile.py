@@ -18,6 +18,8 @@ BUILD = {
     "lstm_proj": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
     "gru_before": lambda: rnnkern.nn.GRU(I, H, 2, batch_first=True, reset_gate="before"),
     "modrelu": lambda: rnnkern.nn.RNN(I, H, bidirectional=True, nonlinearity="modrelu"),
+    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H, 2, base="dynamic"),
+    "nnrnn": lambda: rnnkern.nn.NonNormalRNN(I, H, bidirectional=True),
     "lstm_norm": lambda: rnnkern.nn.LSTM(I, H, 2, bidirectional=True, layer_norm=True),
     "gru_norm": lambda: rnnkern.nn.GRU(I, H, batch_first=True, layer_norm=True),
 }

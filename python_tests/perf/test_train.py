@@ -313,6 +313,7 @@ WRONG = {
     "nothing there": (["--task", "ptb", "--data", "nowhere"], r"ptb\.char\.train\.txt: wanted this file or train\.txt"),
     "model": (["--task", "adding", "--models", "torch.QRNN"], "invalid choice: 'torch.QRNN'"),
     "length": (["--task", "digits", "--length", "9"], "--length: the data of digits have one, got 9"),
+    "no delay": (["--task", "copy", "--length", "0"], "--length: must be at least 1, got 0"),
     "short": (["--task", "adding", "--length", "1"], "adding: the length must be at least 2, .* got 1"),
     "no updates": (["--task", "adding", "--updates", "0"], "--updates: must be at least 1, got 0"),
     "seed": (["--task", "adding", "--seeds", "-1"], "--seeds: must not be negative, got -1"),
@@ -363,7 +364,7 @@ def test_the_page_is_filled(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- adding:begin -->\nold\n<!-- adding:end -->\n<!-- ptb:begin -->\n<!-- ptb:end -->\n")
     record.append(tmp_path / "device" / "train-adding.csv", ROWS)
-    train_tables.main("device", page, tmp_path)
+    train_tables.main(["elsewhere", "device"], page, tmp_path)
     text = page.read_text()
     assert "old" not in text
     assert (

@@ -3,6 +3,19 @@
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
+from rnnkern.nn.orthogonal import CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN, schur_penalty
 from rnnkern.nn.rnn import RNN
 
-__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "CayleyRNN",
+    "ExpRNN",
+    "GRUCell",
+    "LSTMCell",
+    "NonNormalRNN",
+    "OrthogonalInitRNN",
+    "RNNCell",
+    "schur_penalty",
+]

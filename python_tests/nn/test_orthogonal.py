@@ -1,0 +1,258 @@
+"""ExpRNN, CayleyRNN, NonNormalRNN and OrthogonalInitRNN against the loop that their equations are, and as modules."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.nn import RNN, CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN
+from rnnkern.testing import assert_close
+
+T, B, I, H = 6, 3, 2, 5  # noqa: E741
+F64 = torch.float64
+CONSTRAINED = [ExpRNN, CayleyRNN, NonNormalRNN]
+MODULES = [*CONSTRAINED, OrthogonalInitRNN]
+modules = pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
+constrained = pytest.mark.parametrize("cls", CONSTRAINED, ids=lambda cls: cls.__name__)
+
+
+@torch.no_grad()
+def made(cls, *args, dtype=F64, by=0.2, **options):
+    """With A, T and the moduli away from their beginning."""
+    module = cls(*(args or (I, H)), dtype=dtype, **options)
+    for name, p in module.named_parameters():
+        if "original" in name:
+            p.add_(by * torch.randn(p.shape))
+    return module
+
+
+def recurrent_weight(module, suffix):
+    """From the parameters, by the reference."""
+    name = f"weight_hh_{suffix}"
+    if isinstance(module, OrthogonalInitRNN):
+        return getattr(module, name)
+    parametrized = module.parametrizations[name]
+    B = parametrized[0].base
+    if isinstance(module, NonNormalRNN):
+        A, theta, gamma, T_ = (getattr(parametrized, f"original{k}") for k in range(4))
+        return reference.schur_weight(B @ reference.skew_exp(A), theta, gamma, T_)
+    A = parametrized.original
+    if isinstance(module, CayleyRNN):
+        return B @ reference.cayley(A, parametrized[0].scale)
+    return B @ reference.skew_exp(A)
+
+
+def loop(module, x, h0=None, reset=None, lengths=None):
+    """h_t = modrelu(W x_t + R h_{t-1}; b), layer by layer, direction by direction, step by step; (T, B, I)."""
+    directions = 2 if module.bidirectional else 1
+    finals, lengths = [], lengths or [x.shape[0]] * x.shape[1]
+    for layer in range(module.num_layers):
+        outputs = []
+        for direction in range(directions):
+            suffix = f"l{layer}{'_reverse' * direction}"
+            W, b = (getattr(module, f"{name}_{suffix}") for name in ("weight_ih", "modrelu_bias"))
+            R = recurrent_weight(module, suffix)
+            rows = torch.zeros(x.shape[0], x.shape[1], module.hidden_size, dtype=x.dtype)
+            rows, last = list(rows.unbind(1)), []
+            for n, length in enumerate(lengths):
+                h = (
+                    torch.zeros(module.hidden_size, dtype=x.dtype)
+                    if h0 is None
+                    else h0[layer * directions + direction, n]
+                )
+                steps, found = range(length), {}
+                for t in reversed(steps) if direction else steps:
+                    begins = t + 1 if direction else t
+                    if reset is not None and begins < length and reset[begins, n]:
+                        h = torch.zeros_like(h)
+                    z = W @ x[t, n] + R @ h
+                    h = found[t] = z.sign() * (z.abs() + b).relu()
+                last.append(h)
+                pad = torch.zeros_like(h)
+                rows[n] = torch.stack([found.get(t, pad) for t in range(x.shape[0])])
+            outputs.append(torch.stack(rows, 1))
+            finals.append(torch.stack(last))
+        x = torch.cat(outputs, -1)
+    return x, torch.stack(finals)
+
+
+def gradients(module, output, h_n):
+    loss = output.sin().sum() + h_n.cos().sum()
+    return dict(zip(dict(module.named_parameters()), torch.autograd.grad(loss, module.parameters()), strict=True))
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "state", "reset", "packed", "unbatched"])
+@modules
+def test_the_loop(cls, kind, flags):
+    module = made(cls, **flags)
+    x = torch.randn(T, B, I, dtype=F64)
+    rows = module.num_layers * (2 if module.bidirectional else 1)
+    h0 = torch.randn(rows, B, H, dtype=F64) if kind != "plain" else None
+    reset = torch.rand(T, B) < 0.4 if kind == "reset" else None
+    lengths = [4, 6, 1] if kind == "packed" else None
+    wanted, h_n = loop(module, x, h0, reset, lengths)
+    given = x.transpose(0, 1) if module.batch_first else x
+    if kind == "packed":
+        given = pack_padded_sequence(given, lengths, module.batch_first, enforce_sorted=False)
+        output, found = module(given, h0)
+        assert isinstance(output, PackedSequence)
+        output, _ = pad_packed_sequence(output)
+    elif kind == "unbatched":
+        output, found = module(x[:, 1], h0[:, 1])
+        wanted, h_n = wanted[:, 1], h_n[:, 1]
+    else:
+        masked = None if reset is None else reset.transpose(0, 1) if module.batch_first else reset
+        output, found = module(given, h0, reset=masked)
+        output = output.transpose(0, 1) if module.batch_first else output
+    torch.testing.assert_close([output, found], [wanted, h_n])
+    torch.testing.assert_close(gradients(module, output, found), gradients(module, wanted, h_n))
+
+
+@modules
+def test_gradients_in_float32_against_float64(cls):
+    """Of A, theta, gamma, T and all others, by the closeness rule."""
+    module = made(cls, 8, 40, dtype=torch.float32, by=0.01)  # T and gamma must not make the state explode
+    exact = copy.deepcopy(module).double()
+    x = torch.randn(20, 4, 8)
+    actual = gradients(module, *module(x))
+    naive = gradients(module, *loop(module, x))
+    truth = gradients(exact, *loop(exact, x.double()))
+    for name in truth:
+        assert_close(actual[name], naive[name], truth[name], name)
+
+
+@constrained
+def test_orthogonal_as_trained(cls):
+    module = cls(I, 16, base="dynamic", every=5)
+    head = torch.nn.Linear(16, 1)
+    model = torch.nn.ModuleList([module, head])
+    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(model, 1e-3))
+    x = torch.randn(T, B, I)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = (head(module(x)[0][-1]) - x[0, :, :1]).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    parametrization = module.parametrizations.weight_hh_l0[0]
+    assert parametrization.steps == 40
+    V = parametrization.base if cls is NonNormalRNN else module.weight_hh_l0
+    assert (V.T @ V - torch.eye(16)).abs().max() < 2e-6
+
+
+@modules
+def test_what_is_drawn(cls):
+    torch.manual_seed(0)
+    module = cls(30, 50, bidirectional=True)
+    torch.manual_seed(0)
+    again = cls(30, 50, bidirectional=True)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    module.reset_parameters()
+    for suffix in ("l0", "l0_reverse"):
+        for drawn in (before, module.state_dict()):
+            assert drawn[f"weight_ih_{suffix}"].std() == pytest.approx((2 / 80) ** 0.5, rel=0.1)
+            bias = drawn[f"modrelu_bias_{suffix}"]
+            assert 0.005 < bias.abs().max() < 0.01
+        assert not torch.equal(module.state_dict()[f"weight_ih_{suffix}"], before[f"weight_ih_{suffix}"])
+        V = getattr(module, f"weight_hh_{suffix}")
+        assert (V.T @ V - torch.eye(50)).abs().max() < 2e-6
+        assert not torch.equal(V, getattr(again, f"weight_hh_{suffix}"))
+    assert not hasattr(module, "bias_ih_l0")
+
+
+@modules
+def test_on_the_meta_device(cls):
+    module = cls(I, H, device="meta")
+    assert (module.weight_hh_l0.shape, module.weight_hh_l0.device.type) == ((H, H), "meta")
+    module.to_empty(device="cpu").reset_parameters()
+    module(torch.zeros(T, B, I))
+    module.load_state_dict(cls(I, H).state_dict())
+
+
+def test_irnn():
+    module = OrthogonalInitRNN(I, 4, init="identity", nonlinearity="relu", num_layers=2)
+    assert torch.equal(module.weight_hh_l1, torch.eye(4))
+    assert module.nonlinearity == "relu"
+    heads = OrthogonalInitRNN(I, 4, init="henaff", num_heads=2).weight_hh_l0
+    torch.testing.assert_close(heads.mT @ heads, torch.eye(2).expand(2, 2, 2))
+
+
+@modules
+def test_options_reach_the_layer_and_its_weight(cls):
+    module = cls(I, 4, 2, bias=True, zoneout=0.1, num_heads=2, dropout=0.5, nonlinearity="tanh", init="identity")
+    assert (module.zoneout, module.num_heads, module.dropout) == (0.1, 2, 0.5)
+    assert module.bias_hh_l1.shape == (4,)
+    if cls is not NonNormalRNN:
+        assert torch.equal(module.weight_hh_l1.abs(), torch.eye(2).expand(2, 2, 2))
+    module(torch.randn(T, B, I))[0].sum().backward()
+
+
+@constrained
+def test_the_base_of_each_layer_moves(cls):
+    module = cls(I, H, 2, base="dynamic", every=7)
+    assert [p[0].every for p in module.parametrizations.values()] == [7, 7]
+    assert all(p[0].dynamic for p in module.parametrizations.values())
+
+
+@modules
+def test_wrong_arguments(cls):
+    with pytest.raises(ValueError, match=r"`init` must be one of .*, got 'zeros'"):
+        cls(I, H, init="zeros")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+        cls(I, H, unknown=1)
+    with pytest.raises(ValueError, match="Unknown nonlinearity"):
+        cls(I, H, nonlinearity="cube")
+
+
+@modules
+def test_replace_and_restore_leave_them(cls):
+    model = torch.nn.Sequential(cls(I, H))
+    before = type(model[0])
+    for swap in (rnnkern.replace, rnnkern.restore):
+        report = swap(model)
+        assert report.replaced == ()
+        assert type(model[0]) is before
+    assert report.left[0].cls is cls
+
+
+@modules
+def test_bfloat16_autocast_and_evaluation(cls):
+    module = cls(I, 16)
+    x = torch.randn(T, B, I)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = module(x)
+    output.sum().backward()
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), module(x)[0], rtol=0.1, atol=0.1)
+    with torch.inference_mode():
+        whole = module(x)[0]
+        h = None
+        for t in range(T):
+            _, h = module(x[t : t + 1], h)
+    torch.testing.assert_close(whole[-1], h[0])
+
+
+def test_they_are_elman_networks():
+    for cls in MODULES:
+        module = cls(I, H)
+        assert isinstance(module, (RNN, torch.nn.RNN))
+        assert [choice.implementation for choice in rnnkern.ops.explain(module, torch.zeros(T, B, I))]
+
+
+def test_schur_penalty():
+    model = torch.nn.ModuleList([made(NonNormalRNN, num_layers=2), torch.nn.Linear(2, 2)])
+    gammas = [p.original2 for p in model[0].parametrizations.values()]
+    wanted = sum(((1 - gamma) ** 2).sum() for gamma in gammas)
+    penalty = rnnkern.nn.schur_penalty(model)
+    torch.testing.assert_close(penalty, wanted)
+    torch.testing.assert_close(torch.autograd.grad(penalty, gammas), tuple(2 * (gamma - 1) for gamma in gammas))
+    with pytest.raises(ValueError, match="the model must have a weight in Schur form"):
+        rnnkern.nn.schur_penalty(ExpRNN(2, 3))

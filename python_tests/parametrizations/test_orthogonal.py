@@ -1,0 +1,383 @@
+"""Orthogonal weights: initial values, maps, bases that move, drift, checkpoints, assignments and errors."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import rnnkern
+from rnnkern.parametrizations import INITS, Orthogonal, orthogonal, orthogonal_matrix
+from rnnkern.parametrizations.orthogonal import BASES, MAPS, PROJECT
+
+F64 = torch.float64
+
+
+def made(size=6, dtype=F64, **options):
+    return orthogonal(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", **options)
+
+
+def distance(V):
+    """max |V^T V - I|, judged in float64."""
+    V = V.detach().double()
+    return (V.mT @ V - torch.eye(V.shape[-1], dtype=F64)).abs().max().item()
+
+
+def parts(module):
+    """The parametrization, and A."""
+    found = module.parametrizations.weight
+    return found[0], found.original
+
+
+@torch.no_grad()
+def moved(module, scale=0.5):
+    parts(module)[1].copy_(scale * torch.randn(parts(module)[1].shape))
+    return module
+
+
+# ---- initial values
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize(("init", "map"), [*itertools.product(INITS, MAPS)])
+def test_initial_matrices_are_rotations(init, map, size):
+    V = orthogonal_matrix(torch.empty(3, size, size, dtype=F64), init, map)
+    assert distance(V) < 1e-14
+    torch.testing.assert_close(torch.linalg.det(V), torch.ones(3, dtype=F64))
+    if init != "identity" and size > 1:
+        assert not torch.equal(V[0], V[1])
+
+
+def test_henaff_and_cayley_are_what_the_map_makes_of_skew_blocks():
+    for init, low, high in (("henaff", -math.pi, math.pi), ("cayley", 0, 1)):
+        A = torch.zeros(7, 7, dtype=F64)
+        torch.manual_seed(3)
+        u = torch.rand(3, dtype=F64)
+        t = u * math.pi / 2
+        s = math.pi * (2 * u - 1) if init == "henaff" else torch.sqrt((1 - t.cos()) / (1 + t.cos()))
+        assert ((low <= s) & (s <= high)).all()
+        for k in range(3):
+            A[2 * k + 1, 2 * k] = -s[k]  # of blocks (0, s; -s, 0)
+        for map, formula in (("exp", rnnkern.reference.skew_exp), ("cayley", rnnkern.reference.cayley)):
+            torch.manual_seed(3)
+            V = orthogonal_matrix(A, init, map)
+            torch.testing.assert_close(V, formula(A))
+
+
+def test_haar_is_uniform():
+    """The trace of a random rotation has mean 0 and variance 1 (Diaconis and Shahshahani 1994), also after a turn."""
+    V = orthogonal_matrix(torch.empty(4000, 5, 5), "haar").double()
+    turn = orthogonal_matrix(torch.empty(5, 5, dtype=F64), "haar")
+    for sample in (V, V @ turn):
+        trace = sample.diagonal(dim1=-2, dim2=-1).sum(-1)
+        assert abs(trace.mean()) < 0.07
+        assert abs(trace.var() - 1) < 0.1
+
+
+# ---- value and gradient
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("map", MAPS)
+def test_value_and_gradient_are_the_formula_s(map, zero):
+    module = made(map=map, init="haar")
+    parametrization, A = parts(module)
+    if not zero:
+        moved(module)
+    B, S = parametrization.base, rnnkern.reference.orthogonal.skew(A)
+    eye = torch.eye(6, dtype=F64)
+    wanted = B @ rnnkern.reference.skew_exp(A) if map == "exp" else B @ torch.linalg.solve(eye + S, eye - S)
+    if map == "scaled_cayley":
+        wanted = wanted * torch.tensor([-1.0] * 3 + [1.0] * 3, dtype=F64)
+    torch.testing.assert_close(module.weight, wanted)
+    G = torch.randn(6, 6, dtype=F64)
+    gradients = [torch.autograd.grad((G * W).sum(), A)[0] for W in (module.weight, wanted)]
+    torch.testing.assert_close(*gradients)
+    assert torch.equal(gradients[0], gradients[0].tril(-1))
+
+
+def test_at_zero_nothing_is_computed(monkeypatch):
+    module = made(base="dynamic")
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    counted = []
+    exp = rnnkern.ops.skew_exp
+    monkeypatch.setattr(rnnkern.ops, "skew_exp", lambda *args, **kwargs: counted.append(1) or exp(*args, **kwargs))
+    for step in range(3):
+        module.weight.square().sum().backward()
+        assert len(counted) == step
+        optimiser.step()  # B exp(A), once
+    assert len(counted) == 3
+
+
+@pytest.mark.parametrize(
+    ("map", "negatives", "wanted"),
+    [("exp", None, 1), ("cayley", None, 1), ("scaled_cayley", None, -1), ("scaled_cayley", 2, 1)],
+)
+def test_determinants(map, negatives, wanted):
+    V = moved(made(map=map, negatives=negatives)).weight
+    assert round(torch.linalg.det(V).item()) == wanted
+
+
+def test_heads_are_a_batch():
+    rnn = rnnkern.nn.RNN(3, 6, num_heads=2)
+    orthogonal(rnn, "weight_hh_l0", init="haar")
+    assert rnn.weight_hh_l0.shape == (2, 3, 3)
+    assert distance(rnn.weight_hh_l0) < 1e-6
+    rnn(torch.randn(4, 2, 3))[0].sum().backward()
+    assert rnn.parametrizations.weight_hh_l0.original.grad.abs().sum() > 0
+
+
+def test_a_buffer_may_be_parametrized():
+    module = torch.nn.Module()
+    module.register_buffer("V", torch.empty(4, 4))
+    orthogonal(module, "V")
+    assert distance(module.V) < 1e-6
+    assert list(module.parameters()) == []
+
+
+def test_the_parameter_stays_the_same_object():
+    linear = torch.nn.Linear(4, 4)
+    weight = linear.weight
+    assert parts(orthogonal(linear, "weight"))[1] is weight
+
+
+# ---- bases that move
+
+
+@pytest.mark.parametrize("map", MAPS)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_dynamic_base_moves_after_every_k_th_step(map, every):
+    module = made(map=map, base="dynamic", every=every)
+    parametrization, A = parts(module)
+    optimiser = torch.optim.Adam(module.parameters(), 0.05)
+    base = parametrization.base.clone()
+    for step in range(1, 8):
+        module.weight.square().sin().sum().backward()
+        with torch.no_grad():
+            A.sub_(0.01)  # somebody else moves A too: no step
+        optimiser.step()
+        assert parametrization.steps == step
+        assert (not A.any()) == (step % every == 0)
+        assert torch.equal(parametrization.base, base) == (step % every != 0)
+        base = parametrization.base.clone()
+    assert distance(module.weight) < 1e-13
+
+
+def test_the_weight_stays_when_the_base_moves():
+    module = moved(made(dtype=torch.float32))
+    before = module.weight.detach().clone()
+    parts(module)[0].rebase()
+    assert not parts(module)[1].any()
+    assert torch.equal(module.weight, before)
+
+
+def test_only_steps_of_an_optimiser_that_has_the_parameter_count():
+    module, other = made(base="dynamic", every=100), torch.nn.Linear(2, 2)
+    optimisers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, other)]
+    for optimiser in [*optimisers, optimisers[1]]:
+        (module.weight.sum() + other.weight.sum()).backward()
+        optimiser.step()
+    assert parts(module)[0].steps == 1
+
+
+def test_one_step_of_lbfgs_is_one():
+    """Within a step its line search goes back to where it was."""
+    module = made(base="dynamic")
+    target = orthogonal_matrix(torch.empty(6, 6, dtype=F64), "haar")
+    with torch.no_grad():
+        module.weight = target @ rnnkern.reference.skew_exp(0.3 * torch.ones(6, 6, dtype=F64))
+    optimiser = torch.optim.LBFGS(module.parameters(), line_search_fn="strong_wolfe")
+
+    def closure():
+        optimiser.zero_grad()
+        loss = (module.weight - target).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimiser.step(closure)
+    assert parts(module)[0].steps == 5
+    assert closure() < 1e-8
+
+
+OPTIMISERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Rprop", "Adadelta", "ASGD", "Adamax", "RAdam")
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_any_optimiser_descends_on_a_moving_base(name):
+    module = made(base="dynamic", every=4, init="identity")
+    target = rnnkern.reference.skew_exp(0.2 * torch.ones(6, 6, dtype=F64))
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    lr = {"Adadelta": 1.0, "Adagrad": 0.1, "RAdam": 0.05}.get(name, 0.01)
+    optimiser = getattr(torch.optim, name)(module.parameters(), lr, **options)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = (module.weight - target).square().sum()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < (0.9 if name == "Adadelta" else 0.1) * losses[0]
+    assert parts(module)[0].steps == 60
+
+
+def test_a_parametrization_that_was_removed_hears_no_more():
+    module = made(base="dynamic")
+    parametrization = parts(module)[0]
+    parametrize.remove_parametrizations(module, "weight")
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    module.weight.sum().backward()
+    optimiser.step()
+    assert module.weight.any()
+    assert parametrization.steps == 0
+
+
+def test_a_sharded_parameter_is_refused():
+    module = made(base="dynamic")
+    parametrization, A = parts(module)
+    A.data = A.data[:3]
+    with pytest.raises(
+        RuntimeError, match=r"by a whole A \(6, 6\), got Parameter \(3, 6\); where A is sharded take base="
+    ):
+        parametrization.stepped({id(A)})
+
+
+def test_copies_of_a_dynamic_one_move_by_themselves():
+    module = made(base="dynamic")
+    other = copy.deepcopy(module)
+    before = module.weight.detach().clone()
+    optimiser = torch.optim.SGD(other.parameters(), 0.1)
+    other.weight.square().sin().sum().backward()
+    optimiser.step()
+    assert (parts(other)[0].steps, parts(module)[0].steps) == (1, 0)
+    assert not parts(other)[1].any()
+    assert torch.equal(module.weight, before)
+
+
+# ---- drift
+
+
+@pytest.mark.parametrize("map", ["exp", "scaled_cayley"])
+@pytest.mark.parametrize("base", BASES)
+def test_10_000_updates_stay_orthogonal(base, map):
+    """Steps as RMSprop takes them: of the learning rate's size in every entry."""
+    size, lr = 24, 1e-3
+    parametrization = Orthogonal(torch.empty(size, size), map, "haar", base)
+    A = torch.nn.Parameter(parametrization.draw())
+    parametrization._of = lambda: type("Of", (), {"is_tensor": True, "original": A})
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(10_000):
+            A.sub_(lr * torch.randn(size, size, generator=generator))
+            if base == "dynamic":
+                parametrization.stepped({id(A)})
+        assert parametrization.steps == (10_000 if base == "dynamic" else 0)
+        assert distance(parametrization(A)) < 2e-6
+
+
+def test_rounding_is_removed_now_and_then():
+    module = made(base="dynamic", dtype=torch.float32)
+    parametrization, A = parts(module)
+    with torch.no_grad():
+        parametrization.base.mul_(1 + 1e-4)
+    parametrization.steps = PROJECT - 2
+    parametrization.stepped({id(A)})
+    assert distance(module.weight) > 1e-4
+    parametrization.stepped({id(A)})
+    assert distance(module.weight) < 1e-6
+
+
+# ---- checkpoints and assignments
+
+
+def trained(module, optimiser, updates, generator):
+    for _ in range(updates):
+        optimiser.zero_grad()
+        x = torch.randn(3, 6, generator=generator)
+        module(x).sin().sum().backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("when", [5, 6])
+@pytest.mark.parametrize("base", BASES)
+def test_a_checkpoint_resumes_to_the_same_bits(base, when, assign):
+    def begun():
+        module = made(dtype=torch.float32, base=base, every=3, init="haar")
+        return module, torch.optim.Adam(module.parameters(), 0.01)
+
+    module, optimiser = begun()
+    generator = torch.Generator().manual_seed(0)
+    trained(module, optimiser, when, generator)
+    kept = copy.deepcopy([module.state_dict(), optimiser.state_dict(), generator.get_state()])
+    trained(module, optimiser, 7, generator)
+
+    again, resumed = begun()
+    again.load_state_dict(kept[0], assign=assign)
+    if assign:
+        resumed = torch.optim.Adam(again.parameters(), 0.01)
+    resumed.load_state_dict(kept[1])
+    generator.set_state(kept[2])
+    trained(again, resumed, 7, generator)
+    assert torch.equal(again.weight, module.weight)
+    for name, value in module.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("map", MAPS)
+def test_an_orthogonal_matrix_may_be_assigned(map):
+    module = moved(made(map=map, dtype=torch.float32))
+    V = torch.linalg.qr(torch.randn(6, 6))[0]
+    V[:, 0] *= -torch.linalg.det(V).sign()  # what no exponential is
+    module.weight = V
+    assert torch.equal(module.weight, V)
+    assert not parts(module)[1].any()
+
+
+@pytest.mark.parametrize("V", [torch.ones(6, 6), torch.full((6, 6), math.nan), torch.eye(6) * 1.01])
+def test_what_is_not_orthogonal_is_refused(V):
+    module = made()
+    with pytest.raises(ValueError, match=r"orthogonal: the weight must be orthogonal, got max \|V\^T V - I\| ="):
+        module.weight = V.double()
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "said"),
+    [
+        (
+            ValueError,
+            {"map": "log"},
+            r"orthogonal: `map` must be one of \('exp', 'cayley', 'scaled_cayley'\), got 'log'",
+        ),
+        (ValueError, {"init": "eye"}, "orthogonal: `init` must be one of .*, got 'eye'"),
+        (ValueError, {"base": "moving"}, "orthogonal: `base` must be one of .*, got 'moving'"),
+        (ValueError, {"every": 0}, "orthogonal: `every` must be a number of steps from 1 on, got 0"),
+        (ValueError, {"every": 1.5}, "got 1.5"),
+        (ValueError, {"negatives": 1}, "for the map 'scaled_cayley' alone, got 1"),
+        (ValueError, {"map": "scaled_cayley", "negatives": 7}, "from 0 to N = 6.*, got 7"),
+    ],
+)
+def test_wrong_options(error, options, said):
+    with pytest.raises(error, match=said):
+        made(**options)
+
+
+def test_wrong_weights():
+    with pytest.raises(TypeError, match=r"`module` must be a torch\.nn\.Module, got int"):
+        orthogonal(3, "weight")
+    with pytest.raises(ValueError, match="`name` must be that of a parameter or buffer of the module, got 'missing'"):
+        orthogonal(torch.nn.Linear(3, 3), "missing")
+    with pytest.raises(ValueError, match=r"`weight` must be \(..., N, N\), got \(4, 3\)"):
+        orthogonal(torch.nn.Linear(3, 4), "weight")
+    with pytest.raises(TypeError, match=r"`weight` must be real and floating, got torch\.complex64"):
+        orthogonal(torch.nn.Linear(3, 3, dtype=torch.complex64), "weight")
+    linear = made()
+    with pytest.raises(ValueError, match="`weight` is parametrized already"):
+        orthogonal(linear, "weight")
+    with pytest.raises(ValueError, match=r"the weight must be \(6, 6\), got \(5, 5\)"):
+        linear.weight = torch.eye(5)

@@ -1,0 +1,52 @@
+"""Parameter groups."""
+
+import pytest
+import torch
+
+import rnnkern
+from rnnkern.nn import ExpRNN, NonNormalRNN
+from rnnkern.optim import param_groups
+
+
+def names_of(model, groups):
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [sorted(names[id(p)] for p in group["params"]) for group in groups]
+
+
+def test_every_parameter_stands_in_one_group():
+    model = torch.nn.ModuleDict({"a": ExpRNN(2, 4), "b": NonNormalRNN(4, 4), "c": torch.nn.Linear(4, 4)})
+    model["again"] = model["c"]
+    others, skew, strict = param_groups(model, 1e-3, weight_decay=0.1, t_decay=1e-4)
+    weight = "parametrizations.weight_hh_l0.original"
+    assert names_of(model, [skew, strict]) == [[f"a.{weight}", f"b.{weight}0"], [f"b.{weight}3"]]
+    assert len(others["params"]) == 8
+    assert {id(p) for group in (others, skew, strict) for p in group["params"]} == {id(p) for p in model.parameters()}
+    rates = [(group["lr"], group["weight_decay"]) for group in (others, skew, strict)]
+    assert rates == [(1e-3, 0.1), (1e-4, 0.0), (1e-3, 1e-4)]
+
+
+def test_rates_are_as_given_and_empty_groups_left_out():
+    assert [group["lr"] for group in param_groups(ExpRNN(2, 4), 1e-3, 1e-6)] == [1e-3, 1e-6]
+    assert [group["lr"] for group in param_groups(ExpRNN(2, 4), 1e-3, 0.0)] == [1e-3, 0.0]
+    assert len(param_groups(torch.nn.Linear(2, 2), 1e-3)) == 1
+
+
+def test_the_decay_of_t_is_its_own():
+    rnn = NonNormalRNN(2, 4)
+    with torch.no_grad():
+        for p in rnn.parameters():
+            p.fill_(1)
+    optimiser = torch.optim.SGD(param_groups(rnn, 1.0, t_decay=0.25))
+    for p in rnn.parameters():
+        p.grad = torch.zeros_like(p)
+    optimiser.step()
+    for name, p in rnn.named_parameters():
+        assert torch.equal(p, torch.full_like(p, 0.75 if name.endswith("original3") else 1.0)), name
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module, got list"):
+        param_groups([], 1e-3)
+    for name in ("lr", "orthogonal_lr", "weight_decay", "t_decay"):
+        with pytest.raises(ValueError, match=f"`{name}` must not be negative, got -1"):
+            param_groups(rnnkern.nn.ExpRNN(2, 4), **{"lr": 1.0, "orthogonal_lr": 1.0, name: -1})

@@ -1,0 +1,186 @@
+"""Elman networks with recurrent weights that begin or stay orthogonal, or have a Schur form."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, init
+from torch.nn.utils import parametrize
+
+from rnnkern import parametrizations
+from rnnkern.nn.rnn import RNN
+
+
+class _OrthogonalRNN(RNN):
+    """Published as h' = modrelu(W x + R h; b): no other biases. A subclass says what becomes of R."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = False, **options: Any):
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **{"nonlinearity": "modrelu"} | options)
+        for names in self._all_weights:
+            self._constrain(names[1])
+
+    def _constrain(self, name: str) -> None:
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for names in self._all_weights:
+            init.xavier_normal_(getattr(self, names[0]))
+            self._draw(names[1])
+
+    def _draw(self, name: str) -> None:
+        if parametrize.is_parametrized(self, name):
+            parametrizations.reset(self, name)
+
+
+class ExpRNN(_OrthogonalRNN):
+    r"""expRNN: a modReLU network with a recurrent weight that stays orthogonal.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + B \exp(A) \, h_{t-1}; b)
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per step of an optimiser; A trains at a tenth of
+    the learning rate by :func:`rnnkern.optim.param_groups`.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
+        base, every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an optimiser.
+        bias: whether there are additive biases too, as the published network has not.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init``, ``base`` or ``every`` is wrong.
+
+    Source: Lezcano-Casado and Martinez-Rubio 2019; dynamic Lezcano-Casado 2019.
+
+    >>> rnn = rnnkern.nn.ExpRNN(10, 20, base="dynamic", every=100)
+    >>> output, h_n = rnn(torch.randn(4, 3, 10))
+    >>> R = rnn.weight_hh_l0
+    >>> output.shape, torch.allclose(R.T @ R, torch.eye(20), atol=1e-6)
+    (torch.Size([4, 3, 20]), True)
+    """
+
+    _map = "exp"
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "henaff", base: str = "static",
+        every: int = 1, bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"init": init, "base": base, "every": every}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map=self._map, **self._how)
+
+
+class CayleyRNN(ExpRNN):
+    r"""scoRNN: a modReLU network with a recurrent weight that stays orthogonal, by the scaled Cayley transform.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + B (I + A)^{-1} (I - A) D \, h_{t-1}; b)
+
+    Everything else is as in :class:`ExpRNN`.
+
+    Args:
+        negatives: how many entries of the diagonal D are -1, the others 1; half of them if not given.
+        input_size, hidden_size, num_layers, init, base, every, bias, options: as :class:`ExpRNN`; ``init`` is
+            ``"cayley"`` if not given.
+
+    Source: Helfrich, Willmott and Ye 2018.
+
+    >>> rnn = rnnkern.nn.CayleyRNN(10, 20, negatives=5)
+    >>> torch.linalg.det(rnn.weight_hh_l0).round().item()
+    -1.0
+    """
+
+    _map = "scaled_cayley"
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "cayley",
+        negatives: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self._negatives = negatives
+        super().__init__(input_size, hidden_size, num_layers, init=init, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map=self._map, negatives=self._negatives, **self._how)
+
+
+class NonNormalRNN(ExpRNN):
+    r"""nnRNN: a modReLU network with a recurrent weight in real Schur form.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + P (\Lambda + T) P^\top h_{t-1}; b)
+
+    ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.schur`: P = B exp(A) is orthogonal, Lambda has
+    rotations by theta times gamma along its diagonal, T is strictly lower triangular. The loss is to have ``delta *
+    schur_penalty(model)``, and T a weight decay, see :func:`rnnkern.optim.param_groups`. Arguments are those of
+    :class:`ExpRNN`; ``init``, ``base`` and ``every`` are P's.
+
+    Source: Kerg et al. 2019.
+
+    >>> rnn = rnnkern.nn.NonNormalRNN(10, 20, num_layers=2)
+    >>> loss = rnn(torch.randn(4, 3, 10))[0].square().mean() + 1e-4 * rnnkern.nn.schur_penalty(rnn)
+    >>> loss.backward()
+    """
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.schur(self, name, **self._how)
+
+
+class OrthogonalInitRNN(_OrthogonalRNN):
+    """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        init: ``"haar"``, ``"cayley"``, ``"henaff"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    Source: Saxe et al. 2014; IRNN Le et al. 2015.
+
+    >>> irnn = rnnkern.nn.OrthogonalInitRNN(10, 20, init="identity", nonlinearity="relu")
+    >>> torch.equal(irnn.weight_hh_l0, torch.eye(20))
+    True
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "haar", bias: bool = False,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self._init = init
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    @torch.no_grad()
+    def _constrain(self, name: str) -> None:
+        weight = getattr(self, name)
+        weight.copy_(parametrizations.orthogonal_matrix(weight, self._init))
+
+    _draw = _constrain
+
+
+def schur_penalty(model: Module) -> Tensor:
+    r"""What nnRNN's loss adds for the moduli, :math:`\sum_i (1 - \gamma_i)^2` over all weights in Schur form.
+
+    The caller multiplies by delta (Kerg et al. 2019, section 3).
+
+    Args:
+        model: any that has such weights.
+
+    Returns:
+        (), through which gradients flow to each gamma.
+
+    Raises:
+        ValueError: the model has no weight in Schur form.
+
+    >>> model = rnnkern.nn.NonNormalRNN(10, 20)
+    >>> rnnkern.nn.schur_penalty(model).item()
+    0.0
+    """
+    return parametrizations.schur_penalty(model)

@@ -1,0 +1,142 @@
+"""A weight that costs much and is asked for often: computed once per optimiser step."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
+
+from rnnkern.parametrizations import steps
+
+Tensors = Sequence[Tensor]
+Function = Callable[..., Tensor]
+
+
+def transformed() -> bool:
+    """Whether derivatives are taken, or code is recorded, by something that looks at every call."""
+    functorch = torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or functorch or forward_ad._current_level >= 0
+
+
+class Held:
+    """The newest value of a weight, as long as nothing that it was computed from has changed.
+
+    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped (it may
+    write past the versions). With gradients all who ask get one and the same tensor, so that a backward sums their
+    gradients before it goes on, once, through what the computation saved; that stays for further backwards. A copy and
+    a pickle hold nothing.
+    """
+
+    def __init__(self) -> None:
+        self._replayed = False
+        self.clear()
+
+    def clear(self) -> None:
+        self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple: a thread sees all of it or nothing
+
+    def __call__(self, compute: Function, exact: Function, originals: Tensors, constants: Tensors) -> Tensor:
+        """``compute(*originals)``, which depends on ``constants`` too; ``exact``, a method, has second derivatives."""
+        tensors = (*originals, *constants)
+        if not self._can_hold(tensors):
+            with _without_autocast(tensors):
+                return exact(*originals)
+        graph = torch.is_grad_enabled() and any(x.requires_grad for x in originals)
+        now = _state(tensors)
+        weight = self._find(now, graph)
+        if weight is None:
+            self.clear()  # first, so that two are never in memory
+            computation = _Computation(compute, exact, originals, tensors, now, graph)
+            weight = _Weight.apply(computation, *originals) if graph else computation.value
+            self._kept = computation, weight, weight._version
+        return weight if graph else weight.detach()
+
+    def _find(self, now: tuple[Any, ...], graph: bool) -> Tensor | None:
+        kept = self._kept
+        if kept is None:
+            return None
+        computation, weight, version = kept
+        fresh = computation.state == now and weight._version == version
+        return weight if fresh and (weight.requires_grad or not graph) else None
+
+    def _can_hold(self, tensors: Tensors) -> bool:
+        if transformed() or self._replayed:
+            return False
+        for x in tensors:
+            if type(x) not in PLAIN or not x.is_leaf or x.is_inference():
+                return False
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self._replayed = True  # from here on a graph may change the tensors, which no version tells
+        return not self._replayed
+
+    def __deepcopy__(self, memo: dict) -> "Held":
+        return Held()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Held, ()
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _state(tensors: Tensors) -> tuple[Any, ...]:
+    """What a value holds for: the optimiser steps so far, the stream that has it, and the tensors as they are."""
+    stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors[0].is_cuda else None
+    return steps.count(), stream, *((id(x), x._version, x.data_ptr(), x.requires_grad) for x in tensors)
+
+
+class _Computation:
+    """A value, and what leads back from it."""
+
+    def __init__(self, compute, exact, originals, tensors, state, graph) -> None:
+        self.exact, self.originals, self.tensors = WeakMethod(exact), originals, tensors  # its module has this
+        self.state, self.versions = state, [x._version for x in tensors]
+        # What a checkpoint or an offload around the first to ask does to saved tensors is not for all others too.
+        hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
+        with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, _without_autocast(tensors):
+            self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
+            self.value = compute(*self.inputs)
+
+    def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        if [x._version for x in self.tensors] != self.versions:
+            raise RuntimeError(
+                "backward through a parametrized weight: what it was computed from has been modified since, by an "
+                "inplace operation or an optimiser"
+            )
+        with _without_autocast(self.tensors):
+            if torch.is_grad_enabled():  # the gradient is to be differentiated
+                exact = self.exact()
+                if exact is None:
+                    raise RuntimeError("backward through a parametrized weight: second derivatives need its module")
+                value, inputs, options = exact(*self.originals), self.originals, {"create_graph": True}
+            else:
+                value, inputs, options = self.value, self.inputs, {"retain_graph": True}
+            needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
+            found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
+        return [next(found) if want else None for want in wanted]
+
+
+def _without_autocast(tensors: Tensors) -> AbstractContextManager:
+    """In 16 bits nothing stays orthogonal."""
+    device = tensors[0].device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+class _Weight(torch.autograd.Function):
+    """Puts a value into a graph. It saves nothing for autograd to free, so that it serves any number of backwards."""
+
+    @staticmethod
+    def forward(ctx, computation: _Computation, *originals: Tensor) -> Tensor:
+        ctx.computation = computation
+        return computation.value.detach()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.computation.gradients(grad, ctx.needs_input_grad[1:])

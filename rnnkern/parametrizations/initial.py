@@ -1,0 +1,59 @@
+"""Orthogonal matrices to begin with."""
+
+import math
+
+import torch
+from torch import Tensor
+
+INITS = ("henaff", "cayley", "haar", "identity")
+
+
+def orthogonal_matrix(like: Tensor, init: str = "henaff", map: str = "exp") -> Tensor:
+    r"""Draws an orthogonal matrix of determinant 1.
+
+    ``"henaff"`` and ``"cayley"`` are what ``map`` makes of blocks :math:`\begin{pmatrix} 0 & s \\ -s & 0 \end{pmatrix}`
+    along the diagonal; with an odd N the last entry is 1.
+
+    Args:
+        like: (..., N, N), of which shape, dtype and device are read. Each matrix of a batch is drawn for itself.
+        init: ``"henaff"``, s ~ U(-pi, pi) (Henaff et al. 2016); ``"cayley"``, s = tan(t / 2), t ~ U(0, pi / 2)
+            (Helfrich et al. 2018); ``"haar"``, uniform over all rotations; ``"identity"``.
+        map: ``"exp"``, ``"cayley"`` or ``"scaled_cayley"``.
+
+    Returns:
+        (..., N, N), computed in float64 and rounded once.
+
+    Raises:
+        ValueError: ``init`` is unknown.
+
+    >>> V = rnnkern.parametrizations.orthogonal_matrix(torch.empty(5, 5), "haar")
+    >>> torch.allclose(V.T @ V, torch.eye(5), atol=1e-6)
+    True
+    """
+    if init not in INITS:
+        raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
+    *batch, size = like.shape[:-1]
+    options = {"dtype": torch.float64, "device": like.device}
+    if init == "haar":
+        return _rotation(torch.randn(*batch, size, size, **options)).to(like.dtype)
+    uniform = torch.rand(*batch, size // 2, **options)
+    s = {"henaff": math.pi * (2 * uniform - 1), "cayley": (math.pi / 4 * uniform).tan(), "identity": 0 * uniform}[init]
+    return _blocks(s if map == "exp" else -2 * s.atan(), size).to(like.dtype)
+
+
+def _rotation(gaussian: Tensor) -> Tensor:
+    """Haar's measure (Mezzadri 2007, section 5), and a column turned where the determinant is -1."""
+    Q, R = torch.linalg.qr(gaussian)
+    Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    if Q.shape[-1]:
+        Q[..., 0] *= torch.linalg.det(Q).sign().unsqueeze(-1)
+    return Q
+
+
+def _blocks(angle: Tensor, size: int) -> Tensor:
+    """Blocks (cos, sin; -sin, cos) for angles (..., N // 2), and a 1 if N is odd."""
+    ones = angle.new_ones(*angle.shape[:-1], size % 2)
+    V = torch.diag_embed(torch.cat([angle.cos().repeat_interleave(2, -1), ones], -1))
+    V.diagonal(1, -2, -1)[..., ::2] = angle.sin()
+    V.diagonal(-1, -2, -1)[..., ::2] = -angle.sin()
+    return V
