@@ -28,9 +28,10 @@ RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int g
 
 // A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and
 // what is left in shared memory, where each thread reads its own 16 bytes.
-template <int count, int threads>
+template <int count, int threads, int room = 24>
 struct MmaWeights {
-  static constexpr int kept = count < 24 ? count : 24, batch = count % 4 ? 2 : 4;
+  static constexpr int kept = count < room ? count : room;
+  static constexpr int batch = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : count % 3 == 0 ? 3 : 1;
   static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
 
   uint32_t a[kept][4] = {};
