@@ -14,7 +14,7 @@ struct Facts {
   int resident(int blocks) const { return blocks <= 8 ? clusters[0] : clusters[1]; }
 };
 
-// Of the device with this index, which is the current one. Returns a cudaError_t; 0 is success.
+// Of the device with this index; asked of the driver once. Returns a cudaError_t; 0 is success.
 int facts_of(int index, Facts& facts);
 
 const char* error_name(int error);

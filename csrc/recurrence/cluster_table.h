@@ -13,11 +13,9 @@
 namespace rnnkern {
 namespace {
 
-// What registers and shared memory of 16 blocks hold. Cells of one gate, whose products are short, have fewer sizes:
-// each costs a second of compiling.
+// What registers and shared memory of 16 blocks hold.
 template <class Cell, class S>
 constexpr bool has_cluster(int D) {
-  if (Cell::gates == 1 && (D == 384 || D == 640)) return false;
   return D <= (sizeof(S) == 4 ? 512 : Cell::gates == 1 ? 1024 : 768);
 }
 
@@ -78,8 +76,9 @@ template <class Problem>
 int ClusterKernels<Problem>::launch(const Problem& problem, int place, int padded, void* stream) {
   const ClusterEntry<Problem>& entry = cluster_entry<Problem>(place, padded);
   const int64_t clusters = (problem.sequence.batch + problem.columns - 1) / problem.columns;
-  const device::Launch shape{
-      .blocks = clusters * entry.shape.cluster, .shared_bytes = entry.shape.shared_bytes, .cluster = entry.shape.cluster};
+  const device::Launch shape{.blocks = clusters * entry.shape.cluster,
+                             .shared_bytes = entry.shape.shared_bytes,
+                             .cluster = entry.shape.cluster};
   return entry.launch(shape, problem, stream);
 }
 

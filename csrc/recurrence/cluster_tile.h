@@ -1,5 +1,5 @@
-// The products of a cluster kernel: the blocks of a cluster share out the units of a dense R, each with all gates of its
-// own, and keep these rows for all steps. D is H padded; padding is zero in weights and in what they multiply.
+// The products of a cluster kernel: the blocks of a cluster share out the units of a dense R, each with all gates of
+// its own, and keep these rows for all steps. D is H padded; padding is zero in weights and in what they multiply.
 //
 // Every tile has
 //   threads, columns   of the block; sequences of the cluster at most
@@ -13,13 +13,19 @@
 //   writes()           one of the threads that have this result
 //   multiply, result   all threads, with a barrier of the block where they wait for each other; then r of value v
 //   gather(h), member  16 bytes of neighbouring units, in each of the 8 threads 0..7 that come together for them
-// The backward multiplies dr of the block's own units by the same rows transposed. The result, the block's part of dh of
-// all units, is handed to `send(unit, column, word)`, 4 units at a time.
+// The backward multiplies dr of the block's own units by the same rows transposed. The result, the block's part of dh
+// of all units, is handed to `send(unit, column, word)`, 4 units at a time.
 #pragma once
 
 #include "recurrence/block_tile.h"
 
 namespace rnnkern {
+
+// Chains of dependent mma in a warp: with those of the other warp of a sub-core enough to hide their latency.
+RNNKERN_HOST_DEVICE constexpr int cluster_chains(int tiles, int depth) {
+  const int wanted = tiles >= 3 ? 1 : tiles == 2 ? 2 : 4;
+  return wanted < depth ? wanted : depth;
+}
 
 // Blocks of a cluster: as few as hold R, for more clusters find room.
 template <class S>
@@ -49,8 +55,7 @@ struct ClusterPairs {
 
 // Warps share out the rows of R by `row_warps` and its columns by `parts`, whose sums meet in shared memory.
 template <class Cell, class S, int D>
-struct ClusterMmaForward : ClusterShape<Cell, S, D>,
-                           ClusterPairs<256, ClusterShape<Cell, S, D>::units> {
+struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterShape<Cell, S, D>::units> {
   using Shape = ClusterShape<Cell, S, D>;
   using Shape::units, Shape::gates;
   static constexpr int threads = 256, columns = 8, values = (units * columns + threads - 1) / threads;
@@ -60,7 +65,7 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>,
   static constexpr int own[2] = {tiles[0] / row_warps, tiles[1] / row_warps}, own_all = own[0] + own[1];
   static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding: ldmatrix meets no bank twice
   static constexpr int rows = 16 * (tiles[0] > tiles[1] ? tiles[0] : tiles[1]), sum_pitch = rows + 4;
-  using Weights = MmaWeights<own_all * depth, threads, own_all <= 3 ? 48 : own_all <= 6 ? 44 : 40>;
+  using Weights = MmaWeights<own_all * depth, threads, own_all <= 3 ? 44 : 40>;
   static constexpr int64_t sums_size = int64_t(parts) * columns * sum_pitch * 4;
   static constexpr int64_t shared_size = Weights::shared_size + sums_size;
 
@@ -99,7 +104,7 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>,
   template <int first, int last>
   RNNKERN_DEVICE void multiply(const S* x, int n) {
     constexpr int product = first > 0, from = product ? own[0] : 0, count = own[product];
-    constexpr int chains = MmaChains<count, depth>::chains;
+    constexpr int chains = cluster_chains(count, depth);
     float c[chains][count][4] = {};
     const S* row = x + (device::lane() % 8) * pitch + 16 * depth * part();
     RNNKERN_UNROLL
@@ -152,7 +157,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
   static constexpr int threads = 256, columns = 8, own = D / 16 / 8;
   static constexpr int depth = round_up(gates * units, 16) / 16;
   static constexpr int pitch = 16 * depth + 8, x_size = columns * pitch;
-  using Weights = MmaWeights<own * depth, threads, 40>;
+  using Weights = MmaWeights<own * depth, threads, gates == 3 ? 36 : 38>;
   static constexpr int64_t shared_size = Weights::shared_size;
 
   Weights weights;
@@ -171,7 +176,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
   template <int first, int last, class Send>
   RNNKERN_DEVICE void multiply(const S* x, int n, Send send) const {
     constexpr int from = first * units / 16, to = round_up(last * units, 16) / 16;
-    constexpr int chains = MmaChains<own, to - from>::chains;
+    constexpr int chains = cluster_chains(own, to - from);
     float c[chains][own][4] = {};
     const S* row = x + (device::lane() % 8) * pitch;
     RNNKERN_UNROLL
@@ -220,7 +225,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
   }
 };
 
-// ---- float32: fused multiply-adds, 4 sequences, two at a time: as long as reading the weights from shared memory takes
+// ---- float32: fused multiply-adds, 4 sequences. Two at a time take as long as the weights from shared memory do
 
 // Eight lanes share a unit and split its columns; of a sequence's sums each two have all gates.
 template <class Cell, int D>
@@ -265,9 +270,8 @@ struct ClusterFmaForward : ClusterShape<Cell, float, D> {
     RNNKERN_ROLLED
     for (int two = 0; two < n; two += 2) {
       float acc[last - first][2] = {};
-      weights.template multiply<0, D / 32, first, last>(acc, [&](int j, int c) {
-        return reinterpret_cast<const Float4*>(mine + (two + c) * pitch + 32 * j);
-      });
+      weights.template multiply<0, D / 32, first, last>(
+          acc, [&](int j, int c) { return reinterpret_cast<const Float4*>(mine + (two + c) * pitch + 32 * j); });
       RNNKERN_UNROLL
       for (int g = first; g < last; ++g) {
         float* sum = acc[g - first];

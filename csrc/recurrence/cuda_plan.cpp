@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
 constexpr int64_t least_cluster_chunk = 256;
+constexpr int64_t most_size = INT32_MAX / 8;
 constexpr int64_t most_turns = 4;  // of clusters one after the other; then a step's product is large enough by itself
 constexpr int64_t rows_per_multiprocessor = 32;
 
@@ -28,8 +29,7 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
   if (fits == std::end(block_sizes)) return "heads of " + std::to_string(d) + " units do not fit one block";
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
-  if (std::max({sizes.steps, sizes.batch, sizes.hidden}) > INT32_MAX / 8)
-    return "sizes beyond 2^28 have no block kernel";
+  if (sizes.most() > most_size) return "sizes beyond 2^28 have no block kernel";
   plan.padded = *fits;
   if (dtype == ScalarType::Float) shapes<float>(plan, place);
   if (dtype == ScalarType::BFloat16) shapes<device::bfloat16>(plan, place);
@@ -61,7 +61,6 @@ std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, Sc
   plan.forward = plan.backward = {};
   if (facts.major < 9) return "clusters need compute capability 9.0";
   if (fits == std::end(cluster_sizes)) return "R outgrows a cluster";
-  if (std::max(sizes.steps, sizes.batch) > INT32_MAX / 8) return "sizes beyond 2^28 have no cluster kernel";
   const std::string blocks = std::to_string(forward.cluster);
   const int64_t wanted = std::max(forward.shared_bytes, backward.shared_bytes);
   if (wanted > facts.shared_bytes) {
@@ -93,7 +92,8 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
   if (plan.reason.empty()) {
     plan.kernel = "block";
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
-  } else if (sizes.heads == 1 && !noisy && dtype != ScalarType::Double) {
+  } else if (sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 &&
+             sizes.most() <= most_size) {
     plan.forward = plan.backward = {};
     const std::string why = refuse_cluster(plan, facts, place, dtype, sizes);
     if (why.empty()) {
@@ -105,15 +105,28 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
     }
   }
   const int64_t rows = rows_per_multiprocessor * facts.multiprocessors;
-  plan.chunk_steps = std::max(plan.cluster() ? least_cluster_chunk : least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
+  plan.chunk_steps =
+      std::max(plan.cluster() ? least_cluster_chunk : least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
   return plan;
+}
+
+std::string device_facts(int64_t index) {
+  device::Facts facts;
+  const int error = device::facts_of(int(index), facts);
+  STD_TORCH_CHECK(error == 0, "device_facts: ", device::error_name(error));
+  std::string json = "[";
+  for (int64_t fact : {int64_t(facts.major), int64_t(facts.minor), int64_t(facts.multiprocessors), facts.shared_bytes,
+                       int64_t(facts.clusters[0])}) {
+    json += std::to_string(fact) + ", ";
+  }
+  return json + std::to_string(facts.clusters[1]) + "]";
 }
 
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy) {
   const int place = find_cell(cell);
-  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) && sizes[3] > 0 &&
-                      sizes[2] % sizes[3] == 0,
+  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) &&
+                      sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, (T, B, H, K), and (major, minor, multiprocessors, "
                   "bytes of shared memory[, clusters of 8 and of 16 blocks that run at once])");
   const ScalarType type = dtype == "float32"    ? ScalarType::Float

@@ -1,6 +1,7 @@
 // Which CUDA kernel serves a call, and how it is launched: the written table, a pure function.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "common/tensor.h"
@@ -11,6 +12,8 @@ namespace rnnkern {
 
 struct Sizes {
   int64_t steps, batch, hidden, heads;  // T, B, H, K
+
+  int64_t most() const { return std::max({steps, batch, hidden}); }
 };
 
 struct Plan {

@@ -35,8 +35,8 @@ OWN = (
     "int clusters_of_16=0) -> ()",
     "set_seed(int seed) -> ()",
 )
-FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536)}
-"""What the interpreter pretends to be, for either kernel."""
+FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "cluster": (9, 0, 1, 232448, 4, 2)}
+"""What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
 
@@ -112,8 +112,8 @@ class Place:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
     def hidden(self, small: int) -> int:
-        """Hidden units that take the place's kernel, with one head and with two. What the interpreter pretends forces
-        it at any size."""
+        """Hidden units that take the block or the stepwise kernel, with one head and with two. What the interpreter
+        pretends forces either at any size."""
         return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
 
     def sample(self, sample: Sample) -> Sample:
