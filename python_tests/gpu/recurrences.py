@@ -114,7 +114,7 @@ class Place:
     def hidden(self, small: int) -> int:
         """Hidden units that take the block or the stepwise kernel, with one head and with two. What the interpreter
         pretends forces either at any size."""
-        return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
+        return 1040 if (self.name, self.kernel) == ("cuda", "stepwise") else small
 
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""

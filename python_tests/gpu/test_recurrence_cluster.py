@@ -62,7 +62,7 @@ def test_awkward_sizes(row, clusters):
     check(clusters, recurrence_sample(**row, requires_grad=True), save_gates)
 
 
-@pytest.mark.parametrize(("cell", "dtype", "hidden"), tiles())
+@pytest.mark.parametrize(("cell", "dtype", "hidden"), list(tiles()))
 def test_every_tile(cell, dtype, hidden, clusters):
     """With sequences for one cluster and a bit of another, and one of a single step."""
     found = clusters.plan(cell, dtype, 3, 9, hidden)
