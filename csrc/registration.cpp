@@ -47,6 +47,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
+  m.def("device_facts(int index) -> str");
   m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False) -> str");
 
   m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");
@@ -76,6 +77,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
 
 #if defined(RNNKERN_WITH_CUDA)
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
+  m.impl("device_facts", TORCH_BOX(&device_facts));
   m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
 }
 

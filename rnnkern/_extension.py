@@ -59,12 +59,13 @@ def _uncovered(archs: tuple[str, ...], capability: tuple[int, int]) -> str | Non
     return f"rnnkern was built for {', '.join(archs)}, and the device has capability {'.'.join(map(str, capability))}"
 
 
-def device_facts(device: torch.device) -> tuple[int, int, int, int] | None:
-    """(major, minor, multiprocessors, bytes of shared memory that a block can have), or None without a device."""
+def device_facts(device: torch.device) -> tuple[int, ...] | None:
+    """(major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run
+    at once, and of 16), or None without a device."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(device)
-    return found.major, found.minor, found.multi_processor_count, found.shared_memory_per_block_optin
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return tuple(json.loads(torch.ops.rnnkern.device_facts(index)))
 
 
 @functools.cache

@@ -53,6 +53,8 @@ RNNKERN_DEVICE void spin_until(F condition) {
 
 // ---- clusters
 
+constexpr bool has_clusters = RNNKERN_HAS_CLUSTERS;
+
 #if RNNKERN_HAS_CLUSTERS
 
 RNNKERN_DEVICE int cluster_rank() {

@@ -3,7 +3,7 @@
 // is closed; what is not here is not used. docs/kernels.md explains how to write and test a kernel.
 //
 //   thread() block() blocks() lane() warp()            ids of a one-dimensional launch; a warp has 32 lanes
-//   cluster_rank() cluster_size()                      of this block in its cluster
+//   has_clusters cluster_rank() cluster_size()         whether there are any; of this block in its cluster
 //   shared_memory()                                    the dynamic shared memory; `Carver` cuts it
 //   block_barrier() cluster_barrier()                  all threads of the block or of the cluster
 //   init(Mbarrier*, arrivals) init_fence()             then a block or cluster barrier, before any use

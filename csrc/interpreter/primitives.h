@@ -60,6 +60,8 @@ void spin_until(F condition, Place place = Place::current()) {
 
 // ---- clusters
 
+constexpr bool has_clusters = true;
+
 struct alignas(8) Mbarrier {
   uint16_t arrivals, pending;  // of this phase: how many are wanted, how many are still to come
   int32_t bytes : 31;          // announced less arrived

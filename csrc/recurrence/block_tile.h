@@ -28,13 +28,19 @@ RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int g
 
 // A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and
 // what is left in shared memory, where each thread reads its own 16 bytes.
-template <int count, int threads>
+template <int count, int threads, int room = 24>
 struct MmaWeights {
-  static constexpr int kept = count < 24 ? count : 24, batch = count % 4 ? 2 : 4;
+  static constexpr int kept = count < room ? count : room;
+  static constexpr int batch = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : count % 3 == 0 ? 3 : 1;
   static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
 
   uint32_t a[kept][4] = {};
   device::Word16* rest;
+
+  // Taken in turns, so that a fragment comes from shared memory while those of registers are multiplied: of the first n
+  // fragments so many are in registers, and register fragment m is number nth(m).
+  RNNKERN_DEVICE static constexpr int before(int n) { return n * kept / count; }
+  RNNKERN_DEVICE static constexpr int nth(int m) { return ((m + 1) * count - 1) / kept; }
 
   // `weights(n, i)` is register i of fragment n. The loop is rolled, and picks the registers by comparing: unrolled,
   // the compiler makes all addresses first, in more registers than there are.
@@ -52,12 +58,14 @@ struct MmaWeights {
       RNNKERN_UNROLL
       for (int here = 0; here < kept; ++here) {
         RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) a[here][i] = here / batch * batch == n ? loaded[here % batch][i] : a[here][i];
+        for (int i = 0; i < 4; ++i) {
+          a[here][i] = nth(here) / batch * batch == n ? loaded[nth(here) % batch][i] : a[here][i];
+        }
       }
       RNNKERN_UNROLL
       for (int m = 0; m < batch; ++m) {
-        if (n + m >= kept) {
-          rest[(n + m - kept) * threads] = {loaded[m][0], loaded[m][1], loaded[m][2], loaded[m][3]};
+        if (before(n + m) == before(n + m + 1)) {
+          rest[(n + m - before(n + m)) * threads] = {loaded[m][0], loaded[m][1], loaded[m][2], loaded[m][3]};
         }
       }
     }
@@ -65,10 +73,10 @@ struct MmaWeights {
 
   template <class S>
   RNNKERN_DEVICE void multiply(float (&c)[4], int n, const uint32_t (&b)[2], S) const {
-    if (n < kept) {
-      device::mma(c, a[n < kept ? n : 0], b, S());
+    if (before(n) < before(n + 1)) {
+      device::mma(c, a[before(n) < kept ? before(n) : 0], b, S());
     } else {
-      const device::Word16 word = rest[(n - kept) * threads];
+      const device::Word16 word = rest[(n - before(n)) * threads];
       const uint32_t own[4] = {word.x, word.y, word.z, word.w};
       device::mma(c, own, b, S());
     }

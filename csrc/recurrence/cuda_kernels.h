@@ -8,11 +8,13 @@
 namespace rnnkern {
 
 constexpr int block_sizes[] = {32, 64, 128};
+constexpr int cluster_sizes[] = {256, 384, 512, 640, 768, 1024};
 
-// What one block of a block kernel takes.
+// What one block takes.
 struct BlockShape {
   int columns, threads;  // sequences; threads
   int64_t shared_bytes;
+  int cluster = 1;  // blocks that share the sequences
 };
 
 // S is float, bfloat16 or float16.
@@ -22,6 +24,13 @@ struct BlockKernels {
   static BlockShape backward_shape(int place, int padded);
   static int forward(const BlockForward<S>& problem, int place, int padded, void* stream);
   static int backward(const BlockBackward<S>& problem, int place, int padded, void* stream);
+};
+
+// Problem is ClusterForward<S> or ClusterBackward<S> of float, bfloat16 or float16; `padded` is H.
+template <class Problem>
+struct ClusterKernels {
+  static BlockShape shape(int place, int padded);  // no columns where there is none of this cell and size
+  static int launch(const Problem& problem, int place, int padded, void* stream);
 };
 
 // S is float, double, bfloat16 or float16.

@@ -9,6 +9,9 @@ namespace rnnkern {
 namespace {
 
 constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
+constexpr int64_t least_cluster_chunk = 256;
+constexpr int64_t most_size = INT32_MAX / 8;
+constexpr int64_t most_turns = 4;  // of clusters one after the other; then a step's product is large enough by itself
 constexpr int64_t rows_per_multiprocessor = 32;
 
 template <class S>
@@ -26,8 +29,7 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
   if (fits == std::end(block_sizes)) return "heads of " + std::to_string(d) + " units do not fit one block";
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
-  if (std::max({sizes.steps, sizes.batch, sizes.hidden}) > INT32_MAX / 8)
-    return "sizes beyond 2^28 have no block kernel";
+  if (sizes.most() > most_size) return "sizes beyond 2^28 have no block kernel";
   plan.padded = *fits;
   if (dtype == ScalarType::Float) shapes<float>(plan, place);
   if (dtype == ScalarType::BFloat16) shapes<device::bfloat16>(plan, place);
@@ -39,40 +41,107 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
          std::to_string(facts.shared_bytes);
 }
 
+template <class S>
+bool cluster_shapes(Plan& plan, int place, int size) {
+  plan.forward = ClusterKernels<ClusterForward<S>>::shape(place, size);
+  plan.backward = ClusterKernels<ClusterBackward<S>>::shape(place, size);
+  return plan.forward.columns > 0;
+}
+
+// Why no cluster kernel can serve a dense R, or an empty string; sets its part of the plan.
+std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+  const auto shapes = [&](int size) {
+    return dtype == ScalarType::Float      ? cluster_shapes<float>(plan, place, size)
+           : dtype == ScalarType::BFloat16 ? cluster_shapes<device::bfloat16>(plan, place, size)
+                                           : cluster_shapes<device::float16>(plan, place, size);
+  };
+  const auto fits = std::find_if(std::begin(cluster_sizes), std::end(cluster_sizes),
+                                 [&](int size) { return size >= sizes.hidden && shapes(size); });
+  const BlockShape forward = plan.forward, backward = plan.backward;
+  plan.forward = plan.backward = {};
+  if (facts.major < 9) return "clusters need compute capability 9.0";
+  if (fits == std::end(cluster_sizes)) return "R outgrows a cluster";
+  const std::string blocks = std::to_string(forward.cluster);
+  const int64_t wanted = std::max(forward.shared_bytes, backward.shared_bytes);
+  if (wanted > facts.shared_bytes) {
+    return "a cluster needs " + std::to_string(wanted) + " bytes of shared memory per block, and here are " +
+           std::to_string(facts.shared_bytes);
+  }
+  const int64_t resident = facts.resident(forward.cluster);
+  if (resident == 0) return "no cluster of " + blocks + " blocks runs here";
+  const int64_t most = std::min(forward.columns, backward.columns);
+  if (sizes.batch > most_turns * resident * most) {
+    return "B is above " + std::to_string(most_turns * resident * most) + ", what clusters take in " +
+           std::to_string(most_turns) + " turns";
+  }
+  plan.padded = *fits;
+  plan.forward = forward;
+  plan.backward = backward;
+  // Over all clusters before any has more: a step takes longer with each sequence.
+  const int64_t spread = std::clamp<int64_t>((sizes.batch + resident - 1) / resident, 1, most);
+  plan.forward.columns = plan.backward.columns = int(spread);
+  return "";
+}
+
 }  // namespace
 
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy) {
   Plan plan{};
+  plan.kernel = "stepwise";
   plan.reason = refuse_block(plan, facts, place, dtype, sizes, noisy);
-  if (plan.block()) {
+  if (plan.reason.empty()) {
     plan.kernel = "block";
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
-  } else {
-    plan.kernel = "stepwise";
+  } else if (sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 &&
+             sizes.most() <= most_size) {
+    plan.forward = plan.backward = {};
+    const std::string why = refuse_cluster(plan, facts, place, dtype, sizes);
+    if (why.empty()) {
+      plan.kernel = "cluster";
+      plan.reason = "R of " + std::to_string(sizes.hidden) + " units stays on a cluster of " +
+                    std::to_string(plan.forward.cluster) + " blocks";
+    } else {
+      plan.reason += ", and " + why;
+    }
   }
   const int64_t rows = rows_per_multiprocessor * facts.multiprocessors;
-  plan.chunk_steps = std::max(least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
+  plan.chunk_steps =
+      std::max(plan.cluster() ? least_cluster_chunk : least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
   return plan;
+}
+
+std::string device_facts(int64_t index) {
+  device::Facts facts;
+  const int error = device::facts_of(int(index), facts);
+  STD_TORCH_CHECK(error == 0, "device_facts: ", device::error_name(error));
+  std::string json = "[";
+  for (int64_t fact : {int64_t(facts.major), int64_t(facts.minor), int64_t(facts.multiprocessors), facts.shared_bytes,
+                       int64_t(facts.clusters[0])}) {
+    json += std::to_string(fact) + ", ";
+  }
+  return json + std::to_string(facts.clusters[1]) + "]";
 }
 
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy) {
   const int place = find_cell(cell);
-  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && facts.size() == 4 && sizes[3] > 0 &&
-                      sizes[2] % sizes[3] == 0,
+  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) &&
+                      sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, (T, B, H, K), and (major, minor, multiprocessors, "
-                  "bytes of shared memory)");
+                  "bytes of shared memory[, clusters of 8 and of 16 blocks that run at once])");
   const ScalarType type = dtype == "float32"    ? ScalarType::Float
                           : dtype == "float64"  ? ScalarType::Double
                           : dtype == "bfloat16" ? ScalarType::BFloat16
                                                 : ScalarType::Half;
-  const Plan plan = plan_recurrence({int(facts[0]), int(facts[1]), int(facts[2]), facts[3]}, place, type,
-                                    {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy);
+  device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
+  for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
+  const Plan plan = plan_recurrence(known, place, type, {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy);
   const auto shape = [&](const char* name, const BlockShape& s) {
-    const int64_t blocks = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
+    const int64_t blocks = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] * s.cluster : 0;
     return std::string(", \"") + name + "\": {\"blocks\": " + std::to_string(blocks) +
            ", \"threads\": " + std::to_string(s.threads) + ", \"columns\": " + std::to_string(s.columns) +
-           ", \"shared_bytes\": " + std::to_string(s.shared_bytes) + "}";
+           ", \"shared_bytes\": " + std::to_string(s.shared_bytes) + ", \"cluster\": " + std::to_string(s.cluster) +
+           "}";
   };
   return std::string("{\"kernel\": \"") + plan.kernel + "\", \"reason\": \"" + plan.reason +
          "\", \"padded\": " + std::to_string(plan.padded) + ", \"chunk_steps\": " + std::to_string(plan.chunk_steps) +

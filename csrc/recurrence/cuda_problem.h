@@ -63,6 +63,17 @@ struct BlockBackward {
   S* operand;                 // here (K, rows, D), for cells with a second product
 };
 
+// Likewise, each cluster with so many sequences; the last with what is left. One head.
+template <class S>
+struct ClusterForward : BlockForward<S> {
+  int64_t columns;
+};
+
+template <class S>
+struct ClusterBackward : BlockBackward<S> {
+  int64_t columns;
+};
+
 // Zoneout and dropout at a step.
 template <class A>
 struct StepNoise {

@@ -51,8 +51,12 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
                                  double zoneout_c, double dropout, OptionalTensor seed);
 
-// The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts (major, minor, multiprocessors, bytes
-// of shared memory that a block can have), and whether there is zoneout or dropout.
+// [major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run at
+// once, and of 16] of a CUDA device, as JSON.
+std::string device_facts(int64_t index);
+
+// The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts as above, of which those of clusters
+// may be left out where there are none, and whether there is zoneout or dropout.
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy);
 

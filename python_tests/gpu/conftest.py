@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -72,15 +73,31 @@ def nan_memory():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in recurrences.FACTS], ids="-".join)
-def place(request, nan_memory):
-    """rnnkern.ops.recurrence, where kernels run and by either kernel. One thread: calls are small."""
-    require(recurrences.lacks(request.param[0]))
+@contextmanager
+def running(name, kernel):
+    """One thread: calls are small."""
+    require(recurrences.lacks(name))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with recurrences.routed(recurrences.Place(*request.param)) as place:
+    with recurrences.routed(recurrences.Place(name, kernel)) as place:
         yield place
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
+def place(request, nan_memory):
+    """rnnkern.ops.recurrence, where kernels run, by either kernel that takes any number of units."""
+    with running(*request.param) as place:
+        yield place
+
+
+@pytest.fixture(params=CHOSEN)
+def clusters(request, nan_memory):
+    """The same by the cluster kernel, which takes a dense R of 129 units and more."""
+    with running(request.param, "cluster") as place:
+        if place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
+            pytest.skip("no clusters of 16 blocks run on this GPU")
+        yield place
 
 
 @pytest.fixture

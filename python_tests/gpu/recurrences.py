@@ -18,7 +18,9 @@ from rnnkern.ops import Choice
 from rnnkern.reference import noise
 from rnnkern.testing import Sample
 
-KERNELS = ("block_f32.cu", "block_bf16.cu", "block_f16.cu", "step.cu")
+DTYPES = ("f32", "bf16", "f16")
+FAMILIES = ("block", "cluster_forward", "cluster_backward")
+KERNELS = (*(f"{family}_{dtype}.cu" for family in FAMILIES for dtype in DTYPES), "step.cu")
 DRIVERS = ("cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
@@ -28,9 +30,13 @@ SOURCES = (
     *(f"csrc/recurrence/{name}" for name in (*KERNELS, *DRIVERS)),
 )
 SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")
-OWN = ("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -> ()", "set_seed(int seed) -> ()")
-FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536)}
-"""What the interpreter pretends to be, for either kernel."""
+OWN = (
+    "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8=0, "
+    "int clusters_of_16=0) -> ()",
+    "set_seed(int seed) -> ()",
+)
+FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "cluster": (9, 0, 1, 232448, 4, 2)}
+"""What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
 
@@ -106,9 +112,9 @@ class Place:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
     def hidden(self, small: int) -> int:
-        """Hidden units that take the place's kernel, with one head and with two. What the interpreter pretends forces
-        it at any size."""
-        return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
+        """Hidden units that take the block or the stepwise kernel, with one head and with two. What the interpreter
+        pretends forces either at any size."""
+        return 1040 if (self.name, self.kernel) == ("cuda", "stepwise") else small
 
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""

@@ -6,13 +6,13 @@ from torch.library import opcheck
 
 import rnnkern
 from python_tests.gpu.recurrences import moved
-from rnnkern import reference
+from rnnkern import _extension, reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CELLS = ["tanh", "lstm", "gru_reset_before"]
-HIDDEN = {"block": 48, "stepwise": 160}
+HIDDEN = {"block": 48, "cluster": 160, "stepwise": 1040}
 kernels = pytest.mark.parametrize("kernel", HIDDEN)
 cells = pytest.mark.parametrize("cell", CELLS)
 
@@ -60,6 +60,15 @@ def test_nothing_waits_for_the_device(cell, kernel, packed, noise, gpu, no_waiti
     no_waiting()
     h, _ = recurrence(*sample.args, **sample.kwargs)
     torch.autograd.grad(h, sample.leaves(), upstream, materialize_grads=True)
+
+
+def test_facts_are_those_of_the_device(gpu):
+    major, _, multiprocessors, shared_bytes, of_8, of_16 = _extension.device_facts(gpu)
+    found = torch.cuda.get_device_properties(gpu)
+    assert (major, multiprocessors) == (found.major, found.multi_processor_count)
+    assert shared_bytes == found.shared_memory_per_block_optin
+    assert (of_8 > 0) == (major >= 9)
+    assert max(8 * of_8, 16 * of_16) <= multiprocessors
 
 
 def captured(call):

@@ -14,10 +14,10 @@ from rnnkern.ops.recurrence import CUDA_CELLS
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
 
-H100 = (9, 0, 132, 232448)
+H100 = (9, 0, 132, 232448, 16, 7)
 A100 = (8, 0, 108, 166912)
 L4 = (8, 9, 58, 101376)
-B200 = (10, 0, 148, 232448)
+B200 = (10, 0, 148, 232448, 18, 8)
 T4 = (7, 5, 40, 65536)
 DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
 TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
@@ -40,7 +40,8 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
             found = plan(cell, dtype, (10, batch, hidden, heads), facts)
             if too_large:
                 assert found["kernel"] == "stepwise"
-                assert found["reason"].endswith(f" bytes of shared memory, and a block here has {facts[3]}")
+                says = f" bytes of shared memory, and a block here has {facts[3]}"
+                assert found["reason"].endswith(says + ", and clusters need compute capability 9.0" * (heads == 1))
                 continue
             assert (found["kernel"], found["padded"]) == ("block", padded)
             assert found["reason"] == f"heads of {hidden // heads} units stay on one block"
@@ -52,8 +53,14 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
                 assert 0 < shape["shared_bytes"] <= facts[3]
 
 
+NO_BLOCK = "heads of {} units do not fit one block, and {}".format
 STEPWISE = [
-    ("tanh", torch.bfloat16, (129, 1), H100, "heads of 129 units do not fit one block"),
+    ("tanh", torch.bfloat16, (129, 1), A100, NO_BLOCK(129, "clusters need compute capability 9.0")),
+    ("tanh", torch.bfloat16, (1025, 1), H100, NO_BLOCK(1025, "R outgrows a cluster")),
+    ("lstm", torch.bfloat16, (769, 1), H100, NO_BLOCK(769, "R outgrows a cluster")),
+    ("lstm", torch.float32, (513, 1), B200, NO_BLOCK(513, "R outgrows a cluster")),
+    ("lstm", torch.float16, (512, 1), H100[:4], NO_BLOCK(512, "no cluster of 16 blocks runs here")),
+    ("lstm", torch.float16, (384, 1), (*H100[:4], 0, 7), NO_BLOCK(384, "no cluster of 8 blocks runs here")),
     ("lstm", torch.float32, (258, 2), B200, "heads of 129 units do not fit one block"),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
     ("gru", torch.float64, (129, 1), H100, "heads of 129 units do not fit one block"),
@@ -64,7 +71,7 @@ STEPWISE = [
 @pytest.mark.parametrize(("cell", "dtype", "units", "facts", "reason"), STEPWISE)
 def test_the_rest_goes_step_by_step(cell, dtype, units, facts, reason):
     found = plan(cell, dtype, (10, 3, *units), facts)
-    none = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0}
+    none = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0, "cluster": 1}
     assert found == {"kernel": "stepwise", "reason": reason, "padded": 0, "chunk_steps": found["chunk_steps"],
                      "forward": none, "backward": none}  # fmt: skip
 
@@ -91,7 +98,61 @@ def test_shared_memory_that_is_too_small_says_so(dtype):
     assert plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs)) == found
     refused = plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs - 1))
     assert refused["kernel"] == "stepwise"
-    assert refused["reason"] == f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    says = f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    assert refused["reason"] == f"{says}, and no cluster of 8 blocks runs here"
+
+
+# ---- clusters
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "padded", "blocks"),
+    [("lstm", torch.bfloat16, 129, 256, 8), ("lstm", torch.float16, 257, 384, 8), ("gru", torch.bfloat16, 385, 512, 16),
+     ("gru_reset_before", torch.float16, 640, 640, 16), ("lstm", torch.bfloat16, 768, 768, 16),
+     ("tanh", torch.bfloat16, 769, 1024, 16), ("modrelu", torch.float16, 1024, 1024, 16),
+     ("lstm", torch.float32, 256, 256, 8), ("gru", torch.float32, 300, 384, 16),
+     ("euler", torch.float32, 512, 512, 16)],
+)  # fmt: skip
+def test_a_dense_r_stays_on_a_cluster(cell, dtype, hidden, padded, blocks):
+    most = 4 if dtype == torch.float32 else 8
+    resident = H100[4] if blocks == 8 else H100[5]
+    for batch in (0, 1, 16, resident + 1, resident * most, 4 * resident * most):
+        found = plan(cell, dtype, (10, batch, hidden, 1), H100)
+        assert (found["kernel"], found["padded"]) == ("cluster", padded)
+        assert found["reason"] == f"R of {hidden} units stays on a cluster of {blocks} blocks"
+        assert found["chunk_steps"] >= 256
+        columns = max(1, min(most, math.ceil(batch / resident)))  # all clusters before any has more
+        for shape in (found["forward"], found["backward"]):
+            assert (shape["columns"], shape["cluster"]) == (columns, blocks)
+            assert shape["blocks"] == blocks * math.ceil(batch / columns)
+            assert shape["threads"] in (192, 256)
+            assert 0 < shape["shared_bytes"] <= H100[3]
+    beyond = plan(cell, dtype, (10, 4 * resident * most + 1, hidden, 1), H100)
+    assert beyond["kernel"] == "stepwise"
+    assert beyond["reason"].endswith(f", and B is above {4 * resident * most}, what clusters take in 4 turns")
+
+
+def test_heads_go_to_no_cluster():
+    found = plan("lstm", torch.bfloat16, (10, 3, 512, 2), H100)
+    assert (found["kernel"], found["reason"]) == ("stepwise", "heads of 256 units do not fit one block")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shared_memory_that_is_too_small_for_a_cluster_says_so(dtype):
+    found = plan("lstm", dtype, (10, 3, 512, 1), H100)
+    needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
+    assert plan("lstm", dtype, (10, 3, 512, 1), (9, 0, 132, needs, 16, 7)) == found
+    refused = plan("lstm", dtype, (10, 3, 512, 1), (9, 0, 132, needs - 1, 16, 7))
+    assert refused["kernel"] == "stepwise"
+    says = f"a cluster needs {needs} bytes of shared memory per block, and here are {needs - 1}"
+    assert refused["reason"] == f"heads of 512 units do not fit one block, and {says}"
+
+
+def test_what_fits_no_block_goes_to_a_cluster():
+    """However few its units."""
+    facts = (9, 0, 132, 150000, 16, 7)
+    found = plan("lstm", torch.float32, (10, 3, 128, 1), facts)
+    assert (found["kernel"], found["padded"]) == ("cluster", 256)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 RECURRENCE = "python_tests/ops/test_recurrence.py"
 ON_A_GPU = "python_tests/gpu/test_recurrence.py"
+ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ class Mutant(NamedTuple):
     @property
     def for_a_gpu(self) -> bool:
         """Its tests build what it breaks."""
-        return self.file.startswith(("recurrence/block_", "recurrence/cuda_", "recurrence/step"))
+        return self.file.startswith(tuple(f"recurrence/{family}" for family in ("block_", "cluster_", "cuda_", "step")))
 
 
 ONE_LEVEL = [
@@ -215,6 +216,28 @@ MUTANTS = [
            "the sum of a parameter's gradient over chunks", interpreted("block and several_chunks")),
     Mutant("recurrence/block_tile.h", "c[0][m][i] += c[chain][m][i]", "c[0][m][i] = c[chain][m][i]",
            "a sum of chains", interpreted("block and tiny")),
+    Mutant("recurrence/cluster_forward.h", "alive ? now[s] : state[v][s]", "now[s]",
+           "the state after a sequence's end", interpreted("everything_at_once", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_forward.h", "device::wait(arrived + k % 2, (k - 1) / 2 % 2)", "(void)0",
+           "the wait for h", interpreted("first_call", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_forward.h", "device::wait(arrived + 2, k % 2)", "(void)0",
+           "the wait for a second product's operand", interpreted("first_call and reset_before", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_forward.h", "next = (k + 1) % 2;", "next = 0;", "the buffer that h is sent to",
+           interpreted("first_call", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_tile.h", "    device::block_barrier();\n", "", "the barrier before sums are read",
+           interpreted("first_call or any_schedule", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_tile.h", "row_warp() * own[1] + m - own[0]", "row_warp() * own[1]",
+           "the weights of a second product", interpreted("every_tile and reset_before", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_tile.h", "const float mine = right ? beside : left", "const float mine = left",
+           "which sequence's part of dh a lane sends", interpreted("everything_at_once", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_backward.h", "device::wait(arrived + half, turn / 2 % 2)", "(void)0",
+           "the wait for parts of dh", interpreted("first_call", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_backward.h", "return x + turn % 2 * Tile::x_size;", "return x;",
+           "dr while other warps still read the one before", interpreted("any_schedule", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_backward.h", "float* received = parts + half * parts_size;", "float* received = parts;",
+           "parts of dh while they are being added up", interpreted("any_schedule", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_backward.h", "carry[v][0] += scale[v] * product[v]", "carry[v][0] += product[v]",
+           "grad_scale", interpreted("everything_at_once", ON_CLUSTERS)),
     Mutant("recurrence/step.h", "if (p.sequence.resets(p.finished, b))", "if (false)", "the gradient across a reset",
            interpreted("stepwise and reset and tanh")),
     Mutant("recurrence/step.h", "p.dr[((head * p.rows + p.here + b)", "p.dr[((head * p.rows + b)",

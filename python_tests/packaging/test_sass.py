@@ -1,7 +1,8 @@
 """What the compiler made of the kernels: nothing spills, and the loops over time hold what a step needs, no more.
 
-The loop of a block kernel is found in the machine code as the backward branch over a barrier and a product. Its only
-calls are the rare cases of a reciprocal, in cells with sigmoids."""
+The loop of a block kernel is found in the machine code as the backward branch over a barrier and a product, that of a
+cluster kernel as the one over a store into another block and a product. Its only calls are the rare cases of a
+reciprocal, in cells with sigmoids."""
 
 import importlib.util
 import itertools
@@ -27,6 +28,7 @@ CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
 CELLS = {cell: facts for cell, facts in CELLS.items() if facts["cuda"]}
 BLOCK = ("float", "bfloat16", "float16")
 HEAD_SIZES = (32, 64, 128)
+CLUSTER_SIZES = (256, 384, 512, 640, 768, 1024)
 
 
 def find_cuobjdump() -> str | None:
@@ -57,7 +59,7 @@ def dump(*arguments: str) -> Iterator[str]:
 
 
 class Kernel(NamedTuple):
-    family: str  # Block or Step
+    family: str  # Block, Cluster or Step
     backward: bool
     cell: str
     storage: str
@@ -66,7 +68,7 @@ class Kernel(NamedTuple):
 
 
 NAME = re.compile(
-    r"(Block|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
+    r"(Block|Cluster|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
     r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
 )
 
@@ -81,10 +83,20 @@ def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
     return Kernel(family, direction == "Backward", cell, storage, int(head_size) if head_size else None, noisy == "1")
 
 
-def expected(cells: Iterable[str]) -> set[Kernel]:
+def cluster_sizes(gates: int, storage: str) -> list[int]:
+    most = 512 if storage == "float" else 1024 if gates == 1 else 768
+    return [size for size in CLUSTER_SIZES if size <= most]
+
+
+def expected(cells: dict[str, dict]) -> set[Kernel]:
     block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
+    cluster = (
+        ("Cluster", backward, cell, storage, size)
+        for backward, (cell, facts), storage in itertools.product([False, True], cells.items(), BLOCK)
+        for size in cluster_sizes(facts["gates"], storage)
+    )
     step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
-    return {Kernel(*key) for key in (*block, *step)}
+    return {Kernel(*key) for key in (*block, *cluster, *step)}
 
 
 # ---- the compiler's report
@@ -109,7 +121,7 @@ def read_report(lines: Iterable[str]) -> dict[str, dict[str, Resources]]:
     return report
 
 
-def report_faults(kernels: dict[str, Resources], cells: Iterable[str]) -> list[str]:
+def report_faults(kernels: dict[str, Resources], cells: dict[str, dict]) -> list[str]:
     there = {kernel(name, cells) for name in kernels} - {None}
     faults = [f"missing: {key}" for key in sorted(expected(cells) - there, key=str)]
     faults += [f"unknown: {key}" for key in sorted(there - expected(cells), key=str)]
@@ -146,14 +158,23 @@ def count(code: Iterable[tuple[int, str]]) -> Counter:
     return Counter(re.match(r"\w+", text)[0] for _, text in code)
 
 
-def time_loops(code: list[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+def time_loops(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tuple[int, str]]]:
+    """Loops over such an instruction and a product, of loops within each other the outer one. What is rare lies behind
+    the function's end and branches back into the loop; it belongs to it."""
     loops = []
     for last, (address, text) in enumerate(code):
         target = re.match(r"BRA\b.*?\b0x([0-9a-f]+)", text)
-        if target and int(target[1], 16) < address:
-            body = [line for line in code[: last + 1] if line[0] >= int(target[1], 16)]
-            if (kinds := count(body))["BAR"] and kinds["HMMA"] + kinds["FFMA"]:
-                loops.append(body)
+        if not target or (first := int(target[1], 16)) >= address:
+            continue
+        body = [line for line in code[: last + 1] if line[0] >= first]
+        if (kinds := count(body))[over] and kinds["HMMA"] + kinds["FFMA"]:
+            while loops and loops[-1][0][0] >= first:
+                loops.pop()
+            if loops and loops[-1][-1][0] >= first:
+                end = max(index for index, (_, other) in enumerate(body) if other.startswith("EXIT"))
+                rare = [line for line in body[end + 1 :] if line[0] > loops[-1][-1][0]]
+                body = loops.pop() + rare
+            loops.append(body)
     return loops
 
 
@@ -169,13 +190,14 @@ def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
 
 @dataclass
 class Bounds:
-    """Of one step in one thread. The numbers are those of csrc/recurrence/block_tile.h."""
+    """Of one step in one thread. The numbers are those of csrc/recurrence/block_tile.h and cluster_tile.h."""
 
     barriers: int
     global_loads: int
     products: int  # HMMA, or at least so many FFMA
     matrices: int  # LDSM
-    shared_loads: int  # others
+    shared_loads: int = 0  # others
+    stores: int = 0  # STAS, at least
 
 
 def bounds(key: Kernel, facts: dict) -> Bounds:
@@ -197,21 +219,45 @@ def bounds(key: Kernel, facts: dict) -> Bounds:
     return Bounds(products, global_loads, 16 * rows * chunks, 0, shared_loads)
 
 
-def code_faults(function: Function, cells: dict[str, dict]) -> list[str]:
+def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
+    gates, first, D, scalar = facts["gates"], facts["first_gates"], key.head_size, key.storage == "float"
+    blocks = 8 if (scalar and D <= 256) or (not scalar and D <= 384) else 16
+    units, products = D // blocks, 1 + (first < gates)
+    values = 1 if scalar else -(-units * 8 // 256)
+    # As a block kernel, and the first row of a step, for what is read, for what is written and of the state before.
+    reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) + 2 + products if key.backward else gates + 3
+    barriers = 0 if scalar and not key.backward else products
+    if scalar:
+        return Bounds(barriers, values * reads, 0, 0, stores=products)
+    ranges = [(0, first), (first, gates)][:products]
+    rows = [-(-last * units // 16) - from_ * units // 16 for from_, last in ranges]  # in fragments
+    if key.backward:
+        matrices = sum(-(-n // 2) for n in rows)
+        return Bounds(barriers, values * reads, D // 128 * sum(rows), matrices, stores=D // 128 * products)
+    row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
+    matrices = products * -(-(D // 16 * row_warps // 8) // 2)
+    return Bounds(barriers, values * reads, sum(rows) * D // 128, matrices, stores=values * products * blocks // 8)
+
+
+def code_faults(function: Function, cells: dict[str, dict], arch: str = "sm_90") -> list[str]:
     kinds, key = count(function.code), kernel(function.name, cells)
     name = key or function.name
     faults = [f"{name}: {kind} {kinds[kind]} times" for kind in ("LDL", "STL") if kinds[kind]]
-    if not key or key.family != "Block":
+    if not key or key.family == "Step":
         return faults
-    loops = time_loops(function.code)
+    cluster = key.family == "Cluster"
+    if cluster and int(arch.removeprefix("sm_")) < 90:
+        return faults if kinds["BPT"] and len(function.code) < 100 else [*faults, f"{name}: not a trap"]
+    loops = time_loops(function.code, "STAS" if cluster else "BAR")
     if len(loops) != 1:
         return [*faults, f"{name}: {len(loops)} time loops"]
-    kinds, wanted = count(loops[0]), bounds(key, cells[key.cell])
+    kinds, wanted = count(loops[0]), (cluster_bounds if cluster else bounds)(key, cells[key.cell])
     held = {
         "BAR": kinds["BAR"] == wanted.barriers,
         "LDG": kinds["LDG"] + kinds["LD"] <= wanted.global_loads,
         "LDSM": kinds["LDSM"] == wanted.matrices,
         "HMMA": kinds["HMMA"] == (0 if key.storage == "float" else wanted.products),
+        "STAS": kinds["STAS"] >= wanted.stores,
     }
     if key.head_size < 128:  # weights are in registers
         held["LDS"] = kinds["LDS"] <= wanted.shared_loads
@@ -239,7 +285,7 @@ def test_machine_code(arch):
     seen, faults = set(), []
     for function in read_functions(dump("-sass", "-arch", arch)):
         seen.add(kernel(function.name, CELLS))
-        faults += code_faults(function, CELLS)
+        faults += code_faults(function, CELLS, arch)
     assert faults == []
     assert seen - {None} == expected(CELLS)
 
@@ -302,15 +348,17 @@ def test_names():
     assert kernel(step, cells) == Kernel("Step", True, "gru_reset_before", "double")
     assert kernel(step.replace("Lb0", "Lb1"), cells) == Kernel("Step", True, "gru_reset_before", "double", noisy=True)
     assert kernel("_ZN7rnnkern6device5entryINS_16AccumulateKernelIfEEEEvNT_7ProblemE", cells) is None
-    assert len(expected(cells)) == 3 * 2 * (3 * 3 + 2 * 4)
+    assert kernel(MANGLED.replace("18Block", "20Cluster"), cells) == Kernel("Cluster", False, "tanh", "bfloat16", 32)
+    facts = {"tanh": {"gates": 1}, "gru": {"gates": 3}}
+    assert len(expected(facts)) == 2 * 2 * (3 * 3 + 2 * 4) + 2 * (6 + 6 + 3) + 2 * (5 + 5 + 3)
 
 
 def test_report_is_read():
     report = read_report(REPORT.splitlines())
     assert list(report) == ["sm_90"]
     assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
-    faults = report_faults(report["sm_90"], ["tanh"])
-    assert len(faults) == 2 * (3 * 3 + 2 * 4) - 1
+    faults = report_faults(report["sm_90"], {"tanh": TANH})
+    assert len(faults) == 2 * (3 * 3 + 2 * 4) + 2 * (6 + 6 + 3) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
 
@@ -319,7 +367,7 @@ def test_report_is_read():
 def test_report_with_a_stack_frame(sound, broken, registers):
     before, after = REPORT.split(registers)
     report = read_report((before + registers + after.replace(sound, broken, 1)).splitlines())
-    faults = [fault for fault in report_faults(report["sm_90"], ["tanh"]) if not fault.startswith("missing")]
+    faults = [fault for fault in report_faults(report["sm_90"], {"tanh": TANH}) if not fault.startswith("missing")]
     assert len(faults) == 1
     assert "8" in faults[0]
 
@@ -348,4 +396,36 @@ def test_code_is_read():
 )
 def test_code_with_a_fault(code, fault):
     (found,) = faults_of(code)
+    assert fault in found
+
+
+def cluster_code(**changed: int) -> str:
+    """Of the loop of the tanh cell at H = 256, with so many instructions of a kind, and what is rare behind the end."""
+    kinds = {"BAR.SYNC": 1, "LDSM.16": 2, "HMMA.16816": 4, "STAS.128": 1, "LDG.E.U16": 4} | {
+        kind.replace("_", "."): times for kind, times in changed.items()
+    }
+    lines = ["LDC R1, c[0x0][0x28]", *(f"{kind} R0, R1" for kind, times in kinds.items() for _ in range(times))]
+    lines += ["@P0 BRA 0x{:x}", "BRA 0x10", "LDG.E R2, [R4]", "UCGABAR_WAIT", "BAR.SYNC 0x0", "EXIT"]
+    lines += ["SYNCS.PHASECHK R0", "BRA 0x20", "BRA 0x{:x}"]
+    name = MANGLED.replace("18Block", "20Cluster").replace("Li32", "Li256")
+    numbered = [f"        /*{16 * k:04x}*/   {line.format(16 * (len(lines) - 2))} ;" for k, line in enumerate(lines)]
+    return "\n".join([f"                Function : {name}", *numbered])
+
+
+def test_code_of_a_cluster_is_read():
+    assert faults_of(cluster_code()) == []
+    (function,) = read_functions(cluster_code().splitlines())
+    assert len(time_loops(function.code, "STAS")) == 1
+    assert code_faults(function, {"tanh": TANH}, "sm_80")[0].endswith("not a trap")
+    function.code = [(0, "BPT.TRAP 0x1")]
+    assert code_faults(function, {"tanh": TANH}, "sm_80") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "fault"),
+    [("BAR_SYNC", 2, "BAR 2 times"), ("LDSM_16", 1, "LDSM 1 times"), ("HMMA_16816", 8, "HMMA 8 times"),
+     ("LDG_E_U16", 5, "LDG 5 times"), ("STAS_128", 0, "0 time loops"), ("LDL", 1, "LDL 1 times")],
+)  # fmt: skip
+def test_code_of_a_cluster_with_a_fault(kind, times, fault):
+    (found,) = faults_of(cluster_code(**{kind: times}))
     assert fault in found
