@@ -25,6 +25,7 @@ NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
+EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -80,6 +81,19 @@ MUTANTS = [
     Mutant("cells/euler.h", "dparams[0] + grad[0]", "grad[0]", "the sum over time of a parameter's gradient",
            values("euler")),
     Mutant("cells/tanh.h", "V(1) - h * h", "V(1) + h * h", "a sign in the derivative", values("tanh")),
+    # ---- orthogonal weights
+    Mutant("orthogonal/cpu_sweep.h", "output.rest.add(E, T(2));", "output.rest.add(E, T(1));", "2 E in a squaring",
+           EIGENVALUES),
+    Mutant("orthogonal/cpu_sweep.h", "Z.add(room.bars[1], T(1), true);", "Z.add(room.bars[1], T(1));",
+           "the transpose in the gradient of S^2", EIGENVALUES),
+    Mutant("orthogonal/cpu_sweep.h", "output.rest.add(bars[place], T(1));", "", "what a gradient has already",
+           EIGENVALUES),
+    Mutant("orthogonal/cpu_plan.h", "-(place + 1) * squarings", "-squarings", "the square of the scale", EIGENVALUES),
+    Mutant("orthogonal/cpu_plan.h", "margin = 1.05", "margin = 0.5", "the margin of the norm", EIGENVALUES),
+    Mutant("orthogonal/cpu_product.h", ">= (i + 1) * tile_rows", ">= i * tile_rows", "tiles on the diagonal",
+           EIGENVALUES),
+    Mutant("orthogonal/cpu_schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
+           named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
     # ---- vectors
     Mutant("common/simd_math.h", "terms = 6", "terms = 4", "two terms of the series",
            ("python_tests/ops/test_simd_math.py",)),
