@@ -51,6 +51,8 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
 
   m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
+  m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
+  m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -68,6 +70,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence_bidirectional_backward", TORCH_BOX(&recurrence_bidirectional_backward_cpu));
   m.impl("skew_exp", TORCH_BOX(&skew_exp_cpu));
   m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
+  m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
+  m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

@@ -11,7 +11,7 @@
 
 namespace rnnkern {
 
-SkewLevel skew_level_avx2() { return {skew_kernels<float>(), skew_kernels<double>()}; }
+OrthogonalLevel orthogonal_level_avx2() { return {orthogonal_kernels<float>(), orthogonal_kernels<double>()}; }
 
 }  // namespace rnnkern
 

@@ -1,4 +1,5 @@
-// skew_exp and its backward for one SIMD level. Included once per level file, which says the vector's width.
+// Orthogonal weights and their backwards for one SIMD level. Included once per level file, which says the vector's
+// width.
 #pragma once
 
 #include "common/simd.h"
@@ -9,12 +10,17 @@
 
 #include "orthogonal/cpu_sweep.h"
 
+#include "orthogonal/cpu_schur.h"
+
 namespace rnnkern {
 namespace {
 
 template <class T>
-SkewKernels<T> skew_kernels() {
-  return {forward<T>, backward<T>, forward_room<T>, backward_room<T>};
+OrthogonalKernels<T> orthogonal_kernels() {
+  return {{forward<T>, forward_room<T>},
+          {backward<T>, backward_room<T>},
+          {schur_forward<T>, schur_forward_room<T>},
+          {schur_backward<T>, schur_backward_room<T>}};
 }
 
 }  // namespace

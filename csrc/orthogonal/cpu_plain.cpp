@@ -8,6 +8,6 @@
 
 namespace rnnkern {
 
-SkewLevel skew_level_plain() { return {skew_kernels<float>(), skew_kernels<double>()}; }
+OrthogonalLevel orthogonal_level_plain() { return {orthogonal_kernels<float>(), orthogonal_kernels<double>()}; }
 
 }  // namespace rnnkern

@@ -16,9 +16,9 @@ Share rows_of(int64_t n, Member me) {
   return {blocks * me.rank / me.size * Vec<T>::width, smaller(blocks * (me.rank + 1) / me.size * Vec<T>::width, n)};
 }
 
-// to(i, j) = below(i, j) under the diagonal, above(i, j) = -below(j, i) or 0 over it, 0 on it. What is over the
-// diagonal of the terms is not read.
-template <bool Skew, class T>
+// What a matrix has over its diagonal, given what it has below: -1 for a skew-symmetric one, 1 for a symmetric one, 0
+// for zeros. On the diagonal a symmetric one keeps what it has, others have zeros. Of the terms nothing above is read.
+template <int Sign, class T>
 void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
   using V = Vec<T>;
   constexpr int64_t w = V::width;
@@ -29,21 +29,25 @@ void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
     for (int64_t j = 0; j < n; j += w) {
       const int64_t columns = smaller(w, n - j);
       T* const out = to + i * n + j;
-      if (j < i) {
+      if (j < i && Sign > 0) {
+        continue;
+      } else if (j < i) {
         block(below, n, i, j, v);
-      } else if (!Skew && j > i) {
+      } else if (Sign == 0 && j > i) {
         for (int64_t r = 0; r < w; ++r) v[r] = V(0);
       } else if (j > i) {
         block(below, n, j, i, v);
         transpose(v);
-        for (int64_t r = 0; r < w; ++r) v[r] = V(0) - v[r];
+        if (Sign < 0) {
+          for (int64_t r = 0; r < w; ++r) v[r] = V(0) - v[r];
+        }
       } else {
         T d[w * w];
         block(below, n, i, j, v);
         for (int64_t r = 0; r < w; ++r) v[r].store(d + r * w);
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t c = 0; c < columns; ++c)
-            out[r * n + c] = c < r ? d[r * w + c] : c > r && Skew ? -d[c * w + r] : T(0);
+            out[r * n + c] = c < r ? d[r * w + c] : c > r ? T(Sign) * d[c * w + r] : Sign > 0 ? d[r * w + c] : T(0);
         continue;
       }
       for (int64_t r = 0; r < rows; ++r) v[r].store(out + r * n, columns);

@@ -194,8 +194,8 @@ struct Factors {
 };
 
 // The outputs of left * right, whose sums are in U. All members call it together; when it returns, the outputs are
-// there for all of them.
-template <class U, class T>
+// there for all of them. Of a symmetric result only tiles that meet the lower triangle are made.
+template <class U, bool Symmetric = false, class T>
 void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
              Member me) {
   const int64_t n = factors.n, rows = (n + tile_rows - 1) / tile_rows;
@@ -208,13 +208,17 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   for (int64_t p = me.rank; p < layout.panels; p += me.size)
     pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
   me.meet();
-  const int64_t first = rows * me.rank / me.size, last = rows * (me.rank + 1) / me.size;
+  const auto share = [&](int rank) {  // of a triangle, as much of its area
+    return Symmetric ? int64_t(double(rows) * std::sqrt(double(rank) / me.size) + 0.5) : rows * rank / me.size;
+  };
+  const int64_t first = share(me.rank), last = share(me.rank + 1);
   for (int64_t begin = first; begin < last; begin += layout.left_panels) {
     const int64_t end = smaller(begin + layout.left_panels, last);
     for (int64_t i = begin; i < end; ++i)
       pack<tile_rows>(flipped, n, i * tile_rows, mine + (i - begin) * tile_rows * n);
     for (int64_t p = 0; p < layout.panels; ++p) {
       for (int64_t i = begin; i < end; ++i) {
+        if (Symmetric && p * tile_columns<U> >= (i + 1) * tile_rows) continue;
         tile(n, mine + (i - begin) * tile_rows * n, packed + p * layout.panel, sums);
         const T* found = out;
         if constexpr (std::is_same_v<T, U>) {

@@ -44,10 +44,12 @@ void forward(const SkewForward<T>& problem, Member me) {
     T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : room.kept;
     T* const result = problem.result + m * elements;
     const T* basis[most_products] = {room.S, kept, kept + elements, kept + 2 * elements};
-    from_below<true>(Sum<T>(problem.A + m * elements), n, room.S, me);
+    from_below<-1>(Sum<T>(problem.A + m * elements), n, room.S, me);
     me.meet();
     Output<T> first{kept};
-    product<T>(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
+    product<T, true>(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
+    from_below<1>(Sum<T>(kept), n, kept, me);
+    me.meet();
     const Plan<T> plan(norm(kept, n, room.vectors, me));
     if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
     // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
@@ -145,7 +147,7 @@ void backward(const SkewBackward<T>& problem, Member me) {
     const T* const kept = problem.kept + m * kept_products<T> * elements;
     const T* const basis[most_products] = {room.S, kept, kept + elements, kept + 2 * elements};
     const Plan<T> plan(problem.plan + m * plan_size);
-    from_below<true>(Sum<T>(problem.A + m * elements), n, room.S, me);
+    from_below<-1>(Sum<T>(problem.A + m * elements), n, room.S, me);
     me.meet();
     const T* grad = problem.grad + m * elements;
     if (plan.squarings) grad = unsquare(plan, basis, grad, room, me);
@@ -168,7 +170,7 @@ void backward(const SkewBackward<T>& problem, Member me) {
     product<T>(room.factors, Z, Sum<T>(room.S), &W, 1, me);
     Sum<T> skew(room.bars[0]);
     skew.add(room.bars[0], T(-1), true);
-    from_below<false>(skew, n, problem.grad_A + m * elements, me);
+    from_below<0>(skew, n, problem.grad_A + m * elements, me);
     me.meet();
   }
 }

@@ -12,4 +12,10 @@ Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training);
 // The gradient of A from that of the result; zero where A is not read.
 Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan);
 
+// [result, and when training: P (Lambda + T)].
+Tensors schur_weight_cpu(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training);
+
+// [dP, dtheta, dgamma, dT]; `half` is what the forward kept.
+Tensors schur_weight_backward_cpu(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half);
+
 }  // namespace rnnkern

@@ -1,5 +1,5 @@
-// What a kernel of skew_exp is told: pointers and sizes, all checked and allocated by the caller. Matrices are N x N
-// and dense, one after the other.
+// What a kernel of orthogonal weights is told: pointers and sizes, all checked and allocated by the caller. Matrices
+// are N x N and dense, one after the other.
 #pragma once
 
 #include <cstdint>
@@ -43,23 +43,46 @@ struct SkewBackward {
   T* room;
 };
 
-// Members take matrices 0, 1, ... of a call one by one and share out each of them; a call in which each member takes
-// matrices of its own gives each a problem of its own, and a team of one.
+// P (Lambda + T) P^T: of each matrix N / 2 angles and (N + 1) / 2 moduli.
 template <class T>
-struct SkewKernels {
-  void (*forward)(const SkewForward<T>&, Member);
-  void (*backward)(const SkewBackward<T>&, Member);
-  int64_t (*forward_room)(const SkewForward<T>&, int team);
-  int64_t (*backward_room)(const SkewBackward<T>&, int team);
+struct SchurForward {
+  int64_t size, count;
+  const T *P, *theta, *gamma, *lower;
+  T *result, *half;  // half is P (Lambda + T), for the backward
+  T* room;
 };
 
-struct SkewLevel {
-  SkewKernels<float> of_float;
-  SkewKernels<double> of_double;
+template <class T>
+struct SchurBackward {
+  int64_t size, count;
+  const T *P, *theta, *gamma, *lower, *half, *grad;
+  T *grad_P, *grad_theta, *grad_gamma, *grad_lower;
+  T* room;
 };
 
-SkewLevel skew_level_plain();
-SkewLevel skew_level_avx2();
-SkewLevel skew_level_avx512();
+// What runs a problem, and the room that it takes. Members take matrices 0, 1, ... of a problem one by one and share
+// out each of them; where each is to take matrices of its own, each has a problem of its own and a team of one.
+template <class Problem>
+struct Kernel {
+  void (*run)(const Problem&, Member);
+  int64_t (*room)(const Problem&, int team);
+};
+
+template <class T>
+struct OrthogonalKernels {
+  Kernel<SkewForward<T>> skew_forward;
+  Kernel<SkewBackward<T>> skew_backward;
+  Kernel<SchurForward<T>> schur_forward;
+  Kernel<SchurBackward<T>> schur_backward;
+};
+
+struct OrthogonalLevel {
+  OrthogonalKernels<float> of_float;
+  OrthogonalKernels<double> of_double;
+};
+
+OrthogonalLevel orthogonal_level_plain();
+OrthogonalLevel orthogonal_level_avx2();
+OrthogonalLevel orthogonal_level_avx512();
 
 }  // namespace rnnkern

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
-from rnnkern.ops import orthogonal_autograd, orthogonal_triton
+from rnnkern.ops import orthogonal_autograd, orthogonal_triton, schur_autograd
 from rnnkern.ops.dispatch import Choice, choose
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -87,11 +87,13 @@ def _check_skew_exp(A: Tensor, form: str) -> None:
         raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
 
 
+def _cpu_refusal(x: Tensor) -> str | None:
+    return _extension.reason if x.device.type == "cpu" else f"the tensors are on {x.device}"
+
+
 def _choose(A: Tensor) -> Choice:
     """The written table."""
-    why = None if _extension.available else _extension.reason
-    cpu = why if A.device.type == "cpu" else f"the tensors are on {A.device}"
-    return choose("skew_exp", {"cpu": cpu, "triton": orthogonal_triton.refusal(A.device)})
+    return choose("skew_exp", {"cpu": _cpu_refusal(A), "triton": orthogonal_triton.refusal(A.device)})
 
 
 def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
@@ -132,7 +134,11 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
                 f"cayley: `scale` must be (N,) = ({size},) or (..., N) = {(*batch, size)}, got {tuple(scale.shape)}"
             )
         scale = scale.detach()
-    return reference.cayley(A, scale)
+    S = reference.skew(A.to(torch.promote_types(A.dtype, torch.float32)))
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    # 2 (I + S)^-1 - I, one inverse and two products backwards; inv_ex does not wait for the device.
+    V = 2 * torch.linalg.inv_ex(eye + S).inverse - eye
+    return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
 
 
 @_without_autocast
@@ -160,6 +166,14 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     >>> torch.equal(V, torch.eye(3))
     True
     """
+    _check_schur_weight(P, theta, gamma, T)
+    if _choose_schur_weight(P).implementation == "reference":
+        return reference.schur_weight(P, theta, gamma, T)
+    arithmetic = torch.promote_types(P.dtype, torch.float32)
+    return schur_autograd.schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T))).to(P.dtype)
+
+
+def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
     check_square("schur_weight", "P", P, REAL)
     size, batch = P.shape[-1], tuple(P.shape[:-2])
     wanted = {
@@ -171,7 +185,18 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
         check_like("schur_weight", name, tensor, "P", P)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"schur_weight: `{name}` must be {symbols} = {shape}, got {tuple(tensor.shape)}")
-    return reference.schur_weight(P, theta, gamma, T)
+
+
+def _choose_schur_weight(P: Tensor) -> Choice:
+    return choose("schur_weight", {"cpu": _cpu_refusal(P)})
+
+
+def _choose_checked_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Choice:
+    _check_schur_weight(P, theta, gamma, T)
+    return _choose_schur_weight(P)
+
+
+schur_weight.choose = _choose_checked_schur_weight
 
 
 @_without_autocast
