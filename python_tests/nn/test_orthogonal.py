@@ -1,6 +1,7 @@
 """ExpRNN, CayleyRNN, NonNormalRNN and OrthogonalInitRNN against the loop that their equations are, and as modules."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -221,6 +222,18 @@ def test_replace_and_restore_leave_them(cls):
         assert report.replaced == ()
         assert type(model[0]) is before
     assert report.left[0].cls is cls
+
+
+def test_replace_keeps_an_orthogonal_weight():
+    theirs = torch.nn.RNN(I, H, dtype=F64)
+    rnnkern.parametrizations.orthogonal(theirs, "weight_hh_l0", base="dynamic")
+    x = torch.randn(T, B, I, dtype=F64)
+    wanted = theirs(x)
+    for swap in (rnnkern.replace, rnnkern.restore):
+        assert len(swap(theirs).replaced) == 1
+        torch.testing.assert_close(theirs(x), wanted)
+        torch.testing.assert_close(pickle.loads(pickle.dumps(theirs))(x), wanted)
+        torch.testing.assert_close(copy.copy(theirs)(x), wanted)
 
 
 @modules
