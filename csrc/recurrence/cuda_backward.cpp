@@ -74,7 +74,7 @@ struct BackwardDriver : CudaDriver<S> {
       const int64_t from = call.steps.reverse ? done : count - done - steps;
       if (const int64_t rows = this->chunk_rows(from, from + steps)) run_chunk(from, steps, rows);
     }
-    if (!plan.block() && finished >= 0) step(-1, 0, 0, 0);
+    if (plan.stepwise() && finished >= 0) step(-1, 0, 0, 0);
 
     outputs.push_back(grad.needs_R ? shaped(this->narrowed(dR_sum), {call.R.numel()}) : empty(call.u, {0}));
     if (grad.needs_R) outputs.back() = like_R(outputs.back());
@@ -107,7 +107,7 @@ struct BackwardDriver : CudaDriver<S> {
     if (!one_gradient()) dr = this->buffer(rows, gate_columns());
     if (cell.two_products()) operand = this->buffer(rows, head_size);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
-    if (!plan.block()) {
+    if (plan.stepwise()) {
       step_dr = this->buffer(call.steps.batch, gate_columns());
       from_R = this->buffer(call.steps.batch, head_size);
     }
@@ -121,9 +121,9 @@ struct BackwardDriver : CudaDriver<S> {
     if (again) compute_gates(from, row, rows);
     const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
     if constexpr (sizeof(S) < 8) {
-      if (plan.block()) run_block(from, steps, rows, chunk_gates);
+      if (!plan.stepwise()) run_persistent(from, steps, rows, chunk_gates);
     }
-    if (!plan.block()) run_stepwise(from, steps, rows, chunk_gates);
+    if (plan.stepwise()) run_stepwise(from, steps, rows, chunk_gates);
     add_weight_gradients(row, rows);
   }
 
@@ -193,12 +193,17 @@ struct BackwardDriver : CudaDriver<S> {
     return p;
   }
 
-  void run_block(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
+  void run_persistent(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
     auto p = problem<BlockBackward<S>>(rows, chunk_gates);
     p.first = from;
     p.steps = steps;
     p.R = read<S>(call.R);
-    succeed(BlockKernels<S>::backward(p, call.place, plan.padded, stream));
+    if (plan.block()) {
+      succeed(BlockKernels<S>::backward(p, call.place, plan.padded, stream));
+    } else {
+      const Tensor words = this->grid_words(GridKernels<S>::backward_shape(call.place, plan.grid).words);
+      succeed(GridKernels<S>::backward({p, plan.grid, this->to_words(words)}, call.place, stream));
+    }
   }
 
   void run_stepwise(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) {

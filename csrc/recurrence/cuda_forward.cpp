@@ -1,4 +1,4 @@
-// The recurrence on a CUDA device, forward: one block kernel, or a product and a pointwise kernel per step.
+// The recurrence on a CUDA device, forward: one block or grid kernel, or a product and a pointwise kernel per step.
 #include "recurrence/cuda_driver.h"
 #include "recurrence/recurrence.h"
 
@@ -34,9 +34,9 @@ struct ForwardDriver : CudaDriver<S> {
     A* to_cells = keep_cells ? write<A>(cells) : nullptr;
     A* to_saved = keep_saved ? write<A>(saved) : nullptr;
     if constexpr (sizeof(S) < 8) {
-      if (plan.block()) run_block(to_cells, to_saved);
+      if (!plan.stepwise()) run_persistent(to_cells, to_saved);
     }
-    if (!plan.block()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
+    if (plan.stepwise()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
     outputs.insert(outputs.end(), final_state.begin(), final_state.end());
     if (keep_cells) outputs.push_back(cells);
     if (keep_saved) outputs.push_back(saved);
@@ -44,7 +44,7 @@ struct ForwardDriver : CudaDriver<S> {
     return outputs;
   }
 
-  void run_block(A* to_cells, A* to_saved) {
+  void run_persistent(A* to_cells, A* to_saved) {
     BlockForward<S> p{};
     fill(p);
     p.sequence = sequence;
@@ -57,7 +57,12 @@ struct ForwardDriver : CudaDriver<S> {
     p.h = write<S>(h);
     p.cells = to_cells;
     p.saved = to_saved;
-    succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
+    if (plan.block()) {
+      succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
+    } else {
+      const Tensor words = this->grid_words(GridKernels<S>::forward_shape(call.place, plan.grid).words);
+      succeed(GridKernels<S>::forward({p, plan.grid, this->to_words(words)}, call.place, stream));
+    }
   }
 
   void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {

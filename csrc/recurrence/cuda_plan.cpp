@@ -39,6 +39,23 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
          std::to_string(facts.shared_bytes);
 }
 
+// What a kernel that keeps R for all steps takes at all.
+bool persistent(const device::Facts& facts, ScalarType dtype, const Sizes& sizes, bool noisy) {
+  return !noisy && dtype != ScalarType::Double && facts.major >= 8 &&
+         std::max({sizes.steps, sizes.batch, sizes.hidden}) <= INT32_MAX / 8;
+}
+
+void ask_grid(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+  const std::string refusal = refuse_grid(plan, facts, place, dtype, sizes);
+  if (plan.on_grid()) {
+    plan.kernel = "grid";
+    plan.reason =
+        "R of " + std::to_string(sizes.hidden) + " units stays on " + std::to_string(plan.grid.members) + " blocks";
+  } else {
+    plan.reason += ", and " + refusal;
+  }
+}
+
 }  // namespace
 
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy) {
@@ -49,6 +66,8 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
   } else {
     plan.kernel = "stepwise";
+    plan.forward = plan.backward = {};
+    if (persistent(facts, dtype, sizes, noisy)) ask_grid(plan, facts, place, dtype, sizes);
   }
   const int64_t rows = rows_per_multiprocessor * facts.multiprocessors;
   plan.chunk_steps = std::max(least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
@@ -69,7 +88,8 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   const Plan plan = plan_recurrence({int(facts[0]), int(facts[1]), int(facts[2]), facts[3]}, place, type,
                                     {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy);
   const auto shape = [&](const char* name, const BlockShape& s) {
-    const int64_t blocks = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
+    const int64_t tiles = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
+    const int64_t blocks = plan.on_grid() ? plan.grid.blocks() : tiles;
     return std::string(", \"") + name + "\": {\"blocks\": " + std::to_string(blocks) +
            ", \"threads\": " + std::to_string(s.threads) + ", \"columns\": " + std::to_string(s.columns) +
            ", \"shared_bytes\": " + std::to_string(s.shared_bytes) + "}";

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -72,15 +73,26 @@ def nan_memory():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in recurrences.FACTS], ids="-".join)
-def place(request, nan_memory):
-    """rnnkern.ops.recurrence, where kernels run and by either kernel. One thread: calls are small."""
-    require(recurrences.lacks(request.param[0]))
+def placed(name: str, kernel: str) -> Iterator[recurrences.Place]:
+    """One thread: calls are small."""
+    require(recurrences.lacks(name))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with recurrences.routed(recurrences.Place(*request.param)) as place:
+    with recurrences.routed(recurrences.Place(name, kernel)) as place:
         yield place
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
+def place(request, nan_memory):
+    """rnnkern.ops.recurrence, where kernels run and by the block or the stepwise kernel."""
+    yield from placed(*request.param)
+
+
+@pytest.fixture(params=CHOSEN)
+def grid(request, nan_memory):
+    """The same by the grid kernel, which dense R of more than 128 units take."""
+    yield from placed(request.param, "grid")
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from rnnkern.ops import Choice
 from rnnkern.reference import noise
 from rnnkern.testing import Sample
 
-KERNELS = ("block_f32.cu", "block_bf16.cu", "block_f16.cu", "step.cu")
-DRIVERS = ("cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
+KERNELS = (*(f"{kind}_{storage}.cu" for kind in ("block", "grid") for storage in ("f32", "bf16", "f16")), "step.cu")
+DRIVERS = ("cuda_plan.cpp", "cuda_grid_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
     "csrc/interpreter/recurrence.cpp",
@@ -29,8 +29,8 @@ SOURCES = (
 )
 SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")
 OWN = ("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -> ()", "set_seed(int seed) -> ()")
-FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536)}
-"""What the interpreter pretends to be, for either kernel."""
+FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "grid": (9, 0, 20, 232448)}
+"""What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
 
@@ -106,8 +106,10 @@ class Place:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
     def hidden(self, small: int) -> int:
-        """Hidden units that take the place's kernel, with one head and with two. What the interpreter pretends forces
-        it at any size."""
+        """Hidden units that take the place's kernel, the grid one with one head, the others with two as well. What the
+        interpreter pretends forces those at any size."""
+        if self.kernel == "grid":
+            return 128 + small
         return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
 
     def sample(self, sample: Sample) -> Sample:

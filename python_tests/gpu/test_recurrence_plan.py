@@ -38,9 +38,13 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
         too_large = dtype == torch.float32 and padded == 128 and cell in TOO_LARGE.get(device, ())
         for batch in (0, 1, 8, 9, 100):
             found = plan(cell, dtype, (10, batch, hidden, heads), facts)
+            if too_large and heads == 1:
+                assert found["kernel"] == "grid"
+                continue
             if too_large:
                 assert found["kernel"] == "stepwise"
-                assert found["reason"].endswith(f" bytes of shared memory, and a block here has {facts[3]}")
+                said = f" bytes of shared memory, and a block here has {facts[3]}, and the grid kernel has no heads"
+                assert found["reason"].endswith(said)
                 continue
             assert (found["kernel"], found["padded"]) == ("block", padded)
             assert found["reason"] == f"heads of {hidden // heads} units stay on one block"
@@ -52,11 +56,12 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
                 assert 0 < shape["shared_bytes"] <= facts[3]
 
 
+TOO_WIDE = "heads of 129 units do not fit one block"
 STEPWISE = [
-    ("tanh", torch.bfloat16, (129, 1), H100, "heads of 129 units do not fit one block"),
-    ("lstm", torch.float32, (258, 2), B200, "heads of 129 units do not fit one block"),
+    ("lstm", torch.float32, (258, 2), B200, f"{TOO_WIDE}, and the grid kernel has no heads"),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
-    ("gru", torch.float64, (129, 1), H100, "heads of 129 units do not fit one block"),
+    ("gru", torch.float64, (129, 1), H100, TOO_WIDE),
+    ("gru", torch.float16, (129, 1), T4, TOO_WIDE),
     ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),
 ]
 
@@ -86,12 +91,75 @@ def test_sizes_beyond_32_bits_go_step_by_step(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_memory_that_is_too_small_says_so(dtype):
     """Exactly at the limit the block kernel runs; one byte less and it does not."""
-    found = plan("lstm", dtype, (10, 3, 128, 1), H100)
+    found = plan("lstm", dtype, (10, 3, 256, 2), H100)
     needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
-    assert plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs)) == found
-    refused = plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs - 1))
+    assert plan("lstm", dtype, (10, 3, 256, 2), (9, 0, 132, needs)) == found
+    refused = plan("lstm", dtype, (10, 3, 256, 2), (9, 0, 132, needs - 1))
     assert refused["kernel"] == "stepwise"
-    assert refused["reason"] == f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    said = f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    assert refused["reason"] == f"{said}, and the grid kernel has no heads"
+
+
+# ---- dense R of more than 128 units, over all multiprocessors
+
+
+@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "batch", "blocks", "columns"),
+    [
+        (torch.bfloat16, 129, 1, 9, 8),
+        (torch.bfloat16, 768, 8, 48, 8),
+        (torch.float16, 768, 16, 96, 8),  # two copies of R, of 8 sequences each
+        (torch.bfloat16, 768, 17, 96, 16),
+        (torch.bfloat16, 768, 33, 96, 24),
+        (torch.bfloat16, 768, 0, 48, 0),
+        (torch.float16, 1024, 128, 128, 64),
+        (torch.bfloat16, 2048, 64, 128, 64),
+        (torch.float32, 129, 17, 51, 8),
+        (torch.float32, 512, 16, 128, 8),
+        (torch.float32, 1024, 16, 128, 16),
+    ],
+)
+def test_a_dense_r_is_shared_out_over_the_multiprocessors(cell, dtype, hidden, batch, blocks, columns):
+    for device in (H100, B200):
+        found = plan(cell, dtype, (10, batch, hidden, 1), (*device[:2], 132, device[3]))
+        assert (found["kernel"], found["padded"]) == ("grid", 0)
+        members = math.ceil(hidden / (8 if dtype == torch.float32 else 16))
+        assert found["reason"] == f"R of {hidden} units stays on {members} blocks"
+        for shape in (found["forward"], found["backward"]):
+            assert (shape["blocks"], shape["columns"], shape["threads"]) == (blocks, columns, 256)
+            assert shape["blocks"] <= 132
+            assert shape["blocks"] * shape["columns"] >= members * batch
+            assert 0 < shape["shared_bytes"] <= device[3]
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "batch", "hidden", "facts", "reason"),
+    [
+        ("tanh", torch.bfloat16, 1, 2113, H100, "2113 units need 133 blocks at once, and here run 132"),
+        ("tanh", torch.float32, 1, 1057, H100, "1057 units need 133 blocks at once, and here run 132"),
+        ("lstm", torch.bfloat16, 1, 2048, A100, "2048 units need 128 blocks at once, and here run 108"),
+        ("lstm", torch.float16, 65, 2048, H100, "65 sequences are more than the 64 that the grid kernel takes here"),
+        ("lstm", torch.float16, 129, 1024, H100, "129 sequences are more than the 128 that the grid kernel takes here"),
+    ],
+)  # fmt: skip
+def test_what_does_not_run_at_once_goes_step_by_step(cell, dtype, batch, hidden, facts, reason):
+    found = plan(cell, dtype, (10, batch, hidden, 1), facts)
+    assert found["kernel"] == "stepwise"
+    assert found["reason"] == f"heads of {hidden} units do not fit one block, and {reason}"
+    assert found["forward"]["blocks"] == found["backward"]["threads"] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_share_of_r_that_is_too_large_says_so(dtype):
+    sizes = (10, 3, 1024, 1)
+    found = plan("lstm", dtype, sizes, H100)
+    needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
+    assert plan("lstm", dtype, sizes, (9, 0, 132, needs)) == found
+    refused = plan("lstm", dtype, sizes, (9, 0, 132, needs - 1))
+    assert refused["kernel"] == "stepwise"
+    said = f"a block's share of R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    assert refused["reason"].endswith(f", and {said}")
 
 
 @pytest.mark.parametrize(

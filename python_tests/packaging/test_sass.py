@@ -1,7 +1,8 @@
 """What the compiler made of the kernels: nothing spills, and the loops over time hold what a step needs, no more.
 
 The loop of a block kernel is found in the machine code as the backward branch over a barrier and a product. Its only
-calls are the rare cases of a reciprocal, in cells with sigmoids."""
+calls are the rare cases of a reciprocal, in cells with sigmoids. A grid kernel has loops within its loop, and branches
+back into it from code laid aside: its own is the shortest that has all barriers and words, and fetches input."""
 
 import importlib.util
 import itertools
@@ -57,7 +58,7 @@ def dump(*arguments: str) -> Iterator[str]:
 
 
 class Kernel(NamedTuple):
-    family: str  # Block or Step
+    family: str  # Block, Grid or Step
     backward: bool
     cell: str
     storage: str
@@ -66,7 +67,7 @@ class Kernel(NamedTuple):
 
 
 NAME = re.compile(
-    r"(Block|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
+    r"(Block|Grid|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
     r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
 )
 
@@ -83,8 +84,9 @@ def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
 
 def expected(cells: Iterable[str]) -> set[Kernel]:
     block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
+    grid = itertools.product(["Grid"], [False, True], cells, BLOCK)
     step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
-    return {Kernel(*key) for key in (*block, *step)}
+    return {Kernel(*key) for key in (*block, *grid, *step)}
 
 
 # ---- the compiler's report
@@ -197,10 +199,37 @@ def bounds(key: Kernel, facts: dict) -> Bounds:
     return Bounds(products, global_loads, 16 * rows * chunks, 0, shared_loads)
 
 
+def input_loads(code: list[tuple[int, str]]) -> int:
+    """From global memory, but for the words that blocks pass on."""
+    return sum(bool(re.match(r"LDG?\b(?!.*STRONG)", text)) for _, text in code)
+
+
+def grid_faults(function: Function, key: Kernel, facts: dict) -> list[str]:
+    products, float32 = 1 + (facts["first_gates"] < facts["gates"]), key.storage == "float"
+    loops = [loop for loop in time_loops(function.code) if input_loads(loop)]
+    words = [sum(bool(re.match("LD.*STRONG", text)) for _, text in loop) for loop in loops]
+    barriers = [count(loop)["BAR"] for loop in loops]
+    whole = [loop for loop, *has in zip(loops, words, barriers, strict=True) if has == [max(words), max(barriers)]]
+    if not whole:
+        return [f"{key}: no time loop"]
+    loop = min(whole, key=len)
+    kinds = count(loop)
+    reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) if key.backward else facts["gates"] + 1
+    held = {
+        "BAR": kinds["BAR"] == products * (2 if float32 else 1),
+        "LDG": 0 < input_loads(loop) <= reads + 2,  # and the rows of two steps
+        "HMMA": (kinds["HMMA"] == 0) == float32,
+        "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] == 3 else 1),
+    }
+    return [f"{key}: {kind} {kinds[kind]} times in the loop" for kind, right in held.items() if not right]
+
+
 def code_faults(function: Function, cells: dict[str, dict]) -> list[str]:
     kinds, key = count(function.code), kernel(function.name, cells)
     name = key or function.name
     faults = [f"{name}: {kind} {kinds[kind]} times" for kind in ("LDL", "STL") if kinds[kind]]
+    if key and key.family == "Grid":
+        return faults + grid_faults(function, key, cells[key.cell])
     if not key or key.family != "Block":
         return faults
     loops = time_loops(function.code)
@@ -302,7 +331,7 @@ def test_names():
     assert kernel(step, cells) == Kernel("Step", True, "gru_reset_before", "double")
     assert kernel(step.replace("Lb0", "Lb1"), cells) == Kernel("Step", True, "gru_reset_before", "double", noisy=True)
     assert kernel("_ZN7rnnkern6device5entryINS_16AccumulateKernelIfEEEEvNT_7ProblemE", cells) is None
-    assert len(expected(cells)) == 3 * 2 * (3 * 3 + 2 * 4)
+    assert len(expected(cells)) == 3 * 2 * (3 * 3 + 3 + 2 * 4)
 
 
 def test_report_is_read():
@@ -310,7 +339,7 @@ def test_report_is_read():
     assert list(report) == ["sm_90"]
     assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
     faults = report_faults(report["sm_90"], ["tanh"])
-    assert len(faults) == 2 * (3 * 3 + 2 * 4) - 1
+    assert len(faults) == 2 * (3 * 3 + 3 + 2 * 4) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
 
