@@ -121,7 +121,7 @@ struct BackwardDriver : CudaDriver<S> {
     if (again) compute_gates(from, row, rows);
     const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
     if constexpr (sizeof(S) < 8) {
-      if (!plan.stepwise()) run_persistent(from, steps, rows, chunk_gates);
+      if (!plan.stepwise()) run_resident(from, steps, rows, chunk_gates);
     }
     if (plan.stepwise()) run_stepwise(from, steps, rows, chunk_gates);
     add_weight_gradients(row, rows);
@@ -164,7 +164,7 @@ struct BackwardDriver : CudaDriver<S> {
         .run();
   }
 
-  // What block and step kernels are told alike.
+  // What all kernels are told alike.
   template <class Problem>
   Problem problem(int64_t rows, const A* chunk_gates) const {
     Problem p{};
@@ -193,7 +193,8 @@ struct BackwardDriver : CudaDriver<S> {
     return p;
   }
 
-  void run_persistent(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
+  // The whole loop over the chunk by one kernel that keeps R.
+  void run_resident(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
     auto p = problem<BlockBackward<S>>(rows, chunk_gates);
     p.first = from;
     p.steps = steps;

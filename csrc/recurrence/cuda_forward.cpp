@@ -34,7 +34,7 @@ struct ForwardDriver : CudaDriver<S> {
     A* to_cells = keep_cells ? write<A>(cells) : nullptr;
     A* to_saved = keep_saved ? write<A>(saved) : nullptr;
     if constexpr (sizeof(S) < 8) {
-      if (!plan.stepwise()) run_persistent(to_cells, to_saved);
+      if (!plan.stepwise()) run_resident(to_cells, to_saved);
     }
     if (plan.stepwise()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
     outputs.insert(outputs.end(), final_state.begin(), final_state.end());
@@ -44,7 +44,8 @@ struct ForwardDriver : CudaDriver<S> {
     return outputs;
   }
 
-  void run_persistent(A* to_cells, A* to_saved) {
+  // All steps by one kernel that keeps R.
+  void run_resident(A* to_cells, A* to_saved) {
     BlockForward<S> p{};
     fill(p);
     p.sequence = sequence;

@@ -1,6 +1,8 @@
 #include "recurrence/cuda_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 
 #include "recurrence/cells.h"
 #include "recurrence/recurrence.h"
@@ -10,6 +12,20 @@ namespace {
 
 constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
 constexpr int64_t rows_per_multiprocessor = 32;
+
+// Whether RNNKERN_CUDA_KERNELS lists kernels, and not this one.
+bool leaves_out(const std::string& kernel) {
+  const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
+  if (!list) return false;
+  bool named = false;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    STD_TORCH_CHECK(name == "block" || name == "grid" || name == "stepwise",
+                    "RNNKERN_CUDA_KERNELS must be a list of block, grid and stepwise, got '", list, "'");
+    named = named || name == kernel;
+  }
+  return !named;
+}
 
 template <class S>
 void shapes(Plan& plan, int place) {
@@ -21,6 +37,7 @@ void shapes(Plan& plan, int place) {
 std::string refuse_block(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
                          bool noisy) {
   if (noisy) return "zoneout and dropout have no block kernel";
+  if (leaves_out("block")) return "RNNKERN_CUDA_KERNELS leaves out the block kernel";
   const int64_t d = sizes.hidden / sizes.heads;
   const auto fits = std::find_if(std::begin(block_sizes), std::end(block_sizes), [d](int size) { return size >= d; });
   if (fits == std::end(block_sizes)) return "heads of " + std::to_string(d) + " units do not fit one block";
@@ -46,7 +63,8 @@ bool persistent(const device::Facts& facts, ScalarType dtype, const Sizes& sizes
 }
 
 void ask_grid(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
-  const std::string refusal = refuse_grid(plan, facts, place, dtype, sizes);
+  const std::string refusal = leaves_out("grid") ? "RNNKERN_CUDA_KERNELS leaves out the grid kernel"
+                                                 : refuse_grid(plan, facts, place, dtype, sizes);
   if (plan.on_grid()) {
     plan.kernel = "grid";
     plan.reason =

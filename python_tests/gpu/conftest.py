@@ -91,7 +91,7 @@ def place(request, nan_memory):
 
 @pytest.fixture(params=CHOSEN)
 def grid(request, nan_memory):
-    """The same by the grid kernel, which dense R of more than 128 units take."""
+    """The same by the grid kernel, at any size."""
     yield from placed(request.param, "grid")
 
 

@@ -106,10 +106,8 @@ class Place:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
     def hidden(self, small: int) -> int:
-        """Hidden units that take the place's kernel, the grid one with one head, the others with two as well. What the
-        interpreter pretends forces those at any size."""
-        if self.kernel == "grid":
-            return 128 + small
+        """Hidden units of the place's kernel, with one head and with two: of the stepwise one on hardware as many as it
+        has without being asked for."""
         return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
 
     def sample(self, sample: Sample) -> Sample:
@@ -119,8 +117,9 @@ class Place:
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators."""
+    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
             for module in (FACE, DERIVATIVES):
                 patch.setattr(module, "_operators", place.operators)

@@ -262,3 +262,28 @@ def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
     torch.compiler.reset()
     told = torch.compile(lambda x: (x + 1, _extension.cuda_refusal(x.device)), fullgraph=True, backend="eager")
     assert told(torch.zeros(1))[1] == "rnnkern was built without CUDA"
+
+
+# ---- RNNKERN_CUDA_KERNELS
+
+
+@pytest.mark.parametrize(
+    ("kernels", "hidden", "kernel", "reason"),
+    [
+        ("grid", 20, "grid", "R of 20 units stays on 2 blocks"),
+        ("block", 20, "block", "heads of 20 units stay on one block"),
+        ("grid,block", 20, "block", "heads of 20 units stay on one block"),
+        ("block", 129, "stepwise", f"{TOO_WIDE}, and RNNKERN_CUDA_KERNELS leaves out the grid kernel"),
+        ("grid", 129, "grid", "R of 129 units stays on 9 blocks"),
+    ],
+)
+def test_the_environment_leaves_kernels_out(kernels, hidden, kernel, reason, monkeypatch):
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", kernels)
+    found = plan("gru", torch.bfloat16, (10, 3, hidden, 1), H100)
+    assert (found["kernel"], found["reason"]) == (kernel, reason)
+
+
+def test_the_environment_names_kernels_that_there_are(monkeypatch):
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "block,gird")
+    with pytest.raises(RuntimeError, match="must be a list of block, grid and stepwise, got 'block,gird'"):
+        plan("gru", torch.bfloat16, (10, 3, 20, 1), H100)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 RECURRENCE = "python_tests/ops/test_recurrence.py"
 ON_A_GPU = "python_tests/gpu/test_recurrence.py"
+ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ class Mutant(NamedTuple):
     @property
     def for_a_gpu(self) -> bool:
         """Its tests build what it breaks."""
-        return self.file.startswith(("recurrence/block_", "recurrence/cuda_", "recurrence/step"))
+        return self.file.startswith(tuple(f"recurrence/{start}" for start in ("block_", "grid_", "cuda_", "step")))
 
 
 ONE_LEVEL = [
@@ -210,6 +211,23 @@ MUTANTS = [
            "the sum of a parameter's gradient over chunks", interpreted("block and several_chunks")),
     Mutant("recurrence/block_tile.h", "c[0][m][i] += c[chain][m][i]", "c[0][m][i] = c[chain][m][i]",
            "a sum of chains", interpreted("block and tiny")),
+    Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
+           interpreted("every_cell and lstm", ON_THE_GRID)),
+    Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",
+           "exchanges + exchange) * 2) * size.sets + set;", "the second buffer of h",
+           interpreted("any_schedule or every_cell", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "(at.group * 2 + step % 2) * size.sets", "(at.group * 2) * size.sets",
+           "the second buffer of dr", interpreted("any_schedule or every_cell", ON_THE_GRID)),
+    Mutant("recurrence/grid_forward.h", "(reset ? A(0) : Partials::sum(partials, first_gates, g))",
+           "Partials::sum(partials, first_gates, g)", "the reset of h",
+           interpreted("every_cell and lstm", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "grad[0] += scale * product;", "grad[0] += product;", "grad_scale",
+           interpreted("every_cell and tanh", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "p.dparams[i][element] +=", "p.dparams[i][element] =",
+           "the sum of a parameter's gradient over chunks", interpreted("several_chunks", ON_THE_GRID)),
+    Mutant("recurrence/grid_tile.h", "reader.request(n + flight, count);\n    RNNKERN_UNROLL",
+           "reader.request(n, count);\n    RNNKERN_UNROLL", "the words of a later round",
+           interpreted("as_shipped", ON_THE_GRID)),
     Mutant("recurrence/step.h", "if (p.sequence.resets(p.finished, b))", "if (false)", "the gradient across a reset",
            interpreted("stepwise and reset and tanh")),
     Mutant("recurrence/step.h", "p.dr[((head * p.rows + p.here + b)", "p.dr[((head * p.rows + b)",
