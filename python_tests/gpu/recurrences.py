@@ -116,11 +116,6 @@ class Place:
     def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
-    def hidden(self, small: int) -> int:
-        """Hidden units of the place's kernel, with one head and with two: of the stepwise one on hardware as many as it
-        has without being asked for."""
-        return 272 if (self.name, self.kernel) == ("cuda", "stepwise") else small
-
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""
         return moved(sample, self.device)
