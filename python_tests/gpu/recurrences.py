@@ -29,7 +29,7 @@ SOURCES = (
 )
 SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")
 OWN = ("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -> ()", "set_seed(int seed) -> ()")
-FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "grid": (9, 0, 20, 232448)}
+FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "grid": (9, 0, 5, 232448)}
 """What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]

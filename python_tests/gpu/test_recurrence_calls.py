@@ -292,7 +292,7 @@ for kernel in recurrences.FACTS:
     with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
         for cell in CUDA_CELLS:
             for dtype in (torch.float32, torch.bfloat16):
-                for reverse in (False, True):
+                for reverse in (False, True) if kernel != "grid" else (True,):
                     for sizes in ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
                         for noise in (0.0, 0.3) if kernel == "stepwise" else (0.0,):
                             options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)

@@ -12,13 +12,20 @@ from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CELLS = ["tanh", "lstm", "gru_reset_before"]
-HIDDEN = {"block": 48, "stepwise": 160}
+HIDDEN = {"block": 48, "grid": 160, "stepwise": 160}
 kernels = pytest.mark.parametrize("kernel", HIDDEN)
 cells = pytest.mark.parametrize("cell", CELLS)
 
 
 def sample_of(cell, kernel, device, steps=20, batch=9, dtype=torch.float32, **options):
     return moved(recurrence_sample(cell, steps, batch, HIDDEN[kernel], dtype=dtype, **options), device)
+
+
+@pytest.fixture(autouse=True)
+def kernel_alone(request, monkeypatch):
+    """Where a test names a kernel, a call may take no other."""
+    if kernel := getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel"):
+        monkeypatch.setenv("RNNKERN_CUDA_KERNELS", kernel)
 
 
 @pytest.fixture
