@@ -38,7 +38,7 @@ OWN = (
 FACTS = {
     "block": (9, 0, 1, 232448),
     "cluster": (9, 0, 1, 232448, 4, 2),
-    "grid": (9, 0, 20, 232448),
+    "grid": (9, 0, 5, 232448),
     "stepwise": (7, 5, 1, 65536),
 }
 """What the interpreter pretends to be, for each kernel."""
