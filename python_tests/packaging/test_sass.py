@@ -213,3 +213,27 @@ def test_code_of_a_cluster_is_read():
 def test_code_of_a_cluster_with_a_fault(kind, times, fault):
     (found,) = faults_of(cluster_code(**{kind: times}))
     assert fault in found
+
+
+def grid_code(**changed: int) -> str:
+    """Of the loop of the tanh cell, with so many instructions of a kind, and one that waits for words within it."""
+    kinds = {"LDG.E.U16": 2, "BAR.SYNC": 1, "HMMA.16816": 4} | {
+        kind.replace("_", "."): times for kind, times in changed.items()
+    }
+    lines = ["LDC R1, c[0x0][0x28]", *(f"{kind} R0, R1" for kind, times in kinds.items() for _ in range(times))]
+    wait = 16 * len(lines)
+    lines += ["LDG.E.128.STRONG.SYS R4, [R2]", f"BRA 0x{wait:x}", "BRA 0x10", "EXIT"]
+    name = MANGLED.replace("18Block", "17Grid").replace("Li32E", "")
+    numbered = [f"        /*{16 * k:04x}*/   {line} ;" for k, line in enumerate(lines)]
+    return "\n".join([f"                Function : {name}", *numbered])
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [({}, None), ({"BAR_SYNC": 2}, "BAR 2 times"), ({"HMMA_16816": 0, "FFMA": 4}, "HMMA 0 times"),
+     ({"LDG_E_U16": 5}, "LDG 6 times"), ({"LDG_E_U16": 0}, "no time loop"), ({"STL": 1}, "STL 1 times")],
+)  # fmt: skip
+def test_code_of_a_grid_is_read(changed, fault):
+    found = faults_of(grid_code(**changed))
+    assert len(found) == bool(fault)
+    assert not fault or fault in found[0]
