@@ -245,7 +245,7 @@ struct GridFma {
   }
 };
 
-// Fragments of 16 bytes that a thread keeps in registers, where a kernel has one product, and each of two.
+// Fragments of 16 bytes that a thread keeps in registers, of all products of a kernel together.
 constexpr int grid_kept = 24;
 
 template <class S, int tiles, int budget>
