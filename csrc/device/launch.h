@@ -33,6 +33,20 @@ __global__ void __launch_bounds__(Kernel::threads) entry(const __grid_constant__
   Kernel::run(problem);
 }
 
+// Blocks that wait for each other would wait for ever, did not all of them run: success says that the current device
+// holds them at once.
+template <class Kernel>
+int prove_resident(const Launch& shape) {
+  int index, multiprocessors, each;
+  if (const auto error = cudaGetDevice(&index)) return error;
+  if (const auto error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index)) return error;
+  const auto kernel = reinterpret_cast<const void*>(entry<Kernel>);
+  const auto bytes = size_t(shape.shared_bytes);
+  if (const auto error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, Kernel::threads, bytes))
+    return error;
+  return shape.blocks <= int64_t(each) * multiprocessors ? cudaSuccess : cudaErrorCooperativeLaunchTooLarge;
+}
+
 template <class Kernel>
 int launch(const Launch& shape, const typename Kernel::Problem& problem, void* stream) {
   if (shape.blocks == 0) return cudaSuccess;
@@ -46,6 +60,9 @@ int launch(const Launch& shape, const typename Kernel::Problem& problem, void* s
   }
   if (shape.cluster > 8) {
     if (const auto error = set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1)) return error;
+  }
+  if (shape.cooperative) {
+    if (const auto error = prove_resident<Kernel>(shape)) return error;
   }
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};

@@ -76,19 +76,19 @@ void Machine::wake(Fiber* fiber) {
   (fiber->starved ? ready_starved_ : ready_).push_back(fiber);
 }
 
-// Fibers try their conditions themselves, when it is their turn: what held a moment ago may hold no more.
+// Fibers try their conditions themselves, when it is their turn: what held a moment ago may hold no more. Those that
+// failed try again when a word or flag was stored, and before a deadlock is told.
 void Machine::pause_spin(Place place) {
   Fiber& fiber = *current_;
   fiber.waits_for = "spin_until";
   fiber.place = place;
-  if (fiber.tries++) ++fruitless_;
-  (fiber.starved ? spinning_starved_ : spinning_).push_back(&fiber);
+  if (fiber.tries++) {
+    ++fruitless_;
+    (fiber.starved ? spinning_starved_ : spinning_).push_back(&fiber);
+  } else {
+    (fiber.starved ? ready_starved_ : ready_).push_back(&fiber);
+  }
   back_to_scheduler();
-}
-
-void Machine::end_spin() {
-  current_->tries = 0;
-  fruitless_ = 0;
 }
 
 void Machine::wait(const Mbarrier* barrier, int parity, Place place) {
@@ -233,7 +233,10 @@ Fiber* Machine::next() {
     if (!spinning_starved_.empty() && fruitless_ < spinning_.size() + spinning_starved_.size()) {
       return first_of(spinning_starved_);
     }
-    if (!deliver_one()) return nullptr;
+    if (deliver_one()) continue;
+    if (!ran_) return nullptr;
+    ran_ = false;
+    fruitless_ = 0;
   }
 }
 
@@ -244,7 +247,7 @@ void Machine::loop() {
       if (failure_.empty()) failure_ = deadlock();
       return;
     }
-    if (current_->tries == 0) fruitless_ = 0;
+    if (current_->tries == 0) ran_ = true;
     scheduler_.go_to(current_->context);
     running -= current_->done;
     current_ = nullptr;

@@ -81,7 +81,8 @@ class Machine {
   bool copies_at_once() const { return copies_at_once_; }
 
   void pause_spin(Place place);
-  void end_spin();
+  void end_spin() { current_->tries = 0; }
+  void stored() { fruitless_ = 0; }
   void wait(const Mbarrier* barrier, int parity, Place place);
   void converge(Gathering& gathering, size_t all, const char* what, Place place, void* mine,
                 void (*together)(void* const*));
@@ -117,7 +118,8 @@ class Machine {
   std::vector<Fiber*> fibers_;                // of the blocks that are alive
   std::vector<Fiber*> ready_, ready_starved_;
   std::deque<Fiber*> spinning_, spinning_starved_;
-  size_t fruitless_ = 0;  // tries of spin_until since something else happened
+  size_t fruitless_ = 0;  // tries of spin_until since a word or flag was stored
+  bool ran_ = false;      // somebody did something else since all were tried
   std::vector<std::unique_ptr<Cluster>> clusters_;
   size_t stores_ = 0;  // under way, in all clusters
   std::string failure_;

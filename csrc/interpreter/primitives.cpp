@@ -11,6 +11,7 @@ void set_seed(uint64_t seed) { machine().seed(seed); }
 
 void pause_spin(Place place) { machine().pause_spin(place); }
 void end_spin() { machine().end_spin(); }
+void stored() { machine().stored(); }
 
 [[noreturn]] void fail(const std::string& what, Place place) { machine().fail(what, place); }
 void trap(Place place) { fail("trap", place); }

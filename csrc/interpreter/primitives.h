@@ -36,6 +36,9 @@ void set_seed(uint64_t seed);
 void pause_spin(Place place);
 void end_spin();
 
+// Waiting conditions are worth another try.
+void stored();
+
 // A convergence point of a warp: the last lane to come runs `together` over what each lane gave, then all go on.
 void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes));
 
@@ -137,8 +140,14 @@ void wait_copies() {
 // ---- words and flags in global memory. A fiber is never interrupted within one: 128 bits are whole by themselves.
 
 inline Word16 load_relaxed(const Word16* from) { return *from; }
-inline void store_relaxed(Word16* to, Word16 x) { *to = x; }
+inline void store_relaxed(Word16* to, Word16 x) {
+  *to = x;
+  stored();
+}
 inline uint32_t load_acquire(const uint32_t* from) { return *from; }
-inline void store_release(uint32_t* to, uint32_t x) { *to = x; }
+inline void store_release(uint32_t* to, uint32_t x) {
+  *to = x;
+  stored();
+}
 
 }  // namespace rnnkern::device

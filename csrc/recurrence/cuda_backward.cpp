@@ -199,9 +199,15 @@ struct BackwardDriver : CudaDriver<S> {
     p.first = from;
     p.steps = steps;
     p.R = read<S>(call.R);
-    p.columns = plan.backward.columns;
-    succeed(plan.cluster() ? ClusterKernels<ClusterBackward<S>>::launch(p, call.place, plan.padded, stream)
-                           : BlockKernels<S>::backward(p, call.place, plan.padded, stream));
+    if (plan.on_grid()) {
+      const Tensor words = this->grid_words(GridKernels<S>::backward_shape(call.place, plan.grid).words);
+      succeed(GridKernels<S>::backward({p, plan.grid, this->to_words(words)}, call.place, stream));
+    } else if (plan.cluster()) {
+      p.columns = plan.backward.columns;
+      succeed(ClusterKernels<ClusterBackward<S>>::launch(p, call.place, plan.padded, stream));
+    } else {
+      succeed(BlockKernels<S>::backward(p, call.place, plan.padded, stream));
+    }
   }
 
   void run_stepwise(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) {

@@ -78,6 +78,16 @@ struct CudaDriver {
         {call.steps.batch, call.hidden, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)}, stream));
   }
 
+  // What a grid kernel's blocks pass on to each other, zero.
+  Tensor grid_words(int64_t count) const {
+    static_assert(sizeof(device::Word16) == 2 * sizeof(int64_t));
+    return zeros(call.u, {2 * count}, ScalarType::Long);
+  }
+
+  static device::Word16* to_words(const Tensor& words) {
+    return reinterpret_cast<device::Word16*>(write<int64_t>(words));
+  }
+
   static void succeed(int error) {
     STD_TORCH_CHECK(error == 0, "recurrence: a CUDA kernel did not start: ", device::error_name(error));
   }

@@ -1,4 +1,4 @@
-// The recurrence on a CUDA device, forward: one block or cluster kernel, or a product and a pointwise kernel per step.
+// The recurrence on a CUDA device, forward: one kernel that keeps R, or a product and a pointwise kernel per step.
 #include "recurrence/cuda_driver.h"
 #include "recurrence/recurrence.h"
 
@@ -58,9 +58,15 @@ struct ForwardDriver : CudaDriver<S> {
     p.h = write<S>(h);
     p.cells = to_cells;
     p.saved = to_saved;
-    p.columns = plan.forward.columns;
-    succeed(plan.cluster() ? ClusterKernels<ClusterForward<S>>::launch(p, call.place, plan.padded, stream)
-                           : BlockKernels<S>::forward(p, call.place, plan.padded, stream));
+    if (plan.on_grid()) {
+      const Tensor words = this->grid_words(GridKernels<S>::forward_shape(call.place, plan.grid).words);
+      succeed(GridKernels<S>::forward({p, plan.grid, this->to_words(words)}, call.place, stream));
+    } else if (plan.cluster()) {
+      p.columns = plan.forward.columns;
+      succeed(ClusterKernels<ClusterForward<S>>::launch(p, call.place, plan.padded, stream));
+    } else {
+      succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
+    }
   }
 
   void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {

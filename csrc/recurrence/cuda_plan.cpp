@@ -1,6 +1,8 @@
 #include "recurrence/cuda_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 
 #include "recurrence/cells.h"
 #include "recurrence/recurrence.h"
@@ -11,8 +13,23 @@ namespace {
 constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
 constexpr int64_t least_cluster_chunk = 256;
 constexpr int64_t most_size = INT32_MAX / 8;
-constexpr int64_t most_turns = 4;  // of clusters one after the other; then a step's product is large enough by itself
 constexpr int64_t rows_per_multiprocessor = 32;
+
+// Whether RNNKERN_CUDA_KERNELS lists kernels, and not this one.
+bool leaves_out(const std::string& kernel) {
+  const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
+  if (!list) return false;
+  bool named = false;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    STD_TORCH_CHECK(name == "block" || name == "cluster" || name == "grid" || name == "stepwise",
+                    "RNNKERN_CUDA_KERNELS must be a list of block, cluster, grid and stepwise, got '", list, "'");
+    named = named || name == kernel;
+  }
+  return !named;
+}
+
+std::string left_out(const std::string& kernel) { return "RNNKERN_CUDA_KERNELS leaves out the " + kernel + " kernel"; }
 
 template <class S>
 void shapes(Plan& plan, int place) {
@@ -24,6 +41,7 @@ void shapes(Plan& plan, int place) {
 std::string refuse_block(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
                          bool noisy) {
   if (noisy) return "zoneout and dropout have no block kernel";
+  if (leaves_out("block")) return left_out("block");
   const int64_t d = sizes.hidden / sizes.heads;
   const auto fits = std::find_if(std::begin(block_sizes), std::end(block_sizes), [d](int size) { return size >= d; });
   if (fits == std::end(block_sizes)) return "heads of " + std::to_string(d) + " units do not fit one block";
@@ -41,46 +59,18 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
          std::to_string(facts.shared_bytes);
 }
 
-template <class S>
-bool cluster_shapes(Plan& plan, int place, int size) {
-  plan.forward = ClusterKernels<ClusterForward<S>>::shape(place, size);
-  plan.backward = ClusterKernels<ClusterBackward<S>>::shape(place, size);
-  return plan.forward.columns > 0;
-}
+using Refuse = std::string(Plan&, const device::Facts&, int, ScalarType, const Sizes&);
 
-// Why no cluster kernel can serve a dense R, or an empty string; sets its part of the plan.
-std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
-  const auto shapes = [&](int size) {
-    return dtype == ScalarType::Float      ? cluster_shapes<float>(plan, place, size)
-           : dtype == ScalarType::BFloat16 ? cluster_shapes<device::bfloat16>(plan, place, size)
-                                           : cluster_shapes<device::float16>(plan, place, size);
-  };
-  const auto fits = std::find_if(std::begin(cluster_sizes), std::end(cluster_sizes),
-                                 [&](int size) { return size >= sizes.hidden && shapes(size); });
-  const BlockShape forward = plan.forward, backward = plan.backward;
-  plan.forward = plan.backward = {};
-  if (facts.major < 9) return "clusters need compute capability 9.0";
-  if (fits == std::end(cluster_sizes)) return "R outgrows a cluster";
-  const std::string blocks = std::to_string(forward.cluster);
-  const int64_t wanted = std::max(forward.shared_bytes, backward.shared_bytes);
-  if (wanted > facts.shared_bytes) {
-    return "a cluster needs " + std::to_string(wanted) + " bytes of shared memory per block, and here are " +
-           std::to_string(facts.shared_bytes);
+// Has a kernel that keeps a dense R serve the call, or adds to the reason why it does not.
+bool take(Plan& plan, const char* kernel, Refuse refuse, const device::Facts& facts, int place, ScalarType dtype,
+          const Sizes& sizes) {
+  const std::string refusal = leaves_out(kernel) ? left_out(kernel) : refuse(plan, facts, place, dtype, sizes);
+  if (refusal.empty()) {
+    plan.kernel = kernel;
+  } else {
+    plan.reason += ", and " + refusal;
   }
-  const int64_t resident = facts.resident(forward.cluster);
-  if (resident == 0) return "no cluster of " + blocks + " blocks runs here";
-  const int64_t most = std::min(forward.columns, backward.columns);
-  if (sizes.batch > most_turns * resident * most) {
-    return "B is above " + std::to_string(most_turns * resident * most) + ", what clusters take in " +
-           std::to_string(most_turns) + " turns";
-  }
-  plan.padded = *fits;
-  plan.forward = forward;
-  plan.backward = backward;
-  // Over all clusters before any has more: a step takes longer with each sequence.
-  const int64_t spread = std::clamp<int64_t>((sizes.batch + resident - 1) / resident, 1, most);
-  plan.forward.columns = plan.backward.columns = int(spread);
-  return "";
+  return refusal.empty();
 }
 
 }  // namespace
@@ -92,16 +82,15 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
   if (plan.reason.empty()) {
     plan.kernel = "block";
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
-  } else if (sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 &&
-             sizes.most() <= most_size) {
+  } else {
     plan.forward = plan.backward = {};
-    const std::string why = refuse_cluster(plan, facts, place, dtype, sizes);
-    if (why.empty()) {
-      plan.kernel = "cluster";
-      plan.reason = "R of " + std::to_string(sizes.hidden) + " units stays on a cluster of " +
-                    std::to_string(plan.forward.cluster) + " blocks";
-    } else {
-      plan.reason += ", and " + why;
+    const bool persistent =
+        sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 && sizes.most() <= most_size;
+    const std::string stays = "R of " + std::to_string(sizes.hidden) + " units stays on ";
+    if (persistent && take(plan, "cluster", refuse_cluster, facts, place, dtype, sizes)) {
+      plan.reason = stays + "a cluster of " + std::to_string(plan.forward.cluster) + " blocks";
+    } else if (persistent && take(plan, "grid", refuse_grid, facts, place, dtype, sizes)) {
+      plan.reason = stays + std::to_string(plan.grid.members) + " blocks";
     }
   }
   const int64_t rows = rows_per_multiprocessor * facts.multiprocessors;
@@ -137,7 +126,8 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
   const Plan plan = plan_recurrence(known, place, type, {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy);
   const auto shape = [&](const char* name, const BlockShape& s) {
-    const int64_t blocks = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] * s.cluster : 0;
+    const int64_t tiles = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
+    const int64_t blocks = plan.on_grid() ? plan.grid.blocks() : tiles * s.cluster;
     return std::string(", \"") + name + "\": {\"blocks\": " + std::to_string(blocks) +
            ", \"threads\": " + std::to_string(s.threads) + ", \"columns\": " + std::to_string(s.columns) +
            ", \"shared_bytes\": " + std::to_string(s.shared_bytes) + ", \"cluster\": " + std::to_string(s.cluster) +

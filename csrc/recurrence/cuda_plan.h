@@ -7,6 +7,7 @@
 #include "common/tensor.h"
 #include "device/facts.h"
 #include "recurrence/cuda_kernels.h"
+#include "recurrence/grid_kernels.h"
 
 namespace rnnkern {
 
@@ -17,19 +18,26 @@ struct Sizes {
 };
 
 struct Plan {
-  const char* kernel;  // "block", "cluster" or "stepwise"
+  const char* kernel;  // "block", "cluster", "grid" or "stepwise"
   std::string reason;
   int padded;                    // the head size that a block or cluster kernel is compiled for, or 0
-  BlockShape forward, backward;  // of a block or cluster kernel
+  BlockShape forward, backward;  // of a kernel that keeps R
+  GridSize grid;                 // of a grid kernel
   // The backward computes gates again and adds up dR for so many steps at a time: the rows fill the device, and work
   // space does not grow with T.
   int64_t chunk_steps;
 
-  bool stepwise() const { return padded == 0; }
+  bool block() const { return padded > 0 && !cluster(); }
   bool cluster() const { return forward.cluster > 1; }
+  bool on_grid() const { return grid.members > 0; }
+  bool stepwise() const { return padded == 0 && !on_grid(); }
 };
 
 // noisy: with zoneout or dropout.
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy);
+
+// Why no cluster or grid kernel can serve a dense R, or an empty string; they set their part of the plan.
+std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
+std::string refuse_grid(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
 
 }  // namespace rnnkern

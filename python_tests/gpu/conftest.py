@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def nan_memory():
 
 
 @contextmanager
-def running(name, kernel):
+def running(name: str, kernel: str) -> Iterator[recurrences.Place]:
     """One thread: calls are small."""
     require(recurrences.lacks(name))
     threads = torch.get_num_threads()
@@ -86,17 +87,24 @@ def running(name, kernel):
 
 @pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
 def place(request, nan_memory):
-    """rnnkern.ops.recurrence, where kernels run, by either kernel that takes any number of units."""
+    """rnnkern.ops.recurrence, where kernels run, by either kernel that takes any number of units and heads."""
     with running(*request.param) as place:
         yield place
 
 
 @pytest.fixture(params=CHOSEN)
 def clusters(request, nan_memory):
-    """The same by the cluster kernel, which takes a dense R of 129 units and more."""
+    """The same by the cluster kernel, which takes a dense R of up to 512 units."""
     with running(request.param, "cluster") as place:
         if place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
             pytest.skip("no clusters of 16 blocks run on this GPU")
+        yield place
+
+
+@pytest.fixture(params=CHOSEN)
+def grid(request, nan_memory):
+    """The same by the grid kernel, which takes a dense R of any number of units."""
+    with running(request.param, "grid") as place:
         yield place
 
 

@@ -19,9 +19,9 @@ from rnnkern.reference import noise
 from rnnkern.testing import Sample
 
 DTYPES = ("f32", "bf16", "f16")
-FAMILIES = ("block", "cluster_forward", "cluster_backward")
+FAMILIES = ("block", "cluster_forward", "cluster_backward", "grid")
 KERNELS = (*(f"{family}_{dtype}.cu" for family in FAMILIES for dtype in DTYPES), "step.cu")
-DRIVERS = ("cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
+DRIVERS = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
     "csrc/interpreter/recurrence.cpp",
@@ -35,7 +35,12 @@ OWN = (
     "int clusters_of_16=0) -> ()",
     "set_seed(int seed) -> ()",
 )
-FACTS = {"block": (9, 0, 1, 232448), "stepwise": (7, 5, 1, 65536), "cluster": (9, 0, 1, 232448, 4, 2)}
+FACTS = {
+    "block": (9, 0, 1, 232448),
+    "cluster": (9, 0, 1, 232448, 4, 2),
+    "grid": (9, 0, 5, 232448),
+    "stepwise": (7, 5, 1, 65536),
+}
 """What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
@@ -111,11 +116,6 @@ class Place:
     def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
 
-    def hidden(self, small: int) -> int:
-        """Hidden units that take the block or the stepwise kernel, with one head and with two. What the interpreter
-        pretends forces either at any size."""
-        return 1040 if (self.name, self.kernel) == ("cuda", "stepwise") else small
-
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""
         return moved(sample, self.device)
@@ -123,8 +123,9 @@ class Place:
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators."""
+    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
             for module in (FACE, DERIVATIVES):
                 patch.setattr(module, "_operators", place.operators)

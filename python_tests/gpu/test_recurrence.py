@@ -90,7 +90,7 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
         pytest.skip("float64 has no block kernel")
     if cell in KINKS and "inputs" in RECURRENCE_OPTIONS[options]:
         pytest.skip("what was projected cannot be moved off a kink")
-    sizes = {"steps": 7, "batch": 11, "hidden": place.hidden(20)}
+    sizes = {"steps": 7, "batch": 11, "hidden": 20}
     sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
     kernels = place.entered(lambda: check(place, place.sample(sample)))
     kernel = "stepwise" if "zoneout" in options or "dropout" in options else place.kernel
@@ -125,14 +125,14 @@ def test_awkward_sizes_with_noise(row, place):
 @pytest.mark.parametrize("cell", CUDA_CELLS)
 def test_one_tiny_call(cell, dtype, place):
     options = {"heads": 2, "packed": True, "reset": True, "grad_scale": 1}
-    sample = recurrence_sample(cell, 3, 3, place.hidden(10), **options, dtype=dtype, requires_grad=True)
+    sample = recurrence_sample(cell, 3, 3, 10, **options, dtype=dtype, requires_grad=True)
     check(place, place.sample(sample))
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
 def test_the_first_call(cell, place):
-    check(place, place.sample(recurrence_sample(cell, hidden=place.hidden(4), dtype=torch.float32, requires_grad=True)))
+    check(place, place.sample(recurrence_sample(cell, hidden=4, dtype=torch.float32, requires_grad=True)))
 
 
 @pytest.mark.parametrize("heads", [1, 4])

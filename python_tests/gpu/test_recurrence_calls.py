@@ -288,12 +288,13 @@ from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = recurrences.interpreted({flags})
-for kernel in ("block", "stepwise"):
+for kernel in recurrences.FACTS:
     with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
-        for cell in CUDA_CELLS:
+        few = kernel == "cluster"  # thousands of threads
+        for cell in ("modrelu", "lstm", "gru_reset_before") if few else CUDA_CELLS:
             for dtype in (torch.float32, torch.bfloat16):
-                for reverse in (False, True):
-                    for sizes in ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
+                for reverse in (True,) if kernel == "grid" else (False, True):
+                    for sizes in ((2, 5, 133),) if few else ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
                         for noise in (0.0, 0.3) if kernel == "stepwise" else (0.0,):
                             options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
                             options.update(zoneout=noise, dropout=noise)

@@ -12,13 +12,19 @@ from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CELLS = ["tanh", "lstm", "gru_reset_before"]
-HIDDEN = {"block": 48, "cluster": 160, "stepwise": 1040}
-kernels = pytest.mark.parametrize("kernel", HIDDEN)
+HIDDEN = {"block": 48, "cluster": 160, "grid": 160, "stepwise": 160}
 cells = pytest.mark.parametrize("cell", CELLS)
 
 
 def sample_of(cell, kernel, device, steps=20, batch=9, dtype=torch.float32, **options):
     return moved(recurrence_sample(cell, steps, batch, HIDDEN[kernel], dtype=dtype, **options), device)
+
+
+@pytest.fixture(params=HIDDEN)
+def kernel(request, monkeypatch):
+    """It serves where it can; the others are left out."""
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -28,7 +34,6 @@ def no_waiting():
 
 
 @cells
-@kernels
 def test_calls_run_on_the_current_stream(cell, kernel, gpu):
     """They see what was written there just before; another stream is kept busy."""
     sample = sample_of(cell, kernel, gpu, requires_grad=True)
@@ -51,7 +56,6 @@ def test_calls_run_on_the_current_stream(cell, kernel, gpu):
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("packed", [False, True])
 @cells
-@kernels
 def test_nothing_waits_for_the_device(cell, kernel, packed, noise, gpu, no_waiting):
     options = {"packed": packed, "reset": True, "grad_scale": 2, "zoneout": noise, "dropout": noise}
     sample = sample_of(cell, kernel, gpu, **options, requires_grad=True)
@@ -87,7 +91,6 @@ def captured(call):
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("backward", [False, True])
 @cells
-@kernels
 def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
     """With other values and another seed, which are read where they lie."""
     options = {"reset": True, "zoneout": noise, "dropout": noise}
@@ -111,11 +114,12 @@ def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
         torch.testing.assert_close(results, wanted)
 
 
-def test_a_second_device_is_served_where_its_tensors_are(gpu):
+def test_a_second_device_is_served_where_its_tensors_are(gpu, monkeypatch):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     other = torch.device("cuda", (gpu.index + 1) % torch.cuda.device_count())
     for kernel in HIDDEN:
+        monkeypatch.setenv("RNNKERN_CUDA_KERNELS", kernel)
         here = sample_of("lstm", kernel, gpu, packed=True, requires_grad=True)
         wanted, there = (outputs_and_gradients(recurrence, moved(here, device)) for device in (gpu, other))
         assert torch.cuda.current_device() == gpu.index
@@ -144,7 +148,6 @@ def test_mixed_devices_are_refused(stray, gpu):
 
 
 @cells
-@kernels
 def test_autocast(cell, kernel, gpu):
     module = {"tanh": "RNN", "lstm": "LSTM"}.get(cell, "GRU")
     options = {"reset_gate": "before"} if cell == "gru_reset_before" else {}
@@ -161,7 +164,6 @@ def test_autocast(cell, kernel, gpu):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CUDA_CELLS)
-@kernels
 def test_opcheck(cell, kernel, dtype, gpu):
     sample = sample_of(cell, kernel, gpu, steps=3, dtype=dtype, reset=True)
     cell, u, R, state = sample.args
@@ -176,7 +178,6 @@ def test_opcheck(cell, kernel, dtype, gpu):
 
 
 @cells
-@kernels
 def test_compiled(cell, kernel, gpu):
     sample = sample_of(cell, kernel, gpu, requires_grad=True)
     backends = ["aot_eager"]

@@ -38,10 +38,12 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
         too_large = dtype == torch.float32 and padded == 128 and cell in TOO_LARGE.get(device, ())
         for batch in (0, 1, 8, 9, 100):
             found = plan(cell, dtype, (10, batch, hidden, heads), facts)
+            if too_large and heads == 1:
+                assert found["kernel"] == "grid"  # these devices have no clusters
+                continue
             if too_large:
                 assert found["kernel"] == "stepwise"
-                says = f" bytes of shared memory, and a block here has {facts[3]}"
-                assert found["reason"].endswith(says + ", and clusters need compute capability 9.0" * (heads == 1))
+                assert found["reason"].endswith(f" bytes of shared memory, and a block here has {facts[3]}")
                 continue
             assert (found["kernel"], found["padded"]) == ("block", padded)
             assert found["reason"] == f"heads of {hidden // heads} units stay on one block"
@@ -53,17 +55,13 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
                 assert 0 < shape["shared_bytes"] <= facts[3]
 
 
-NO_BLOCK = "heads of {} units do not fit one block, and {}".format
+NONE = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0, "cluster": 1}
+NO_BLOCK = "heads of {} units do not fit one block".format
 STEPWISE = [
-    ("tanh", torch.bfloat16, (129, 1), A100, NO_BLOCK(129, "clusters need compute capability 9.0")),
-    ("tanh", torch.bfloat16, (1025, 1), H100, NO_BLOCK(1025, "R outgrows a cluster")),
-    ("lstm", torch.bfloat16, (769, 1), H100, NO_BLOCK(769, "R outgrows a cluster")),
-    ("lstm", torch.float32, (513, 1), B200, NO_BLOCK(513, "R outgrows a cluster")),
-    ("lstm", torch.float16, (512, 1), H100[:4], NO_BLOCK(512, "no cluster of 16 blocks runs here")),
-    ("lstm", torch.float16, (384, 1), (*H100[:4], 0, 7), NO_BLOCK(384, "no cluster of 8 blocks runs here")),
-    ("lstm", torch.float32, (258, 2), B200, "heads of 129 units do not fit one block"),
+    ("lstm", torch.float32, (258, 2), B200, NO_BLOCK(129)),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
-    ("gru", torch.float64, (129, 1), H100, "heads of 129 units do not fit one block"),
+    ("gru", torch.float64, (129, 1), H100, NO_BLOCK(129)),
+    ("gru", torch.float16, (129, 1), T4, NO_BLOCK(129)),
     ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),
 ]
 
@@ -71,9 +69,8 @@ STEPWISE = [
 @pytest.mark.parametrize(("cell", "dtype", "units", "facts", "reason"), STEPWISE)
 def test_the_rest_goes_step_by_step(cell, dtype, units, facts, reason):
     found = plan(cell, dtype, (10, 3, *units), facts)
-    none = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0, "cluster": 1}
     assert found == {"kernel": "stepwise", "reason": reason, "padded": 0, "chunk_steps": found["chunk_steps"],
-                     "forward": none, "backward": none}  # fmt: skip
+                     "forward": NONE, "backward": NONE}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -93,16 +90,15 @@ def test_sizes_beyond_32_bits_go_step_by_step(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_memory_that_is_too_small_says_so(dtype):
     """Exactly at the limit the block kernel runs; one byte less and it does not."""
-    found = plan("lstm", dtype, (10, 3, 128, 1), H100)
+    found = plan("lstm", dtype, (10, 3, 256, 2), H100)
     needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
-    assert plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs)) == found
-    refused = plan("lstm", dtype, (10, 3, 128, 1), (9, 0, 132, needs - 1))
+    assert plan("lstm", dtype, (10, 3, 256, 2), (9, 0, 132, needs)) == found
+    refused = plan("lstm", dtype, (10, 3, 256, 2), (9, 0, 132, needs - 1))
     assert refused["kernel"] == "stepwise"
-    says = f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
-    assert refused["reason"] == f"{says}, and no cluster of 8 blocks runs here"
+    assert refused["reason"] == f"R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
 
 
-# ---- clusters
+# ---- dense R of more than 128 units: clusters
 
 
 @pytest.mark.parametrize(
@@ -127,25 +123,35 @@ def test_a_dense_r_stays_on_a_cluster(cell, dtype, hidden, padded, blocks):
             assert shape["blocks"] == blocks * math.ceil(batch / columns)
             assert shape["threads"] in (192, 256)
             assert 0 < shape["shared_bytes"] <= H100[3]
-    beyond = plan(cell, dtype, (10, 4 * resident * most + 1, hidden, 1), H100)
-    assert beyond["kernel"] == "stepwise"
-    assert beyond["reason"].endswith(f", and B is above {4 * resident * most}, what clusters take in 4 turns")
 
 
-def test_heads_go_to_no_cluster():
-    found = plan("lstm", torch.bfloat16, (10, 3, 512, 2), H100)
-    assert (found["kernel"], found["reason"]) == ("stepwise", "heads of 256 units do not fit one block")
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "most", "kernel", "reason"),
+    [
+        ("gru", torch.bfloat16, 385, 224, "grid", "R of 385 units stays on 25 blocks"),
+        ("lstm", torch.float32, 512, 112, "grid", "R of 512 units stays on 64 blocks"),
+        ("lstm", torch.bfloat16, 768, 224, "stepwise",
+         f"{NO_BLOCK(768)}, and B is above 224, what clusters take in 4 turns, and 225 sequences are more than the 128 "
+         "that the grid kernel takes here"),
+    ],
+)  # fmt: skip
+def test_a_batch_beyond_the_clusters_goes_to_the_grid_where_it_can(cell, dtype, hidden, most, kernel, reason):
+    assert plan(cell, dtype, (10, most, hidden, 1), H100)["kernel"] == "cluster"
+    found = plan(cell, dtype, (10, most + 1, hidden, 1), H100)
+    assert (found["kernel"], found["reason"]) == (kernel, reason)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_memory_that_is_too_small_for_a_cluster_says_so(dtype):
-    found = plan("lstm", dtype, (10, 3, 512, 1), H100)
+    def on(shared_bytes):
+        return plan("lstm", dtype, (10, 3, 512, 1), (9, 0, 31, shared_bytes, 16, 7))
+
+    found = on(H100[3])
     needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
-    assert plan("lstm", dtype, (10, 3, 512, 1), (9, 0, 132, needs, 16, 7)) == found
-    refused = plan("lstm", dtype, (10, 3, 512, 1), (9, 0, 132, needs - 1, 16, 7))
-    assert refused["kernel"] == "stepwise"
+    assert found["kernel"] == "cluster"
+    assert on(needs) == found
     says = f"a cluster needs {needs} bytes of shared memory per block, and here are {needs - 1}"
-    assert refused["reason"] == f"heads of 512 units do not fit one block, and {says}"
+    assert on(needs - 1)["reason"].startswith(f"{NO_BLOCK(512)}, and {says}, and 512 units need ")
 
 
 def test_what_fits_no_block_goes_to_a_cluster():
@@ -153,6 +159,90 @@ def test_what_fits_no_block_goes_to_a_cluster():
     facts = (9, 0, 132, 150000, 16, 7)
     found = plan("lstm", torch.float32, (10, 3, 128, 1), facts)
     assert (found["kernel"], found["padded"]) == ("cluster", 256)
+
+
+# ---- and all multiprocessors
+
+
+@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "batch", "blocks", "columns"),
+    [
+        (torch.bfloat16, 129, 1, 9, 8),
+        (torch.bfloat16, 768, 8, 48, 8),
+        (torch.float16, 768, 16, 96, 8),  # two copies of R, of 8 sequences each
+        (torch.bfloat16, 768, 17, 96, 16),
+        (torch.bfloat16, 768, 33, 96, 24),
+        (torch.bfloat16, 768, 0, 48, 0),
+        (torch.float16, 1024, 128, 128, 64),
+        (torch.bfloat16, 2048, 64, 128, 64),
+        (torch.float32, 129, 17, 51, 8),
+        (torch.float32, 512, 16, 128, 8),
+        (torch.float32, 1024, 16, 128, 16),
+    ],
+)
+def test_a_dense_r_is_shared_out_over_the_multiprocessors(cell, dtype, hidden, batch, blocks, columns):
+    """Where no clusters run."""
+    for device in (H100, B200):
+        found = plan(cell, dtype, (10, batch, hidden, 1), (*device[:2], 132, device[3]))
+        assert (found["kernel"], found["padded"]) == ("grid", 0)
+        members = math.ceil(hidden / (8 if dtype == torch.float32 else 16))
+        assert found["reason"] == f"R of {hidden} units stays on {members} blocks"
+        for shape in (found["forward"], found["backward"]):
+            assert (shape["blocks"], shape["columns"], shape["threads"]) == (blocks, columns, 256)
+            assert shape["cluster"] == 1
+            assert shape["blocks"] <= 132
+            assert shape["blocks"] * shape["columns"] >= members * batch
+            assert 0 < shape["shared_bytes"] <= device[3]
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "hidden", "facts"),
+    [("tanh", torch.bfloat16, 1025, H100), ("lstm", torch.bfloat16, 769, H100), ("lstm", torch.float32, 513, B200),
+     ("lstm", torch.bfloat16, 768, A100), ("lstm", torch.float16, 512, (*H100[:4], 16, 0)),
+     ("lstm", torch.float16, 384, (*H100[:4], 0, 7))],
+)  # fmt: skip
+def test_what_fits_no_cluster_goes_to_the_grid(cell, dtype, hidden, facts):
+    assert plan(cell, dtype, (10, 16, hidden, 1), facts)["kernel"] == "grid"
+
+
+OUTGROWN = "R outgrows a cluster"
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "batch", "hidden", "facts", "cluster", "grid"),
+    [
+        ("tanh", torch.bfloat16, 1, 2113, H100, OUTGROWN, "2113 units need 133 blocks at once, and here run 132"),
+        ("tanh", torch.float32, 1, 1057, H100, OUTGROWN, "1057 units need 133 blocks at once, and here run 132"),
+        ("lstm", torch.bfloat16, 1, 2048, A100, "clusters need compute capability 9.0",
+         "2048 units need 128 blocks at once, and here run 108"),
+        ("lstm", torch.float16, 1, 512, (9, 0, 31, H100[3], 16, 0), "no cluster of 16 blocks runs here",
+         "512 units need 32 blocks at once, and here run 31"),
+        ("lstm", torch.float16, 1, 384, (9, 0, 23, H100[3], 0, 7), "no cluster of 8 blocks runs here",
+         "384 units need 24 blocks at once, and here run 23"),
+        ("lstm", torch.float16, 65, 2048, H100, OUTGROWN,
+         "65 sequences are more than the 64 that the grid kernel takes here"),
+        ("lstm", torch.float16, 129, 1024, H100, OUTGROWN,
+         "129 sequences are more than the 128 that the grid kernel takes here"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_keeps_goes_step_by_step(cell, dtype, batch, hidden, facts, cluster, grid):
+    found = plan(cell, dtype, (10, batch, hidden, 1), facts)
+    assert (found["kernel"], found["padded"]) == ("stepwise", 0)
+    assert found["reason"] == f"{NO_BLOCK(hidden)}, and {cluster}, and {grid}"
+    assert (found["forward"], found["backward"]) == (NONE, NONE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_share_of_r_that_is_too_large_says_so(dtype):
+    sizes = (10, 3, 1024, 1)
+    found = plan("lstm", dtype, sizes, H100)
+    needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
+    assert plan("lstm", dtype, sizes, (9, 0, 132, needs)) == found
+    refused = plan("lstm", dtype, sizes, (9, 0, 132, needs - 1))
+    assert refused["kernel"] == "stepwise"
+    said = f"a block's share of R needs {needs} bytes of shared memory, and a block here has {needs - 1}"
+    assert refused["reason"].endswith(f", and {said}")
 
 
 @pytest.mark.parametrize(
@@ -255,3 +345,30 @@ def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
     torch.compiler.reset()
     told = torch.compile(lambda x: (x + 1, _extension.cuda_refusal(x.device)), fullgraph=True, backend="eager")
     assert told(torch.zeros(1))[1] == "rnnkern was built without CUDA"
+
+
+# ---- RNNKERN_CUDA_KERNELS
+
+
+@pytest.mark.parametrize(
+    ("kernels", "hidden", "kernel", "reason"),
+    [
+        ("grid", 20, "grid", "R of 20 units stays on 2 blocks"),
+        ("cluster,grid", 20, "cluster", "R of 20 units stays on a cluster of 8 blocks"),
+        ("grid,block", 20, "block", "heads of 20 units stay on one block"),
+        ("grid", 129, "grid", "R of 129 units stays on 9 blocks"),
+        ("block", 129, "stepwise",
+         f"{NO_BLOCK(129)}, and RNNKERN_CUDA_KERNELS leaves out the cluster kernel, "
+         "and RNNKERN_CUDA_KERNELS leaves out the grid kernel"),
+    ],
+)  # fmt: skip
+def test_the_environment_leaves_kernels_out(kernels, hidden, kernel, reason, monkeypatch):
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", kernels)
+    found = plan("gru", torch.bfloat16, (10, 3, hidden, 1), H100)
+    assert (found["kernel"], found["reason"]) == (kernel, reason)
+
+
+def test_the_environment_names_kernels_that_there_are(monkeypatch):
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "block,gird")
+    with pytest.raises(RuntimeError, match="must be a list of block, cluster, grid and stepwise, got 'block,gird'"):
+        plan("gru", torch.bfloat16, (10, 3, 20, 1), H100)

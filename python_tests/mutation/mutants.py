@@ -5,6 +5,7 @@ from typing import NamedTuple
 RECURRENCE = "python_tests/ops/test_recurrence.py"
 ON_A_GPU = "python_tests/gpu/test_recurrence.py"
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
+ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -45,7 +46,8 @@ class Mutant(NamedTuple):
     @property
     def for_a_gpu(self) -> bool:
         """Its tests build what it breaks."""
-        return self.file.startswith(tuple(f"recurrence/{family}" for family in ("block_", "cluster_", "cuda_", "step")))
+        families = ("block_", "cluster_", "grid_", "cuda_", "step")
+        return self.file.startswith(tuple(f"recurrence/{family}" for family in families))
 
 
 ONE_LEVEL = [
@@ -252,6 +254,23 @@ MUTANTS = [
            "parts of dh while they are being added up", interpreted("any_schedule", ON_CLUSTERS)),
     Mutant("recurrence/cluster_backward.h", "carry[v][0] += scale[v] * product[v]", "carry[v][0] += product[v]",
            "grad_scale", interpreted("everything_at_once", ON_CLUSTERS)),
+    Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
+           interpreted("every_cell and lstm", ON_THE_GRID)),
+    Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",
+           "exchanges + exchange) * 2) * size.sets + set;", "the second buffer of h",
+           interpreted("any_schedule or every_cell", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "(at.group * 2 + step % 2) * size.sets", "(at.group * 2) * size.sets",
+           "the second buffer of dr", interpreted("any_schedule or every_cell", ON_THE_GRID)),
+    Mutant("recurrence/grid_forward.h", "(reset ? A(0) : Partials::sum(partials, first_gates, g))",
+           "Partials::sum(partials, first_gates, g)", "the reset of h",
+           interpreted("every_cell and lstm", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "grad[0] += scale * product;", "grad[0] += product;", "grad_scale",
+           interpreted("every_cell and tanh", ON_THE_GRID)),
+    Mutant("recurrence/grid_backward.h", "p.dparams[i][element] +=", "p.dparams[i][element] =",
+           "the sum of a parameter's gradient over chunks", interpreted("several_chunks", ON_THE_GRID)),
+    Mutant("recurrence/grid_tile.h", "reader.request(n + flight, count);\n    RNNKERN_UNROLL",
+           "reader.request(n, count);\n    RNNKERN_UNROLL", "the words of a later round",
+           interpreted("as_shipped", ON_THE_GRID)),
     Mutant("recurrence/step.h", "if (p.sequence.resets(p.finished, b))", "if (false)", "the gradient across a reset",
            interpreted("stepwise and reset and tanh")),
     Mutant("recurrence/step.h", "p.dr[((head * p.rows + p.here + b)", "p.dr[((head * p.rows + b)",

@@ -1,34 +1,35 @@
-"""What the compiler made of the kernels: nothing spills, and the loops over time hold what a step needs, no more.
-
-The loop of a block kernel is found in the machine code as the backward branch over a barrier and a product, that of a
-cluster kernel as the one over a store into another block and a product. Its only calls are the rare cases of a
-reciprocal, in cells with sigmoids."""
+"""What the compiler made of the kernels: nothing spills, and the loops over time hold what a step needs, no more."""
 
 import importlib.util
-import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
 import rnnkern
+from python_tests.packaging.sass import (
+    Bounds,
+    Kernel,
+    Resources,
+    bounds,
+    code_faults,
+    expected,
+    kernel,
+    read_functions,
+    read_report,
+    report_faults,
+    time_loops,
+)
 
 LIBRARY = Path(rnnkern.__file__).parent / "_C.abi3.so"
 ARCHS = ["sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in rnnkern.build_info()["cuda_archs"] or ()]
 CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
 CELLS = {cell: facts for cell, facts in CELLS.items() if facts["cuda"]}
-BLOCK = ("float", "bfloat16", "float16")
-HEAD_SIZES = (32, 64, 128)
-CLUSTER_SIZES = (256, 384, 512, 640, 768, 1024)
 
 
 def find_cuobjdump() -> str | None:
@@ -53,223 +54,6 @@ def dump(*arguments: str) -> Iterator[str]:
         yield from process.stdout
         errors = process.stderr.read()
     assert process.returncode == 0, errors
-
-
-# ---- names
-
-
-class Kernel(NamedTuple):
-    family: str  # Block, Cluster or Step
-    backward: bool
-    cell: str
-    storage: str
-    head_size: int | None = None
-    noisy: bool = False
-
-
-NAME = re.compile(
-    r"(Block|Cluster|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
-    r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
-)
-
-
-def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
-    """None for kernels that are no cell's. C++ spells cells without underscores."""
-    if not (found := NAME.search(mangled)):
-        return None
-    family, direction, name, scalar, storage, head_size, noisy = found.groups()
-    (cell,) = (cell for cell in cells if cell.replace("_", "") == name.lower())
-    storage = storage or {"f": "float", "d": "double"}[scalar]
-    return Kernel(family, direction == "Backward", cell, storage, int(head_size) if head_size else None, noisy == "1")
-
-
-def cluster_sizes(gates: int, storage: str) -> list[int]:
-    most = 512 if storage == "float" else 1024 if gates == 1 else 768
-    return [size for size in CLUSTER_SIZES if size <= most]
-
-
-def expected(cells: dict[str, dict]) -> set[Kernel]:
-    block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
-    cluster = (
-        ("Cluster", backward, cell, storage, size)
-        for backward, (cell, facts), storage in itertools.product([False, True], cells.items(), BLOCK)
-        for size in cluster_sizes(facts["gates"], storage)
-    )
-    step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
-    return {Kernel(*key) for key in (*block, *cluster, *step)}
-
-
-# ---- the compiler's report
-
-
-class Resources(NamedTuple):
-    registers: int
-    stack: int
-    local: int
-
-
-def read_report(lines: Iterable[str]) -> dict[str, dict[str, Resources]]:
-    """Of every architecture and mangled name."""
-    report, arch, name = {}, None, None
-    for line in lines:
-        if found := re.match(r"arch = (\w+)", line):
-            arch = report.setdefault(found[1], {})
-        elif found := re.match(r"\s*Function (\S+):", line):
-            name = found[1]
-        elif found := re.match(r"\s*REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", line):
-            arch[name] = Resources(*map(int, found.groups()))
-    return report
-
-
-def report_faults(kernels: dict[str, Resources], cells: dict[str, dict]) -> list[str]:
-    there = {kernel(name, cells) for name in kernels} - {None}
-    faults = [f"missing: {key}" for key in sorted(expected(cells) - there, key=str)]
-    faults += [f"unknown: {key}" for key in sorted(there - expected(cells), key=str)]
-    for name, used in kernels.items():
-        if used.stack or used.local:
-            faults.append(f"{kernel(name, cells) or name}: {used.stack} bytes of stack, {used.local} local")
-    return faults
-
-
-# ---- the machine code
-
-
-@dataclass
-class Function:
-    name: str
-    code: list[tuple[int, str]] = field(default_factory=list)  # addresses and instructions, predicates left out
-
-
-def read_functions(lines: Iterable[str]) -> Iterator[Function]:
-    function, instruction = None, re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ +)?(.*?) *;")
-    for line in lines:
-        if found := instruction.match(line):
-            function.code.append((int(found[1], 16), found[2]))
-        elif found := re.match(r"\s*Function : (\S+)", line):
-            if function:
-                yield function
-            function = Function(found[1])
-    if function:
-        yield function
-
-
-def count(code: Iterable[tuple[int, str]]) -> Counter:
-    """By what comes before the first dot of the instruction."""
-    return Counter(re.match(r"\w+", text)[0] for _, text in code)
-
-
-def time_loops(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tuple[int, str]]]:
-    """Loops over such an instruction and a product, of loops within each other the outer one. What is rare lies behind
-    the function's end and branches back into the loop; it belongs to it."""
-    loops = []
-    for last, (address, text) in enumerate(code):
-        target = re.match(r"BRA\b.*?\b0x([0-9a-f]+)", text)
-        if not target or (first := int(target[1], 16)) >= address:
-            continue
-        body = [line for line in code[: last + 1] if line[0] >= first]
-        if (kinds := count(body))[over] and kinds["HMMA"] + kinds["FFMA"]:
-            while loops and loops[-1][0][0] >= first:
-                loops.pop()
-            if loops and loops[-1][-1][0] >= first:
-                end = max(index for index, (_, other) in enumerate(body) if other.startswith("EXIT"))
-                rare = [line for line in body[end + 1 :] if line[0] > loops[-1][-1][0]]
-                body = loops.pop() + rare
-            loops.append(body)
-    return loops
-
-
-def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
-    """Whether the function at this address, up to its return, converts integers, as a division of them does."""
-    for _, text in itertools.takewhile(
-        lambda line: not line[1].startswith("RET"), (c for c in code if c[0] >= address)
-    ):
-        if re.match("I2F|F2I", text):
-            return True
-    return False
-
-
-@dataclass
-class Bounds:
-    """Of one step in one thread. The numbers are those of csrc/recurrence/block_tile.h and cluster_tile.h."""
-
-    barriers: int
-    global_loads: int
-    products: int  # HMMA, or at least so many FFMA
-    matrices: int  # LDSM
-    shared_loads: int = 0  # others
-    stores: int = 0  # STAS, at least
-
-
-def bounds(key: Kernel, facts: dict) -> Bounds:
-    gates, D, scalar = facts["gates"], key.head_size, key.storage == "float"
-    products = 1 + (facts["first_gates"] < gates)
-    values = 1 if scalar else 2 if not key.backward and gates % 2 == 0 and D < 128 else 4
-    if key.backward:  # a state, the output's gradient and its scale, reset; c before and after, or the initial one
-        reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0)
-    else:  # u and reset
-        reads = gates + 1
-    global_loads = values * reads + 1  # and the first row of a step
-    if not scalar:
-        depth = gates * D // 16 if key.backward else D // 16
-        fragments = depth if key.backward else depth * gates * values // 4
-        return Bounds(products, global_loads, fragments, depth // 2 * (1 if key.backward else products), 0)
-    chunks = -(-gates * D // 64) if key.backward else D // 16
-    rows = 4 if key.backward else gates
-    shared_loads = 4 * chunks * (1 if key.backward else products)
-    return Bounds(products, global_loads, 16 * rows * chunks, 0, shared_loads)
-
-
-def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
-    gates, first, D, scalar = facts["gates"], facts["first_gates"], key.head_size, key.storage == "float"
-    blocks = 8 if (scalar and D <= 256) or (not scalar and D <= 384) else 16
-    units, products = D // blocks, 1 + (first < gates)
-    values = 1 if scalar else -(-units * 8 // 256)
-    # As a block kernel, and the first row of a step, for what is read, for what is written and of the state before.
-    reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) + 2 + products if key.backward else gates + 3
-    barriers = 0 if scalar and not key.backward else products
-    if scalar:
-        return Bounds(barriers, values * reads, 0, 0, stores=products)
-    ranges = [(0, first), (first, gates)][:products]
-    rows = [-(-last * units // 16) - from_ * units // 16 for from_, last in ranges]  # in fragments
-    if key.backward:
-        matrices = sum(-(-n // 2) for n in rows)
-        return Bounds(barriers, values * reads, D // 128 * sum(rows), matrices, stores=D // 128 * products)
-    row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
-    matrices = products * -(-(D // 16 * row_warps // 8) // 2)
-    return Bounds(barriers, values * reads, sum(rows) * D // 128, matrices, stores=values * products * blocks // 8)
-
-
-def code_faults(function: Function, cells: dict[str, dict], arch: str = "sm_90") -> list[str]:
-    kinds, key = count(function.code), kernel(function.name, cells)
-    name = key or function.name
-    faults = [f"{name}: {kind} {kinds[kind]} times" for kind in ("LDL", "STL") if kinds[kind]]
-    if not key or key.family == "Step":
-        return faults
-    cluster = key.family == "Cluster"
-    if cluster and int(arch.removeprefix("sm_")) < 90:
-        return faults if kinds["BPT"] and len(function.code) < 100 else [*faults, f"{name}: not a trap"]
-    loops = time_loops(function.code, "STAS" if cluster else "BAR")
-    if len(loops) != 1:
-        return [*faults, f"{name}: {len(loops)} time loops"]
-    kinds, wanted = count(loops[0]), (cluster_bounds if cluster else bounds)(key, cells[key.cell])
-    held = {
-        "BAR": kinds["BAR"] == wanted.barriers,
-        "LDG": kinds["LDG"] + kinds["LD"] <= wanted.global_loads,
-        "LDSM": kinds["LDSM"] == wanted.matrices,
-        "HMMA": kinds["HMMA"] == (0 if key.storage == "float" else wanted.products),
-        "STAS": kinds["STAS"] >= wanted.stores,
-    }
-    if key.head_size < 128:  # weights are in registers
-        held["LDS"] = kinds["LDS"] <= wanted.shared_loads
-        held["FFMA"] = key.storage != "float" or kinds["FFMA"] >= wanted.products
-    faults += [f"{name}: {kind} {kinds[kind]} times in the loop; {wanted}" for kind, right in held.items() if not right]
-    for _, text in loops[0]:
-        called = re.match(r"CALL\.REL\S* .*?0x([0-9a-f]+)", text)
-        if called and int(called[1], 16) == loops[0][-1][0] + 16:
-            continue  # how sm_80 leaves a loop
-        if text.startswith("CALL") and (not called or divides_integers(function.code, int(called[1], 16))):
-            faults.append(f"{name}: in the loop, {text}")
-    return faults
 
 
 @needs_library
@@ -350,7 +134,7 @@ def test_names():
     assert kernel("_ZN7rnnkern6device5entryINS_16AccumulateKernelIfEEEEvNT_7ProblemE", cells) is None
     assert kernel(MANGLED.replace("18Block", "20Cluster"), cells) == Kernel("Cluster", False, "tanh", "bfloat16", 32)
     facts = {"tanh": {"gates": 1}, "gru": {"gates": 3}}
-    assert len(expected(facts)) == 2 * 2 * (3 * 3 + 2 * 4) + 2 * (6 + 6 + 3) + 2 * (5 + 5 + 3)
+    assert len(expected(facts)) == 2 * 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 3) + 2 * (5 + 5 + 3)
 
 
 def test_report_is_read():
@@ -358,7 +142,7 @@ def test_report_is_read():
     assert list(report) == ["sm_90"]
     assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
     faults = report_faults(report["sm_90"], {"tanh": TANH})
-    assert len(faults) == 2 * (3 * 3 + 2 * 4) + 2 * (6 + 6 + 3) - 1
+    assert len(faults) == 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 3) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
 
@@ -429,3 +213,27 @@ def test_code_of_a_cluster_is_read():
 def test_code_of_a_cluster_with_a_fault(kind, times, fault):
     (found,) = faults_of(cluster_code(**{kind: times}))
     assert fault in found
+
+
+def grid_code(**changed: int) -> str:
+    """Of the loop of the tanh cell, with so many instructions of a kind, and one that waits for words within it."""
+    kinds = {"LDG.E.U16": 2, "BAR.SYNC": 1, "HMMA.16816": 4} | {
+        kind.replace("_", "."): times for kind, times in changed.items()
+    }
+    lines = ["LDC R1, c[0x0][0x28]", *(f"{kind} R0, R1" for kind, times in kinds.items() for _ in range(times))]
+    wait = 16 * len(lines)
+    lines += ["LDG.E.128.STRONG.SYS R4, [R2]", f"BRA 0x{wait:x}", "BRA 0x10", "EXIT"]
+    name = MANGLED.replace("18Block", "17Grid").replace("Li32E", "")
+    numbered = [f"        /*{16 * k:04x}*/   {line} ;" for k, line in enumerate(lines)]
+    return "\n".join([f"                Function : {name}", *numbered])
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [({}, None), ({"BAR_SYNC": 2}, "BAR 2 times"), ({"HMMA_16816": 0, "FFMA": 4}, "HMMA 0 times"),
+     ({"LDG_E_U16": 5}, "LDG 6 times"), ({"LDG_E_U16": 0}, "no time loop"), ({"STL": 1}, "STL 1 times")],
+)  # fmt: skip
+def test_code_of_a_grid_is_read(changed, fault):
+    found = faults_of(grid_code(**changed))
+    assert len(found) == bool(fault)
+    assert not fault or fault in found[0]

@@ -1,0 +1,3 @@
+#include "recurrence/grid_table.h"
+
+template struct rnnkern::GridKernels<float>;
