@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mpmath import exp, mpc
+from mpmath import exp, mpc, workdps
 from torch.library import opcheck
 
 import rnnkern
@@ -73,6 +73,7 @@ def test_the_coefficients_are_those_that_the_script_derives():
 
 
 @pytest.mark.parametrize("dtype", SCHEMES)
+@workdps(40)
 def test_a_scheme_is_as_close_as_its_limit_promises(dtype):
     roundoff = torch.finfo(getattr(torch, dtype)).eps / 2
     for _, limit, products in SCHEMES[dtype]:
