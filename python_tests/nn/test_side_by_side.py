@@ -85,3 +85,10 @@ def test_layers_with_dropout_between_run_one_by_one(threads):
     module, x = rnnkern.nn.GRU(6, 40, 3, dropout=0.5), torch.randn(40, 1, 6)
     assert side_by_side(module, x) == [False] * 3
     assert side_by_side(module.eval(), x) == [True, True, False]
+
+
+def test_shapes_on_the_meta_device():
+    module, x = rnnkern.nn.LSTM(6, 40, 2, device="meta"), torch.empty(5, 3, 6, device="meta")
+    output, (h, c) = module(x)
+    assert (output.shape, h.shape, c.shape) == ((5, 3, 40), (2, 3, 40), (2, 3, 40))
+    assert output.device.type == "meta"

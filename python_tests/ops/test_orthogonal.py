@@ -250,3 +250,8 @@ def test_they_compile():
 def test_errors_name_the_argument(error, call, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def test_shapes_on_the_meta_device():
+    A = torch.empty(2, 5, 5, device="meta")
+    assert {op(A).shape for op in (skew_exp, cayley, project_orthogonal)} == {(2, 5, 5)}

@@ -12,7 +12,7 @@ def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
     """The input and the operator's other arguments, of each recurrence, in autocast's dtype where it is on, as
     torch.nn's weights and state are."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if x.is_meta or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x, *calls
     dtype = torch.get_autocast_dtype(device)
 

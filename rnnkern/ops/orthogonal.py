@@ -23,7 +23,7 @@ def _without_autocast(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(x, *args, **kwargs):
-        if not isinstance(x, Tensor) or not torch.is_autocast_enabled(x.device.type):
+        if not isinstance(x, Tensor) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
             return function(x, *args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
             return function(x, *args, **kwargs)
