@@ -31,6 +31,8 @@ SHAPES = ((128, 128), (256, 256), (512, 512), (1024, 1024), (256, 32, 32))
 QUICK_SHAPES = ((24, 24), (4, 8, 8))
 """(..., N, N)."""
 
+PEERS = ("torch.matrix_exp", "torch.nn.utils.parametrizations", "geotorch")
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -67,12 +69,12 @@ def problem_of(shape: tuple[int, ...], norm: float, dtype: torch.dtype, seed: in
     if explain(skew_exp, A).implementation == "reference":
         raise NoKernel(f"there is no kernel to measure: {explain(skew_exp, A).reason}")
     upstream = torch.randn(shape, dtype=dtype)
-    functions = {OURS: skew_exp, "torch.matrix_exp": matrix_exp, "torch.nn.utils.parametrizations": parametrized(A)}
+    functions = {OURS: skew_exp} | dict(zip(PEERS, (matrix_exp, parametrized(A)), strict=False))
     absent = {}
-    if importlib.util.find_spec("geotorch"):
-        functions["geotorch"] = geotorch_so(A)
+    if importlib.util.find_spec(PEERS[2]):
+        functions[PEERS[2]] = geotorch_so(A)
     else:
-        absent["geotorch"] = "it is not installed"
+        absent[PEERS[2]] = "it is not installed"
     return Problem(
         calls={
             "forward": {name: functools.partial(value, f, A) for name, f in functions.items()},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import overhead, record
+from perf import orthogonal, overhead, record
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
 
@@ -206,6 +206,19 @@ def steps(rows: Sequence[Record]) -> str:
     return markdown(["cell", "N", "under", *names], lines, words=3)
 
 
+def weights(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=OURS):
+        same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
+        products = float(row["over_floor"]) * orthogonal.PRODUCTS[row["direction"]]
+        ratios = (number(same, ratio, provider=provider) for provider in orthogonal.PEERS)
+        words = [row["shape"].replace("x", " x "), DIRECTIONS[row["direction"]].lower()]
+        matrices = float(row["peak_bytes"]) / float(row["matrix_bytes"])
+        lines.append([*words, f"{float(row['ms_50']):.3g}", f"{products:.1f}", *ratios, f"{matrices:.1f}"])
+    head = ["A", "", "ms", "in products", *(f"over {peer}" for peer in orthogonal.PEERS), "matrices held"]
+    return markdown(head, lines, words=2)
+
+
 LOSSES = "in bold where rnnkern is slower."
 TABLES = {
     "speed": Table(
@@ -242,6 +255,11 @@ TABLES = {
         steps,
         f"One step, B = 1: modules called with T = 1, the state fed back, and torch.nn's cell; {LOSSES}",
     ),
+    "orthogonal": Table(
+        functools.partial(where, op="skew_exp"),
+        weights,
+        f"skew_exp, norm 1; time of as many N x N products; times faster than its peers; {LOSSES}",
+    ),
 }
 """By the name in a page's marks."""
 
@@ -252,8 +270,8 @@ def filled(page: str, rows: Sequence[Record]) -> str:
 
 def main(device: str, pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
     folder = record.RESULTS / device
-    paths = [folder / "recurrence.csv", folder / "overhead.csv"]
-    rows = newest([row for path in paths[: 1 + paths[1].exists()] for row in record.read(path)])
+    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", "orthogonal.csv")]
+    rows = newest([row for path in paths if path == paths[0] or path.exists() for row in record.read(path)])
     for page in pages:
         page.write_text(filled(page.read_text(), rows))
 

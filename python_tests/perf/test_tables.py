@@ -8,7 +8,7 @@ FACTS = {"device": "a processor", "threads": "2", "simd": "avx2", "torch": "2.13
 
 
 def row(provider, ratio=1.0, *, case="dense", cell="gru", shape="5x4x3", direction=tables.BOTH, **others):
-    labels = {"case": case, "cell": cell, "shape": shape, "dtype": "float32", "direction": direction}
+    labels = {"case": case, "cell": cell, "shape": shape, "dtype": "float32", "direction": direction, "op": ""}
     figures = {"provider": provider, "ms_50": 2.5, "ratio_50": ratio, "over_floor": 3.0, "peak_bytes": 1_500_000}
     return {name: str(x) for name, x in ({"date": "2099"} | FACTS | labels | figures | others).items()}
 
@@ -80,6 +80,13 @@ def test_step_by_step():
     rows = [row("rnnkern"), row("torch.nn", 1.5), row("torch.nn GRUCell", 0.75, ms_50=0.5)]
     rows = [r | {"case": overhead.STEPS, "shape": "100x1x64", "direction": "no_grad"} for r in rows]
     assert "| `gru` | 64 | `no_grad` | 25 | 25 | 1.50 | 5 | **0.75** |" in text("steps", *rows)
+
+
+def test_orthogonal_weights():
+    rows = [row("rnnkern"), row("torch.matrix_exp", 20.0), row("torch.nn.utils.parametrizations", 0.5)]
+    rows = [r | {"op": "skew_exp", "case": "norm 1", "shape": "4x3x3", "matrix_bytes": "150000"} for r in rows]
+    line = "| 4 x 3 x 3 | forward and backward | 2.5 | 24.0 | 20.00 | **0.50** |  | 10.0 |"
+    assert line in text("orthogonal", *rows, row("torch.nn", op="recurrence"))
 
 
 def test_only_what_stands_between_the_marks_changes():
