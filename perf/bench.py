@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from perf import orthogonal, overhead, recurrence
+from perf import orthogonal, orthogonal_step, overhead, recurrence
 
 RUNS = (
     (recurrence, ["--compiled"]),
@@ -12,6 +12,7 @@ RUNS = (
     (recurrence, ["--bidirectional"]),
     (overhead, []),
     (orthogonal, []),
+    (orthogonal_step, []),
 )
 """A family's cases and the options that they run with."""
 

@@ -219,6 +219,16 @@ def weights(rows: Sequence[Record]) -> str:
     return markdown(head, lines, words=2)
 
 
+def updates(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=OURS):
+        same = where(rows, shape=row["shape"])
+        ratios = (number(same, ratio, provider=provider) for provider in orthogonal.PEERS[1:])
+        lines.append([sizes(row["shape"]), f"{float(row['ms_50']):.3g}", *ratios, f"{float(row['over_floor']):.2f}"])
+    head = ["T, B, N", "ms", *(f"over {peer}" for peer in orthogonal.PEERS[1:]), "time over that of a free weight"]
+    return markdown(head, lines)
+
+
 LOSSES = "in bold where rnnkern is slower."
 TABLES = {
     "speed": Table(
@@ -260,6 +270,11 @@ TABLES = {
         weights,
         f"skew_exp, norm 1; time of as many N x N products; times faster than its peers; {LOSSES}",
     ),
+    "updates": Table(
+        functools.partial(where, op="optimiser step"),
+        updates,
+        f"One step of an optimiser of expRNN, forward, backward and update; times faster; {LOSSES}",
+    ),
 }
 """By the name in a page's marks."""
 
@@ -270,7 +285,7 @@ def filled(page: str, rows: Sequence[Record]) -> str:
 
 def main(device: str, pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
     folder = record.RESULTS / device
-    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", "orthogonal.csv")]
+    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", "orthogonal.csv", "orthogonal-step.csv")]
     rows = newest([row for path in paths if path == paths[0] or path.exists() for row in record.read(path)])
     for page in pages:
         page.write_text(filled(page.read_text(), rows))

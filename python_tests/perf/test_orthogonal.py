@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 import torch
 
-from perf import harness, orthogonal, record
+from perf import harness, orthogonal, orthogonal_step, record
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -44,3 +44,19 @@ def test_a_call_holds_no_more_than_18_matrices(size):
     problem = orthogonal.problem_of((size, size), 1.0, torch.float32, 0)
     held = harness.peak_bytes(problem.calls["forward+backward"]["rnnkern"], CPU)
     assert held <= 18 * 4 * size**2
+
+
+def test_a_step_of_an_optimiser(monkeypatch):
+    (case,) = orthogonal_step.cases([(4, 3, 9)])
+    outcome = harness.attempt([case], None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert {"rnnkern", "torch.nn.utils.parametrizations"} <= {row["provider"] for row in outcome.rows}
+    right = orthogonal_step.by_torch
+
+    def wrong(module):
+        module.weight_ih_l0.data.mul_(1.01)
+        right(module)
+
+    monkeypatch.setattr(orthogonal_step, "by_torch", wrong)
+    outcome = harness.attempt([case], None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "torch.nn.utils.parametrizations, step of the optimiser: h" in outcome.refused[0]

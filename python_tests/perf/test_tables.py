@@ -89,6 +89,13 @@ def test_orthogonal_weights():
     assert line in text("orthogonal", *rows, row("torch.nn", op="recurrence"))
 
 
+def test_updates():
+    rows = [row("rnnkern"), row("torch.nn.utils.parametrizations", 2.0), row("geotorch", 0.5)]
+    assert "| 5, 4, 3 | 2.5 | 2.00 | **0.50** | 3.00 |" in text(
+        "updates", *(r | {"op": "optimiser step"} for r in rows)
+    )
+
+
 def test_only_what_stands_between_the_marks_changes():
     page = "a\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nb\n<!-- steps:begin -->\n<!-- steps:end -->\nc\n"
     none = "*Not measured yet.*\n"
