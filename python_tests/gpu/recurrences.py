@@ -114,7 +114,7 @@ class Place:
         return self.counts() - before
 
     def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
-        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy)
+        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy, self.operators)
 
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""
@@ -134,8 +134,12 @@ def routed(place: Place) -> Iterator[Place]:
         yield place
 
 
-def plan(cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...], noisy: bool = False) -> dict:
-    return json.loads(torch.ops.rnnkern.recurrence_plan(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy))
+def plan(
+    cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...], noisy: bool = False, operators=None
+) -> dict:
+    """By the interpreter's operators too, which are there where nvcc is not."""
+    asked = (operators or torch.ops.rnnkern).recurrence_plan
+    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy))
 
 
 def moved(sample: Sample, device: str) -> Sample:
