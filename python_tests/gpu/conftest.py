@@ -96,7 +96,7 @@ def place(request, nan_memory):
 def clusters(request, nan_memory):
     """The same by the cluster kernel, which takes a dense R of up to 512 units."""
     with running(request.param, "cluster") as place:
-        if place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
+        if place.name == "cuda" and place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
             pytest.skip("no clusters of 16 blocks run on this GPU")
         yield place
 
