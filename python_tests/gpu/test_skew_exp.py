@@ -63,7 +63,8 @@ def test_kernels_compile_ahead_of_time(dtype, arch):
         kinds = {"n": "i32", "k": "i32", "plan": "*i64"}
         signature = {name: "constexpr" if name in constants else kinds.get(name, pointer) for name in names}
         given = {(names.index(name),): value for name, value in constants.items() if name in names}
-        made = triton.compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", arch, 32))
+        source, target = ASTSource(kernel, signature, given), GPUTarget("cuda", arch, 32)
+        made = triton.compile(source, target=target, options=orthogonal_triton.OPTIONS)
         assert made.asm["cubin"]
         assert "tf32" not in made.asm["ptx"]
 

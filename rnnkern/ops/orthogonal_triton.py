@@ -24,6 +24,8 @@ LARGEST_NORM = 1050
 MARGIN = 1.05
 STEPS = 6
 """Of the power method, and what is added to what it finds, as in csrc/orthogonal/cpu_plan.h."""
+OPTIONS = {"enable_fp_fusion": True}
+"""Of every launch. What Triton does where it is left open changes from version to version, and with it the bits."""
 LARGEST = {torch.float32: 64, torch.float64: 32}
 """Rows of a matrix that one program takes: its backward has 128 KB of shared memory then."""
 
@@ -116,7 +118,7 @@ def _small_forward(A, kept, plan, minus_identity):
     kernels().small_forward[(A.numel() // A.shape[-1] ** 2,)](
         A, V, A if kept is None else kept, plan, A.shape[-1], BLOCK=block, KEPT=KEPT[A.dtype],
         TRAINING=kept is not None, MINUS_IDENTITY=minus_identity, C=coefficients, LIMITS=limits, SCHEMES=places,
-        MARGIN=MARGIN, MOST=most, num_warps=_warps(block),
+        MARGIN=MARGIN, MOST=most, num_warps=_warps(block), **OPTIONS,
     )  # fmt: skip
     return V
 
@@ -127,7 +129,7 @@ def _small_backward(grad, A, kept, plan):
     block = _block(A.shape[-1])
     kernels().small_backward[(A.numel() // A.shape[-1] ** 2,)](
         grad, A, kept, plan, result, A.shape[-1], BLOCK=block, KEPT=KEPT[A.dtype], C=coefficients, SCHEMES=places,
-        num_warps=_warps(block),
+        num_warps=_warps(block), **OPTIONS,
     )  # fmt: skip
     return result
 
@@ -213,7 +215,7 @@ def _product_if(left, right, added, plan, k, more=None, flip_left=False, flip_ri
     kernels().product_if[(across * across, added.shape[0])](
         left, right, added, added if more is None else more, out, plan, size, k, FLIP_LEFT=flip_left,
         FLIP_RIGHT=flip_right, TIMES=times, MORE=more is not None, BLOCK=block, DEPTH=16 if double else 32,
-        num_warps=8 if double else 4,
+        num_warps=8 if double else 4, **OPTIONS,
     )  # fmt: skip
     return out
 
