@@ -1,5 +1,5 @@
 // One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
-// alone (recurrence/cpu_*.cpp), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
+// alone (cpu_*.cpp of each family), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
 // itself.
 #pragma once
 
@@ -12,6 +12,9 @@
 
 namespace rnnkern {
 namespace {
+
+RNNKERN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+RNNKERN_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 template <class T>
 struct Lanes;

@@ -2,6 +2,7 @@
 // width.
 #pragma once
 
+#include "common/room.h"
 #include "common/simd.h"
 
 #include "orthogonal/cpu_product.h"

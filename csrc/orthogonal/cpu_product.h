@@ -5,9 +5,6 @@
 namespace rnnkern {
 namespace {
 
-RNNKERN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-RNNKERN_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 template <class T>
 struct Term {
   const T* x;
@@ -41,19 +38,6 @@ struct Output {
   T* to;
   T factor = T(1);
   Sum<T> rest;
-};
-
-// Cuts a workspace into parts that begin at cache lines; without one it only measures.
-template <class T>
-struct Room {
-  T* base;
-  int64_t used = 0;
-
-  T* take(int64_t elements) {
-    T* const part = base ? base + used : nullptr;
-    used += (elements + 15) / 16 * 16;
-    return part;
-  }
 };
 
 // v[r][c] = sum(row + r, column + c), a vector's width of both; zeros beyond the matrix.

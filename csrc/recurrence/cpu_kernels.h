@@ -3,14 +3,13 @@
 // shared out.
 #pragma once
 
+#include "common/room.h"
 #include "common/simd.h"
 
 #include "cells/list.h"
 #include "recurrence/cpu_storage.h"
 
 #include "recurrence/cpu_factors.h"
-
-#include "recurrence/cpu_room.h"
 
 #include "recurrence/cpu_product.h"
 #include "recurrence/cpu_sequence.h"

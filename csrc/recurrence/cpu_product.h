@@ -5,9 +5,6 @@
 namespace rnnkern {
 namespace {
 
-RNNKERN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-RNNKERN_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // A tile is `rows` x `vectors` accumulators held in registers; the rest of the register file is for operands.
 constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
 constexpr int max_vectors = 4;

@@ -1,5 +1,7 @@
-// How a kernel cuts its workspace. Included by cpu_kernels.h, once per SIMD level.
+// How a kernel cuts its workspace. Included by the cpu_kernels.h of each family, once per SIMD level.
 #pragma once
+
+#include "common/team.h"
 
 namespace rnnkern {
 namespace {
