@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rnnkern import _extension, reference
 from rnnkern.ops import orthogonal_autograd, orthogonal_triton, schur_autograd
+from rnnkern.ops.checks import check_like, check_square
 from rnnkern.ops.dispatch import Choice, choose
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -226,21 +227,3 @@ def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"project_orthogonal: `steps` must be a number from 0 on, got {steps!r}")
     return reference.project_orthogonal(B, steps=steps)
-
-
-def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
-    if x.dtype not in dtypes:
-        raise TypeError(f"{op}: `{name}` must be of a dtype of {dtypes}, got {x.dtype}")
-    if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
-        raise ValueError(f"{op}: `{name}` must be (..., N, N), got {tuple(x.shape)}")
-
-
-def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
-    if x.dtype != like.dtype:
-        raise TypeError(f"{op}: `{name}` must be of dtype {like.dtype} like `{other}`, got {x.dtype}")
-    if x.device != like.device:
-        raise TypeError(f"{op}: `{name}` must be on {like.device} like `{other}`, got {x.device}")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern import _extension, reference
+from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
 from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable, needs_derivatives, transformed
 from rnnkern.reference import CELLS
@@ -193,7 +194,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     if not isinstance(cell, str) or cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
     _, gates, states, names, _ = CELLS[cell]
-    _check_tensor("u", u, u)
+    check_like("recurrence", "u", u, "u", u)
     if u.dtype not in DTYPES:
         raise TypeError(f"recurrence: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
     for name, group, wanted in (("state", state, ("h0", "c0")[:states]), ("params", params, names)):
@@ -207,52 +208,47 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     optional = {"bias": bias, "grad_scale": grad_scale, "weight_ih": weight_ih, "bias_ih": bias_ih}
     for name, tensor in (("R", R), *optional.items()):
         if tensor is not None or name == "R":
-            _check_tensor(name, tensor, u)
+            check_like("recurrence", name, tensor, "u", u)
     for name, group in (("state", state), ("params", params)):
         for k, tensor in enumerate(group):
-            _check_tensor(f"{name}[{k}]", tensor, u)
+            check_like("recurrence", f"{name}[{k}]", tensor, "u", u)
     for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
         if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
             raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")
 
     if u.dim() != (3 if batch_sizes is None else 2):
         wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
-        raise ValueError(f"recurrence: `u` must be {wanted}, got {_shape(u)}")
+        raise ValueError(f"recurrence: `u` must be {wanted}, got {shape_of(u)}")
     hidden = _check_projection(cell, gates, u, weight_ih, bias_ih)
     width = _check_params(cell, names, params, hidden)
     if R.dim() == 3:
         heads = R.shape[0]
         if cell == "lstm_projected" or CELLS[cell].normalised:
-            raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {_shape(R)}")
+            raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {shape_of(R)}")
         if heads == 0 or hidden % heads:
-            raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {_shape(R)}")
+            raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {shape_of(R)}")
         d = hidden // heads
-        _check_shape("R", R, "(K, G*D, D)", (heads, gates * d, d))
+        check_shape("recurrence", "R", R, "(K, G*D, D)", (heads, gates * d, d))
     else:
-        _check_shape("R", R, "(G*H, H)" if width == hidden else "(G*H, P)", (gates * hidden, width))
+        check_shape("recurrence", "R", R, "(G*H, H)" if width == hidden else "(G*H, P)", (gates * hidden, width))
     if bias is not None:
-        _check_shape("bias", bias, "(G*H,)", (gates * hidden,))
+        check_shape("recurrence", "bias", bias, "(G*H,)", (gates * hidden,))
 
     if state[0].dim() != 2:
-        raise ValueError(f"recurrence: `state[0]` must be (B, H), got {_shape(state[0])}")
+        raise ValueError(f"recurrence: `state[0]` must be (B, H), got {shape_of(state[0])}")
     batch = state[0].shape[0] if batch_sizes is not None else u.shape[1]
     for k, s in enumerate(state):
         columns = width if k == 0 else hidden
-        _check_shape(f"state[{k}]", s, "(B, H)" if columns == hidden else "(B, P)", (batch, columns))
+        check_shape("recurrence", f"state[{k}]", s, "(B, H)" if columns == hidden else "(B, P)", (batch, columns))
     steps = u.shape[0]
     if batch_sizes is not None:
-        steps = _check_batch_sizes(batch_sizes, u.shape[0], batch)
+        steps = check_batch_sizes("recurrence", batch_sizes, u.shape[0], batch)
     if reset is not None:
-        if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-            got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
-            raise TypeError(f"recurrence: `reset` must be a bool tensor, got {got}")
-        if reset.device != u.device:
-            raise TypeError(f"recurrence: `reset` must be on {u.device} like `u`, got {reset.device}")
-        _check_shape("reset", reset, "(T, B)", (steps, batch))
+        check_reset("recurrence", reset, u, steps, batch)
     if grad_scale is not None and tuple(grad_scale.shape) not in ((steps,), (steps, batch)):
         raise ValueError(
             f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
-            f"got {_shape(grad_scale)}"
+            f"got {shape_of(grad_scale)}"
         )
 
 
@@ -276,7 +272,7 @@ def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[tuple[float,
         if seed.device != u.device:
             raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
         if seed.numel() != 1:
-            raise ValueError(f"recurrence: `seed` must have one element, got {_shape(seed)}")
+            raise ValueError(f"recurrence: `seed` must have one element, got {shape_of(seed)}")
     rates = (rates[0], rates[1] if states > 1 else 0.0, dropout if seed is not None else 0.0)
     rates = tuple(float(rate) if rate >= LEAST_RATE else 0.0 for rate in rates)
     return rates, seed if any(rates) else None
@@ -288,33 +284,15 @@ def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None
     if rows % gates or rows == 0:
         wanted = f"G*H, a positive multiple of G = {gates} for the cell {cell!r}"
         if weight_ih is None:
-            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {_shape(u)}")
-        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {_shape(weight_ih)}")
+            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {shape_of(u)}")
+        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {shape_of(weight_ih)}")
     if weight_ih is not None:
-        _check_shape("weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
+        check_shape("recurrence", "weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
     if bias_ih is not None:
         if weight_ih is None:
             raise ValueError("recurrence: `bias_ih` needs `weight_ih` beside it, got None")
-        _check_shape("bias_ih", bias_ih, "(G*H,)", (rows,))
+        check_shape("recurrence", "bias_ih", bias_ih, "(G*H,)", (rows,))
     return rows // gates
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)
-
-
-def _check_tensor(name: str, tensor: Tensor, like: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"recurrence: `{name}` must be a tensor, got {type(tensor).__name__}")
-    if tensor.dtype != like.dtype:
-        raise TypeError(f"recurrence: `{name}` must be of dtype {like.dtype} like `u`, got {tensor.dtype}")
-    if tensor.device != like.device:
-        raise TypeError(f"recurrence: `{name}` must be on {like.device} like `u`, got {tensor.device}")
-
-
-def _check_shape(name: str, tensor: Tensor, symbols: str, wanted: tuple[int, ...]) -> None:
-    if tensor.dim() != len(wanted) or tuple(tensor.shape) != wanted:
-        raise ValueError(f"recurrence: `{name}` must be {symbols} = {wanted}, got {_shape(tensor)}")
 
 
 def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hidden: int) -> int:
@@ -323,37 +301,10 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
         (weight,) = params
         if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:
             raise ValueError(
-                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {_shape(weight)}"
+                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {shape_of(weight)}"
             )
         return weight.shape[0]
     for k, name in enumerate(names):
         symbols, size = ("G*H", CELLS[cell].gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
-        _check_shape(f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
+        check_shape("recurrence", f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
     return hidden
-
-
-def _check_batch_sizes(batch_sizes: Tensor, rows: int, batch: int) -> int:
-    """Returns T. Values are read where they exist: a fake tensor has only a shape."""
-    if not isinstance(batch_sizes, Tensor) or batch_sizes.dtype != torch.int64 or batch_sizes.device.type != "cpu":
-        got = (batch_sizes.dtype, batch_sizes.device) if isinstance(batch_sizes, Tensor) else type(batch_sizes).__name__
-        raise TypeError(f"recurrence: `batch_sizes` must be an int64 tensor on the CPU, got {got}")
-    if batch_sizes.dim() != 1:
-        raise ValueError(f"recurrence: `batch_sizes` must be (T,), got {_shape(batch_sizes)}")
-    if not torch.compiler.is_compiling() and not isinstance(batch_sizes, torch._subclasses.FakeTensor):
-        if torch._C._functorch.is_batchedtensor(batch_sizes):
-            raise ValueError(
-                "recurrence: `batch_sizes` must be the same for all members of torch.vmap, got one for each"
-            )
-        sizes = batch_sizes.tolist()
-        if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):
-            raise ValueError(
-                f"recurrence: `batch_sizes` must never grow and begin with at most B = {batch}, the rows of "
-                f"`state[0]`, got {sizes}"
-            )
-        if sizes and sizes[-1] < 0:
-            raise ValueError(f"recurrence: `batch_sizes` must not be negative, got {sizes}")
-        if sum(sizes) != rows:
-            raise ValueError(
-                f"recurrence: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}"
-            )
-    return batch_sizes.shape[0]

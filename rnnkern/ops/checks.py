@@ -1,0 +1,63 @@
+"""What operators ask of their arguments: errors name the operator, the argument, what was wanted and what came."""
+
+import torch
+from torch import Tensor
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
+    if x.dtype != like.dtype:
+        raise TypeError(f"{op}: `{name}` must be of dtype {like.dtype} like `{other}`, got {x.dtype}")
+    if x.device != like.device:
+        raise TypeError(f"{op}: `{name}` must be on {like.device} like `{other}`, got {x.device}")
+
+
+def check_shape(op: str, name: str, tensor: Tensor, symbols: str, wanted: tuple[int, ...]) -> None:
+    if tensor.dim() != len(wanted) or tuple(tensor.shape) != wanted:
+        raise ValueError(f"{op}: `{name}` must be {symbols} = {wanted}, got {shape_of(tensor)}")
+
+
+def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{op}: `{name}` must be of a dtype of {dtypes}, got {x.dtype}")
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"{op}: `{name}` must be (..., N, N), got {shape_of(x)}")
+
+
+def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int) -> None:
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
+        raise TypeError(f"{op}: `reset` must be a bool tensor, got {got}")
+    if reset.device != like.device:
+        raise TypeError(f"{op}: `reset` must be on {like.device} like `u`, got {reset.device}")
+    check_shape(op, "reset", reset, "(T, B)", (steps, batch))
+
+
+def check_batch_sizes(op: str, batch_sizes: Tensor, rows: int, batch: int) -> int:
+    """Returns T. Values are read where they exist: a fake tensor has only a shape."""
+    if not isinstance(batch_sizes, Tensor) or batch_sizes.dtype != torch.int64 or batch_sizes.device.type != "cpu":
+        got = (batch_sizes.dtype, batch_sizes.device) if isinstance(batch_sizes, Tensor) else type(batch_sizes).__name__
+        raise TypeError(f"{op}: `batch_sizes` must be an int64 tensor on the CPU, got {got}")
+    if batch_sizes.dim() != 1:
+        raise ValueError(f"{op}: `batch_sizes` must be (T,), got {shape_of(batch_sizes)}")
+    if not torch.compiler.is_compiling() and not isinstance(batch_sizes, torch._subclasses.FakeTensor):
+        if torch._C._functorch.is_batchedtensor(batch_sizes):
+            raise ValueError(f"{op}: `batch_sizes` must be the same for all members of torch.vmap, got one for each")
+        sizes = batch_sizes.tolist()
+        if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):
+            raise ValueError(
+                f"{op}: `batch_sizes` must never grow and begin with at most B = {batch}, the rows of "
+                f"`state[0]`, got {sizes}"
+            )
+        if sizes and sizes[-1] < 0:
+            raise ValueError(f"{op}: `batch_sizes` must not be negative, got {sizes}")
+        if sum(sizes) != rows:
+            raise ValueError(f"{op}: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}")
+    return batch_sizes.shape[0]
