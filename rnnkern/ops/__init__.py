@@ -4,15 +4,19 @@ from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
+from rnnkern.ops.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
 
 __all__ = [
     "Choice",
+    "RelevancyMemory",
+    "RelevancyState",
     "cayley",
     "explain",
     "project_orthogonal",
     "recurrence",
     "recurrence_bidirectional",
     "recurrence_stacked",
+    "relevancy_recurrence",
     "schur_weight",
     "skew_exp",
     "use",

@@ -2,5 +2,19 @@
 
 from rnnkern.reference.orthogonal import cayley, project_orthogonal, schur_weight, skew, skew_exp
 from rnnkern.reference.recurrence import CELLS, recurrence
+from rnnkern.reference.relevancy import RelevancyMemory, RelevancyState, empty_state, given_scores, relevancy_recurrence
 
-__all__ = ["CELLS", "cayley", "project_orthogonal", "recurrence", "schur_weight", "skew", "skew_exp"]
+__all__ = [
+    "CELLS",
+    "RelevancyMemory",
+    "RelevancyState",
+    "cayley",
+    "empty_state",
+    "given_scores",
+    "project_orthogonal",
+    "recurrence",
+    "relevancy_recurrence",
+    "schur_weight",
+    "skew",
+    "skew_exp",
+]
