@@ -97,21 +97,43 @@ def others(figures: Figures) -> Iterator[Row]:
         }
 
 
+def weights(figures: Figures) -> Iterator[Row]:
+    """Orthogonal weights: a line per function and size, against each peer."""
+    peers = dict.fromkeys(peer for key in figures.keys for peer in figures.peers(key))
+    for key in figures.keys:
+        line: Row = {"": key[1], "matrices": key[2]}
+        for direction, short in DIRECTIONS.items():
+            line[f"{short} ms"] = figures.number(key, direction, OURS, "ms_50")
+            line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
+            for peer in peers:
+                line[f"{short} /{peer.rpartition('.')[2]}"] = figures.number(key, direction, peer, "ratio_50")
+        yield line
+
+
+TABLES = {
+    "recurrence.csv": (
+        (f"{SHOWN_DTYPE}, B = {SHOWN_BATCH}; /x: times faster than x", steps),
+        ("times faster, geometric mean over sizes", means),
+        ("other cases", others),
+    ),
+    "orthogonal.csv": (("orthogonal weights; /x: times faster than x", weights),),
+}
+
+
 def text(folder: Path, since: str = "") -> str:
     """Of the rows measured since a date as in their column."""
-    path = folder / "recurrence.csv"
+    return "\n\n".join(text_of(folder / name, since) for name in TABLES)
+
+
+def text_of(path: Path, since: str) -> str:
     rows = [row for row in record.read(path) if row["date"] >= since] if path.exists() else []
     if not rows:
         return f"{path.name}: nothing was measured"
     figures, facts = Figures(rows), rows[-1]
     names = ("device", "torch", "cuda", "cudnn", "commit", "copy_gb_s")
     parts = [", ".join(f"{name} {facts[name]}" for name in names if name in facts)]
-    for title, lines in (
-        (f"{SHOWN_DTYPE}, B = {SHOWN_BATCH}; /x: times faster than x", list(steps(figures))),
-        ("times faster, geometric mean over sizes", list(means(figures))),
-        ("other cases", list(others(figures))),
-    ):
-        if lines:
+    for title, lines_of in TABLES[path.name]:
+        if lines := list(lines_of(figures)):
             parts.append(f"{title}\n{record.table(without_empty(lines))}")
     return "\n\n".join(parts)
 

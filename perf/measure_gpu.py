@@ -1,4 +1,4 @@
-"""Measures the recurrence on a GPU into a folder, within minutes: the last stage of ``make gpu``.
+"""Measures recurrence and orthogonal weights on a GPU into a folder, within minutes: the last stage of ``make gpu``.
 
 ``python -m perf.measure_gpu --help``. TF32 is off on both sides.
 """
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, record
+from perf import flashrnn_peer, gpu_tables, harness, orthogonal, record
 from perf import recurrence_gpu as cases
 from perf.harness import Effort, NoKernel, Outcome
 from perf.recurrence_gpu import Spec
 
-SECTIONS = ("memory", "short", "plain", "variants", "flashrnn")
+SECTIONS = ("memory", "short", "plain", "orthogonal", "variants", "flashrnn")
 EFFORT = Effort(seconds=0.25, least=3, most=20, warm_ups=1, enough=1e-3)
 QUICK_EFFORT = Effort(seconds=0.0, least=3, most=3, warm_ups=1, enough=1e-4)
 QUICK_MEMORY_STEPS = (4, 8)
@@ -118,6 +118,16 @@ def memory(run: Run) -> Outcome:
     return outcome
 
 
+# ---- orthogonal weights
+
+
+def weights(run: Run) -> Outcome:
+    shapes = orthogonal.QUICK_SHAPES if run.quick else orthogonal.GPU_SHAPES
+    todo = orthogonal.cases(shapes, 1.0, "float32", run.device)
+    path = run.folder / "orthogonal.csv"
+    return harness.attempt(todo, path, run.device, run.command, run.effort, run.deadline)
+
+
 # ---- all
 
 
@@ -155,6 +165,8 @@ def measure(run: Run, sections: Sequence[str], options: Sequence[str]) -> Outcom
     plain = run.specs(cases.PLAIN) if "plain" in sections else []
     first = cases.BATCHES[0]
     add(attempt([spec for spec in plain if spec.batch == first or run.quick]))
+    if "orthogonal" in sections:
+        add(weights(run))
     if "variants" in sections:
         add(attempt(cases.VARIANTS))
     add(attempt([spec for spec in plain if spec.batch != first and not run.quick]))

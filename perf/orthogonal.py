@@ -1,9 +1,10 @@
-"""skew_exp, forward and backward, against what else gives an orthogonal weight from a free one.
+"""skew_exp against what else gives an orthogonal weight from a free one, and schur_weight against its formula.
 
-``python -m perf.orthogonal --help``. Every provider reads the strict lower triangle of the same matrices, whose skew
-part has the 2-norm that is asked for, and gives V and the gradient of that triangle. Floor: the N x N products left
-when everything else is free, three forwards and five backwards for norms around 1, each by the fastest product at hand;
-``over_floor`` times their number is the time in products. ``peak_bytes`` over 4 N^2 is the memory in matrices.
+``python -m perf.orthogonal --help``; on a GPU ``perf.measure_gpu`` runs the cases. Every provider of skew_exp reads the
+strict lower triangle of the same matrices, whose skew part has the 2-norm that is asked for, and gives V and the
+gradient of that triangle. Floor: the N x N products left when everything else is free, of skew_exp for norms around 1,
+each by the fastest product at hand; ``over_floor`` times their number is the time in products. ``peak_bytes`` over 4
+N^2 is the memory in matrices.
 """
 
 import functools
@@ -22,18 +23,25 @@ from perf import harness, record
 from perf.floors import products, run
 from perf.harness import OURS, Case, Effort, NoKernel, Problem
 from rnnkern import reference
-from rnnkern.ops import explain, skew_exp
+from rnnkern.ops import explain, schur_weight, skew_exp
 
-PRODUCTS = {"forward": 3, "forward+backward": 8}
-"""Of the scheme of degree 8 and of its reverse sweep (docs/orthogonal.md)."""
+PRODUCTS = {
+    "skew_exp": {"forward": 3, "forward+backward": 8},
+    "schur_weight": {"forward": 2, "forward+backward": 6},
+}
+"""Of the scheme of degree 8 and of its reverse sweep; of the formula and its gradients (docs/orthogonal.md)."""
 
+GPU_SHAPES = ((256, 32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024))
 SHAPES = ((128, 128), (256, 256), (512, 512), (1024, 1024), (256, 32, 32))
 QUICK_SHAPES = ((24, 24), (4, 8, 8))
 """(..., N, N)."""
 
 PEERS = ("torch.matrix_exp", "torch.nn.utils.parametrizations", "geotorch")
+FORMULA = "the formula"
+"""P (Lambda + T) P^T in plain PyTorch: nothing else that is installed has it."""
 
-Function = Callable[[Tensor], Tensor]
+Function = Callable[..., Tensor]
+OPS = tuple(PRODUCTS)
 
 
 def matrix_exp(A: Tensor) -> Tensor:
@@ -44,7 +52,7 @@ def matrix_exp(A: Tensor) -> Tensor:
 class _Weight(torch.nn.Module):
     def __init__(self, A: Tensor):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.eye(A.shape[-1], dtype=A.dtype).expand(A.shape).clone())
+        self.weight = torch.nn.Parameter(torch.eye(A.shape[-1]).to(A).expand(A.shape).clone())
 
 
 def parametrized(A: Tensor) -> Function:
@@ -56,70 +64,98 @@ def parametrized(A: Tensor) -> Function:
 def geotorch_so(A: Tensor) -> Function:
     """geotorch's SO(N), from the identity: it multiplies by its base whatever that is."""
     geotorch = importlib.import_module("geotorch")
-    module = geotorch.SO(A.shape).to(A.dtype)
+    module = geotorch.SO(A.shape).to(A)
     module.base.copy_(torch.eye(A.shape[-1]))
     return module
 
 
-def problem_of(shape: tuple[int, ...], norm: float, dtype: torch.dtype, seed: int) -> Problem:
+def problem_of(shape: tuple[int, ...], norm: float, dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
     torch.manual_seed(seed)
     A = torch.randn(shape, dtype=torch.float64)
     lower = A.tril(-1)
-    A = (A * norm / torch.linalg.matrix_norm(lower - lower.mT, 2, keepdim=True)).to(dtype)
-    if explain(skew_exp, A).implementation == "reference":
-        raise NoKernel(f"there is no kernel to measure: {explain(skew_exp, A).reason}")
-    upstream = torch.randn(shape, dtype=dtype)
+    A = (A * norm / torch.linalg.matrix_norm(lower - lower.mT, 2, keepdim=True)).to(device, dtype)
+    refuse_reference(skew_exp, A)
+    upstream = torch.randn(shape, dtype=dtype).to(device)
     functions = {OURS: skew_exp} | dict(zip(PEERS, (matrix_exp, parametrized(A)), strict=False))
     absent = {}
     if importlib.util.find_spec(PEERS[2]):
         functions[PEERS[2]] = geotorch_so(A)
     else:
         absent[PEERS[2]] = "it is not installed"
+    return problem(functions, {"A": A}, upstream, reference.skew_exp, PRODUCTS["skew_exp"], norm, absent)
+
+
+def schur_problem_of(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    P, _ = torch.linalg.qr(torch.randn(shape, dtype=torch.float64))
+    *batch, size = shape[:-1]
+    theta, gamma = torch.rand(*batch, size // 2), torch.rand(*batch, (size + 1) // 2)
+    drawn = {"P": P, "theta": 6 * theta, "gamma": gamma, "T": torch.randn(shape) / size**0.5}
+    inputs = {name: x.to(device, dtype) for name, x in drawn.items()}
+    refuse_reference(schur_weight, *inputs.values())
+    upstream = torch.randn(shape, dtype=dtype).to(device)
+    functions = {OURS: schur_weight, FORMULA: reference.schur_weight}
+    return problem(functions, inputs, upstream, reference.schur_weight, PRODUCTS["schur_weight"])
+
+
+def refuse_reference(function: Function, *args: Tensor) -> None:
+    choice = explain(function, *args)
+    if choice.implementation == "reference":
+        raise NoKernel(f"there is no kernel to measure: {choice.reason}")
+
+
+def problem(
+    functions: dict[str, Function], inputs: dict[str, Tensor], upstream: Tensor, formula: Function,
+    counts: dict[str, int], norm: float | str = "", absent: dict[str, str] | None = None,
+) -> Problem:  # fmt: skip
+    """``formula`` is the reference; the first of the inputs is a matrix."""
+    A = next(iter(inputs.values()))
+    exact = {name: x.double() for name, x in inputs.items()}
     return Problem(
         calls={
-            "forward": {name: functools.partial(value, f, A) for name, f in functions.items()},
-            "forward+backward": {name: functools.partial(both, f, A, upstream) for name, f in functions.items()},
+            "forward": {name: functools.partial(value, f, inputs) for name, f in functions.items()},
+            "forward+backward": {name: functools.partial(both, f, inputs, upstream) for name, f in functions.items()},
         },
-        floors={direction: floor(A, count) for direction, count in PRODUCTS.items()},
-        naive=functools.partial(both, reference.skew_exp, A, upstream),
-        truth=functools.partial(both, reference.skew_exp, A.double(), upstream.double()),
+        floors={direction: floor(A, count) for direction, count in counts.items()},
+        naive=functools.partial(both, formula, inputs, upstream),
+        truth=functools.partial(both, formula, exact, upstream.double()),
         columns=lambda provider: {"norm": norm, "matrix_bytes": A.nbytes},
-        absent=absent,
+        absent=absent or {},
     )
 
 
-def value(function: Function, A: Tensor) -> dict[str, Tensor]:
+def value(function: Function, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
-        return {"V": function(A)}
+        return {"V": function(*inputs.values())}
 
 
-def both(function: Function, A: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    leaf = A.detach().requires_grad_()
-    V = function(leaf)
-    return {"V": V.detach(), "gradient": torch.autograd.grad(V, leaf, upstream)[0]}
+def both(function: Function, inputs: dict[str, Tensor], upstream: Tensor) -> dict[str, Tensor]:
+    leaves = [x.detach().requires_grad_() for x in inputs.values()]
+    V = function(*leaves)
+    gradients = torch.autograd.grad(V, leaves, upstream)
+    return {"V": V.detach()} | {f"gradient of {name}": g for name, g in zip(inputs, gradients, strict=True)}
 
 
 def floor(A: Tensor, count: int) -> Callable[[], None]:
-    if A.dim() == 2:
+    if A.dim() == 2 and A.device.type == "cpu":
         jobs = products(A, A.clone(), [A.shape[0]], constant=False)
     else:
-        out = torch.empty_like(A)
-        jobs = [functools.partial(torch.bmm, A, A.clone(), out=out)]
+        jobs = [functools.partial(torch.matmul, A, A.clone(), out=torch.empty_like(A))]
     return functools.partial(run, jobs * count)
 
 
-def cases(shapes: Sequence[tuple[int, ...]], norm: float, dtype: str) -> list[Case]:
+def cases(
+    shapes: Sequence[tuple[int, ...]], norm: float, dtype: str, device: torch.device, ops: Sequence[str] = OPS
+) -> list[Case]:
+    kind = getattr(torch, dtype)
+    made = {
+        "skew_exp": (f"norm {norm:g}", "exp", lambda shape: functools.partial(problem_of, shape, norm, kind, device)),
+        "schur_weight": ("dense", "schur", lambda shape: functools.partial(schur_problem_of, shape, kind, device)),
+    }
     return [
-        Case(
-            {
-                "op": "skew_exp",
-                "case": f"norm {norm:g}",
-                "cell": "exp",
-                "shape": "x".join(map(str, shape)),
-                "dtype": dtype,
-            },
-            functools.partial(problem_of, shape, norm, getattr(torch, dtype)),
-        )
+        Case({"op": op, "case": case, "cell": cell, "shape": "x".join(map(str, shape)), "dtype": dtype}, build(shape))
+        for op in ops
+        for case, cell, build in [made[op]]
         for shape in shapes
     ]
 
@@ -132,9 +168,10 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times skew_exp, forward and forward+backward.")
+    parser = harness.arguments("Times skew_exp and schur_weight, forward and forward+backward.")
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="NxN|BxNxN", help="instead of the usual five")
-    parser.add_argument("--norm", type=float, default=1.0, help="2-norm of every matrix")
+    parser.add_argument("--norm", type=float, default=1.0, help="2-norm of what skew_exp is given")
     chosen = parser.parse_args(argv)
     if chosen.dtype == "bfloat16":
         parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
@@ -144,7 +181,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     path = None if chosen.quick else record.folder(device, results) / "orthogonal.csv"
     effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
     command = shlex.join(["python", "-m", "perf.orthogonal", *argv])
-    harness.run(cases(shapes, chosen.norm, chosen.dtype), path, device, command, effort)
+    harness.run(cases(shapes, chosen.norm, chosen.dtype, device, chosen.ops), path, device, command, effort)
 
 
 if __name__ == "__main__":

@@ -206,16 +206,16 @@ def steps(rows: Sequence[Record]) -> str:
     return markdown(["cell", "N", "under", *names], lines, words=3)
 
 
-def weights(rows: Sequence[Record]) -> str:
+def weights(peers: Sequence[str], rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider=OURS):
         same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
-        products = float(row["over_floor"]) * orthogonal.PRODUCTS[row["direction"]]
-        ratios = (number(same, ratio, provider=provider) for provider in orthogonal.PEERS)
+        products = float(row["over_floor"]) * orthogonal.PRODUCTS[row["op"]][row["direction"]]
+        ratios = (number(same, ratio, provider=provider) for provider in peers)
         words = [row["shape"].replace("x", " x "), DIRECTIONS[row["direction"]].lower()]
         matrices = float(row["peak_bytes"]) / float(row["matrix_bytes"])
         lines.append([*words, f"{float(row['ms_50']):.3g}", f"{products:.1f}", *ratios, f"{matrices:.1f}"])
-    head = ["A", "", "ms", "in products", *(f"over {peer}" for peer in orthogonal.PEERS), "matrices held"]
+    head = ["matrices", "", "ms", "in products", *(f"over {peer}" for peer in peers), "matrices held"]
     return markdown(head, lines, words=2)
 
 
@@ -267,8 +267,13 @@ TABLES = {
     ),
     "orthogonal": Table(
         functools.partial(where, op="skew_exp", case="norm 1"),
-        weights,
+        functools.partial(weights, orthogonal.PEERS),
         f"skew_exp, norm 1; time of as many N x N products; times faster than its peers; {LOSSES}",
+    ),
+    "schur": Table(
+        functools.partial(where, op="schur_weight"),
+        functools.partial(weights, [orthogonal.FORMULA]),
+        f"schur_weight; time of as many N x N products; times faster than plain PyTorch; {LOSSES}",
     ),
     "updates": Table(
         functools.partial(where, op="optimiser step"),

@@ -44,33 +44,92 @@ def test_the_operator_of_a_gpu_is_this_one():
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"rnnkern::{name}", "CUDA")
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_kernels_compile_ahead_of_time(dtype, arch):
+SHARED = 99 * 1024
+"""Bytes that a program may have on every GPU from Ampere on."""
+
+
+def compiled(kernel, signature, constants, arch, **options):
+    """By names of arguments; no TF32."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    names = kernel.arg_names
+    kinds = {name: "constexpr" if name in constants else signature[name] for name in names}
+    given = {(names.index(name),): value for name, value in constants.items() if name in names}
+    options |= orthogonal_triton.OPTIONS
+    made = triton.compile(ASTSource(kernel, kinds, given), target=GPUTarget("cuda", arch, 32), options=options)
+    assert made.asm["cubin"]
+    assert "tf32" not in made.asm["ptx"]
+    return made
+
+
+POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_of_small_matrices_compile_ahead_of_time(dtype, arch):
     kernels = orthogonal_triton.kernels()
     coefficients, limits, places, most = orthogonal_triton.scheme(dtype)
     constants = {
         "BLOCK": 16, "KEPT": orthogonal_triton.KEPT[dtype], "TRAINING": True, "MINUS_IDENTITY": False,
-        "C": coefficients, "LIMITS": limits, "SCHEMES": places, "MARGIN": 1.05, "MOST": most, "FLIP_LEFT": True,
-        "FLIP_RIGHT": False, "TIMES": 2, "MORE": True, "DEPTH": 16,
+        "C": coefficients, "LIMITS": limits, "SCHEMES": places, "MARGIN": 1.05, "MOST": most,
     }  # fmt: skip
-    for kernel in (kernels.small_forward, kernels.small_backward, kernels.product_if):
-        names = kernel.arg_names
-        pointer = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
-        kinds = {"n": "i32", "k": "i32", "plan": "*i64"}
-        signature = {name: "constexpr" if name in constants else kinds.get(name, pointer) for name in names}
-        given = {(names.index(name),): value for name, value in constants.items() if name in names}
-        source, target = ASTSource(kernel, signature, given), GPUTarget("cuda", arch, 32)
-        made = triton.compile(source, target=target, options=orthogonal_triton.OPTIONS)
-        assert made.asm["cubin"]
-        assert "tf32" not in made.asm["ptx"]
+    for kernel in (kernels.small_forward, kernels.small_backward):
+        kinds = dict.fromkeys(kernel.arg_names, POINTERS[dtype]) | {"n": "i32", "plan": "*i64"}
+        given = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        compiled(kernel, kinds, given, arch)
+
+
+class Launches(list):
+    """Takes a kernel's place and keeps what it is launched with."""
+
+    def __getitem__(self, grid):
+        return lambda *args, **constants: self.append((args, constants))
+
+
+def products(size, dtype, monkeypatch):
+    """The launches of a forward and a backward, each once."""
+    A, plan = torch.zeros(1, size, size, dtype=dtype), torch.zeros(1, 2, dtype=torch.int64)
+    kept, launches = A.new_zeros(1, orthogonal_triton.KEPT[dtype], size, size), Launches()
+    with monkeypatch.context() as patch:
+        patch.setattr(orthogonal_triton.kernels(), "product", launches)
+        orthogonal_triton._large_forward(A, kept, plan, False)
+        orthogonal_triton._large_backward(A, A, kept, plan)
+    return list({repr(constants): (args, constants) for args, constants in launches}.values())
+
+
+def compile_product(args, constants, arch):
+    kernel = orthogonal_triton.kernels().product
+    options = {name: constants.pop(name) for name in ("num_warps", *orthogonal_triton.OPTIONS)}
+
+    def kind(x):
+        return tuple(map(kind, x)) if isinstance(x, tuple) else "i32" if isinstance(x, int) else POINTERS[x.dtype]
+
+    kinds = dict(zip(kernel.arg_names, map(kind, args), strict=False))
+    made = compiled(kernel, kinds, constants, arch, num_warps=options["num_warps"])
+    assert made.metadata.shared <= SHARED
+    return made
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_compile_ahead_of_time(dtype, arch, monkeypatch):
+    """The one that reads most."""
+    most = max(products(300, dtype, monkeypatch), key=lambda launch: len(launch[1]["LEFT"]) + len(launch[1]["RIGHT"]))
+    assert [len(most[1][name]) for name in ("LEFT", "RIGHT", "ADDED")] == [2, 4, 2]
+    compile_product(*most, arch)
+
+
+def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
+    launches = products(100, torch.float32, monkeypatch)
+    assert {constants["IF"] for _, constants in launches} == {"always", "squared", "copy"}
+    for args, constants in launches:
+        assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # what is next comes while this is used
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("size", [2, 16, 64, 100, 600])
+@pytest.mark.parametrize("size", [2, 16, 64, 100, 300, 600])
 def test_on_a_gpu_and_in_a_cuda_graph(size):
     spectrum = Spectrum(size)
     factors = [spectrum.factor(rho) for rho in (1e-3, 1.0, 8.0)]

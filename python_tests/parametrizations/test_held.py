@@ -180,6 +180,17 @@ def test_second_derivatives(zero):
     torch.autograd.grad(linear.weight.sum(), A)
 
 
+def test_second_derivatives_outlive_the_module():
+    module = orthogonal(torch.nn.Linear(N, N), "weight")
+    move(module)
+    A, weight, wanted = skew_of(module), module.weight, plain(module)
+    del module
+    gc.collect()
+    found, wanted = (torch.autograd.grad(x.sin().sum(), A, create_graph=True)[0] for x in (weight, wanted))
+    (found, wanted) = (torch.autograd.grad(x.square().sum(), A)[0] for x in (found, wanted))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_one_tensor_for_all_who_ask(linear):
     weight = linear.weight
     assert linear.weight is weight
@@ -336,6 +347,19 @@ def test_functional_call_and_transforms(linear):
     torch.testing.assert_close(members, torch.stack([model(X) for model in models]))
 
 
+def test_what_is_computed_from_other_tensors_is_not_held(linear):
+    """Their graph would stay in memory, and what is held for the module's own parameter would go."""
+    own, leaf = linear.weight, skew_of(linear).detach().requires_grad_()
+    A = 2 * leaf
+    functional_call(linear, {"parametrizations.weight.original": A}, (X,)).sum().backward()
+    wanted = torch.autograd.grad((X @ plain(linear, 2 * leaf).T).sum(), leaf)[0]
+    torch.testing.assert_close(leaf.grad, wanted, rtol=1e-4, atol=1e-5)
+    gone = weakref.ref(A)
+    del A
+    assert gone() is None
+    assert linear.weight is own
+
+
 def test_forward_mode_loses_nothing(linear):
     A = skew_of(linear).detach()
 
@@ -425,7 +449,7 @@ def test_copies_hold_nothing_and_go_their_own_way(linear, copied):
 
 
 def test_nothing_is_kept_alive():
-    """A cycle through autograd's nodes would be invisible to the collector."""
+    """The collector sees through those of autograd's nodes that nothing else holds."""
     module = orthogonal(torch.nn.Linear(N, N), "weight", base="dynamic")
     move(module)
     module(X).sum().backward()

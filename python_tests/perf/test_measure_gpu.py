@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, record
+from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, record
 from perf import recurrence_gpu as cases
 from perf.harness import OURS, Effort, NoKernel
 from perf.recurrence_gpu import Spec
@@ -53,6 +53,12 @@ def test_the_other_cases():
     assert {spec.cell for spec in cases.SHORT} == {"lstm", "gru", "modrelu"}
     assert any(spec.heads > 1 for spec in cases.SHORT)
     assert (cases.MEMORY_STEPS[0], cases.MEMORY_STEPS[-1]) == (256, 8192)
+
+
+def test_skew_exp_is_measured_on_every_way_of_a_gpu():
+    """A program per matrix, products of Triton in both sizes of tile, and ATen's."""
+    assert [shape[-1] for shape in orthogonal.GPU_SHAPES] == [32, 64, 128, 256, 512, 1024]
+    assert orthogonal.GPU_SHAPES[0] == (256, 32, 32)
 
 
 def test_labels_tell_all_cases_apart():
@@ -210,11 +216,24 @@ def test_a_flashrnn_that_is_no_lstm_is_refused(flashrnn):
 @compiled_part
 def test_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(flashrnn_peer, "installed", lambda: False)
-    options = ["--sections", "memory", "plain", "flashrnn", "--out", str(tmp_path), "--quick", "--device", "cpu"]
+    options = [
+        "--sections",
+        "memory",
+        "plain",
+        "orthogonal",
+        "flashrnn",
+        "--out",
+        str(tmp_path),
+        "--quick",
+        "--device",
+        "cpu",
+    ]
     measure_gpu.main(options)
     rows = record.read(tmp_path / "recurrence.csv")
     assert {(row["case"], row["cell"]) for row in rows} == set(itertools.product(("dense", "heads"), cases.CELLS))
-    assert all(row["command"] == "python -m perf.measure_gpu --device cpu --quick" for row in rows)
+    weights = record.read(tmp_path / "orthogonal.csv")
+    assert {row["op"] for row in weights} == {"skew_exp", "schur_weight"}
+    assert all(row["command"] == "python -m perf.measure_gpu --device cpu --quick" for row in rows + weights)
     memory = record.read(tmp_path / "memory.csv")
     assert {row["provider"] for row in memory} == {OURS, "torch.nn", "loop"}
     assert all(int(row["peak_bytes"]) > 0 for row in memory)
@@ -294,7 +313,19 @@ def test_tables(tmp_path):
     assert "loop 50.0" in line
     assert not any("gru" in line for line in lines)
     assert "gru" in gpu_tables.text(tmp_path)
-    assert gpu_tables.text(tmp_path / "none") == "recurrence.csv: nothing was measured"
+    none = "recurrence.csv: nothing was measured\n\northogonal.csv: nothing was measured"
+    assert gpu_tables.text(tmp_path / "none") == none
+
+
+def test_the_table_of_orthogonal_weights(tmp_path):
+    (case,) = orthogonal.cases([(256, 32, 32)], 1.0, "float32", CPU, ["skew_exp"])
+    facts = {"date": "2026-01-02", "device": "NVIDIA H200", "over_floor": 9.0, "ms_50": 0.5} | case.labels
+    figures = [(OURS, "forward+backward", 1.0), ("torch.matrix_exp", "forward+backward", 8.0)]
+    rows = [facts | {"provider": name, "direction": way, "ratio_50": ratio} for name, way, ratio in figures]
+    record.append(tmp_path / "orthogonal.csv", rows)
+    *_, head, line = gpu_tables.text(tmp_path).splitlines()
+    assert head.split() == ["matrices", "both", "ms", "both", "over", "floor", "both", "/matrix_exp"]
+    assert line.split() == ["exp", "256x32x32", "0.5", "9.0", "8.0"]
 
 
 def test_a_reference_is_no_kernel():

@@ -1,4 +1,5 @@
 import importlib.util
+import itertools
 
 import pytest
 import torch
@@ -18,30 +19,41 @@ def test_every_shape_and_peer_is_measured(tmp_path):
     rows = record.read(path)
     peers = {"rnnkern", "torch.matrix_exp", "torch.nn.utils.parametrizations"}
     peers |= {"geotorch"} if importlib.util.find_spec("geotorch") else set()
-    for shape in ("9x9", "3x8x8"):
-        for direction in orthogonal.PRODUCTS:
-            found = {row["provider"] for row in rows if (row["shape"], row["direction"]) == (shape, direction)}
-            assert found == peers
+    for op, providers in (("skew_exp", peers), ("schur_weight", {"rnnkern", orthogonal.FORMULA})):
+        for shape, direction in itertools.product(("9x9", "3x8x8"), ("forward", "forward+backward")):
+            wanted = {"op": op, "shape": shape, "direction": direction}
+            assert {row["provider"] for row in rows if row | wanted == row} == providers
+
+
+def test_the_floor_of_a_gpu_makes_every_product_once(monkeypatch):
+    """With no product that PyTorch has for a CPU alone."""
+    A = torch.randn(6, 6, device="meta")
+    monkeypatch.setattr(orthogonal, "products", None)
+    with torch.profiler.profile() as profile:
+        orthogonal.floor(A, 3)()
+    assert sum(event.count for event in profile.key_averages() if event.key == "aten::matmul") == 3
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.setattr(orthogonal, "skew_exp", lambda A: 1.001 * orthogonal.matrix_exp(A))
     monkeypatch.setattr(orthogonal, "explain", lambda *_: type("Choice", (), {"implementation": "cpu"}))
-    outcome = harness.attempt(orthogonal.cases([(9, 9)], 1.0, "float32"), None, CPU, "", harness.Effort(0.0, 1, 1))
+    cases = orthogonal.cases([(9, 9)], 1.0, "float32", CPU, ["skew_exp"])
+    outcome = harness.attempt(cases, None, CPU, "", harness.Effort(0.0, 1, 1))
     assert outcome.rows == []
     assert "rnnkern, forward: V" in outcome.refused[0]
 
 
 def test_the_reference_is_not_timed():
+    cases = orthogonal.cases([(9, 9)], 1.0, "float32", CPU)
     with use("reference"):
-        outcome = harness.attempt(orthogonal.cases([(9, 9)], 1.0, "float32"), None, CPU, "", harness.Effort(0.0, 1, 1))
+        outcome = harness.attempt(cases, None, CPU, "", harness.Effort(0.0, 1, 1))
     assert outcome.rows == []
-    assert "no kernel to measure" in outcome.left_out[0][1]
+    assert ["no kernel to measure" in why for _, why in outcome.left_out] == [True, True]
 
 
 @pytest.mark.parametrize("size", [300, 512])
 def test_a_call_holds_no_more_than_18_matrices(size):
-    problem = orthogonal.problem_of((size, size), 1.0, torch.float32, 0)
+    problem = orthogonal.problem_of((size, size), 1.0, torch.float32, CPU, 0)
     held = harness.peak_bytes(problem.calls["forward+backward"]["rnnkern"], CPU)
     assert held <= 18 * 4 * size**2
 

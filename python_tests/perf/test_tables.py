@@ -87,6 +87,9 @@ def test_orthogonal_weights():
     rows = [r | {"op": "skew_exp", "case": "norm 1", "shape": "4x3x3", "matrix_bytes": "150000"} for r in rows]
     line = "| 4 x 3 x 3 | forward and backward | 2.5 | 24.0 | 20.00 | **0.50** |  | 10.0 |"
     assert line in text("orthogonal", *rows, row("torch.nn", op="recurrence"))
+    rows = [rows[0], rows[1] | {"provider": tables.orthogonal.FORMULA}]
+    line = "| 4 x 3 x 3 | forward and backward | 2.5 | 18.0 | 20.00 | 10.0 |"
+    assert line in text("schur", *(r | {"op": "schur_weight", "case": "dense"} for r in rows))
 
 
 def test_updates():

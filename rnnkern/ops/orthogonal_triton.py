@@ -1,7 +1,9 @@
 """skew_exp on a GPU: the same launches whatever the matrices are, and nothing that waits for them.
 
-Up to 64 rows (32 in float64) a Triton program takes a whole matrix. Above, the scheme's products are ATen's and the
-squarings Triton's, each of which a matrix takes part in or not by its own norm.
+Up to 64 rows (32 in float64) a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
+reverse sweep is a launch, which forms the linear combinations that it multiplies as it loads and adds a third as it
+stores. Above, those products are ATen's, and the squarings alone are Triton's. Each matrix takes part in a squaring or
+not by its own norm.
 """
 
 import functools
@@ -9,6 +11,8 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +30,16 @@ STEPS = 6
 """Of the power method, and what is added to what it finds, as in csrc/orthogonal/cpu_plan.h."""
 OPTIONS = {"enable_fp_fusion": True}
 """Of every launch. What Triton does where it is left open changes from version to version, and with it the bits."""
+LARGEST_FUSED = 512
+"""Rows of a matrix whose products are Triton's."""
 LARGEST = {torch.float32: 64, torch.float64: 32}
 """Rows of a matrix that one program takes: its backward has 128 KB of shared memory then."""
+
+Coefficient = tuple[float, float, int]
+"""In the scheme that is not squared and in the one that is, and by which power of 1 / 2^squarings it is multiplied."""
+ONE, TWO, MINUS_ONE = ((x, x, 0) for x in (1.0, 2.0, -1.0))
+POWERS = {"x1": 3, "x2": 4, "x3": 2, "x4": 0, "x5": 1, "x6": 2, "x7": 0, "y1": 1, "y2": 2}
+"""Of the coefficients, where S and P1 are not scaled."""
 
 
 @functools.cache
@@ -46,6 +58,13 @@ def scheme(dtype: torch.dtype) -> tuple[tuple[float, ...], tuple[float, float], 
         limits.append(limit)
     most = math.ceil(math.log2(LARGEST_NORM * MARGIN / limits[1]))
     return tuple(coefficients), tuple(limits), (found[0], found[-1]), most
+
+
+@functools.cache
+def _coefficients(dtype: torch.dtype) -> SimpleNamespace:
+    both = scheme(dtype)[0]
+    found = zip(POWERS, both[:9], both[9:], strict=True)
+    return SimpleNamespace(**{name: (low, high, POWERS[name]) for name, low, high in found})
 
 
 def refusal(device: torch.device) -> str | None:
@@ -77,7 +96,8 @@ def forward(A: Tensor, minus_identity: bool, training: bool) -> list[Tensor]:
         V = _small_forward(A, kept, plan, minus_identity)
     else:
         with _exact(A.device):
-            V = _large_forward(A.view(-1, size, size), kept, plan.view(-1, 2), minus_identity).view(A.shape)
+            flat = None if kept is None else kept.view(-1, *kept.shape[-3:])
+            V = _large_forward(A.view(-1, size, size), flat, plan.view(-1, 2), minus_identity).view(A.shape)
     return [V, kept, plan] if training else [V]
 
 
@@ -141,29 +161,73 @@ def _warps(block: int) -> int:
 # ---- above
 
 
-class _Coefficients:
-    """Those of each matrix, on its device, as (matrices, 1, 1): by its scheme, of S / 2^squarings."""
+class Term(NamedTuple):
+    """Of a linear combination of matrices."""
 
-    def __init__(self, plan: Tensor, dtype: torch.dtype):
-        low, high = scheme(dtype)[0][:9], scheme(dtype)[0][9:]
-        squared, sigma = (plan[:, :1, None] > scheme(dtype)[2][0]), torch.exp2(-plan[:, 1:, None].to(dtype))
-        self.sigma2 = sigma * sigma
-        powers = (sigma, self.sigma2, self.sigma2, 1, sigma, self.sigma2, 1, sigma, self.sigma2)
-        one = torch.ones_like(sigma)
-        self.x1, self.x2, self.x3, self.x4, self.x5, self.x6, self.x7, self.y1, self.y2 = (
-            torch.where(squared, b * one, a * one) * power for a, b, power in zip(low, high, powers, strict=True)
-        )
+    matrix: Tensor  # (matrices, N, N)
+    kind: str = "plain"  # or flipped, symmetric, identity; skew, skew flipped: of which the lower triangle is read
+    coefficient: Coefficient = ONE
 
-    def sums(self, S: Tensor, P1: Tensor, P2: Tensor) -> tuple[Tensor, Tensor]:
-        """The factors of the last product."""
-        right = self.x5 * S + self.x6 * P1 + self.x7 * P2
-        right.diagonal(dim1=-2, dim2=-1).add_(self.x4[..., 0])
-        return self.x3 * P1 + P2, right
+    def times(self, coefficient: Coefficient) -> "Term":
+        return self._replace(coefficient=coefficient)
+
+    def flipped(self) -> "Term":
+        return self._replace(kind={"plain": "flipped", "skew": "skew flipped"}.get(self.kind, self.kind))
+
+    @property
+    def facts(self) -> tuple:
+        """For the kernel."""
+        kinds = ("flipped" in self.kind, "skew" in self.kind, self.kind == "identity")
+        return *self.coefficient, *kinds, self.matrix.stride(0) // self.matrix.shape[-1] ** 2
 
 
-def _skew(A):
-    lower = A.tril(-1)
-    return lower - lower.mT
+Sum = list[Term]
+
+
+def _flipped(terms: Sum) -> Sum:
+    return [term.flipped() for term in terms]
+
+
+def _product(left: Sum, right: Sum, added: Sum, plan: Tensor, when: str = "always", k: int = 0) -> Term:
+    """left right + added; ``when``: the ``IF`` of :func:`rnnkern.triton.skew_exp.product`."""
+    matrices, size = left[0].matrix.shape[:2]
+    if size > LARGEST_FUSED and when != "copy":
+        result = torch.bmm(_combined(left, plan), _combined(right, plan))
+        return Term(result.add_(_combined(added, plan)) if added else result)
+    out = left[0].matrix.new_empty(matrices, size, size)
+    sums = (left, right, added)
+    facts = [tuple(term.facts for term in sum) for sum in sums]
+    planned = when != "always" or any(low != high or power for sum in facts for low, high, power, *_ in sum)
+    block, depth, warps = _tile(size, out.dtype)
+    kernels().product[(math.ceil(size / block) ** 2, matrices)](
+        *(tuple(term.matrix for term in sum) for sum in sums), out, plan, size, k, LEFT=facts[0], RIGHT=facts[1],
+        ADDED=facts[2], PLANNED=planned, IF=when, LOW=scheme(out.dtype)[2][0], BLOCK=block,
+        DEPTH=depth, num_warps=warps, **OPTIONS,
+    )  # fmt: skip
+    return Term(out)
+
+
+def _tile(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows and columns of a program, inner size of its steps, and warps; more programs where one matrix has few."""
+    return 32 if size <= 256 else 64, *((16, 8) if dtype == torch.float64 else (32, 4))
+
+
+def _combined(terms: Sum, plan: Tensor) -> Tensor:
+    """What the kernel forms as it loads."""
+    squared = plan[:, :1, None] > scheme(terms[0].matrix.dtype)[2][0]
+    sigma = torch.exp2(-plan[:, 1:, None].to(terms[0].matrix.dtype))
+    if len(terms) == 1 and terms[0].coefficient == ONE:
+        return terms[0].matrix.mT if terms[0].kind == "flipped" else terms[0].matrix
+    result = None
+    for matrix, kind, (low, high, power) in terms:
+        factor = torch.where(squared, high * sigma**power, low * sigma**power)
+        if kind == "identity":
+            result.diagonal(dim1=-2, dim2=-1).add_(factor[..., 0])
+        elif result is None:
+            result = factor * (matrix.mT if kind == "flipped" else matrix)
+        else:
+            result.addcmul_(factor, matrix.mT if kind == "flipped" else matrix)
+    return result
 
 
 def _norm(P1: Tensor) -> Tensor:
@@ -189,66 +253,65 @@ def _make_plan(P1: Tensor, plan: Tensor) -> None:
     plan[:, 1] = times.long()
 
 
+def _given(A: Tensor) -> Term:
+    """S."""
+    if A.shape[-1] <= LARGEST_FUSED:
+        return Term(A, "skew")
+    lower = A.tril(-1)
+    return Term(lower - lower.mT)
+
+
+def _last(S: Term, P1: Term, P2: Term) -> tuple[Sum, Sum, Sum]:
+    """Left, right and added of the last product of the scheme."""
+    c = _coefficients(S.matrix.dtype)
+    right = [S.times(c.x5), P1.times(c.x6), P2.times(c.x7), Term(S.matrix, "identity", c.x4)]
+    return [P1.times(c.x3), P2], right, [S.times(c.y1), P1.times(c.y2)]
+
+
 def _large_forward(A, kept, plan, minus_identity):
-    size = A.shape[-1]
-    S = _skew(A)
-    P1 = torch.bmm(S, S)
-    _make_plan(P1, plan)
-    c = _Coefficients(plan, A.dtype)
-    P2 = torch.bmm(c.sigma2 * P1, c.x1 * S + c.x2 * P1)
-    E = torch.bmm(*c.sums(S, P1, P2)).add_(c.y1 * S + c.y2 * P1)
+    S, c = _given(A), _coefficients(A.dtype)
+    P1 = _product([S], [S], [], plan)._replace(kind="symmetric")
+    _make_plan(P1.matrix, plan)
+    P2 = _product([P1], [S.times(c.x1), P1.times(c.x2)], [], plan)
+    E = _product(*_last(S, P1, P2), plan)
     if kept is not None:
-        kept = kept.view(-1, KEPT[A.dtype], size, size)
-        kept[:, 0], kept[:, 1] = P1, P2
+        kept[:, 0], kept[:, 1] = P1.matrix, P2.matrix
     for k in range(scheme(A.dtype)[3]):
         E = _square(E, plan, k)
     if not minus_identity:
-        E.diagonal(dim1=-2, dim2=-1).add_(1)
-    return E
-
-
-def _product_if(left, right, added, plan, k, more=None, flip_left=False, flip_right=False, times=1):
-    out = torch.empty_like(added)
-    size, double = added.shape[-1], added.dtype == torch.float64
-    block = 64
-    across = -(-size // block)
-    kernels().product_if[(across * across, added.shape[0])](
-        left, right, added, added if more is None else more, out, plan, size, k, FLIP_LEFT=flip_left,
-        FLIP_RIGHT=flip_right, TIMES=times, MORE=more is not None, BLOCK=block, DEPTH=16 if double else 32,
-        num_warps=8 if double else 4, **OPTIONS,
-    )  # fmt: skip
-    return out
+        E.matrix.diagonal(dim1=-2, dim2=-1).add_(1)
+    return E.matrix
 
 
 def _square(E, plan, k):
-    return _product_if(E, E, E, plan, k, times=2)
+    return _product([E], [E], [E.times(TWO)], plan, "copy", k)
 
 
-def _unsquare(grad, first, plan, most):
+def _unsquare(G, first, plan, most):
     """The gradient before the squarings (rnnkern/triton/skew_exp.py)."""
     E = first
     for k in range(most):
-        half = _product_if(E, grad, grad, plan, k, flip_left=True)
-        grad = _product_if(half, E, grad, plan, k, more=half)
+        half = _product([E.flipped()], [G], [G], plan, "copy", k)
+        G = _product([half], [E], [G, half], plan, "copy", k)
         E = _square(E, plan, k)
-    grad = _product_if(grad, E, grad, plan, 0, flip_right=True)
-    return _product_if(grad, first, grad, plan, 0)
+    G = _product([G], [E.flipped()], [G], plan, "copy")
+    return _product([G], [first], [G], plan, "copy")
 
 
 def _large_backward(grad, A, kept, plan):
-    S, P1, P2 = _skew(A), kept[:, 0], kept[:, 1]
-    c = _Coefficients(plan, A.dtype)
-    left, right = c.sums(S, P1, P2)
-    first = torch.bmm(left, right).add_(c.y1 * S + c.y2 * P1)
-    grad = _unsquare(grad, first, plan, scheme(A.dtype)[3])
-    left_bar, right_bar = torch.bmm(grad, right.mT), torch.bmm(left.mT, grad)
-    S_bar = c.y1 * grad + c.x5 * right_bar
-    P1_bar = c.y2 * grad + c.x3 * left_bar + c.x6 * right_bar
-    P2_bar = left_bar + c.x7 * right_bar
-    factor_bar = torch.bmm(c.sigma2 * P1, P2_bar)
-    P1_bar += c.x2 * factor_bar + torch.bmm(c.sigma2 * P2_bar, (c.x1 * S + c.x2 * P1).mT)
-    S_bar += c.x1 * factor_bar
-    W = S_bar - torch.bmm(P1_bar + P1_bar.mT, S)
+    S, P1, P2, c = _given(A), Term(kept[:, 0], "symmetric"), Term(kept[:, 1]), _coefficients(A.dtype)
+    left, right, added = _last(S, P1, P2)
+    first = _product(left, right, added, plan, "squared")
+    G = _unsquare(Term(grad), first, plan, scheme(A.dtype)[3])
+    X, Y = _product([G], _flipped(right), [], plan), _product(_flipped(left), [G], [], plan)
+    P2_bar = [X, Y.times(c.x7)]
+    Z = _product([P1], P2_bar, [], plan)
+    P1_bar = _product(
+        P2_bar, _flipped([S.times(c.x1), P1.times(c.x2)]),
+        [G.times(c.y2), X.times(c.x3), Y.times(c.x6), Z.times(c.x2)], plan,
+    )  # fmt: skip
+    S_bar = [G.times(c.y1), Y.times(c.x5), Z.times(c.x1)]
+    W = _product([P1_bar, P1_bar.flipped()], [S.times(MINUS_ONE)], S_bar, plan).matrix
     return (W - W.mT).tril(-1)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ class Held:
         self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple: a thread sees all of it or nothing
 
     def __call__(self, compute: Function, exact: Function, originals: Tensors, constants: Tensors) -> Tensor:
-        """``compute(*originals)``, which depends on ``constants`` too; ``exact``, a method, has second derivatives."""
+        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives."""
         tensors = (*originals, *constants)
         if not self._can_hold(tensors):
             with _without_autocast(tensors):
@@ -92,7 +91,7 @@ class _Computation:
     """A value, and what leads back from it."""
 
     def __init__(self, compute, exact, originals, tensors, state, graph) -> None:
-        self.exact, self.originals, self.tensors = WeakMethod(exact), originals, tensors  # its module has this
+        self.exact, self.originals, self.tensors = exact, originals, tensors
         self.state, self.versions = state, [x._version for x in tensors]
         # What a checkpoint or an offload around the first to ask does to saved tensors is not for all others too.
         hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
@@ -108,10 +107,7 @@ class _Computation:
             )
         with _without_autocast(self.tensors):
             if torch.is_grad_enabled():  # the gradient is to be differentiated
-                exact = self.exact()
-                if exact is None:
-                    raise RuntimeError("backward through a parametrized weight: second derivatives need its module")
-                value, inputs, options = exact(*self.originals), self.originals, {"create_graph": True}
+                value, inputs, options = self.exact(*self.originals), self.originals, {"create_graph": True}
             else:
                 value, inputs, options = self.value, self.inputs, {"retain_graph": True}
             needed = [x for x, want in zip(inputs, wanted, strict=True) if want]

@@ -1,4 +1,4 @@
-"""Kernels of skew_exp for GPUs: a small matrix per program, and products that a matrix may not need.
+"""Kernels of skew_exp for GPUs: a small matrix per program, and products of linear combinations.
 
 All evaluate the scheme of degree 8 (csrc/orthogonal/derive.py). How often the result is squared is known on the device
 alone, so that nothing waits for it. The squarings' gradient needs no chain of earlier results: with V_k orthogonal and
@@ -144,31 +144,71 @@ def small_backward(
 
 
 @triton.jit
-def product_if(
-    left, right, added, more, out, plan, n, k, FLIP_LEFT: tl.constexpr, FLIP_RIGHT: tl.constexpr, TIMES: tl.constexpr,
-    MORE: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+def _entries(
+    x, m, rows, columns, n, high, sigma, LOW: tl.constexpr, HIGH: tl.constexpr, POWER: tl.constexpr,
+    FLIPPED: tl.constexpr, SKEW: tl.constexpr, IDENTITY: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """out = left right + TIMES added (+ more) of matrices that are squared more than k times, else out = added."""
+    """Of one term of a combination, 0 outside; see :func:`product`."""
+    inside = (rows < n) & (columns < n)
+    x += m * STRIDE * n * n
+    if IDENTITY:
+        entries = tl.where(rows == columns, 1.0, 0.0).to(x.dtype.element_ty)
+    elif SKEW:
+        at = tl.maximum(rows, columns) * n + tl.minimum(rows, columns)
+        below = tl.load(x + at, mask=inside & (rows != columns), other=0.0)
+        entries = tl.where((rows < columns) if FLIPPED else (rows > columns), below, -below)
+    elif FLIPPED:
+        entries = tl.load(x + columns * n + rows, mask=inside, other=0.0)
+    else:
+        entries = tl.load(x + rows * n + columns, mask=inside, other=0.0)
+    for _ in tl.static_range(POWER):
+        entries *= sigma
+    return _pick(high, LOW, HIGH) * entries
+
+
+@triton.jit
+def _sum(TERMS: tl.constexpr, tensors, m, rows, columns, n, high, sigma):
+    result = _entries(tensors[0], m, rows, columns, n, high, sigma, *TERMS[0])
+    for i in tl.static_range(1, len(TERMS)):
+        result += _entries(tensors[i], m, rows, columns, n, high, sigma, *TERMS[i])
+    return result
+
+
+@triton.jit(do_not_specialize=["k"])
+def product(
+    left, right, added, out, plan, n, k, LEFT: tl.constexpr, RIGHT: tl.constexpr, ADDED: tl.constexpr,
+    PLANNED: tl.constexpr, IF: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """out = left right + added, a program per block and matrix, each of the three a linear combination.
+
+    ``left``, ``right`` and ``added`` are tuples of tensors (matrices, N, N); for each of them ``LEFT``, ``RIGHT`` and
+    ``ADDED`` have (coefficient in the scheme ``LOW``, in the other, by which power of 1 / 2^squarings it is multiplied,
+    whether the tensor is transposed, whether it is skew-symmetric and its strict lower triangle alone is read, whether
+    it stands for I and is not read, N x N matrices from one to the next). Without ``PLANNED`` the plan is not read.
+    ``IF`` is "always", or for matrices that are squared more than k times "squared": else nothing is stored; or "copy":
+    else the first of ``added`` is.
+    """
     m = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(n, BLOCK)
-    rows = tl.program_id(0) // across * BLOCK + tl.arange(0, BLOCK)
-    columns = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows[:, None] < n) & (columns[None, :] < n)
-    at = m * n * n + rows[:, None] * n + columns[None, :]
-    result = tl.load(added + at, mask=inside, other=0.0)
-    if tl.load(plan + 2 * m + 1) > k:
-        result *= TIMES
-        if MORE:
-            result += tl.load(more + at, mask=inside, other=0.0)
-        row_step = 1 if FLIP_LEFT else n
-        column_step = n if FLIP_RIGHT else 1
-        start = 0
-        while start < n:
+    rows = (tl.program_id(0) // across * BLOCK + tl.arange(0, BLOCK))[:, None]
+    columns = (tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK))[None, :]
+    at = out + m * n * n + rows * n + columns
+    inside = (rows < n) & (columns < n)
+    squarings, high, sigma = 0, False, 1.0
+    if PLANNED:
+        squarings = tl.load(plan + 2 * m + 1)
+        high = tl.load(plan + 2 * m) > LOW
+        sigma = tl.exp2(-squarings.to(out.dtype.element_ty))
+    if IF == "always" or squarings > k:
+        result = tl.zeros((BLOCK, BLOCK), out.dtype.element_ty)
+        for start in range(0, n, DEPTH):
             depth = start + tl.arange(0, DEPTH)
-            a = left + m * n * n + rows[:, None] * row_step + depth[None, :] * (n if FLIP_LEFT else 1)
-            b = right + m * n * n + depth[:, None] * (1 if FLIP_RIGHT else n) + columns[None, :] * column_step
-            x = tl.load(a, mask=(rows[:, None] < n) & (depth[None, :] < n), other=0.0)
-            y = tl.load(b, mask=(depth[:, None] < n) & (columns[None, :] < n), other=0.0)
+            x = _sum(LEFT, left, m, rows, depth[None, :], n, high, sigma)
+            y = _sum(RIGHT, right, m, depth[:, None], columns, n, high, sigma)
             result += _dot(x, y)
-            start += DEPTH
-    tl.store(out + at, result, mask=inside)
+        if len(ADDED) > 0:
+            result += _sum(ADDED, added, m, rows, columns, n, high, sigma)
+        tl.store(at, result, mask=inside)
+    elif IF == "copy":
+        entry = tl.load(added[0] + m * ADDED[0][6] * n * n + rows * n + columns, mask=inside, other=0.0)
+        tl.store(at, entry, mask=inside)
