@@ -1,4 +1,4 @@
-"""sab_recurrence against its reference: values, gradients, what is remembered, chunks, and which implementation runs."""
+"""sab_recurrence against its reference: values, gradients, memory, chunks, and which implementation runs."""
 
 import json
 import random
@@ -62,7 +62,8 @@ def outcomes(function, call):
     out, state, memory = call(function, return_memory=True)
     values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
     generator = torch.Generator().manual_seed(1)
-    loss = sum((y * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)).sum() for y in values.values())
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in values.values()]
+    loss = sum((y * g).sum() for y, g in zip(values.values(), upstream, strict=True))
     grads = torch.autograd.grad(loss, list(call.leaves.values()), allow_unused=True)
     for (name, x), g in zip(call.leaves.items(), grads, strict=True):
         values[f"d {name}"] = torch.zeros_like(x) if g is None else g
@@ -144,20 +145,31 @@ def test_the_reference_is_what_the_published_code_computes(top_k, every, truncat
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [None, 19])
-def test_every_simd_level_is_as_close_as_plain_pytorch(width, dtype, level, simd):
+def test_every_simd_level(width, level, simd):
     simd(level)
-    call = make(20, 5, 33, width, resets=True, attend_every=2, top_k=4)
-    found, naive, truth = (
-        outcomes(function, call.to(d))
-        for function, d in (
-            (sab_recurrence, dtype), (reference.sab_recurrence, dtype), (reference.sab_recurrence, torch.float64),
-        )
-    )  # fmt: skip
-    assert torch.equal(found[1][2], truth[1][2])
-    for name, x in found[0].items():
-        assert_close(x, naive[0][name], truth[0][name], name)
+    agree(make(20, 5, 33, width, resets=True, attend_every=2, top_k=4).to(torch.float64))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("width", [None, 19])
+def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
+    """Over several draws, each in units of plain PyTorch's own error: where scores come near to each other, a sample's
+    error is many times another's, in plain PyTorch or in the kernel. Scores stay below one, since raw ones above are
+    weights that make all errors grow from step to step."""
+    simd(level)
+    runs = [(sab_recurrence, torch.float32), (reference.sab_recurrence, torch.float32),
+            (reference.sab_recurrence, torch.float64)]  # fmt: skip
+    piles = {}
+    for _ in range(8):
+        call = make(12, 8, 33, width, resets=True, top_k=6, scale=0.5)
+        results = [outcomes(function, call.to(dtype))[0] for function, dtype in runs]
+        for name in results[0]:
+            found, naive, truth = (result[name].flatten() for result in results)
+            unit = 2.0 ** (naive.double() - truth).square().mean().log2().div(2).round().item()  # exact
+            piles.setdefault(name, []).append([x / unit for x in (found, naive, truth)])
+    for name, pile in piles.items():
+        assert_close(*map(torch.cat, zip(*pile, strict=True)), name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -172,7 +184,7 @@ def test_16_bits_are_computed_and_carried_on_in_float32(dtype):
 
 
 def test_equal_scores_are_ranked_by_age():
-    """All memories alike: the threshold is everyone's score, so that nothing is attended to, but the oldest k are named."""
+    """The threshold is everyone's score, so that nothing is attended to; the oldest k are named."""
     call = make(7, 2, 4, top_k=2).to(torch.float64)
     call.leaves["w"].data.zero_()
     agree(call)
@@ -279,10 +291,10 @@ def test_what_is_kept_for_the_backward():
 # ---- derivatives and transforms
 
 
-@pytest.mark.parametrize(("width", "packed"), [(None, False), (3, False), (None, True), (3, True)])
+@pytest.mark.parametrize(("width", "packed"), [(None, False), (2, False), (None, True)])
 def test_gradients_of_every_order(width, packed):
     random.seed(3)
-    call = make(5, 2, 2, width, packed=packed, resets=True, truncation=100, top_k=2).to(torch.float64)
+    call = make(4, 2, 2, width, packed=packed, resets=True, truncation=100, top_k=2).to(torch.float64)
 
     def function(*leaves):
         out, state = call(sab_recurrence, dict(zip(call.leaves, leaves, strict=True)))

@@ -32,12 +32,12 @@ def sab_recurrence(
     reset: Tensor | None = None,
     return_memory: bool = False,
 ) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:
-    r"""Sparse attentive backtracking (Ke et al. 2018, algorithm 1, with the weights of its published code): an LSTM that
-    attends to at most k = ``top_k`` of its remembered states at each step.
+    r"""Sparse attentive backtracking (Ke et al. 2018, algorithm 1, with the weights of its published code): an LSTM
+    that attends to at most k = ``top_k`` of its remembered states at each step.
 
-    The memory M of a sample begins with its first h. At step t an LSTM's step makes :math:`\tilde h_t` and its cell from
-    :math:`u_t + R h_{t-1} + b`, and each memory gets a score. While M has at most k members, their scores are their
-    weights. After, :math:`\delta` is the k-th largest score and 1e-7, and
+    The memory M of a sample begins with its first h. At step t an LSTM's step makes :math:`\tilde h_t` and its cell
+    from :math:`u_t + R h_{t-1} + b`, and each memory gets a score :math:`e_j`. While M has at most k members, their
+    scores are their weights. After, :math:`\delta` is the k-th largest score plus 1e-7, and
 
     .. math:: w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
         a_t = \sum_j w_j m_j, \quad h_t = \tilde h_t + a_t
@@ -59,7 +59,7 @@ def sab_recurrence(
             through M is never cut.
         alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, the code's, whose weights do not
             depend on :math:`\tilde h_t` once there are more than k memories; or ``"mlp"``,
-            :math:`e_j = w \cdot \tanh(W [\tilde h_t; m_j])`, the article's.
+            :math:`e_j = w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the article.
         bias: (4*n,).
         batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
         reset: (T, B) bool, also when packed. Where true a sequence begins at step t: h and c are zeros, M holds

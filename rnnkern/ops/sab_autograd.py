@@ -1,5 +1,5 @@
-"""Derivatives of sparse attentive backtracking: an autograd.Function around the forward, one around the backward, and the
-reference around that."""
+"""Derivatives of sparse attentive backtracking: an autograd.Function around the forward, one around the backward, and
+the reference around that."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""Sparse attentive backtracking (Ke et al. 2018): an LSTM that attends to a few of its former states, with the recurrent
-path cut every few steps. T steps, B samples, n hidden units, k = ``top_k``."""
+"""Sparse attentive backtracking (Ke et al. 2018): an LSTM that attends to a few of its former states, with the
+recurrent path cut every few steps. T steps, B samples, n hidden units, k = ``top_k``."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
