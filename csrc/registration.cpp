@@ -11,6 +11,7 @@
 #include "common/simd_level.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
+#include "relevancy/sab.h"
 
 namespace rnnkern {
 namespace {
@@ -54,6 +55,14 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
   m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
+
+  m.def(
+      "sab_recurrence(Tensor u, Tensor R, Tensor? bias, Tensor[] attention, Tensor[] state, Tensor? batch_sizes, "
+      "Tensor? reset, int steps, int top_k, int attend_every, int truncation, bool training) -> Tensor[]");
+  m.def(
+      "sab_recurrence_backward(Tensor? grad_out, Tensor[] grad_state, Tensor u, Tensor R, Tensor? bias, "
+      "Tensor[] attention, Tensor[] state, Tensor? batch_sizes, Tensor? reset, int steps, int top_k, "
+      "int attend_every, int truncation, Tensor out, Tensor[] saved) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -73,6 +82,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
   m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
   m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
+  m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
+  m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

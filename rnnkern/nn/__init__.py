@@ -5,11 +5,13 @@ from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.orthogonal import CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN, schur_penalty
 from rnnkern.nn.rnn import RNN
+from rnnkern.nn.sab import SABLSTM
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "SABLSTM",
     "CayleyRNN",
     "ExpRNN",
     "GRUCell",

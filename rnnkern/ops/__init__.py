@@ -5,11 +5,14 @@ from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, ske
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
+from rnnkern.ops.sab import SABMemory, SABState, sab_recurrence
 
 __all__ = [
     "Choice",
     "RelevancyMemory",
     "RelevancyState",
+    "SABMemory",
+    "SABState",
     "cayley",
     "explain",
     "project_orthogonal",
@@ -17,6 +20,7 @@ __all__ = [
     "recurrence_bidirectional",
     "recurrence_stacked",
     "relevancy_recurrence",
+    "sab_recurrence",
     "schur_weight",
     "skew_exp",
     "use",

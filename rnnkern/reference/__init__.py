@@ -3,17 +3,23 @@
 from rnnkern.reference.orthogonal import cayley, project_orthogonal, schur_weight, skew, skew_exp
 from rnnkern.reference.recurrence import CELLS, recurrence
 from rnnkern.reference.relevancy import RelevancyMemory, RelevancyState, empty_state, given_scores, relevancy_recurrence
+from rnnkern.reference.sab import SABMemory, SABState, begin_sab, sab_recurrence, sab_slots
 
 __all__ = [
     "CELLS",
     "RelevancyMemory",
     "RelevancyState",
+    "SABMemory",
+    "SABState",
+    "begin_sab",
     "cayley",
     "empty_state",
     "given_scores",
     "project_orthogonal",
     "recurrence",
     "relevancy_recurrence",
+    "sab_recurrence",
+    "sab_slots",
     "schur_weight",
     "skew",
     "skew_exp",

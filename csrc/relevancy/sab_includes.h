@@ -1,0 +1,11 @@
+// All that the level files need from outside their own code; it stands before their `#pragma GCC target`.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <type_traits>
+
+#include "cells/math.h"
+#include "relevancy/sab_problem.h"

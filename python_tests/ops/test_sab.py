@@ -1,0 +1,433 @@
+"""sab_recurrence against its reference: values, gradients, memory, chunks, and which implementation runs."""
+
+import json
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import SABState, explain, sab_recurrence
+from rnnkern.testing import assert_close
+
+LEVELS = rnnkern.build_info()["simd_levels"]
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""Of torch's; the compiler takes long over the reference's second derivative."""
+
+_operators = torch.ops.rnnkern
+
+
+class Call(NamedTuple):
+    """``function(u, R, state, attention_weights, **options)`` of named tensors."""
+
+    leaves: dict[str, Tensor]  # u, R, h0, c0, w and perhaps W, bias
+    options: dict[str, Any]
+
+    def __call__(self, function, leaves=None, state=None, **options):
+        x = self.leaves | (leaves or {})
+        attention = (x["W"], x["w"]) if "W" in x else (x["w"],)
+        options = self.options | options
+        return function(x["u"], x["R"], state or (x["h0"], x["c0"]), attention, bias=x.get("bias"), **options)
+
+    def to(self, dtype):
+        return self._replace(leaves={name: x.detach().to(dtype).requires_grad_() for name, x in self.leaves.items()})
+
+
+def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, resets=False, scale=1.0, **options):
+    """A call of ``width`` for the mlp, None for separable scores."""
+    sizes = sorted((random.randint(0, batch) for _ in range(steps)), reverse=True) if packed else [batch] * steps
+    shape = (sum(sizes),) if packed else (steps, batch)
+    shapes = {"u": (*shape, 4 * hidden), "R": (4 * hidden, hidden), "h0": (batch, hidden), "c0": (batch, hidden)}
+    if width is not None:
+        shapes["W"] = (width, 2 * hidden)
+    shapes["w"] = (2 * hidden if width is None else width,)
+    if bias:
+        shapes["bias"] = (4 * hidden,)
+    leaves = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    leaves["R"] *= scale / hidden**0.5
+    leaves["w"] *= scale / hidden**0.5
+    options = {"top_k": 3, "attend_every": 1, "truncation": 5} | options
+    options["alignment"] = "separable" if width is None else "mlp"
+    options["batch_sizes"] = torch.tensor(sizes, dtype=torch.int64) if packed else None
+    options["reset"] = torch.rand(steps, batch) < 0.15 if resets else None
+    return Call(leaves, options)
+
+
+def outcomes(function, call):
+    """Values and gradients of all that a call returns, by name; and what it attended to."""
+    out, state, memory = call(function, return_memory=True)
+    values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in values.values()]
+    loss = sum((y * g).sum() for y, g in zip(values.values(), upstream, strict=True))
+    grads = torch.autograd.grad(loss, list(call.leaves.values()), allow_unused=True)
+    for (name, x), g in zip(call.leaves.items(), grads, strict=True):
+        values[f"d {name}"] = torch.zeros_like(x) if g is None else g
+    return values, (state.time, memory.weights, memory.slots, state.steps)
+
+
+def agree(call, tolerance=1e-10):
+    found, (time, weights, slots, steps) = outcomes(sab_recurrence, call)
+    wanted, (wanted_time, wanted_weights, wanted_slots, wanted_steps) = outcomes(reference.sab_recurrence, call)
+    assert torch.equal(slots, wanted_slots)
+    assert torch.equal(time, wanted_time)
+    assert steps == wanted_steps
+    torch.testing.assert_close(weights, wanted_weights, rtol=tolerance, atol=tolerance)
+    for name, x in found.items():
+        error = (x - wanted[name]).abs().max().item() if x.numel() else 0.0
+        size = max(1.0, wanted[name].abs().max().item() if x.numel() else 0.0)
+        assert x.shape == wanted[name].shape
+        assert error <= tolerance * size, f"{name}: {error}"
+
+
+def draw(seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    return make(
+        steps=random.choice([0, 1, 2, 7, 13, 20]), batch=random.choice([0, 1, 2, 4, 5, 9]),
+        hidden=random.choice([1, 2, 3, 8, 9, 17]), width=random.choice([None, None, 1, 4, 11]),
+        bias=random.random() < 0.5, packed=random.random() < 0.3, resets=random.random() < 0.4,
+        top_k=random.choice([1, 2, 3, 5, 40]), attend_every=random.choice([1, 1, 2, 3, 7, 50]),
+        truncation=random.choice([1, 2, 3, 10, 100]), scale=random.choice([0.5, 1.0]),
+    ).to(torch.float64)  # fmt: skip
+
+
+# ---- values and gradients
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_random_calls_are_the_reference_s(first):
+    for seed in range(first, first + 25):
+        agree(draw(seed))
+
+
+def release(call, b):
+    """One sample as the published code goes, step by step, its memories in a list."""
+    x, (k, every, truncation) = call.leaves, (call.options[name] for name in ("top_k", "attend_every", "truncation"))
+    h, c, M, outputs = x["h0"][b], x["c0"][b], [x["h0"][b]], []
+    for t, u in enumerate(x["u"][:, b]):
+        if (t + 1) % truncation == 0:
+            h, c = h.detach(), c.detach()
+        i, f, g, o = (u + x["R"] @ h + x["bias"]).chunk(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        both = [torch.cat([h, m]) for m in M]
+        w = torch.stack([x["w"] @ torch.tanh(z if "W" not in x else x["W"] @ z) for z in both])
+        if len(M) > k:
+            over = torch.relu(w - (w.topk(k).values[-1] + 1e-7))
+            w = over / (over.sum() + 1e-7)
+        context = w @ torch.stack(M)
+        h = h + context
+        if (t + 1) % every == 0:
+            M.append(h)
+        outputs.append(torch.cat([h, context]))
+    return torch.stack(outputs), torch.stack(M)
+
+
+@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize(("top_k", "every", "truncation"), [(3, 1, 4), (1, 2, 1), (2, 5, 50), (30, 3, 6)])
+def test_the_reference_is_what_the_published_code_computes(top_k, every, truncation, width):
+    call = make(14, 2, 4, width, top_k=top_k, attend_every=every, truncation=truncation).to(torch.float64)
+    out, state = call(reference.sab_recurrence)
+    outs, memories = (torch.stack(x) for x in zip(*(release(call, b) for b in range(2)), strict=True))
+    torch.testing.assert_close(out, outs.transpose(0, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state.memory, memories, rtol=1e-12, atol=1e-12)
+    upstream = torch.randn_like(out)
+    leaves = list(call.leaves.values())
+    losses = (out * upstream).sum() + state.memory.sum(), (outs * upstream.transpose(0, 1)).sum() + memories.sum()
+    found, wanted = (torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True) for loss in losses)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("width", [None, 19])
+def test_every_simd_level(width, level, simd):
+    simd(level)
+    agree(make(20, 5, 33, width, resets=True, attend_every=2, top_k=4).to(torch.float64))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("width", [None, 19])
+def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
+    """Over several draws, each in units of plain PyTorch's own error: where scores come near to each other, a sample's
+    error is many times another's, in plain PyTorch or in the kernel. Scores stay below one, since raw ones above are
+    weights that make all errors grow from step to step."""
+    simd(level)
+    runs = [(sab_recurrence, torch.float32), (reference.sab_recurrence, torch.float32),
+            (reference.sab_recurrence, torch.float64)]  # fmt: skip
+    piles = {}
+    for _ in range(8):
+        call = make(12, 8, 33, width, resets=True, top_k=6, scale=0.5)
+        results = [outcomes(function, call.to(dtype))[0] for function, dtype in runs]
+        for name in results[0]:
+            found, naive, truth = (result[name].flatten() for result in results)
+            unit = 2.0 ** (naive.double() - truth).square().mean().log2().div(2).round().item()  # exact
+            piles.setdefault(name, []).append([x / unit for x in (found, naive, truth)])
+    for name, pile in piles.items():
+        assert_close(*map(torch.cat, zip(*pile, strict=True)), name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_computed_and_carried_on_in_float32(dtype):
+    call = make(9, 2, 6).to(dtype)
+    out, state = call(sab_recurrence)
+    wide, end = call.to(torch.float32)(sab_recurrence)
+    assert out.dtype == dtype
+    assert torch.equal(out, wide.to(dtype))
+    assert torch.equal(state.memory, end.memory)
+    assert torch.autograd.grad(out.sum(), call.leaves["R"])[0].dtype == dtype
+
+
+def test_equal_scores_are_ranked_by_age():
+    """The threshold is everyone's score, so that nothing is attended to; the oldest k are named."""
+    call = make(7, 2, 4, top_k=2).to(torch.float64)
+    call.leaves["w"].data.zero_()
+    agree(call)
+    _, _, memory = call(sab_recurrence, return_memory=True)
+    assert memory.slots[3:].tolist() == [[[0, 1]] * 2] * 4
+    assert not memory.weights.any()
+
+
+def test_scores_that_are_equal_but_for_their_sign_take_the_largest():
+    call = make(30, 3, 1, width=1, top_k=2).to(torch.float64)
+    call.leaves["W"].data[:] = torch.tensor([[0.0, 50.0]])  # tanh is 1 or -1: ties at both ends
+    agree(call)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("width", [None, 3])
+def test_what_is_not_finite_stays_in_its_sample(width, value):
+    call = make(10, 3, 4, width, top_k=2).to(torch.float64)
+    call.leaves["u"].data[4, 1] = value
+    found, wanted = call(sab_recurrence)[0], call(reference.sab_recurrence)[0]
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert found[:, [0, 2]].isfinite().all()
+    assert torch.equal(found[4:, 1].isnan().any(), torch.tensor(value != value))
+
+
+# ---- state, chunks and resets
+
+
+@pytest.mark.parametrize("width", [None, 6])
+@pytest.mark.parametrize("cuts", [[1, 2, 3], [5], [0, 7], list(range(1, 13))])
+def test_chunks_are_the_whole(cuts, width):
+    call = make(13, 5, 7, width, attend_every=3, truncation=4, top_k=2, resets=True).to(torch.float64)
+    whole, end, seen = call(sab_recurrence, return_memory=True)
+    state, outputs, attended = None, [], []
+    for first, last in zip([0, *cuts], [*cuts, 13], strict=True):
+        part = {"u": call.leaves["u"][first:last]}
+        out, state, memory = call(
+            sab_recurrence, part, state, reset=call.options["reset"][first:last], return_memory=True
+        )
+        outputs.append(out)
+        attended.append(memory)
+    chunks = torch.cat(outputs)
+    assert torch.equal(chunks, whole)
+    for x, y in zip(state, end, strict=True):
+        assert torch.equal(x, y) if isinstance(x, Tensor) else x == y
+    for column, name in enumerate(("weights", "slots")):
+        assert torch.equal(torch.cat([m[column] for m in attended]), seen[column]), name
+    leaves, upstream = list(call.leaves.values()), torch.randn_like(whole)
+    wanted = torch.autograd.grad((whole * upstream).sum() + end.memory.sum() + end.c.sum(), leaves)
+    found = torch.autograd.grad((chunks * upstream).sum() + state.memory.sum() + state.c.sum(), leaves)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
+
+
+def test_a_reset_begins_a_sequence():
+    call = make(12, 2, 5, attend_every=2, truncation=3)
+    reset = torch.zeros(12, 2, dtype=torch.bool)
+    reset[5, 1] = True
+    out, state = call(sab_recurrence, reset=reset)
+    fresh = {"u": call.leaves["u"][5:]} | {name: torch.zeros(2, 5, dtype=torch.float64) for name in ("h0", "c0")}
+    again, end = call(sab_recurrence, fresh)
+    assert torch.equal(out[:, 0], call(sab_recurrence)[0][:, 0])
+    assert torch.equal(out[5:, 1], again[:, 1])
+    assert torch.equal(state.memory[1, :4], end.memory[1])
+    assert not state.memory[1, 4:].any()
+    assert state.time.tolist() == [12, 7]
+
+
+def test_nothing_flows_past_the_cuts_but_through_memory():
+    call = make(9, 1, 4, truncation=3, attend_every=50, top_k=1).to(torch.float64)
+    out, _ = call(sab_recurrence)
+    (du,) = torch.autograd.grad(out[7].sum(), call.leaves["u"])
+    assert not du[:5].any()  # step 6 of 1..9 is cut from step 5
+    assert du[5:8].any(dim=-1).all()
+    remembered = make(9, 1, 4, truncation=3, attend_every=2, top_k=5).to(torch.float64)
+    (du,) = torch.autograd.grad(remembered(sab_recurrence)[0][7].sum(), remembered.leaves["u"])
+    assert du[[1, 3]].any(dim=-1).all()
+
+
+@pytest.mark.parametrize("width", [None, 40])
+def test_threads_do_not_change_a_bit(width, threads):
+    call = make(40, 11, 64, width, attend_every=2, resets=True).to(torch.float32)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(outcomes(sab_recurrence, call)[0])
+    for other in found[1:]:
+        for name, x in found[0].items():
+            assert torch.equal(x, other[name]), name
+
+
+def test_what_is_kept_for_the_backward():
+    """Beside its arguments and what it returns: c, a divisor, and of k memories the weights and slots."""
+    steps, batch, hidden, k = 50, 4, 64, 3
+    call, kept = make(steps, batch, hidden, top_k=k).to(torch.float32), {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x) is x or x, lambda x: x):
+        out, _, memory = call(sab_recurrence, return_memory=True)
+    known = {x.data_ptr() for x in (out, *call.leaves.values())}
+    own = [x for x in kept.values() if x.data_ptr() not in known and x.shape[:2] == (steps, batch)]
+    assert sum(x.numel() for x in own) == steps * batch * (hidden + 2 * k + 1)
+    assert {memory.weights.data_ptr(), memory.slots.data_ptr()} <= kept.keys()
+
+
+# ---- derivatives and transforms
+
+
+@pytest.mark.parametrize(("width", "packed"), [(None, False), (2, False), (None, True)])
+def test_gradients_of_every_order(width, packed):
+    random.seed(3)
+    call = make(4, 2, 2, width, packed=packed, resets=True, truncation=100, top_k=2).to(torch.float64)
+
+    def function(*leaves):
+        out, state = call(sab_recurrence, dict(zip(call.leaves, leaves, strict=True)))
+        return out, state.h, state.c, state.memory
+
+    leaves = tuple(call.leaves.values())
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_second_derivatives_of_a_cut_path_are_the_reference_s():
+    call = make(7, 2, 3, truncation=2, top_k=2).to(torch.float64)
+    found = []
+    for function in (sab_recurrence, reference.sab_recurrence):
+        leaves = list(call.leaves.values())
+        first = torch.autograd.grad(call(function)[0].sin().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("kind", ["plain", "packed", "empty"])
+def test_operators_pass_torchs_own_checks(kind, width):
+    random.seed(1)
+    call = make(4, 0 if kind == "empty" else 2, 3, width, packed=kind == "packed", resets=True, attend_every=2)
+    x, options = call.leaves, call.options
+    attention = [x["W"], x["w"]] if width else [x["w"]]
+    *state, steps = reference.begin_sab(x["h0"], x["c0"])
+    state[2] = state[2].clone()
+    fixed = (options["batch_sizes"], options["reset"], steps, 3, 2, 5)
+    for training in (False, True):
+        opcheck(
+            _operators.sab_recurrence.default, (x["u"], x["R"], x["bias"], attention, state, *fixed, training)
+        )  # fmt: skip
+    out, h, c, memory, _, *saved = _operators.sab_recurrence(x["u"], x["R"], x["bias"], attention, state, *fixed, True)
+    grads = [torch.randn_like(y).requires_grad_() for y in (out, h, c, memory)]
+    leaf = x["u"].clone().requires_grad_()
+    for grad_out, grad_state in ((grads[0], grads[1:]), (None, grads[1:]), (grads[0], [])):
+        opcheck(
+            _operators.sab_recurrence_backward.default,
+            (grad_out, grad_state, leaf, x["R"], x["bias"], attention, state, *fixed, out, saved), test_utils=CHECKS,
+        )  # fmt: skip
+
+
+def test_transforms_and_the_compiler():
+    call = make(6, 2, 3, width=4, top_k=2).to(torch.float64)
+    u = call.leaves["u"].detach()
+
+    def loss(u):
+        out, state = call(sab_recurrence, {"u": u})
+        return out.sin().sum() + state.memory.sum()
+
+    leaf = u.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(u), wanted)
+    members = torch.stack([u, 2 * u])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(members)[0], wanted)
+    with pytest.raises(NotImplementedError, match="no forward mode"):
+        torch.func.jvp(loss, (u,), (u,))
+    compiled = torch.compile(loss, fullgraph=True)
+    again = u.clone().requires_grad_()
+    torch.testing.assert_close(compiled(again), loss(again))
+    compiled(again).backward()
+    torch.testing.assert_close(again.grad, wanted)
+
+
+# ---- errors, and which implementation runs
+
+
+def change(name, value):
+    def call(function, good):
+        x = good.leaves
+        arguments = {"u": x["u"], "R": x["R"], "state": (x["h0"], x["c0"]), "attention_weights": (x["w"],)}
+        arguments |= {"bias": x["bias"]} | good.options
+        arguments[name] = value(arguments[name])
+        return function(**arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "value", "said"),
+    [
+        (TypeError, "u", lambda u: u.tolist(), "`u` must be a tensor, got list"),
+        (TypeError, "u", lambda u: u.long(), "`u` must be of a dtype of .* got torch.int64"),
+        (ValueError, "u", lambda u: u[..., :7], r"a positive multiple of 4, got \(12, 3, 7\)"),
+        (ValueError, "u", lambda u: u[0], r"`u` must be \(T, B, 4\*n\), got \(3, 20\)"),
+        (ValueError, "R", lambda R: R[:, 1:], r"`R` must be \(4\*n, n\) = \(20, 5\), got \(20, 4\)"),
+        (TypeError, "bias", lambda b: b.float(), "`bias` must be of dtype torch.float64 like `u`"),
+        (ValueError, "bias", lambda b: b[1:], r"`bias` must be \(4\*n,\) = \(20,\)"),
+        (ValueError, "state", lambda s: s[:1], r"`state` must be \(h0, c0\), got 1 tensors"),
+        (ValueError, "state", lambda s: (s[0], s[1][1:]), r"`state\[1\]` must be \(B, n\) = \(3, 5\), got \(2, 5\)"),
+        (ValueError, "attention_weights", lambda w: (w[0][1:],), r"w, \(2\*n,\) = \(10,\), got \(9,\)"),
+        (ValueError, "alignment", lambda _: "mlp", r"`attention_weights` must be \(W, w\), got 1 tensors"),
+        (ValueError, "alignment", lambda _: "dot", "`alignment` must be one of .* got 'dot'"),
+        (ValueError, "top_k", lambda _: 0, "`top_k` must be an integer from 1 on, got 0"),
+        (ValueError, "attend_every", lambda _: 1.0, "`attend_every` must be an integer from 1 on, got 1.0"),
+        (ValueError, "truncation", lambda _: True, "`truncation` must be an integer from 1 on, got True"),
+        (TypeError, "reset", lambda _: torch.zeros(12, 3), "`reset` must be a bool tensor, got torch.float32"),
+        (
+            ValueError, "state", lambda s: SABState(*s, s[0].unsqueeze(1), torch.zeros(3, dtype=torch.int64), 4),
+            r"`state.memory` must be \(B, 1 \+ steps // attend_every, n\) = \(3, 5, 5\), got \(3, 1, 5\)",
+        ),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(error, name, value, said):
+    with pytest.raises(error, match=f"sab_recurrence: .*{said}"):
+        change(name, value)(sab_recurrence, make())
+
+
+def test_a_state_whose_time_is_beyond_its_memory_is_refused():
+    call = make(steps=3)
+    state = reference.begin_sab(call.leaves["h0"], call.leaves["c0"])._replace(time=torch.tensor([0, 9, 0]))
+    with pytest.raises(RuntimeError, match="more memories than there are slots"):
+        call(sab_recurrence, state=state)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_explain_says_what_is_entered(width):
+    def entered():
+        counts = json.loads(_operators.kernel_counts())
+        return [sum(n for kernel, n in counts.items() if kernel.startswith(f"sab_recurrence/cpu/{direction}/"))
+                for direction in ("forward", "backward")]  # fmt: skip
+
+    call, before = make(width=width).to(torch.float32), entered()
+    assert call(lambda *args, **kwargs: explain(sab_recurrence, *args, **kwargs)).implementation == "cpu"
+    call(sab_recurrence)[0].sum().backward()
+    assert entered() == [before[0] + 1, before[1] + 1]
+    with rnnkern.use("reference"):
+        call(sab_recurrence)[0].sum().backward()
+    assert entered() == [before[0] + 1, before[1] + 1]
+    meta = call._replace(leaves={name: x.to("meta") for name, x in call.leaves.items()})
+    choice = meta(lambda *args, **kwargs: explain(sab_recurrence, *args, **kwargs))
+    assert choice.implementation == "reference"
+    assert "on meta" in choice.reason
