@@ -89,7 +89,7 @@ def test_each_direction_draws_for_itself_and_packed_input_has_its_steps():
     packed = pack_sequence([torch.randn(n, I, dtype=torch.float64) for n in (6, 4, 1)])
     sequence = ours._check(packed, None, None)
     torch.manual_seed(2)
-    masks = [ours._draw(sequence)["grad_scale"] for _ in range(2)]
+    masks = [ours._noise(sequence)["grad_scale"] for _ in range(2)]
     assert masks[0].shape == (6,)
     assert not torch.equal(*masks)
     torch.manual_seed(2)

@@ -71,8 +71,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             raise ValueError(f"recurrent_grad_dropout must be in [0, 1], got {rate}")
         self.recurrent_grad_dropout = rate
 
-    def _draw(self, sequence: TimeFirst) -> dict[str, Tensor]:
-        drawn = super()._draw(sequence)
+    def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
+        drawn = super()._noise(sequence)
         if self.recurrent_grad_dropout:
             x, _, batch_sizes, _ = sequence
             steps = x.shape[0] if batch_sizes is None else batch_sizes.shape[0]

@@ -127,7 +127,7 @@ class Recurrent(RNNBase):
                 x = F.dropout(x, self.dropout, self.training)
             for call in calls:
                 if self.training:
-                    call |= self._draw(sequence)
+                    call |= self._noise(sequence)
             both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
             results = self._layer(x, calls, recurrence, both)
             if self.bidirectional:
@@ -261,7 +261,7 @@ class Recurrent(RNNBase):
         at_once = 2 if self.bidirectional or self._stacks() else 1
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
-    def _draw(self, sequence: TimeFirst) -> dict[str, Tensor]:
+    def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
         """What a call in training takes from torch's generator."""
         if not self.zoneout and not self.recurrent_dropout:
             return {}
