@@ -187,6 +187,12 @@ def fits(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Of each layer and form the newest measurements."""
+    dates = {(row["layer"], row["form"]): row["date"] for row in rows}
+    return [row for row in rows if row["date"] == dates[row["layer"], row["form"]]]
+
+
 def exponent(rows: Sequence[Row], column: str) -> float:
     """The slope of the least-squares line through the logarithms."""
     points = [(math.log(float(row["T"])), math.log(float(row[column]))) for row in rows if float(row[column]) > 0]
