@@ -32,7 +32,10 @@ class Network(Module):
 
 def detached(state: Any) -> Any:
     """The same values, through which no gradient flows."""
-    return tuple(map(detached, state)) if isinstance(state, tuple) else state.detach()
+    if isinstance(state, tuple):
+        parts = map(detached, state)
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return None if state is None else state.detach()
 
 
 def size(network: Module) -> int:
@@ -93,6 +96,12 @@ MODELS: dict[str, Build] = {
     "rnnkern.CayleyRNN": made(rnnkern.nn.CayleyRNN),
     "rnnkern.NonNormalRNN": made(rnnkern.nn.NonNormalRNN),
     "rnnkern.OrthogonalInitRNN": made(rnnkern.nn.OrthogonalInitRNN),
+    "rnnkern.RelRNN": made(rnnkern.nn.RelRNN),
+    "rnnkern.RelRNN-modrelu": made(rnnkern.nn.RelRNN, nonlinearity="modrelu"),
+    "rnnkern.RelRNN-sum": made(rnnkern.nn.RelRNN, mix="sum"),
+    "rnnkern.RelRNN-random": made(rnnkern.nn.RelRNN, screening="random"),
+    "rnnkern.MemRNN": made(rnnkern.nn.MemRNN),
+    "rnnkern.RelLSTM": made(rnnkern.nn.RelLSTM),
     "torch.RNN": made(torch.nn.RNN),
     "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
     "torch.GRU": made(torch.nn.GRU),

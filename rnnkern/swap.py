@@ -26,6 +26,7 @@ KNOWN = {
     "nonlinearity": ("tanh", "relu"),
     "zoneout": (0, (0, 0)),
     "recurrent_dropout": (0,),
+    "recurrent_grad_dropout": (0,),
 }
 """Values of rnnkern's options that are torch.nn's way."""
 
@@ -95,7 +96,7 @@ def restore(model: Module) -> Report:
 
     So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
     unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``, other nonlinearities,
-    zoneout, recurrent dropout.
+    zoneout, recurrent dropout, of the state or of its gradient.
 
     Args:
         model: as for :func:`replace`.

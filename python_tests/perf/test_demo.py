@@ -43,8 +43,11 @@ def test_disagreement_is_loud(losses):
 
 def test_the_whole_demo(few, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "digits", lambda: few)
-    demo.main(["--epochs", "2", "--threads", "1"], results=tmp_path, picture=tmp_path / "images" / "demo.png")
+    argv, pictures = ["--epochs", "2", "--threads", "1", "--updates", "2"], tmp_path / "images"
+    demo.main(argv, results=tmp_path, picture=pictures / "demo.png", recall=pictures / "recall.png")
     (path,) = tmp_path.glob("*/demo.csv")
     assert len(record.read(path)) == 4
     assert (tmp_path / "images" / "demo.png").stat().st_size > 10_000
-    assert "speedup_50" in capsys.readouterr().out
+    assert (tmp_path / "images" / "recall.png").stat().st_size > 10_000
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("speedup_50", "rnnkern.RelRNN", "floats kept"))

@@ -4,6 +4,7 @@ from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.orthogonal import CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN, schur_penalty
+from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
 
@@ -16,8 +17,12 @@ __all__ = [
     "ExpRNN",
     "GRUCell",
     "LSTMCell",
+    "MemLSTM",
+    "MemRNN",
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",
+    "RelLSTM",
+    "RelRNN",
     "schur_penalty",
 ]

@@ -1,8 +1,10 @@
 """Long short-term memory."""
 
 import torch
+from torch import Tensor
 
 from rnnkern.nn.layer_norm import LayerNormed
+from rnnkern.nn.recurrent import TimeFirst
 
 
 class LSTM(LayerNormed, torch.nn.LSTM):
@@ -20,8 +22,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         h_t &= \sigma(o) \tanh(\mathrm{LN}(c_t))
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
-    ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H hidden units, K
-    heads of D = H / K units.
+    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout`` and ``reset``. T steps, B sequences,
+    I inputs, H hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
@@ -37,10 +39,13 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
+            step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
+            2019); none in evaluation. What flows through c, and to R, stays.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
-            not in [0, 1); ``layer_norm`` stands beside ``num_heads`` or ``proj_size``.
+            not in its range; ``layer_norm`` stands beside ``num_heads`` or ``proj_size``.
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;
@@ -54,6 +59,30 @@ class LSTM(LayerNormed, torch.nn.LSTM):
     >>> lstm(torch.randn(5, 3, 10))[0].shape, lstm.weight_ln_hh_l0.shape, lstm.weight_ln_c_l0.shape
     (torch.Size([5, 3, 20]), torch.Size([80]), torch.Size([20]))
     """
+
+    recurrent_grad_dropout: float = 0.0
+
+    def __init__(self, *args, recurrent_grad_dropout: float = 0.0, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        rate = recurrent_grad_dropout
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            raise TypeError(f"recurrent_grad_dropout should be of type float, got: {type(rate).__name__}")
+        if not 0 <= rate <= 1:
+            raise ValueError(f"recurrent_grad_dropout must be in [0, 1], got {rate}")
+        self.recurrent_grad_dropout = rate
+
+    def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
+        drawn = super()._noise(sequence)
+        if self.recurrent_grad_dropout:
+            x, _, batch_sizes, _ = sequence
+            steps = x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+            kept = torch.rand(steps, device=x.device) >= self.recurrent_grad_dropout
+            drawn["grad_scale"] = kept.to(x.dtype)
+        return drawn
+
+    def extra_repr(self) -> str:
+        rate = self.recurrent_grad_dropout
+        return super().extra_repr() + (f", recurrent_grad_dropout={rate}" if rate else "")
 
     @property
     def _cell(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, RNNBase
+from torch.nn import Module, Parameter, RNNBase
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -14,13 +14,39 @@ from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence
 from rnnkern.ops.recurrence import step
 
 
-class _Sequence(NamedTuple):
+class TimeFirst(NamedTuple):
     """A forward's input once time comes first: T steps, B sequences in the order of the packed rows."""
 
     x: Tensor  # (T, B, I), or packed (sum of batch_sizes, I)
     state: tuple[Tensor, ...]  # h0 (layers * directions, B, H); for an LSTM c0 too
     batch_sizes: Tensor | None  # (T,) int64 on the CPU
     reset: Tensor | None  # (T, B) bool, False beyond a sequence's own end
+
+
+def reset_in_order(
+    module: Module, reset: Tensor, x: Tensor, steps: int, batch: int | None, batch_sizes: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A caller's ``reset`` of a module with ``batch_first`` as (T, B), in the order of the packed rows and False beyond
+    a sequence's own end; ``batch`` is None for an unbatched one."""
+    name = type(module).__name__
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
+        raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
+    if reset.device != x.device:
+        raise TypeError(f"{name}: `reset` must be on {x.device} like the input, got {reset.device}")
+    symbols, wanted = ("(B, T)", (batch, steps)) if module.batch_first else ("(T, B)", (steps, batch))
+    if batch is None:
+        symbols, wanted = "(T,)", (steps,)
+    if tuple(reset.shape) != wanted:
+        raise ValueError(f"{name}: `reset` must be {symbols} = {wanted}, got {tuple(reset.shape)}")
+    if batch is None:
+        return reset.unsqueeze(1)
+    reset = reset.transpose(0, 1) if module.batch_first else reset
+    if batch_sizes is None:
+        return reset
+    reset = reset if order is None else reset.index_select(1, order)
+    return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
 
 
 class Recurrent(RNNBase):
@@ -100,8 +126,8 @@ class Recurrent(RNNBase):
             if finals:
                 x = F.dropout(x, self.dropout, self.training)
             for call in calls:
-                if "zoneout" in call and self.training:
-                    call["seed"] = torch.randint(-(2**63), 2**63 - 1, (), device=x.device)
+                if self.training:
+                    call |= self._noise(sequence)
             both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
             results = self._layer(x, calls, recurrence, both)
             if self.bidirectional:
@@ -172,7 +198,7 @@ class Recurrent(RNNBase):
             choices += self._layer(x, calls, recurrence.choose, both.choose)
         return choices
 
-    def _check(self, input, hx, reset) -> _Sequence:
+    def _check(self, input, hx, reset) -> TimeFirst:
         """As torch.nn's forward before its kernel, with torch.nn's checks."""
         batch_sizes = order = None
         lstm = self.mode == "LSTM"
@@ -200,31 +226,10 @@ class Recurrent(RNNBase):
             x = x.transpose(0, 1)
         if reset is not None:
             unbatched = batch_sizes is None and input.dim() == 2
-            reset = self._check_reset(reset, x.device, steps, None if unbatched else batch)
-            if batch_sizes is not None:
-                reset = reset if order is None else reset.index_select(1, order)
-                alive = torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1)
-                reset = reset & alive
-        return _Sequence(x, tuple(hx) if lstm else (hx,), batch_sizes, reset)
+            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+        return TimeFirst(x, tuple(hx) if lstm else (hx,), batch_sizes, reset)
 
-    def _check_reset(self, reset: Tensor, device: torch.device, steps: int, batch: int | None) -> Tensor:
-        """Returns it as (T, B)."""
-        name = type(self).__name__
-        if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-            got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
-            raise TypeError(f"{name}: `reset` must be a bool tensor, got {got}")
-        if reset.device != device:
-            raise TypeError(f"{name}: `reset` must be on {device} like the input, got {reset.device}")
-        symbols, wanted = ("(B, T)", (batch, steps)) if self.batch_first else ("(T, B)", (steps, batch))
-        if batch is None:
-            symbols, wanted = "(T,)", (steps,)
-        if tuple(reset.shape) != wanted:
-            raise ValueError(f"{name}: `reset` must be {symbols} = {wanted}, got {tuple(reset.shape)}")
-        if batch is None:
-            return reset.unsqueeze(1)
-        return reset.transpose(0, 1) if self.batch_first else reset
-
-    def _calls(self, sequence: _Sequence) -> list[list[dict[str, Any]]]:
+    def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
         """The operator's arguments, but for cell, input and direction, of what is called at once: both directions of a
         layer, two layers with nothing between them, or one."""
         _, state, batch_sizes, reset = sequence
@@ -255,6 +260,12 @@ class Recurrent(RNNBase):
             calls.append(arguments)
         at_once = 2 if self.bidirectional or self._stacks() else 1
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
+
+    def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
+        """What a call in training takes from torch's generator."""
+        if not self.zoneout and not self.recurrent_dropout:
+            return {}
+        return {"seed": torch.randint(-(2**63), 2**63 - 1, (), device=sequence.x.device)}
 
     def _stacks(self) -> bool:
         """Whether nothing stands between a layer and the next."""

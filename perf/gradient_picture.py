@@ -1,0 +1,56 @@
+"""The picture of gradients: their norm against t, and what a trained layer attends to."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor
+
+from perf.demo_picture import STYLE
+from perf.record import Row
+from perf.train_picture import COLOURS
+from rnnkern.ops import RelevancyMemory
+
+SHOWN = ("MemRNN", "RelRNN 10/10")
+
+
+def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x: Tensor) -> None:
+    """Norms of all layers, and the attention of two on the first sequence, over the step that made each event."""
+    layers, last = list(dict.fromkeys(row["layer"] for row in rows)), rows[-1]
+    shown = [name for name in SHOWN if name in maps]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(1, 1 + len(shown), figsize=(6.5 + 3.6 * len(shown), 4.2), layout="constrained",
+                                      squeeze=False)  # fmt: skip
+        norms, *heat = panels[0]
+        for layer, colour in zip(layers, COLOURS * len(layers), strict=False):
+            own = [row for row in rows if row["layer"] == layer]
+            label = f"{layer}, {own[0]['accuracy']:.0%}"
+            norms.plot(
+                [row["t"] for row in own], [row["norm"] for row in own], color=colour, linewidth=1.2, label=label
+            )
+        norms.set(title="gradient of the loss to h at t, its norm", xlabel="t", yscale="log")
+        norms.legend(frameon=False, fontsize=8, title="accuracy")
+        norms.grid(color="#eeeeee")
+        for axes, name in zip(heat, shown, strict=True):
+            axes.imshow(by_event(maps[name])[0] ** 0.5, origin="lower", cmap="Blues", aspect="auto", vmin=0, vmax=1)
+            symbols = (x[:, 0].argmax(-1) > 0).nonzero().flatten().tolist()
+            axes.plot(symbols, [0] * len(symbols), "v", color="#b63c02", markersize=5, clip_on=False)
+            axes.set(title=f"attention of {name}", xlabel="event attended to", ylabel="t")
+        title = f"denoise, learnt at T = {last['trained']}: gradients at T = {last['length']}, attention at T = "
+        figure.suptitle(f"{title}{len(x) - 10}", fontsize=12)
+        about = f"{last['device']}, PyTorch {last['torch']}; marks: symbols and the mark; shade: the root of alpha"
+        figure.supxlabel(about, fontsize=8, color="#777777")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+
+def by_event(memory: RelevancyMemory) -> Tensor:
+    """(B, T, T): how much step t attends to event i, from weights by slot."""
+    weights, ids = (part.transpose(0, 1) for part in memory)
+    found = torch.zeros(*weights.shape[:2], weights.shape[1] + 1, dtype=weights.dtype)  # the last column: no event
+    return found.scatter_add_(2, ids.long() % found.shape[2], weights)[..., :-1]

@@ -1,0 +1,243 @@
+"""Measures how memory and time of a forward and backward grow with the length of a sequence, of layers with and without
+attention, as kernels and as loops in PyTorch.
+
+Each line of lengths ends where a call would take too long or too much memory. Rows are appended to a CSV; what is kept
+for the backward is held to 2 n + K + 1 floats per sequence and step of RelRNN, and 7 n + K + 1 of RelLSTM.
+"""
+
+import argparse
+import ctypes
+import gc
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from tqdm import tqdm
+
+import rnnkern.nn
+from perf import harness, record
+from perf.record import Row, significant
+from perf.relevancy_loops import PlainLoop
+
+INPUTS, BUFFER, RELEVANT = 16, 10, 10
+LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+SLACK = 1.1
+
+
+class Subject(NamedTuple):
+    name: str
+    form: str  # "fused", or a loop
+    build: Callable[[int], Module]  # from n
+    floats: int = 0  # n's that the contract allows per sequence and step, beside K + 1; 0 for no contract
+
+
+def loop(build: Callable[[int], Module], cached: bool = True) -> Callable[[int], Module]:
+    return lambda hidden: PlainLoop(build(hidden), cached)
+
+
+def rel_rnn(hidden: int) -> Module:
+    return rnnkern.nn.RelRNN(INPUTS, hidden, buffer_size=BUFFER, relevant_size=RELEVANT)
+
+
+def rel_lstm(hidden: int) -> Module:
+    return rnnkern.nn.RelLSTM(INPUTS, hidden, buffer_size=BUFFER, relevant_size=RELEVANT)
+
+
+def mem_rnn(hidden: int) -> Module:
+    return rnnkern.nn.MemRNN(INPUTS, hidden)
+
+
+SUBJECTS = (
+    Subject("LSTM", "fused", lambda hidden: rnnkern.nn.LSTM(INPUTS, hidden)),
+    Subject("RelRNN", "fused", rel_rnn, 2),
+    Subject("RelRNN", "loop", loop(rel_rnn)),
+    Subject("RelRNN", "loop, keys anew", loop(rel_rnn, cached=False)),
+    Subject("RelLSTM", "fused", rel_lstm, 7),
+    Subject("RelLSTM", "loop", loop(rel_lstm)),
+    Subject("MemRNN", "fused", mem_rnn),
+    Subject("MemRNN", "loop", loop(mem_rnn)),
+)
+
+
+def saved_bytes(call: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
+    """What autograd keeps between a forward and its backward: each storage once, without those of ``besides``."""
+    found, known = {}, {x.untyped_storage().data_ptr() for x in besides}
+
+    def pack(x: Tensor) -> Tensor:
+        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        kept = call()
+    total = sum(size for pointer, size in found.items() if pointer not in known)
+    del kept
+    return total
+
+
+def resident_peak(call: Callable[[], object]) -> int | None:
+    """The most that the process's resident memory grows in a call; None where the system does not tell."""
+    gc.collect()
+    rnnkern.release_memory()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        call()
+        return _status("VmHWM") - before
+    except (OSError, AttributeError):
+        return None
+
+
+def _status(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
+
+
+def measured(subject: Subject, hidden: int, batch: int, length: int, device: torch.device) -> Row:
+    torch.manual_seed(0)
+    layer = subject.build(hidden).to(device)
+    x = torch.randn(length, batch, INPUTS, device=device)
+    parameters = list(layer.parameters())
+
+    def backward() -> float:
+        begun = time.perf_counter()
+        torch.autograd.grad(layer(x)[0].sum(), parameters)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begun
+
+    saved = saved_bytes(lambda: layer(x)[0], [x, *parameters])
+    if device.type == "cuda":
+        peak, resident = harness.peak_bytes(backward, device), None
+        seconds = backward()
+    else:
+        taken = []
+        resident = resident_peak(lambda: taken.append(backward()))
+        seconds, peak = taken[0], resident or 0
+    allowed = subject.floats * hidden + BUFFER + RELEVANT + 1
+    return {
+        "layer": subject.name,
+        "form": subject.form,
+        "hidden": hidden,
+        "batch": batch,
+        "kappa": BUFFER + RELEVANT if subject.name.startswith("Rel") else "",
+        "T": length,
+        "saved_bytes": saved,
+        "peak_bytes": peak,
+        "seconds": significant(seconds),
+        "contract_bytes": 4 * batch * length * allowed if subject.floats else "",
+    }
+
+
+def lines(
+    subjects: Sequence[Subject], hidden: int, batch: int, lengths: Sequence[int], device: torch.device, seconds: float,
+    memory: float, told: Callable[[str], None] = lambda words: None,
+) -> Iterator[Row]:  # fmt: skip
+    """A row for each subject and length, until the next is expected to take more than ``seconds`` or ``memory`` bytes.
+
+    Raises:
+        AssertionError: more is kept for the backward than the contract allows.
+    """
+    for subject in subjects:
+        row = None
+        for length in lengths:
+            told(f"{subject.name}, {subject.form}, T = {length}")
+            if row is None or expected(row, length, seconds, memory):
+                row = measured(subject, hidden, batch, length, device)
+                assert_contract(row)
+                yield row
+
+
+def expected(row: Row, length: int, seconds: float, memory: float) -> bool:
+    """Whether a longer sequence is to be tried: with the square of the length, for MemRNN, or in proportion."""
+    factor = (length / row["T"]) ** (2 if row["layer"].startswith("Mem") else 1)
+    return factor * row["seconds"] <= seconds and factor * max(row["peak_bytes"], row["saved_bytes"]) <= memory
+
+
+def assert_contract(row: Row) -> None:
+    kept, allowed = row["saved_bytes"], row["contract_bytes"]
+    assert allowed == "" or kept <= SLACK * allowed, (
+        f"{row['layer']} at T = {row['T']} keeps {kept} bytes for its backward, allowed {SLACK} * {allowed}"
+    )
+
+
+def fits(rows: Sequence[Row]) -> list[Row]:
+    """A line per layer and form: the exponents p of bytes and of seconds, T^p, over the longer half of the lengths, and
+    the floats kept per sequence and step at the last."""
+    found = []
+    for subject in dict.fromkeys((row["layer"], row["form"]) for row in rows):
+        own = sorted((row for row in rows if (row["layer"], row["form"]) == subject), key=lambda row: int(row["T"]))
+        last, long = own[-1], own[max(0, len(own) // 2 - 1) :]
+        steps, allowed = int(last["T"]) * int(last["batch"]), last["contract_bytes"]
+        line = {"layer": subject[0], "form": subject[1], "to T": int(last["T"])}
+        line["floats kept"] = significant(float(last["saved_bytes"]) / (4 * steps))
+        line["allowed"] = significant(float(allowed) / (4 * steps)) if allowed != "" else ""
+        for column, words in (("saved_bytes", "kept"), ("peak_bytes", "peak"), ("seconds", "time")):
+            line[f"{words} ~"] = f"T^{exponent(long, column):.2f}"
+        line["ms per step"] = significant(1e3 * float(last["seconds"]) / int(last["T"]))
+        line["peak MB"] = significant(float(last["peak_bytes"]) / 1e6)
+        found.append(line)
+    return found
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Of each layer and form the newest measurements."""
+    dates = {(row["layer"], row["form"]): row["date"] for row in rows}
+    return [row for row in rows if row["date"] == dates[row["layer"], row["form"]]]
+
+
+def exponent(rows: Sequence[Row], column: str) -> float:
+    """The slope of the least-squares line through the logarithms."""
+    points = [(math.log(float(row["T"])), math.log(float(row[column]))) for row in rows if float(row[column]) > 0]
+    if len(points) < 2:
+        return math.nan
+    x, y = (torch.tensor(values, dtype=torch.float64) for values in zip(*points, strict=True))
+    return (((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
+
+
+# ---- the command
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.memory", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    names = list(dict.fromkeys(subject.name for subject in SUBJECTS))
+    parser.add_argument("--layers", nargs="+", default=names, choices=names, metavar="LAYER")
+    parser.add_argument("--forms", nargs="+", choices=sorted({s.form for s in SUBJECTS}), metavar="FORM", help="or all")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="T")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
+    parser.add_argument("--seconds", type=float, default=10.0, help="that one forward and backward may take")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="that one may take")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the CSV; perf/results/<device> if not given")
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    subjects = [s for s in SUBJECTS if s.name in chosen.layers and (not chosen.forms or s.form in chosen.forms)]
+    facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.memory", *argv]))
+    path = (chosen.out or record.folder(chosen.device, results)) / "memory.csv"
+    rows = []
+    with tqdm(total=len(subjects) * len(chosen.lengths), unit="length", disable=None) as bar:
+
+        def told(words: str) -> None:
+            bar.update()
+            bar.set_postfix_str(words)
+
+        for row in lines(subjects, chosen.hidden, chosen.batch, sorted(chosen.lengths), chosen.device, chosen.seconds,
+                         1e9 * chosen.gigabytes, told):  # fmt: skip
+            record.append(path, [facts | row])
+            rows.append(row)
+    print(record.table(fits(rows)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,211 @@
+"""Trains recurrent layers on a task of recall until they know it, then tests them on longer sequences.
+
+Training ends at an accuracy or after so many updates; every layer meets the same batches at one seed. Rows are appended
+to a CSV: of training by the update, of the test by the length. The picture shows both.
+"""
+
+import argparse
+import functools
+import itertools
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from perf import record, transfer_picture
+from perf.models import MODELS, size
+from perf.recall import RECALL
+from perf.record import Row, significant
+from perf.tasks import Own, Settings
+from perf.train import PICTURES, Training, mean_score
+
+
+class Trained(NamedTuple):
+    """How a layer is trained."""
+
+    rate: float
+    optimiser: str = "Adam"
+
+
+class Scale(NamedTuple):
+    settings: Settings  # optimiser and rate are each layer's own
+    copied: int  # K
+    lengths: tuple[int, ...]  # T of the tests
+    models: Mapping[str, Trained]
+    enough: float  # accuracy at which training ends
+    every: int  # updates from measurement to measurement
+
+
+SMALL = Settings(20, 32, 64, "", 0.0, 1.0, 4000, 200)
+FULL = Settings(100, 10, 128, "", 0.0, 1.0, 20_000, 200)
+SMALL_MODELS = {
+    "rnnkern.RelRNN": Trained(3e-3),
+    "rnnkern.RelRNN-sum": Trained(3e-3),
+    "rnnkern.RelRNN-random": Trained(3e-3),
+    "rnnkern.MemRNN": Trained(3e-3),
+    "rnnkern.RelLSTM": Trained(1e-2),
+    "rnnkern.LSTM": Trained(1e-2),
+    "rnnkern.ExpRNN": Trained(3e-3),
+}
+OTHERS = {
+    "rnnkern.RelLSTM": Trained(2e-4),
+    "rnnkern.MemRNN": Trained(2e-4),
+    "rnnkern.LSTM": Trained(2e-4),
+    "rnnkern.OrthogonalInitRNN": Trained(2e-4, "RMSprop"),
+    "rnnkern.ExpRNN": Trained(2e-4, "RMSprop"),
+}
+SCALES = {
+    ("copy", "small"): Scale(SMALL, 5, (20, 50, 100, 200, 500, 1000), SMALL_MODELS, 0.99, 50),
+    ("denoise", "small"): Scale(SMALL, 5, (20, 50, 100, 200, 500, 1000), SMALL_MODELS, 0.99, 50),
+    ("copy", "full"): Scale(
+        FULL, 10, (100, 200, 400, 2000, 5000), {"rnnkern.RelRNN": Trained(2e-4)} | OTHERS, 0.999, 200
+    ),
+    ("denoise", "full"): Scale(
+        FULL, 10, (100, 300, 500, 1000, 2000), {"rnnkern.RelRNN-modrelu": Trained(2e-4, "RMSprop")} | OTHERS, 0.999, 200
+    ),
+}
+"""The full ones are the thesis'."""
+
+
+def trained(training: Training, scale: Scale, updates: int, told: Callable[[str], None]) -> Iterator[Row]:
+    """Trains to the end; a row after each measurement."""
+    begun, words = 0, ""
+    for update in range(1, updates + 1):
+        training.update()
+        told(words)
+        if update % scale.every == 0 or update == updates:
+            measured = training.measure()
+            words = f"accuracy {measured:.3g}"
+            yield {
+                "update": update,
+                "length": training.settings.length,
+                "train_loss": significant(statistics.fmean(training.losses[begun:])),
+                "measured": significant(measured),
+                "update_ms": significant(1e3 * statistics.median(training.seconds[begun:])),
+            }
+            begun = update
+            if measured >= scale.enough:
+                return
+
+
+@torch.no_grad()
+def tested(training: Training, task: str, scale: Scale, lengths: Sequence[int], told: Callable) -> Iterator[Row]:
+    """A row for each length."""
+    training.network.eval()
+    for length in lengths:
+        told(f"testing at T = {length}")
+        long = RECALL[task].task(length, scale.copied, 1, training.settings.held_out)
+        measured = mean_score(training.network, long.held_out(), long.score, training.device)
+        yield {"update": len(training.losses), "length": length, "train_loss": "", "measured": significant(measured),
+               "update_ms": ""}  # fmt: skip
+
+
+def learn(
+    task: str, scale: Scale, models: Sequence[str], seeds: Sequence[int], updates: int, lengths: Sequence[int],
+    device: torch.device, kept: Path | None = None,
+) -> Iterator[list[Row]]:  # fmt: skip
+    """The rows of each training and its tests, when they have ended."""
+    ready = RECALL[task].task(scale.settings.length, scale.copied, scale.settings.batch, scale.settings.held_out)
+    with tqdm(total=len(models) * len(seeds) * updates, unit="update", disable=None) as bar:
+        for seed, model in itertools.product(seeds, models):
+            how = scale.models[model]
+            settings = scale.settings._replace(optimiser=how.optimiser, rate=how.rate)
+
+            def told(words: str, at: str = f"{model}, seed {seed}", step: int = 1) -> None:
+                bar.set_postfix_str(f"{at} {words}", refresh=not step)
+                bar.update(step)
+
+            training = Training(ready, model, seed, settings, device, Own(how.rate))
+            facts = {"model": model, "parameters": size(training.network), "seed": seed}
+            facts |= {"optimiser": how.optimiser, "rate": how.rate}
+            curve = [{"phase": "training"} | row for row in trained(training, scale, updates, told)]
+            telling = functools.partial(told, step=0)
+            test = [{"phase": "test"} | row for row in tested(training, task, scale, lengths, telling)]
+            told("", step=updates - len(training.losses))
+            yield [facts | row for row in curve + test]
+            if kept is not None:
+                kept.mkdir(parents=True, exist_ok=True)
+                torch.save(training.network.state_dict(), kept / f"{task}-{model}-{seed}.pt")
+
+
+def ends(rows: Sequence[Row]) -> list[Row]:
+    """A line per model: seeds that knew the task and after how many updates, and the median accuracy at each length."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        tests = [row for row in own if row["phase"] == "test"]
+        last = list({row["seed"]: row for row in own if row["phase"] == "training"}.values())
+        line = {
+            "model": model,
+            "optimiser": f"{own[0]['optimiser']} {own[0]['rate']}",
+            "seeds": len(last),
+            "learnt": sum(float(row["measured"]) >= float(row["enough"]) for row in last),
+            "updates": " ".join(str(row["update"]) for row in last),
+        }
+        for length in sorted({int(row["length"]) for row in tests}):
+            found = [float(row["measured"]) for row in tests if int(row["length"]) == length]
+            line[f"T = {length}"] = " ".join(f"{x:.2f}" for x in found)
+        lines.append(line)
+    return lines
+
+
+# ---- the command
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m perf.transfer", description=__doc__)
+    parser.add_argument("--task", required=True, choices=RECALL)
+    parser.add_argument("--scale", default="small", choices=("small", "full"),
+                        help="small: minutes on two cores; full: the thesis' settings, for a GPU")  # fmt: skip
+    parser.add_argument("--models", nargs="+", choices=MODELS, metavar="MODEL", help="all of the scale's if not given")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="0 1 2 if not given")
+    parser.add_argument("--updates", type=int, help="the most of a training")
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="T", help="of the tests")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern; 2 if not given")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of what each training has learnt, a state_dict")
+    return parser
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
+    parser = arguments()
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    scale = SCALES[chosen.task, chosen.scale]
+    models = chosen.models or list(scale.models)
+    if unknown := [model for model in models if model not in scale.models]:
+        parser.error(
+            f"--models: {chosen.task} at the scale {chosen.scale} has {', '.join(scale.models)}, not {unknown}"
+        )
+    updates, lengths = chosen.updates or scale.settings.updates, chosen.lengths or scale.lengths
+    facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.transfer", *argv]))
+    settings = scale.settings._asdict()
+    facts |= {"task": chosen.task, "scale": chosen.scale, "trained_length": settings["length"], "copied": scale.copied}
+    facts |= {name: settings[name] for name in ("batch", "hidden", "clip", "held_out")} | {"enough": scale.enough}
+    path = (chosen.out or record.folder(chosen.device, results)) / f"transfer-{chosen.task}.csv"
+    for rows in learn(chosen.task, scale, models, chosen.seeds, updates, lengths, chosen.device, chosen.keep):
+        record.append(path, [facts | row for row in rows])
+    rows = newest(record.read(path), chosen.task, chosen.scale)
+    transfer_picture.draw((chosen.out or pictures) / f"transfer-{chosen.task}-{chosen.scale}.png", rows)
+    for line in ends(rows):
+        print("  ".join(f"{name}: {x}" for name, x in line.items()))
+
+
+def newest(rows: Sequence[Row], task: str, scale: str) -> list[Row]:
+    """Of each model and seed the newest training."""
+    rows = [row for row in rows if (row["task"], row["scale"]) == (task, scale)]
+    dates = {(row["model"], row["seed"]): row["date"] for row in rows}
+    order = list(dict.fromkeys(row["model"] for row in rows))
+    rows = [row for row in rows if row["date"] == dates[row["model"], row["seed"]]]
+    return sorted(rows, key=lambda row: (order.index(row["model"]), int(row["seed"])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,60 @@
+"""The picture of transfer: how each layer learns, and what it still knows in longer sequences."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from perf.demo_picture import STYLE
+from perf.record import Row
+from perf.train_picture import COLOURS
+
+
+def draw(path: Path, rows: Sequence[Row], memories: Sequence[Row] = ()) -> None:
+    """Draws rows of one task and scale: a line for each seed, then the median and the range; beside them what
+    perf.memory has measured, if it is given."""
+    models, last = list(dict.fromkeys(row["model"] for row in rows)), rows[-1]
+    with plt.rc_context(STYLE):
+        figure, (left, right, *more) = plt.subplots(1, 2 + bool(memories), figsize=(13, 4.2), layout="constrained")
+        for model, colour in zip(models, COLOURS * len(models), strict=False):
+            own = [row for row in rows if row["model"] == model]
+            for seed in dict.fromkeys(row["seed"] for row in own):
+                curve = [row for row in own if row["seed"] == seed and row["phase"] == "training"]
+                left.plot(*points(curve, "update"), color=colour, linewidth=1.2)
+            tests = [row for row in own if row["phase"] == "test"]
+            lengths = sorted({int(row["length"]) for row in tests})
+            found = [[float(row["measured"]) for row in tests if int(row["length"]) == length] for length in lengths]
+            right.plot(lengths, [np.median(x) for x in found], color=colour, marker="o", markersize=4, label=model)
+            right.fill_between(lengths, [min(x) for x in found], [max(x) for x in found], color=colour, alpha=0.12,
+                               linewidth=0)  # fmt: skip
+        left.set(title=f"accuracy at T = {last['trained_length']}, in training", xlabel="update", ylim=(0, 1.02))
+        right.set(title="accuracy at longer T, afterwards", xlabel="T", xscale="log", ylim=(0, 1.02))
+        for axes in more:
+            kept(axes, memories)
+        for axes in (left, right, *more):
+            axes.grid(color="#eeeeee")
+            axes.set_axisbelow(True)
+        figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        figure.suptitle(f"{last['task']}: K = {last['copied']}, {last['hidden']} hidden units", fontsize=12)
+        about = f"{last['device']}, PyTorch {last['torch']}; a line per seed; median and range over seeds"
+        figure.supxlabel(about, fontsize=8, color="#777777")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, metadata={"Software": None})
+        plt.close(figure)
+
+
+def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:
+    for (layer, form), colour in zip(dict.fromkeys((row["layer"], row["form"]) for row in rows), COLOURS, strict=False):
+        own = [row for row in rows if (row["layer"], row["form"]) == (layer, form)]
+        found = [float(row["saved_bytes"]) / 1e6 for row in own]
+        axes.plot([int(row["T"]) for row in own], found, "o-", color=colour, markersize=4, label=f"{layer}, {form}")
+    axes.set(title="kept for the backward, MB", xlabel="T", xscale="log", yscale="log")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def points(rows: Sequence[Row], column: str) -> tuple[list[float], list[float]]:
+    return [float(row[column]) for row in rows], [float(row["measured"]) for row in rows]

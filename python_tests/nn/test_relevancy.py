@@ -1,0 +1,264 @@
+"""RelRNN, RelLSTM, MemRNN and MemLSTM."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+import rnnkern.nn
+from rnnkern import parametrizations, reference
+from rnnkern.nn import MemLSTM, MemRNN, RelLSTM, RelRNN
+from rnnkern.ops import RelevancyState
+from rnnkern.testing import assert_close
+
+T, B, I, N = 9, 3, 4, 5  # noqa: E741
+LAYERS = [
+    (RelRNN, {"buffer_size": 3, "relevant_size": 2}),
+    (RelRNN, {"buffer_size": 2, "relevant_size": 1, "nonlinearity": "modrelu", "mix": "sum", "readout": "s"}),
+    (RelRNN, {"buffer_size": 4, "relevant_size": 0, "nonlinearity": "relu", "alignment": "dot", "bias": False}),
+    (RelLSTM, {"buffer_size": 3, "relevant_size": 2, "screening": "fifo"}),
+    (MemRNN, {}),
+    (MemLSTM, {}),
+]
+every = pytest.mark.parametrize(("cls", "options"), LAYERS, ids=lambda x: getattr(x, "__name__", ""))
+
+
+def build(cls, **options):
+    return cls(I, N, dtype=torch.float64, **options)
+
+
+def inputs(*shape):
+    return torch.randn(*(shape or (T, B, I)), dtype=torch.float64)
+
+
+def same(a, b):
+    """Two states to a few bits: the same events, the same values."""
+    for x, y in zip(a, b, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(x, y)
+
+
+def of_reference(layer, x, dtype, **rest):
+    """Output and gradients of the definition."""
+    weights = {name: p.detach().to(dtype).requires_grad_() for name, p in layer.named_parameters()}
+    u = torch.nn.functional.linear(x.to(dtype), weights["weight_ih_l0"], weights.get("bias_ih_l0"))
+    names = ("weight_hh_l0", "weight_query_l0", "weight_key_l0", "weight_score_l0")
+    zeros = torch.zeros(x.shape[1], N, dtype=dtype)
+    output, state = reference.relevancy_recurrence(
+        layer._cell, u, [weights[name] for name in names], (zeros, zeros) if layer._cell == "lstm" else (zeros,),
+        buffer_size=layer.buffer_size, relevant_size=layer.relevant_size, mix=layer.mix, alignment=layer.alignment,
+        screening=layer.screening, readout=layer.readout,
+        params=[weights["modrelu_bias_l0"]] if "modrelu_bias_l0" in weights else (), **rest,
+    )  # fmt: skip
+    grads = torch.autograd.grad(output.square().sum(), list(weights.values()))
+    return dict(zip(["output", *weights], [output, *grads], strict=True)), state
+
+
+@every
+def test_a_layer_is_the_definition(cls, options):
+    layer, x = cls(I, N, **options), torch.randn(T, B, I)
+    reset = torch.rand(T, B) < 0.15
+    output, state = layer(x, reset=reset)
+    grads = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
+    found = {"output": output} | dict(zip(dict(layer.named_parameters()), grads, strict=True))
+    naive, _ = of_reference(layer, x, torch.float32, reset=reset)
+    truth, wanted = of_reference(layer, x, torch.float64, reset=reset)
+    for name, value in found.items():
+        assert_close(value, naive[name], truth[name], name=name)
+    assert torch.equal(state.ids, wanted.ids)
+    assert torch.equal(state.buffer_ids, wanted.buffer_ids)
+
+
+@every
+def test_batch_first_and_unbatched(cls, options):
+    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
+    wanted, final = layer(x, reset=reset)
+    layer.batch_first = True
+    output, state = layer(x.transpose(0, 1), reset=reset.T)
+    assert torch.equal(output.transpose(0, 1), wanted)
+    same(state, final)
+    for k in range(B):
+        output, state = layer(x[:, k], reset=reset[:, k])
+        torch.testing.assert_close(output, wanted[:, k])
+        same(state, RelevancyState(*(None if part is None else part[k] for part in final)))
+        goes_on, _ = layer(x[:, k], state)
+        torch.testing.assert_close(goes_on, layer(x.transpose(0, 1), final)[0][k])
+
+
+@every
+def test_packed_is_each_sequence_by_itself(cls, options):
+    layer, lengths = build(cls, **options), (4, 9, 6)
+    sequences, resets = [inputs(n, I) for n in lengths], torch.rand(9, B) < 0.2
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    output, state = layer(packed, reset=resets)
+    rows, found = pad_packed_sequence(output)
+    assert tuple(found.tolist()) == lengths
+    goes_on, _ = layer(packed, state)
+    for k, (x, n) in enumerate(zip(sequences, lengths, strict=True)):
+        wanted, final = layer(x, reset=resets[:n, k])
+        torch.testing.assert_close(rows[:n, k], wanted)
+        torch.testing.assert_close(state.s[k], final.s)
+        assert torch.equal(state.ids[k], final.ids)
+        torch.testing.assert_close(pad_packed_sequence(goes_on)[0][:n, k], layer(x, final)[0])
+
+
+@every
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_chunks_are_the_whole(cls, options, cut):
+    layer, x = build(cls, **options), inputs(12, B, I)
+    whole, wanted = layer(x)
+    first, state = layer(x[:cut])
+    second, state = layer(x[cut:], state)
+    torch.testing.assert_close(torch.cat([first, second]), whole)  # to the bit but for the product with U
+    assert torch.equal(state.ids, wanted.ids)
+    same(state, wanted)
+    grads = [torch.autograd.grad(out.square().sum(), list(layer.parameters()))
+             for out in (whole, torch.cat([first, second]))]  # fmt: skip
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_initial_state():
+    rnn, lstm, x = build(RelRNN), build(RelLSTM), inputs()
+    s0, c0 = inputs(B, N), inputs(B, N)
+    assert not torch.allclose(rnn(x, (s0,))[0], rnn(x)[0])
+    torch.testing.assert_close(lstm(x, (s0, c0))[0][:, 1:2], lstm(x[:, 1:2], (s0[1:2], c0[1:2]))[0])
+    torch.testing.assert_close(rnn(x[:, 0], (s0[0],))[0], rnn(x, (s0,))[0][:, 0])
+    assert rnn(x[:0])[0].shape == (0, B, N)
+
+
+@every
+def test_attention_says_what_was_attended_to(cls, options):
+    layer, x = build(cls, **options), inputs()
+    weights, ids = layer.attention(x)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(T, B, dtype=torch.float64))
+    assert torch.equal(weights > 0, ids >= 0)
+    assert all((ids[t] == t).any() for t in range(T))
+    layer.batch_first = True
+    assert torch.equal(layer.attention(x.transpose(0, 1)).weights.transpose(0, 1), weights)
+    assert torch.equal(layer.attention(x[:, 1]).ids, ids[:, 1])
+    assert layer.attention(pack_sequence([x[:, 0], x[:4, 1]])).weights.data.shape == (T + 4, weights.shape[-1])
+
+
+def test_random_screening_draws_from_torchs_generator():
+    layer, x = build(RelRNN, buffer_size=1, relevant_size=2, screening="random"), inputs(30, B, I)
+    outputs = [(torch.manual_seed(seed), layer(x)[0])[1] for seed in (0, 0, 1)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+# ---- the weight V
+
+
+def test_v_begins_orthogonal():
+    V = build(RelRNN).weight_hh_l0
+    torch.testing.assert_close(V @ V.T, torch.eye(N, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("held", [parametrizations.orthogonal, parametrizations.schur])
+def test_v_takes_a_parametrization(held):
+    """RelRNN with the weight of expRNN, and of nnRNN."""
+    layer, x = build(RelRNN, buffer_size=3, relevant_size=2), inputs()
+    held(layer, "weight_hh_l0")
+    optimiser = torch.optim.Adam(rnnkern.optim.param_groups(layer, 1e-2))
+    for _ in range(3):
+        optimiser.zero_grad()
+        layer(x)[0].square().sum().backward()
+        optimiser.step()
+    V = layer.weight_hh_l0
+    plain = build(RelRNN, buffer_size=3, relevant_size=2)
+    weights = {name: getattr(layer, name) for name in plain.state_dict()}
+    plain.load_state_dict(weights)
+    assert torch.equal(layer(x)[0], plain(x)[0])
+    if held is parametrizations.orthogonal:
+        torch.testing.assert_close(V @ V.T, torch.eye(N, dtype=torch.float64))
+    layer.reset_parameters()
+    assert not torch.allclose(layer.weight_hh_l0, V)
+
+
+# ---- as every module
+
+
+@every
+def test_copies_compute_the_same(cls, options):
+    layer, x = build(cls, **options), inputs()
+    wanted, state = layer(x)
+    other = build(cls, **options)
+    other.load_state_dict(layer.state_dict())
+    for copied in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied(x)[0], wanted)
+        assert repr(copied) == repr(layer)
+    buffer = io.BytesIO()
+    torch.save(RelevancyState(*(part if part is None else part.detach() for part in state)), buffer)
+    buffer.seek(0)
+    with torch.serialization.safe_globals([RelevancyState]):
+        saved = torch.load(buffer)
+    assert torch.equal(layer(x, saved)[0], layer(x, state)[0])
+
+
+def test_parameters_have_these_names():
+    assert {name: tuple(p.shape) for name, p in RelLSTM(I, N).named_parameters()} == {
+        "weight_ih_l0": (4 * N, I), "weight_hh_l0": (4 * N, N), "weight_query_l0": (N, N), "weight_key_l0": (N, N),
+        "weight_score_l0": (N,), "bias_ih_l0": (4 * N,),
+    }  # fmt: skip
+    assert "modrelu_bias_l0" in dict(RelRNN(I, N, nonlinearity="modrelu").named_parameters())
+    assert "bias_ih_l0" not in dict(RelRNN(I, N, bias=False).named_parameters())
+
+
+def test_autocast():
+    layer, x = RelLSTM(I, N, buffer_size=3, relevant_size=2), torch.randn(T, B, I)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, state = layer(x)
+        layer(x, state)
+    assert (output.dtype, state.s.dtype) == (torch.bfloat16, torch.float32)
+    output.float().sum().backward()
+    assert layer.weight_hh_l0.grad.dtype == torch.float32
+
+
+def test_explain_knows_the_module():
+    (choice,) = rnnkern.ops.explain(RelRNN(I, N), torch.randn(T, B, I))
+    assert choice.implementation in ("cpu", "reference")
+
+
+def test_repr():
+    assert repr(RelRNN(3, 4, mix="sum", nonlinearity="relu", batch_first=True)) == (
+        "RelRNN(3, 4, buffer_size=10, relevant_size=10, nonlinearity=relu, mix=sum, batch_first=True)"
+    )
+    assert repr(MemLSTM(3, 4, bias=False)) == "MemLSTM(3, 4, bias=False)"
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "error", "message"),
+    [
+        (RelRNN, {"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
+        (RelRNN, {"relevant_size": -1}, ValueError, "relevant_size must be at least 0, got -1"),
+        (RelRNN, {"buffer_size": 2.0}, TypeError, "buffer_size should be of type int, got: float"),
+        (RelRNN, {"nonlinearity": "gelu"}, ValueError, "nonlinearity must be one of .*, got 'gelu'"),
+        (RelLSTM, {"mix": "mean"}, ValueError, "mix must be one of .*, got 'mean'"),
+        (RelLSTM, {"nonlinearity": "relu"}, TypeError, "nonlinearity"),
+        (MemRNN, {"buffer_size": 5}, TypeError, "buffer_size is not for a layer that keeps all of its past, got 5"),
+    ],
+)
+def test_wrong_options(cls, options, error, message):
+    with pytest.raises(error, match=message):
+        cls(I, N, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m(torch.zeros(T, B, 7)), ValueError, r"RelRNN: `input` must be \(T, B, 4\), or without B, got"),
+        (lambda m: m(torch.zeros(T, B, I).double()), TypeError, r"must be of the parameters' torch.float32, got"),
+        (lambda m: m([1.0]), TypeError, "must be a tensor or a PackedSequence, got list"),
+        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(T, B)), TypeError, "RelRNN: `reset` must be a bool"),
+        (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(B, T) > 0), ValueError, r"must be \(T, B\) = \(9, 3\)"),
+        (lambda m: m(torch.zeros(T, B, I), (torch.zeros(B, 2),)), ValueError, r"`state\[0\]` must be \(B, n\)"),
+    ],
+)
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call(RelRNN(I, N))

@@ -1,0 +1,351 @@
+"""Recurrent layers that attend to a bounded set of their own past."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module, Parameter, init
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
+
+from rnnkern import parametrizations
+from rnnkern.nn import autocast
+from rnnkern.nn.recurrent import TimeFirst, reset_in_order
+from rnnkern.ops import Choice, RelevancyMemory, RelevancyState, relevancy_recurrence
+from rnnkern.ops.relevancy import CHOICES
+from rnnkern.reference.relevancy import RELEVANCY_CELLS
+
+NONLINEARITIES = tuple(cell for cell in RELEVANCY_CELLS if cell != "lstm")
+UNLIMITED = 2**30
+"""Steps, which no sequence has: the buffer is as long as what has been seen."""
+
+
+class Relevancy(Module):
+    """What RelRNN, RelLSTM, MemRNN and MemLSTM share. A subclass names its ``_cell`` and ``_gates``."""
+
+    _gates = 1
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, buffer_size: int = 10, relevant_size: int = 10, mix: str = "half",
+        alignment: str = "additive", screening: str = "attention", readout: str = "h", bias: bool = True,
+        batch_first: bool = False, device: Any = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
+        for name, size in (*sizes.items(), ("relevant_size", relevant_size)):
+            least = 0 if name == "relevant_size" else 1
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
+            if size < least:
+                raise ValueError(f"{name} must be at least {least}, got {size}")
+            setattr(self, name, size)
+        chosen = {"mix": mix, "alignment": alignment, "screening": screening, "readout": readout}
+        for name, choice in chosen.items():
+            if choice not in CHOICES[name]:
+                raise ValueError(f"{name} must be one of {CHOICES[name]}, got {choice!r}")
+            setattr(self, name, choice)
+        self.bias, self.batch_first = bias, batch_first
+
+        def parameter(*shape: int) -> Parameter:
+            return Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        rows = self._gates * hidden_size
+        self.weight_ih_l0, self.weight_hh_l0 = parameter(rows, input_size), parameter(rows, hidden_size)
+        self.weight_query_l0, self.weight_key_l0 = (parameter(hidden_size, hidden_size) for _ in range(2))
+        self.weight_score_l0 = parameter(hidden_size)
+        self.bias_ih_l0 = parameter(rows) if bias else None
+        self.modrelu_bias_l0 = parameter(hidden_size) if self._cell == "modrelu" else None
+        self.reset_parameters()
+
+    @property
+    def _cell(self) -> str:  # of rnnkern.ops.relevancy_recurrence
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        for weight in (self.weight_query_l0, self.weight_key_l0):
+            init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        init.xavier_normal_(self.weight_score_l0.unsqueeze(0))
+        self._reset_cell()
+
+    def _reset_cell(self) -> None:
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        state: RelevancyState | Sequence[Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, RelevancyState]:
+        """Runs the layer over a sequence.
+
+        Args:
+            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
+            state: that a former call returned, and the two calls are one; or ``(s0,)``, for an LSTM ``(s0, c0)``, each
+                (B, n), with nothing remembered. None is zeros. In the caller's batch order; without B for (T, I).
+            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
+                batch order. Where true, s, c and all that is remembered are emptied before step t.
+
+        Returns:
+            The output, like ``input`` with n columns, and the :class:`~rnnkern.ops.RelevancyState`.
+
+        Raises:
+            ValueError: a shape is wrong.
+            TypeError: a type, dtype or device is wrong.
+        """
+        args, kwargs = self._call(input, state, reset)
+        output, state = relevancy_recurrence(*args, **kwargs)
+        return self._returned(input, output), self._returned_state(input, state)
+
+    @torch.no_grad()
+    def attention(
+        self,
+        input: Tensor | PackedSequence,
+        state: RelevancyState | Sequence[Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> RelevancyMemory:
+        """What each step attends to, without gradients.
+
+        Args:
+            input, state, reset: as :meth:`forward`.
+
+        Returns:
+            ``weights``, like ``input`` with K columns: alpha over the slots of the buffer, then of the relevant set, 0
+            for an empty slot; ``ids``, int32: the event in each slot, by the step that made it, -1 for none.
+        """
+        args, kwargs = self._call(input, state, reset)
+        _, _, memory = relevancy_recurrence(*args, **kwargs, return_memory=True)
+        return RelevancyMemory(*(self._returned(input, each) for each in memory))
+
+    @torch.no_grad()
+    def choose(
+        self,
+        input: Tensor | PackedSequence,
+        state: RelevancyState | Sequence[Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice, in a list. Runs no recurrence."""
+        args, kwargs = self._call(input, state, reset)
+        return [relevancy_recurrence.choose(*args, **kwargs)]
+
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+        """The operator's arguments."""
+        x, state, batch_sizes, reset = self._time_first(input, state, reset)
+        weights = (self.weight_hh_l0, self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
+        bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
+        x, call = autocast.cast(
+            x, {"weight": self.weight_ih_l0, "bias": self.bias_ih_l0, "weights": weights, "params": bias}
+        )
+        u = F.linear(x, call["weight"], call["bias"])
+        if not isinstance(state, RelevancyState):
+            state = tuple(s.to(u.dtype) for s in state)
+        sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
+        options = {name: getattr(self, name) for name in CHOICES}
+        rest = {"params": call["params"], "batch_sizes": batch_sizes, "reset": reset}
+        return (self._cell, u, call["weights"], state), sizes | options | rest
+
+    def _time_first(self, input, state, reset) -> TimeFirst:
+        name = type(self).__name__
+        batch_sizes = order = None
+        packed = isinstance(input, PackedSequence)
+        x = input.data if packed else input
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: `input` must be a tensor or a PackedSequence, got {type(x).__name__}")
+        if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
+            wanted = f"(T, B, {self.input_size}), or without B" if not packed else f"packed, {self.input_size} columns"
+            raise ValueError(f"{name}: `input` must be {wanted}, got {tuple(x.shape)}")
+        if x.dtype != self.weight_ih_l0.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name}: `input` must be of the parameters' {self.weight_ih_l0.dtype}, got {x.dtype}")
+        unbatched = not packed and x.dim() == 2
+        if packed:
+            _, batch_sizes, order, _ = input
+            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+        else:
+            x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
+            steps, batch = x.shape[:2]
+        if state is None:
+            state = (x.new_zeros(batch, self.hidden_size),) * (2 if self._cell == "lstm" else 1)
+        elif unbatched:
+            state = _each(state, lambda part: part.unsqueeze(0))
+        elif order is not None:
+            state = _each(state, lambda part: part.index_select(0, order))
+        if reset is not None:
+            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+        return TimeFirst(x, state, batch_sizes, reset)
+
+    def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
+        """What the operator gives for each step, as the caller's input."""
+        if isinstance(input, PackedSequence):
+            _, batch_sizes, order, inverse = input
+            return PackedSequence(rows, batch_sizes, order, inverse)
+        if input.dim() == 2:
+            return rows.squeeze(1)
+        return rows.transpose(0, 1) if self.batch_first else rows
+
+    def _returned_state(self, input, state: RelevancyState) -> RelevancyState:
+        if isinstance(input, PackedSequence):
+            inverse = input.unsorted_indices
+            return state if inverse is None else _each(state, lambda part: part.index_select(0, inverse))
+        return _each(state, lambda part: part.squeeze(0)) if input.dim() == 2 else state
+
+    def extra_repr(self) -> str:
+        plain = {"buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "mix": "half", "bias": True}
+        plain |= {"alignment": "additive", "screening": "attention", "readout": "h", "batch_first": False}
+        shown = (f", {name}={getattr(self, name)}" for name in plain if getattr(self, name, plain[name]) != plain[name])
+        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+
+
+def _each(state, change) -> Any:
+    """The parts of a state that are there, changed."""
+    changed = [None if part is None else change(part) for part in state]
+    return RelevancyState(*changed) if isinstance(state, RelevancyState) else tuple(changed)
+
+
+class RelRNN(Relevancy):
+    r"""RelRNN: an Elman network that attends to its last states and to the most relevant of those before.
+
+    .. math::
+        h_t &= \phi(U x_t + b + V s_{t-1}) \\
+        e_j &= v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e) \\
+        s_t &= (h_t + \sum_j \alpha_j m_j) / 2
+
+    over the members :math:`m_j` of the buffer, which are the last states and :math:`h_t` itself, and of the relevant
+    set. :func:`rnnkern.ops.relevancy_recurrence` says how a state comes there. For the backward 2n + K + 1 floats are
+    kept per sequence and step, K = ``buffer_size`` + ``relevant_size``. T steps, B sequences, I inputs, n hidden units.
+
+    Args:
+        input_size, hidden_size: I and n.
+        buffer_size: how many of the last states are attended to, at least 1.
+        relevant_size: how many of those before; 0 for none.
+        nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, whose bias is ``modrelu_bias_l0`` (n,).
+        mix: ``"half"`` as above, or ``"sum"``, the thesis' equation without the factor 1/2, which does not transfer to
+            longer sequences.
+        alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
+        screening: what decides which states stay: ``"attention"`` that they got, ``"random"`` or ``"fifo"``, the last.
+        readout: the output is ``"h"`` or ``"s"``.
+        bias: whether there is b.
+        batch_first: input and output are (B, T, .).
+        device, dtype: of the parameters.
+
+    Parameters: U ``weight_ih_l0`` (n, I) from Glorot's normal distribution; b ``bias_ih_l0`` (n,), 0; V
+    ``weight_hh_l0`` (n, n) orthogonal as in Henaff et al. 2016, to which any parametrization may be given;
+    :math:`W_a` ``weight_query_l0`` and :math:`U_a` ``weight_key_l0`` (n, n) from :math:`U(-n^{-1/2}, n^{-1/2})`; v
+    ``weight_score_l0`` (n,) from Glorot's normal distribution; modReLU's bias from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: a size or a choice is wrong.
+
+    Source: Kerg et al. 2020; Kerg 2022, ch. 4, algorithm 1.
+
+    >>> layer = rnnkern.nn.RelRNN(10, 20, buffer_size=5, relevant_size=3)
+    >>> output, state = layer(torch.randn(30, 4, 10))
+    >>> output.shape, state.ids.shape
+    (torch.Size([30, 4, 20]), torch.Size([4, 3]))
+    >>> output, state = layer(torch.randn(30, 4, 10), state)  # goes on
+    >>> weights, ids = layer.attention(torch.randn(30, 4, 10))
+    >>> weights.shape
+    torch.Size([30, 4, 8])
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Any) -> None:
+        if nonlinearity not in NONLINEARITIES:
+            raise ValueError(f"nonlinearity must be one of {NONLINEARITIES}, got {nonlinearity!r}")
+        self.nonlinearity = nonlinearity
+        super().__init__(input_size, hidden_size, **options)
+
+    @property
+    def _cell(self) -> str:
+        return self.nonlinearity
+
+    @torch.no_grad()
+    def _reset_cell(self) -> None:
+        init.xavier_normal_(self.weight_ih_l0)
+        if parametrize.is_parametrized(self, "weight_hh_l0"):
+            parametrizations.reset(self, "weight_hh_l0")
+        else:
+            self.weight_hh_l0.copy_(parametrizations.orthogonal_matrix(self.weight_hh_l0))
+        if self.bias_ih_l0 is not None:
+            init.zeros_(self.bias_ih_l0)
+        if self.modrelu_bias_l0 is not None:
+            init.uniform_(self.modrelu_bias_l0, -0.01, 0.01)
+
+
+class RelLSTM(Relevancy):
+    r"""RelLSTM: an LSTM whose gates see a state that attends to its own past.
+
+    .. math::
+        i, f, g, o &= U x_t + b + V s_{t-1} \\
+        c_t &= \sigma(f) c_{t-1} + \sigma(i) \tanh(g) \\
+        h_t &= \sigma(o) \tanh(c_t)
+
+    and :math:`s_t` of :math:`h_t` as in :class:`RelRNN`; c is not attended to. For the backward 7n + K + 1 floats are
+    kept per sequence and step.
+
+    Args:
+        input_size, hidden_size, buffer_size, relevant_size, mix, alignment, screening, readout, bias, batch_first,
+            device, dtype: as :class:`RelRNN`.
+
+    Parameters are named as RelRNN's; U ``weight_ih_l0`` (4n, I), V ``weight_hh_l0`` (4n, n) and b ``bias_ih_l0`` (4n,)
+    have the gates in torch.nn's order and are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`.
+
+    Raises:
+        ValueError, TypeError: a size or a choice is wrong.
+
+    Source: Kerg et al. 2020; Kerg 2022, ch. 4.
+
+    >>> layer = rnnkern.nn.RelLSTM(10, 20)
+    >>> output, state = layer(torch.randn(30, 4, 10))
+    >>> state.s.shape, state.c.shape
+    (torch.Size([4, 20]), torch.Size([4, 20]))
+    """
+
+    _cell, _gates = "lstm", 4
+
+    def _reset_cell(self) -> None:
+        for parameter in (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0):
+            if parameter is not None:
+                init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+
+
+class MemRNN(RelRNN):
+    """MemRNN: :class:`RelRNN` that attends to all of its past (Kerg et al. 2020, after Ke et al. 2018).
+
+    Time is quadratic in T; what is kept for the backward is linear.
+
+    Args:
+        input_size, hidden_size, nonlinearity, mix, alignment, readout, bias, batch_first, device, dtype: as
+            :class:`RelRNN`.
+
+    >>> layer = rnnkern.nn.MemRNN(10, 20)
+    >>> output, state = layer(torch.randn(30, 4, 10))
+    >>> state.buffer.shape
+    torch.Size([4, 30, 20])
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
+        super().__init__(input_size, hidden_size, **_all_kept(options))
+
+
+class MemLSTM(RelLSTM):
+    """MemLSTM: :class:`RelLSTM` that attends to all of its past.
+
+    Args:
+        input_size, hidden_size, mix, alignment, readout, bias, batch_first, device, dtype: as :class:`RelRNN`.
+
+    >>> layer = rnnkern.nn.MemLSTM(10, 20, batch_first=True)
+    >>> layer(torch.randn(4, 30, 10))[0].shape
+    torch.Size([4, 30, 20])
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
+        super().__init__(input_size, hidden_size, **_all_kept(options))
+
+
+def _all_kept(options: dict[str, Any]) -> dict[str, Any]:
+    for name in ("buffer_size", "relevant_size", "screening"):
+        if name in options:
+            raise TypeError(f"{name} is not for a layer that keeps all of its past, got {options[name]!r}")
+    return options | {"buffer_size": UNLIMITED, "relevant_size": 0}
