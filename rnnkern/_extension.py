@@ -34,6 +34,16 @@ reason = _load()
 available = reason is None
 
 
+def allows_tf32() -> bool:
+    """Whether PyTorch's own recurrent layers may multiply float32 in TF32 on a GPU, at this moment."""
+    return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+
+
+if available:
+    _settings = torch.library.Library("rnnkern", "IMPL")  # for as long as it lives
+    _settings.impl("allows_tf32", allows_tf32, "CompositeExplicitAutograd")
+
+
 def cuda_refusal(device: torch.device) -> str | None:
     """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
     archs = _cuda_archs()

@@ -16,7 +16,7 @@ FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.fl
 """How many times the error of honest low precision a kernel may make, by dtype."""
 
 
-def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "") -> None:
+def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", factor: float | None = None) -> None:
     """Judges a kernel's result by the error that plain PyTorch makes in the same dtype, both against float64.
 
     The error may be ``FACTORS[dtype]`` times the naive one, by root mean square and by its largest element. Above 1,000
@@ -32,6 +32,7 @@ def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "") -
         naive: the reference's result in the dtype of ``actual``.
         truth: the reference's result in float64, from the same inputs.
         name: what is compared, for the message.
+        factor: another than that of the dtype, for what is computed in less precision than it is stored in.
 
     Raises:
         AssertionError: shape, dtype or device differ, NaN or infinity stand in other places, or an error is too large.
@@ -47,7 +48,7 @@ def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "") -
     a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
     if a.numel() == 0:
         return
-    factor, eps = FACTORS[actual.dtype], torch.finfo(actual.dtype).eps
+    factor, eps = factor or FACTORS[actual.dtype], torch.finfo(actual.dtype).eps
 
     def judge(what: str, error: float, naive_error: float, floor: float) -> None:
         bound = factor * max(naive_error, floor)

@@ -1,9 +1,25 @@
-// The current device and stream of a CUDA tensor, by torch's C shim.
+// The current device and stream of a CUDA tensor, by torch's C shim, and what PyTorch's settings say of kernels there.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
 
 #include "common/tensor.h"
+
+#if defined(RNNKERN_WITH_CUDA) || defined(RNNKERN_INTERPRET)
+
+namespace rnnkern {
+
+// Whether PyTorch's own recurrent layers may multiply float32 in TF32, at this moment. Its C shim does not tell: the
+// operator is Python's.
+inline bool allows_tf32() {
+  StableIValue stack[1];
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<bool>(stack[0]);
+}
+
+}  // namespace rnnkern
+
+#endif
 
 #if defined(RNNKERN_WITH_CUDA)
 

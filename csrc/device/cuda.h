@@ -177,6 +177,12 @@ RNNKERN_MMA(float16, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
 RNNKERN_MMA(tfloat32, "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef RNNKERN_MMA
 
+RNNKERN_DEVICE float nearest_tfloat32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
 // ---- copies
 
 template <int bytes>

@@ -13,6 +13,7 @@
 //   shuffle(x, lane) shuffle_xor(x, mask)              of 4-byte values, the whole warp
 //   load_matrices(r, row) load_matrices_transposed     ldmatrix .x4: lane l gives the 16-byte row l % 8 of matrix l / 8
 //   mma(c, a, b, S())                                  m16n8k16 for S = bfloat16, float16; m16n8k8 for S = tfloat32
+//   nearest_tfloat32(x)                                what mma multiplies of a float: ties go away from zero
 //   copy_async<bytes> commit_copies wait_copies<n>     cp.async of 4, 8 or 16 bytes, global to shared
 //   load_relaxed store_relaxed                         128 bits at once, by any thread of the device
 //   load_acquire store_release                         a 32-bit flag, likewise

@@ -34,6 +34,7 @@ constexpr Named kernels[] = {
     {"widen_float16", start<Widen<float16>>},
     {"narrow_bfloat16", start<Narrow<bfloat16>>},
     {"narrow_float16", start<Narrow<float16>>},
+    {"nearest_tfloat32", start<NearestTfloat32>},
 };
 
 }  // namespace rnnkern::device

@@ -337,4 +337,15 @@ struct Narrow {
   }
 };
 
+// Of 65536 floats.
+struct NearestTfloat32 {
+  using Problem = Words;
+  static constexpr int threads = 256;
+  static constexpr Launch shape{.blocks = 256};
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int i = block() * threads + thread();
+    p.out[i] = bits_of(nearest_tfloat32(float_of(p.in[i])));
+  }
+};
+
 }  // namespace rnnkern::device::conformance

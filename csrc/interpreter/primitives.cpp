@@ -151,6 +151,16 @@ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], tfloat32
   product<tfloat32>(c, a, b, place);
 }
 
+// Adding half of the last bit that is kept carries into the exponent where it must, infinity included.
+float nearest_tfloat32(float x) {
+  if (!std::isfinite(x)) return x;
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits = (bits + 0x1000) & 0xffffe000;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
 // ---- mbarriers and stores into other blocks
 
 namespace {

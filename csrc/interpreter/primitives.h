@@ -121,6 +121,7 @@ void load_matrices_transposed(uint32_t (&r)[4], const void* row, Place place = P
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bfloat16, Place place = Place::current());
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float16, Place place = Place::current());
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], tfloat32, Place place = Place::current());
+float nearest_tfloat32(float x);
 
 // ---- copies
 

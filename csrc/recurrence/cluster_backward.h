@@ -12,11 +12,12 @@
 
 namespace rnnkern {
 
-template <class Cell, class S, int D>
+template <class Cell, class M, int D>
 struct ClusterBackwardKernel {
+  using S = Stored<M>;
   using Problem = ClusterBackward<S>;
   using A = Arithmetic<S>;
-  using Tile = typename ClusterTiles<Cell, S, D>::Backward;
+  using Tile = typename ClusterTiles<Cell, M, D>::Backward;
   static constexpr int threads = Tile::threads, cluster = Tile::blocks, columns = Tile::columns, units = Tile::units;
   static constexpr int values = (units * columns + threads - 1) / threads;
   using Pairs = ClusterPairs<threads, units>;
@@ -71,10 +72,9 @@ struct ClusterBackwardKernel {
     const int hidden = int(p.sequence.hidden);
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
-      const S rounded = device::narrow<S>(dr[g]);
-      x[Tile::place(Pairs::column(v), g, Pairs::unit(v))] = rounded;
+      x[Tile::place(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(dr[g]);
       p.du[(row * Cell::gates + g) * hidden + unit] = device::narrow<S>(du[g]);
-      if (p.dr) p.dr[((row - origin) * Cell::gates + g) * hidden + unit] = rounded;
+      if (p.dr) p.dr[((row - origin) * Cell::gates + g) * hidden + unit] = device::narrow<S>(dr[g]);
     }
   }
 

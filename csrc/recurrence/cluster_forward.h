@@ -13,11 +13,12 @@
 
 namespace rnnkern {
 
-template <class Cell, class S, int D>
+template <class Cell, class M, int D>
 struct ClusterForwardKernel {
+  using S = Stored<M>;
   using Problem = ClusterForward<S>;
   using A = Arithmetic<S>;
-  using Tile = typename ClusterTiles<Cell, S, D>::Forward;
+  using Tile = typename ClusterTiles<Cell, M, D>::Forward;
   static constexpr int threads = Tile::threads, values = Tile::values, cluster = Tile::blocks, columns = Tile::columns;
   static constexpr int units = Tile::units, buffers = Cell::two_products ? 3 : 2;
   static constexpr int vectors = Cell::gates + Cell::params;  // the bias by gate, the cell's own
@@ -32,14 +33,14 @@ struct ClusterForwardKernel {
     }
   }
 
-  // This value of 8 neighbouring lanes, to every block; all lanes of the warp.
+  // This value of lanes that come together, to every block; all lanes of the warp.
   RNNKERN_DEVICE static void give(int rank, int v, int n, A value, S* to, device::Mbarrier* on) {
     constexpr int group = 16 / sizeof(S);
-    const device::Word16 word = Tile::gather(device::narrow<S>(value));
+    const device::Word16 word = Tile::gather(multiplied<M>(value));
     if (Tile::column(v) >= n) return;
     S* place = to + Tile::place(Tile::column(v), rank * units + Tile::unit(v) / group * group);
     RNNKERN_UNROLL
-    for (int k = 0; k < cluster; k += 8) {
+    for (int k = 0; k < cluster; k += Tile::members) {
       const int other = k + Tile::member();
       device::store_async(device::map(place, other), word, device::map(on, other));
     }
@@ -71,7 +72,8 @@ struct ClusterForwardKernel {
     }
     device::block_barrier();
     for (int i = device::thread(); i < n * hidden; i += threads) {
-      x[Tile::place(i / hidden, i % hidden)] = p.state[0][(int64_t(b0) + i / hidden) * hidden + i % hidden];
+      const S h = p.state[0][(int64_t(b0) + i / hidden) * hidden + i % hidden];
+      x[Tile::place(i / hidden, i % hidden)] = multiplied<M>(widen(h));
     }
 
     const auto unit = [&](int v) { return first_unit + Tile::unit(v); };

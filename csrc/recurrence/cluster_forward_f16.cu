@@ -1,3 +1,3 @@
 #include "recurrence/cluster_table.h"
 
-template struct rnnkern::ClusterKernels<rnnkern::ClusterForward<rnnkern::device::float16>>;
+template struct rnnkern::ClusterKernels<rnnkern::ClusterForward, rnnkern::device::float16>;

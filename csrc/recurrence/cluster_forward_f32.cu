@@ -1,3 +1,3 @@
 #include "recurrence/cluster_table.h"
 
-template struct rnnkern::ClusterKernels<rnnkern::ClusterForward<float>>;
+template struct rnnkern::ClusterKernels<rnnkern::ClusterForward, float>;

@@ -12,12 +12,12 @@
 //   idle(v, n)         the whole warp has no result v of n sequences
 //   writes()           one of the threads that have this result
 //   multiply, result   all threads, with a barrier of the block where they wait for each other; then r of value v
-//   gather(h), member  16 bytes of neighbouring units, in each of the 8 threads 0..7 that come together for them
+//   gather(h), member  16 bytes of neighbouring units, in each of the `members` threads that come together for them
 // The backward multiplies dr of the block's own units by the same rows transposed. The result, the block's part of dh
 // of all units, is handed to `send(unit, column, word)`, 4 units at a time.
 #pragma once
 
-#include "recurrence/block_tile.h"
+#include "recurrence/cluster_product.h"
 
 namespace rnnkern {
 
@@ -28,16 +28,16 @@ RNNKERN_HOST_DEVICE constexpr int cluster_chains(int tiles, int depth) {
 }
 
 // Blocks of a cluster: as few as hold R, for more clusters find room.
-template <class S>
+template <class M>
 constexpr int cluster_blocks(int D) {
-  return D <= (sizeof(S) == 4 ? 256 : 384) ? 8 : 16;
+  return D <= (sizeof(Stored<M>) == 4 ? 256 : 384) ? 8 : 16;
 }
 
 RNNKERN_HOST_DEVICE constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-template <class Cell, class S, int D>
+template <class Cell, class M, int D>
 struct ClusterShape {
-  static constexpr int blocks = cluster_blocks<S>(D), units = D / blocks, gates = Cell::gates;
+  static constexpr int blocks = cluster_blocks<M>(D), units = D / blocks, gates = Cell::gates;
   // Of the first product, and of the second where there is one.
   static constexpr int first_rows = Cell::first_gates * units, second_rows = (gates - Cell::first_gates) * units;
   static_assert(units % 8 == 0 && (second_rows == 0 || first_rows % 16 == 0));
@@ -51,21 +51,25 @@ struct ClusterPairs {
   RNNKERN_DEVICE static bool idle(int v, int n) { return device::warp() * 32 + v * threads >= n * units; }
 };
 
-// ---- 16-bit storage: tensor cores, 8 sequences
+// ---- tensor cores, 8 sequences; products of bfloat16, float16 or tfloat32
 
 // Warps share out the rows of R by `row_warps` and its columns by `parts`, whose sums meet in shared memory.
-template <class Cell, class S, int D>
-struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterShape<Cell, S, D>::units> {
-  using Shape = ClusterShape<Cell, S, D>;
+template <class Cell, class M, int D>
+struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterShape<Cell, M, D>::units> {
+  using S = Stored<M>;
+  using Shape = ClusterShape<Cell, M, D>;
+  using K = Along<M>;
   using Shape::units, Shape::gates;
   static constexpr int threads = 256, columns = 8, values = (units * columns + threads - 1) / threads;
   static constexpr int tiles[2] = {round_up(Shape::first_rows, 16) / 16, round_up(Shape::second_rows, 16) / 16};
   static constexpr int row_warps = (tiles[0] | tiles[1]) % 4 == 0 ? 4 : (tiles[0] | tiles[1]) % 2 == 0 ? 2 : 1;
-  static constexpr int parts = 8 / row_warps, depth = D / 16 / parts;
+  static constexpr int parts = 8 / row_warps, depth = D / K::fragment / parts;
   static constexpr int own[2] = {tiles[0] / row_warps, tiles[1] / row_warps}, own_all = own[0] + own[1];
-  static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding: ldmatrix meets no bank twice
+  static constexpr int pitch = D + K::word, x_size = columns * pitch;  // padded: ldmatrix meets no bank twice
   static constexpr int rows = 16 * (tiles[0] > tiles[1] ? tiles[0] : tiles[1]), sum_pitch = rows + 4;
-  using Weights = MmaWeights<own_all * depth, threads, own_all <= 3 ? 44 : 40>;
+  // Of 24 fragments of tfloat32 the compiler would have 128 registers do, for two blocks at once, and spill.
+  static constexpr int room = K::one == 1 && own_all * depth == 24 ? 20 : own_all <= 3 ? 44 : 40;
+  using Weights = MmaWeights<own_all * depth, threads, room>;
   static constexpr int64_t sums_size = int64_t(parts) * columns * sum_pitch * 4;
   static constexpr int64_t shared_size = Weights::shared_size + sums_size;
 
@@ -76,15 +80,21 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterSh
   RNNKERN_DEVICE static int part() { return device::warp() / row_warps; }
   RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
   RNNKERN_DEVICE static bool writes() { return true; }
-  RNNKERN_DEVICE static int member() { return device::lane() % 8; }
+  static constexpr int members = K::word;
+  RNNKERN_DEVICE static int member() { return device::lane() % members; }
 
+  // Lanes pair up until each has 16 bytes.
   RNNKERN_DEVICE static device::Word16 gather(S h) {
-    const uint32_t mine = h.bits, other = device::shuffle_xor(mine, 1);
-    const uint32_t two = device::lane() & 1 ? other | mine << 16 : mine | other << 16;
-    const uint32_t beside = device::shuffle_xor(two, 2);
-    const uint32_t low = device::lane() & 2 ? beside : two, high = device::lane() & 2 ? two : beside;
-    const uint32_t low4 = device::shuffle_xor(low, 4), high4 = device::shuffle_xor(high, 4);
-    return device::lane() & 4 ? device::Word16{low4, high4, low, high} : device::Word16{low, high, low4, high4};
+    constexpr int last = members / 2;
+    uint32_t mine = bits_of(h);
+    if constexpr (K::one == 2) {
+      const uint32_t other = device::shuffle_xor(mine, 1);
+      mine = device::lane() & 1 ? other | mine << 16 : mine | other << 16;
+    }
+    const uint32_t beside = device::shuffle_xor(mine, last / 2);
+    const uint32_t low = device::lane() & last / 2 ? beside : mine, high = device::lane() & last / 2 ? mine : beside;
+    const uint32_t low2 = device::shuffle_xor(low, last), high2 = device::shuffle_xor(high, last);
+    return device::lane() & last ? device::Word16{low2, high2, low, high} : device::Word16{low, high, low2, high2};
   }
 
   RNNKERN_DEVICE void load(const S* R, int hidden, int rank, char* memory) {
@@ -96,8 +106,8 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterSh
       const bool real = row < (second ? Shape::second_rows : Shape::first_rows);
       const int gate = !real ? gates : row / units + (second ? Cell::first_gates : 0);
       const int unit = rank * units + row % units;
-      const int column = 16 * (part() * depth + k) + 8 * (i / 2) + 2 * (device::lane() % 4);
-      return pair(weight(R, hidden, gate, unit, column, gates), weight(R, hidden, gate, unit, column + 1, gates));
+      const int column = K::fragment * (part() * depth + k) + K::word * (i / 2) + K::one * (device::lane() % 4);
+      return fragment_register<M>([&](int j) { return weight(R, hidden, gate, unit, column + j, gates); });
     });
   }
 
@@ -106,18 +116,18 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterSh
     constexpr int product = first > 0, from = product ? own[0] : 0, count = own[product];
     constexpr int chains = cluster_chains(count, depth);
     float c[chains][count][4] = {};
-    const S* row = x + (device::lane() % 8) * pitch + 16 * depth * part();
+    const S* row = x + (device::lane() % 8) * pitch + K::fragment * depth * part();
     RNNKERN_UNROLL
     for (int k = 0; k < depth; k += 2) {
       const bool both = k + 1 < depth;
       uint32_t b[4];
-      device::load_matrices(b, row + 16 * k + 8 * (device::lane() / 8 % (both ? 4 : 2)));
+      device::load_matrices(b, row + K::fragment * k + K::word * (device::lane() / 8 % (both ? 4 : 2)));
       RNNKERN_UNROLL
       for (int half = 0; half < (both ? 2 : 1); ++half) {
         const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
         RNNKERN_UNROLL
         for (int m = 0; m < count; ++m) {
-          weights.multiply(c[(k + half) % chains][m], (k + half) * own_all + from + m, fragment, S());
+          weights.multiply(c[(k + half) % chains][m], (k + half) * own_all + from + m, fragment, M());
         }
       }
     }
@@ -150,14 +160,16 @@ struct ClusterMmaForward : ClusterShape<Cell, S, D>, ClusterPairs<256, ClusterSh
 };
 
 // Warps share out the units: no sum of theirs meets another's.
-template <class Cell, class S, int D>
-struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
-  using Shape = ClusterShape<Cell, S, D>;
+template <class Cell, class M, int D>
+struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
+  using S = Stored<M>;
+  using Shape = ClusterShape<Cell, M, D>;
+  using K = Along<M>;
   using Shape::units, Shape::gates;
   static constexpr int threads = 256, columns = 8, own = D / 16 / 8;
-  static constexpr int depth = round_up(gates * units, 16) / 16;
-  static constexpr int pitch = 16 * depth + 8, x_size = columns * pitch;
-  using Weights = MmaWeights<own * depth, threads, gates == 3 ? 36 : 38>;
+  static constexpr int depth = round_up(gates * units, K::fragment) / K::fragment;
+  static constexpr int pitch = K::fragment * depth + K::word, x_size = columns * pitch;
+  using Weights = MmaWeights<own * depth, threads, gates == 3 || own == 8 ? 36 : 38>;
   static constexpr int64_t shared_size = Weights::shared_size;
 
   Weights weights;
@@ -167,15 +179,16 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
   RNNKERN_DEVICE void load(const S* R, int hidden, int rank, char* memory) {
     weights.load(memory, [&](int n, int i) {
       const int k = n / own, column = 16 * (device::warp() * own + n % own) + device::lane() / 4 + 8 * (i % 2);
-      const int row = 16 * k + 8 * (i / 2) + 2 * (device::lane() % 4);  // even, as are units: of one gate with the next
+      // In 16 bits even, as are units: of one gate with the next.
+      const int row = K::fragment * k + K::word * (i / 2) + K::one * (device::lane() % 4);
       const int gate = row / units, unit = rank * units + row % units;
-      return pair(weight(R, hidden, gate, unit, column, gates), weight(R, hidden, gate, unit + 1, column, gates));
+      return fragment_register<M>([&](int j) { return weight(R, hidden, gate, unit + j, column, gates); });
     });
   }
 
   template <int first, int last, class Send>
   RNNKERN_DEVICE void multiply(const S* x, int n, Send send) const {
-    constexpr int from = first * units / 16, to = round_up(last * units, 16) / 16;
+    constexpr int from = first * units / K::fragment, to = round_up(last * units, K::fragment) / K::fragment;
     constexpr int chains = cluster_chains(own, to - from);
     float c[chains][own][4] = {};
     const S* row = x + (device::lane() % 8) * pitch;
@@ -183,13 +196,13 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
     for (int k = from; k < to; k += 2) {
       const bool both = k + 1 < to;
       uint32_t b[4];
-      device::load_matrices(b, row + 16 * k + 8 * (device::lane() / 8 % (both ? 4 : 2)));
+      device::load_matrices(b, row + K::fragment * k + K::word * (device::lane() / 8 % (both ? 4 : 2)));
       RNNKERN_UNROLL
       for (int half = 0; half < (both ? 2 : 1); ++half) {
         const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
         RNNKERN_UNROLL
         for (int m = 0; m < own; ++m) {
-          weights.multiply(c[(k + half) % chains][m], (k + half) * own + m, fragment, S());
+          weights.multiply(c[(k + half) % chains][m], (k + half) * own + m, fragment, M());
         }
       }
     }
@@ -225,7 +238,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, S, D> {
   }
 };
 
-// ---- float32: fused multiply-adds, 4 sequences. Two at a time take as long as the weights from shared memory do
+// ---- exact float32: fused multiply-adds, 4 sequences. Two at once take as long as the weights from shared memory do
 
 // Eight lanes share a unit and split its columns; of a sequence's sums each two have all gates.
 template <class Cell, int D>
@@ -244,6 +257,7 @@ struct ClusterFmaForward : ClusterShape<Cell, float, D> {
   RNNKERN_DEVICE static int column(int) { return (device::thread() & 2) + device::thread() / 4 % 2; }
   RNNKERN_DEVICE static bool idle(int, int) { return false; }
   RNNKERN_DEVICE static bool writes() { return device::thread() % 2 == 0; }
+  static constexpr int members = 8;
   RNNKERN_DEVICE static int member() { return device::lane() / 8 * 2 + device::lane() % 2; }
   RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
 
@@ -339,10 +353,10 @@ struct ClusterFmaBackward : ClusterShape<Cell, float, D> {
 
 // ---- which tile a kernel takes
 
-template <class Cell, class S, int D>
+template <class Cell, class M, int D>
 struct ClusterTiles {
-  using Forward = ClusterMmaForward<Cell, S, D>;
-  using Backward = ClusterMmaBackward<Cell, S, D>;
+  using Forward = ClusterMmaForward<Cell, M, D>;
+  using Backward = ClusterMmaBackward<Cell, M, D>;
 };
 
 template <class Cell, int D>

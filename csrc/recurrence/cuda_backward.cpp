@@ -204,7 +204,7 @@ struct BackwardDriver : CudaDriver<S> {
       succeed(GridKernels<S>::backward({p, plan.grid, this->to_words(words)}, call.place, stream));
     } else if (plan.cluster()) {
       p.columns = plan.backward.columns;
-      succeed(ClusterKernels<ClusterBackward<S>>::launch(p, call.place, plan.padded, stream));
+      succeed(this->template launch_cluster<ClusterBackward>(p));
     } else {
       succeed(BlockKernels<S>::backward(p, call.place, plan.padded, stream));
     }

@@ -7,10 +7,10 @@ namespace {
 
 constexpr int64_t most_turns = 4;  // of clusters one after the other; then a step's product is large enough by itself
 
-template <class S>
+template <class M>
 bool shapes(Plan& plan, int place, int size) {
-  plan.forward = ClusterKernels<ClusterForward<S>>::shape(place, size);
-  plan.backward = ClusterKernels<ClusterBackward<S>>::shape(place, size);
+  plan.forward = ClusterKernels<ClusterForward, M>::shape(place, size);
+  plan.backward = ClusterKernels<ClusterBackward, M>::shape(place, size);
   return plan.forward.columns > 0;
 }
 
@@ -18,7 +18,8 @@ bool shapes(Plan& plan, int place, int size) {
 
 std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
   const auto exists = [&](int size) {
-    return dtype == ScalarType::Float      ? shapes<float>(plan, place, size)
+    return plan.tf32                       ? shapes<device::tfloat32>(plan, place, size)
+           : dtype == ScalarType::Float    ? shapes<float>(plan, place, size)
            : dtype == ScalarType::BFloat16 ? shapes<device::bfloat16>(plan, place, size)
                                            : shapes<device::float16>(plan, place, size);
   };

@@ -37,7 +37,7 @@ struct CudaDriver {
     succeed(device::facts_of(call.u.get_device_index(), facts));
     const Steps& steps = call.steps;
     plan = plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads},
-                           call.noise.any());
+                           call.noise.any(), std::is_same_v<S, float> && allows_tf32());
     head_size = call.hidden / call.heads;
     sequence = {steps.count,
                 steps.batch,
@@ -86,6 +86,15 @@ struct CudaDriver {
 
   static device::Word16* to_words(const Tensor& words) {
     return reinterpret_cast<device::Word16*>(write<int64_t>(words));
+  }
+
+  template <template <class> class Problem>
+  int launch_cluster(const Problem<S>& problem) const {
+    if constexpr (std::is_same_v<S, float>) {
+      using Kernels = ClusterKernels<Problem, device::tfloat32>;
+      if (plan.tf32) return Kernels::launch(problem, call.place, plan.padded, stream);
+    }
+    return ClusterKernels<Problem, S>::launch(problem, call.place, plan.padded, stream);
   }
 
   static void succeed(int error) {

@@ -63,7 +63,7 @@ struct ForwardDriver : CudaDriver<S> {
       succeed(GridKernels<S>::forward({p, plan.grid, this->to_words(words)}, call.place, stream));
     } else if (plan.cluster()) {
       p.columns = plan.forward.columns;
-      succeed(ClusterKernels<ClusterForward<S>>::launch(p, call.place, plan.padded, stream));
+      succeed(this->template launch_cluster<ClusterForward>(p));
     } else {
       succeed(BlockKernels<S>::forward(p, call.place, plan.padded, stream));
     }

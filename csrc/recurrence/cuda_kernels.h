@@ -26,11 +26,11 @@ struct BlockKernels {
   static int backward(const BlockBackward<S>& problem, int place, int padded, void* stream);
 };
 
-// Problem is ClusterForward<S> or ClusterBackward<S> of float, bfloat16 or float16; `padded` is H.
-template <class Problem>
+// Problem is ClusterForward or ClusterBackward, M float, tfloat32, bfloat16 or float16; `padded` is H.
+template <template <class> class Problem, class M>
 struct ClusterKernels {
   static BlockShape shape(int place, int padded);  // no columns where there is none of this cell and size
-  static int launch(const Problem& problem, int place, int padded, void* stream);
+  static int launch(const Problem<Stored<M>>& problem, int place, int padded, void* stream);
 };
 
 // S is float, double, bfloat16 or float16.

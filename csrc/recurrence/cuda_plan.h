@@ -18,11 +18,12 @@ struct Sizes {
 };
 
 struct Plan {
-  const char* kernel;  // "block", "cluster", "grid" or "stepwise"
+  const char* kernel;  // "block", "cluster", "cluster_tf32", "grid" or "stepwise"
   std::string reason;
   int padded;                    // the head size that a block or cluster kernel is compiled for, or 0
   BlockShape forward, backward;  // of a kernel that keeps R
   GridSize grid;                 // of a grid kernel
+  bool tf32;                     // R multiplies float32 as tfloat32
   // The backward computes gates again and adds up dR for so many steps at a time: the rows fill the device, and work
   // space does not grow with T.
   int64_t chunk_steps;
@@ -33,8 +34,9 @@ struct Plan {
   bool stepwise() const { return padded == 0 && !on_grid(); }
 };
 
-// noisy: with zoneout or dropout.
-Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy);
+// noisy: with zoneout or dropout. tf32: may a kernel of float32 multiply in TF32.
+Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy,
+                     bool tf32);
 
 // Why no cluster or grid kernel can serve a dense R, or an empty string; they set their part of the plan.
 std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);

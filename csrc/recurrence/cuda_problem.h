@@ -63,6 +63,18 @@ struct BlockBackward {
   S* operand;                 // here (K, rows, D), for cells with a second product
 };
 
+// How tensors are stored that R multiplies as M: float as float or tfloat32, else M.
+template <class M>
+struct StoredOf {
+  using type = M;
+};
+template <>
+struct StoredOf<device::tfloat32> {
+  using type = float;
+};
+template <class M>
+using Stored = typename StoredOf<M>::type;
+
 // Likewise, each cluster with so many sequences; the last with what is left. One head.
 template <class S>
 struct ClusterForward : BlockForward<S> {

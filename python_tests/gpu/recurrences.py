@@ -20,7 +20,11 @@ from rnnkern.testing import Sample
 
 DTYPES = ("f32", "bf16", "f16")
 FAMILIES = ("block", "cluster_forward", "cluster_backward", "grid")
-KERNELS = (*(f"{family}_{dtype}.cu" for family in FAMILIES for dtype in DTYPES), "step.cu")
+KERNELS = (
+    *(f"{family}_{dtype}.cu" for family in FAMILIES for dtype in DTYPES),
+    *(f"cluster_{way}_tf32.cu" for way in ("forward", "backward")),
+    "step.cu",
+)
 DRIVERS = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
@@ -114,7 +118,8 @@ class Place:
         return self.counts() - before
 
     def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
-        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy, self.operators)
+        tf32 = _extension.allows_tf32()
+        return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy, tf32, self.operators)
 
     def sample(self, sample: Sample) -> Sample:
         """The same on the place's device, its leaves new."""
@@ -123,8 +128,10 @@ class Place:
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve."""
+    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve, float32
+    exact."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
             for module in (FACE, DERIVATIVES):
@@ -135,11 +142,17 @@ def routed(place: Place) -> Iterator[Place]:
 
 
 def plan(
-    cell: str, dtype: torch.dtype, sizes: tuple[int, ...], facts: tuple[int, ...], noisy: bool = False, operators=None
+    cell: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    facts: tuple[int, ...],
+    noisy: bool = False,
+    tf32: bool = False,
+    operators=None,
 ) -> dict:
     """By the interpreter's operators too, which are there where nvcc is not."""
     asked = (operators or torch.ops.rnnkern).recurrence_plan
-    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy))
+    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32))
 
 
 def moved(sample: Sample, device: str) -> Sample:

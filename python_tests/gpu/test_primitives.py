@@ -251,6 +251,20 @@ def test_narrow_is_to_the_nearest_with_ties_to_even(launch, storage):
     assert torch.equal(got.view(torch.int16)[number], wanted.view(torch.int16)[number])
 
 
+def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
+    """Numbers of tfloat32, ties, and a little to either side, infinity among what comes out; then any floats."""
+    kept = (torch.arange(0, 2**19, 41) << 13).to(torch.uint32).view(torch.int32).numpy().view(np.uint32)
+    x = np.concatenate([kept, kept | 0x1000, kept | 0xFFF, kept | 0x1001])
+    x = np.concatenate([x, RNG.integers(0, 2**32, 65536 - len(x), dtype=np.uint32)])
+    with np.errstate(invalid="ignore", over="ignore"):
+        value = x.view(np.float32).astype(np.float64)
+        ulp = 2.0 ** (np.maximum(np.frexp(value)[1], -125) - 11)
+        wanted = (np.trunc(value / ulp + np.copysign(0.5, value)) * ulp).astype(np.float32)
+    wanted[np.isinf(value)] = value[np.isinf(value)]
+    got = launch("nearest_tfloat32", x, 65536).view(np.float32)
+    np.testing.assert_array_equal(got, wanted)
+
+
 # ---- ends: in processes of their own, since after a trap the hardware's context is of no use
 
 

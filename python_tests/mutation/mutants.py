@@ -145,9 +145,9 @@ MUTANTS = [
     Mutant("recurrence/cpu_backward.h", "cells = plan.norms + (Cell::gates + 1) * hidden;", "",
            "the c that its norm saw, under zoneout", NORMS),
     # ---- the loop over time
-    Mutant("recurrence/cpu_room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
+    Mutant("common/room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
            "the size of a part of the workspace", values("lstm")),
-    Mutant("recurrence/cpu_room.h", "all + each * me.rank", "all", "each member's own workspace", TEAMS),
+    Mutant("common/room.h", "all + each * me.rank", "all", "each member's own workspace", TEAMS),
     Mutant("recurrence/cpu_sequence.h", "if (is_reset(b)) return zeros;", "", "the reset of h", values("tanh")),
     Mutant("recurrence/cpu_sequence.h", "(b < rows_before ? before : initial)", "before",
            "the initial state of sequences that begin later", values("tanh")),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 BLOCK = ("float", "bfloat16", "float16")
+CLUSTER = (*BLOCK, "tfloat32")
 HEAD_SIZES = (32, 64, 128)
 CLUSTER_SIZES = (256, 384, 512, 640, 768, 1024)
 
@@ -24,13 +25,13 @@ class Kernel(NamedTuple):
     family: str  # Block, Cluster, Grid or Step
     backward: bool
     cell: str
-    storage: str
+    storage: str  # or tfloat32, as which float32 is multiplied
     head_size: int | None = None
     noisy: bool = False
 
 
 NAME = re.compile(
-    r"(Block|Cluster|Grid|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16)E)"
+    r"(Block|Cluster|Grid|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16|tfloat32)E)"
     r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
 )
 
@@ -46,7 +47,7 @@ def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
 
 
 def cluster_sizes(gates: int, storage: str) -> list[int]:
-    most = 512 if storage == "float" else 1024 if gates == 1 else 768
+    most = 512 if storage == "float" else 1024 if gates == 1 else 512 if storage == "tfloat32" else 768
     return [size for size in CLUSTER_SIZES if size <= most]
 
 
@@ -54,7 +55,7 @@ def expected(cells: dict[str, dict]) -> set[Kernel]:
     block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
     cluster = (
         ("Cluster", backward, cell, storage, size)
-        for backward, (cell, facts), storage in itertools.product([False, True], cells.items(), BLOCK)
+        for backward, (cell, facts), storage in itertools.product([False, True], cells.items(), CLUSTER)
         for size in cluster_sizes(facts["gates"], storage)
     )
     grid = itertools.product(["Grid"], [False, True], cells, BLOCK)
@@ -192,7 +193,9 @@ def bounds(key: Kernel, facts: dict) -> Bounds:
 
 def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     gates, first, D, scalar = facts["gates"], facts["first_gates"], key.head_size, key.storage == "float"
-    blocks = 8 if (scalar and D <= 256) or (not scalar and D <= 384) else 16
+    wide = key.storage in ("float", "tfloat32")
+    along, largest = (8, 256) if wide else (16, 384)  # columns of a fragment; H on 8 blocks
+    blocks = 8 if key.head_size <= largest else 16
     units, products = D // blocks, 1 + (first < gates)
     values = 1 if scalar else -(-units * 8 // 256)
     # As a block kernel, and the first row of a step, for what is read, for what is written and of the state before.
@@ -201,13 +204,15 @@ def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     if scalar:
         return Bounds(barriers, values * reads, 0, 0, stores=products)
     ranges = [(0, first), (first, gates)][:products]
-    rows = [-(-last * units // 16) - from_ * units // 16 for from_, last in ranges]  # in fragments
     if key.backward:
+        rows = [-(-last * units // along) - from_ * units // along for from_, last in ranges]  # in fragments
         matrices = sum(-(-n // 2) for n in rows)
         return Bounds(barriers, values * reads, D // 128 * sum(rows), matrices, stores=D // 128 * products)
+    rows = [-(-last * units // 16) - from_ * units // 16 for from_, last in ranges]
     row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
-    matrices = products * -(-(D // 16 * row_warps // 8) // 2)
-    return Bounds(barriers, values * reads, sum(rows) * D // 128, matrices, stores=values * products * blocks // 8)
+    matrices = products * -(-(D // along * row_warps // 8) // 2)
+    stores = values * products * blocks * 2 // along
+    return Bounds(barriers, values * reads, sum(rows) * D // along // 8, matrices, stores=stores)
 
 
 def input_loads(code: list[tuple[int, str]]) -> int:

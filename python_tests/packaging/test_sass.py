@@ -133,8 +133,10 @@ def test_names():
     assert kernel(step.replace("Lb0", "Lb1"), cells) == Kernel("Step", True, "gru_reset_before", "double", noisy=True)
     assert kernel("_ZN7rnnkern6device5entryINS_16AccumulateKernelIfEEEEvNT_7ProblemE", cells) is None
     assert kernel(MANGLED.replace("18Block", "20Cluster"), cells) == Kernel("Cluster", False, "tanh", "bfloat16", 32)
+    rounded = MANGLED.replace("18Block", "20Cluster").replace("bfloat16", "tfloat32")
+    assert kernel(rounded, cells) == Kernel("Cluster", False, "tanh", "tfloat32", 32)
     facts = {"tanh": {"gates": 1}, "gru": {"gates": 3}}
-    assert len(expected(facts)) == 2 * 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 3) + 2 * (5 + 5 + 3)
+    assert len(expected(facts)) == 2 * 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 6 + 3) + 2 * (5 + 5 + 3 + 3)
 
 
 def test_report_is_read():
@@ -142,7 +144,7 @@ def test_report_is_read():
     assert list(report) == ["sm_90"]
     assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
     faults = report_faults(report["sm_90"], {"tanh": TANH})
-    assert len(faults) == 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 3) - 1
+    assert len(faults) == 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 6 + 3) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
 
@@ -203,6 +205,14 @@ def test_code_of_a_cluster_is_read():
     assert code_faults(function, {"tanh": TANH}, "sm_80")[0].endswith("not a trap")
     function.code = [(0, "BPT.TRAP 0x1")]
     assert code_faults(function, {"tanh": TANH}, "sm_80") == []
+
+
+def test_code_of_a_cluster_in_tf32_is_read():
+    """Fragments are half as deep, and eight lanes have two words to send."""
+    code = cluster_code(LDSM_16=4, HMMA_16816=8, STAS_128=2)
+    assert faults_of(code.replace("bfloat16", "tfloat32")) == []
+    assert len(faults_of(cluster_code().replace("bfloat16", "tfloat32"))) == 3
+    assert len(faults_of(code)) == 2
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     sizes = (steps, state[0].shape[0], state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
     dtype = str(u.dtype).removeprefix("torch.")
-    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates)))
+    tf32 = _extension.allows_tf32()
+    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates), tf32))
     return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
 
 

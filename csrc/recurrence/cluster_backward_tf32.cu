@@ -1,0 +1,3 @@
+#include "recurrence/cluster_table.h"
+
+template struct rnnkern::ClusterKernels<rnnkern::ClusterBackward, rnnkern::device::tfloat32>;
