@@ -11,6 +11,7 @@
 #include "common/simd_level.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
+#include "relevancy/relevancy.h"
 
 namespace rnnkern {
 namespace {
@@ -50,6 +51,15 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("device_facts(int index) -> str");
   m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False) -> str");
 
+  m.def(
+      "relevancy_recurrence(str cell, Tensor u, Tensor[] weights, Tensor[] state, Tensor[]? params, "
+      "Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, float mix, bool dot, bool training, "
+      "bool maps) -> Tensor[]");
+  m.def(
+      "relevancy_recurrence_backward(str cell, Tensor? grad_h, Tensor? grad_s, Tensor[]? grad_state, Tensor[] weights, "
+      "Tensor[] state, Tensor[]? params, Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, "
+      "float mix, bool dot, Tensor h, Tensor s, Tensor[] saved) -> Tensor[]");
+
   m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
@@ -69,6 +79,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
   m.impl("recurrence_pair", TORCH_BOX(&recurrence_pair_cpu));
   m.impl("recurrence_pair_backward", TORCH_BOX(&recurrence_pair_backward_cpu));
+  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cpu));
+  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cpu));
   m.impl("skew_exp", TORCH_BOX(&skew_exp_cpu));
   m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
   m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));

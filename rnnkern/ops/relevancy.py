@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rnnkern import reference
+from rnnkern import _extension, reference
+from rnnkern.ops import relevancy_autograd
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
@@ -97,20 +98,27 @@ def relevancy_recurrence(
     weights, params = ([x.to(arithmetic) for x in group] for group in (weights, params))
     if not isinstance(state, RelevancyState):
         state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size)
-    screening = reference.given_scores(screening, state, steps)
-    sizes = {"buffer_size": buffer_size, "relevant_size": relevant_size}
-    _choose(cell, u)
-    h, *rest = reference.relevancy_recurrence(
-        cell, u, weights, state, **sizes, mix=mix, alignment=alignment,
-        screening="attention" if screening is None else screening.to(arithmetic), params=params,
-        batch_sizes=batch_sizes, reset=reset, readout=readout, return_memory=return_memory,
-    )  # fmt: skip
-    return h.to(dtype), *rest
+    scores = reference.given_scores(screening, state, steps)
+    scores = None if scores is None else scores.to(arithmetic)
+    if _choose(cell, u).implementation == "reference":
+        h, *rest = reference.relevancy_recurrence(
+            cell, u, weights, state, buffer_size=buffer_size, relevant_size=relevant_size, mix=mix, alignment=alignment,
+            screening="attention" if scores is None else scores, params=params, batch_sizes=batch_sizes, reset=reset,
+            readout=readout, return_memory=return_memory,
+        )  # fmt: skip
+        return h.to(dtype), *rest
+    call = (cell, buffer_size, FACTORS[mix], alignment == "dot")
+    h, s, last, maps = relevancy_autograd.relevancy_recurrence(
+        call, u, weights, state, params, batch_sizes, reset, scores, return_memory
+    )
+    out = (h if readout == "h" else s).to(dtype)
+    return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
     """The written table."""
-    return choose(OP, {})
+    cpu = _extension.reason if u.device.type == "cpu" else f"the tensors are on {u.device}"
+    return choose(OP, {"cpu": cpu})
 
 
 def _choose_checked(

@@ -1,0 +1,12 @@
+// All that the level files need from outside their own code; it stands before their `#pragma GCC target`.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "cells/math.h"
+#include "relevancy/problem.h"

@@ -1,0 +1,318 @@
+// The relevancy recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for a call.
+#include <omp.h>
+
+#include <iterator>
+
+#include "common/counters.h"
+#include "common/reuse.h"
+#include "common/simd_level.h"
+#include "relevancy/cells.h"
+#include "relevancy/problem.h"
+#include "relevancy/relevancy.h"
+
+namespace rnnkern {
+namespace {
+
+struct CellFactsOf {
+  const char* name;
+  int64_t gates, states, params, saved;
+};
+
+#define RNNKERN_FACTS(Cell) {Cell::name, Cell::gates, Cell::states, Cell::params, Cell::saved},
+constexpr CellFactsOf cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_FACTS)};
+
+template <class T>
+const RelevancyKernels<T>& kernels() {
+  static const RelevancyLevel levels[] = {
+      relevancy_level_plain(),
+#if defined(__x86_64__)
+      relevancy_level_avx2(),
+      relevancy_level_avx512(),
+#endif
+  };
+  const int at = simd_level() > SimdLevel::avx512 ? int(SimdLevel::avx512) : int(simd_level());
+  if constexpr (sizeof(T) == 8)
+    return levels[at].of_double;
+  else
+    return levels[at].of_float;
+}
+
+void require(bool holds, const char* what) {
+  STD_TORCH_CHECK(holds, "relevancy_recurrence: ", what, " must be as rnnkern.ops.relevancy_recurrence passes it");
+}
+
+bool is(const Tensor& x, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  if (x.dim() != int64_t(sizes.size()) || x.scalar_type() != dtype) return false;
+  int64_t k = 0;
+  for (const int64_t size : sizes)
+    if (x.size(k++) != size) return false;
+  return true;
+}
+
+// A call as both directions have it, all of its tensors dense.
+struct Call {
+  int place = -1;  // of the cell
+  ScalarType dtype;
+  int64_t steps, batch, hidden, buffer_size, first_slots, relevant, rows;
+  double mix;
+  bool dot;
+  Tensors weights, state, params;
+  OptionalTensor reset;
+  std::vector<int64_t> row_of_step, lengths;
+
+  const CellFactsOf& cell() const { return cells[place]; }
+  bool has_c() const { return cell().states == 2; }
+  int64_t slots() const { return buffer_size < first_slots + steps ? buffer_size : first_slots + steps; }
+  int64_t kappa() const { return slots() + relevant; }
+  bool full() const { return first_slots + steps <= buffer_size; }  // nothing leaves the buffer
+  const Tensor& memory(int64_t k) const { return state[1 + has_c() + k]; }
+
+  // `like` has the rows of u.
+  Call(const std::string& name, const Tensor& like, Tensors weights_, Tensors state_, const OptionalTensors& params_,
+       const OptionalTensor& batch_sizes, OptionalTensor reset_, int64_t buffer_size, double mix, bool dot)
+      : dtype(like.scalar_type()), buffer_size(buffer_size), mix(mix), dot(dot) {
+    for (size_t k = 0; k < std::size(cells); ++k)
+      if (name == cells[k].name) place = int(k);
+    require(place >= 0, "`cell`");
+    require(dtype == ScalarType::Float || dtype == ScalarType::Double, "the dtype of `u`");
+    require(like.dim() == (batch_sizes ? 2 : 3) && buffer_size >= 1, "the sizes of `u`");
+    for (const Tensor& x : weights_) weights.push_back(dense(x));
+    for (const Tensor& x : state_) state.push_back(dense(x));
+    if (params_)
+      for (const Tensor& x : *params_) params.push_back(dense(x));
+    require(weights.size() == 4 && int64_t(state.size()) == 8 + has_c() && int64_t(params.size()) == cell().params,
+            "the numbers of `weights`, `state` and `params`");
+    const Tensor& s = state[0];
+    require(s.dim() == 2 && memory(0).dim() == 3 && memory(3).dim() == 3, "`state`");
+    batch = s.size(0), hidden = s.size(1), first_slots = memory(0).size(1), relevant = memory(3).size(1);
+    const int64_t n = hidden, G = cell().gates;
+    require(n > 0 && is(weights[0], {G * n, n}, dtype) && is(weights[1], {n, n}, dtype) &&
+                is(weights[2], {n, n}, dtype) && is(weights[3], {n}, dtype) &&
+                (params.empty() || is(params[0], {n}, dtype)),
+            "`weights` and `params`");
+    constexpr ScalarType id = ScalarType::Long;
+    require(is(s, {batch, n}, dtype) && (!has_c() || is(state[1], {batch, n}, dtype)) &&
+                is(memory(0), {batch, first_slots, n}, dtype) && is(memory(1), {batch, first_slots}, dtype) &&
+                is(memory(2), {batch, first_slots}, id) && is(memory(3), {batch, relevant, n}, dtype) &&
+                is(memory(4), {batch, relevant}, dtype) && is(memory(5), {batch, relevant}, id) &&
+                is(memory(6), {batch}, id),
+            "`state`");
+    count_rows(like, batch_sizes);
+    if (reset_) {
+      require(is(*reset_, {steps, batch}, ScalarType::Bool), "`reset`");
+      reset = dense(*reset_);
+    }
+    const int64_t* const time = read<int64_t>(memory(6));
+    for (int64_t b = 0; b < batch; ++b) {
+      const bool within = slots() == buffer_size || time[b] % buffer_size + lengths[b] <= slots();
+      require(time[b] >= 0 && within, "`state.time`");
+    }
+  }
+
+  template <class T>
+  void fill(RelevancyProblem<T>& p) const {
+    p.steps = steps, p.batch = batch, p.hidden = hidden;
+    p.buffer_size = buffer_size, p.slots = slots(), p.first_slots = first_slots, p.relevant = relevant;
+    p.mix = T(mix), p.dot = dot;
+    p.rows = row_of_step.data(), p.lengths = lengths.data();
+    p.reset = reset ? read<bool>(*reset) : nullptr;
+    p.V = read<T>(weights[0]), p.W_a = read<T>(weights[1]), p.U_a = read<T>(weights[2]), p.v = read<T>(weights[3]);
+    p.params = params.empty() ? nullptr : read<T>(params[0]);
+    p.first = {read<T>(state[0]),        has_c() ? read<T>(state[1]) : nullptr,
+               read<T>(memory(0)),       read<T>(memory(1)),
+               read<int64_t>(memory(2)), read<T>(memory(3)),
+               read<T>(memory(4)),       read<int64_t>(memory(5)),
+               read<int64_t>(memory(6))};
+  }
+
+ private:
+  void count_rows(const Tensor& like, const OptionalTensor& batch_sizes) {
+    if (!batch_sizes) {
+      steps = like.size(0);
+      require(like.size(1) == batch, "the batch of `u`");
+      for (int64_t t = 0; t <= steps; ++t) row_of_step.push_back(t * batch);
+      lengths.assign(batch, steps);
+    } else {
+      require(batch_sizes->dim() == 1 && batch_sizes->scalar_type() == ScalarType::Long, "`batch_sizes`");
+      const Tensor alive = dense(*batch_sizes);
+      const int64_t* const sizes = read<int64_t>(alive);
+      steps = alive.size(0);
+      row_of_step.push_back(0);
+      lengths.assign(batch, 0);
+      for (int64_t t = 0; t < steps; ++t) {
+        require(sizes[t] >= 0 && sizes[t] <= (t ? sizes[t - 1] : batch), "`batch_sizes`");
+        row_of_step.push_back(row_of_step[t] + sizes[t]);
+        for (int64_t b = 0; b < sizes[t]; ++b) ++lengths[b];
+      }
+      require(row_of_step[steps] == like.size(0), "the sum of `batch_sizes`");
+    }
+    rows = row_of_step[steps];
+  }
+};
+
+template <class Problem>
+void run(const RelevancyKernel<Problem>& kernel, Problem problem, const Tensor& like) {
+  using T = std::remove_reference_t<decltype(*problem.room)>;
+  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
+  const int threads = int(most < problem.batch ? most : problem.batch ? problem.batch : 1);
+  int64_t room = 0;  // fewer may come, and each then takes more samples at once
+  for (int team = 1; team <= threads; ++team) {
+    const int64_t wanted = kernel.room(problem, team);
+    if (wanted > room) room = wanted;
+  }
+  const Tensor memory = reusable(like, {room}, like.scalar_type());
+  problem.room = write<T>(memory);
+  if (threads == 1) return kernel.run(problem, Member{0, 1, nullptr});
+  Barrier barrier;
+#pragma omp parallel num_threads(threads)
+  kernel.run(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+}
+
+template <class F>
+auto by_dtype(ScalarType dtype, F f) {
+  return dtype == ScalarType::Double ? f(double()) : f(float());
+}
+
+void count_kernel(const Call& call, const char* direction) {
+  count("relevancy_recurrence/cpu", direction, call.cell().name, name(simd_level()));
+}
+
+std::vector<int64_t> with_columns(const Tensor& u, int64_t columns) {
+  const auto sizes = u.sizes();
+  std::vector<int64_t> found(sizes.begin(), sizes.end());
+  found.back() = columns;
+  return found;
+}
+
+}  // namespace
+
+Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
+                                 OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                 int64_t buffer_size, double mix, bool dot, bool training, bool maps) {
+  const Call call(cell, u, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
+  const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
+  require(u.size(-1) == G * n, "the columns of `u`");
+  u = dense(u);
+  if (scores) {
+    require(is(*scores, {call.steps, B}, call.dtype), "`scores`");
+    scores = dense(*scores);
+  }
+  constexpr ScalarType id = ScalarType::Long;
+  Tensors results = {empty(u, with_columns(u, n)), empty(u, with_columns(u, n)), empty(u, {B, n})};
+  if (call.has_c()) results.push_back(empty(u, {B, n}));
+  const size_t at = results.size();
+  for (const Tensor& made :
+       {empty(u, {B, slots, n}), empty(u, {B, slots}), empty(u, {B, slots}, id), empty(u, {B, call.relevant, n}),
+        empty(u, {B, call.relevant}), empty(u, {B, call.relevant}, id), empty(u, {B}, id)})
+    results.push_back(made);
+  if (maps) {
+    results.push_back(empty(u, with_columns(u, kappa)));
+    results.push_back(empty(u, with_columns(u, kappa), ScalarType::Int));
+  }
+  const size_t saved = results.size();
+  if (training) {
+    results.push_back(empty(u, call.full() ? std::vector<int64_t>{call.rows} : std::vector<int64_t>{call.rows, kappa}));
+    results.push_back(empty(u, {call.rows}, ScalarType::Int));
+    if (call.has_c()) {
+      results.push_back(reusable(u, {call.rows, call.cell().saved * n}, call.dtype));
+      results.push_back(empty(u, {call.rows, n}));
+    }
+  }
+  count_kernel(call, "forward");
+  by_dtype(call.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    RelevancyForward<T> p{};
+    call.fill(p);
+    p.u = read<T>(u);
+    p.given = scores ? read<T>(*scores) : nullptr;
+    p.h = write<T>(results[0]), p.s = write<T>(results[1]);
+    p.last = {write<T>(results[2]),
+              call.has_c() ? write<T>(results[3]) : nullptr,
+              write<T>(results[at]),
+              write<T>(results[at + 1]),
+              write<int64_t>(results[at + 2]),
+              write<T>(results[at + 3]),
+              write<T>(results[at + 4]),
+              write<int64_t>(results[at + 5]),
+              write<int64_t>(results[at + 6])};
+    if (maps) p.map = write<T>(results[saved - 2]), p.ids = write<int32_t>(results[saved - 1]);
+    if (training) {
+      (call.full() ? p.log_sum : p.alpha) = write<T>(results[saved]);
+      p.taken = write<int32_t>(results[saved + 1]);
+      if (call.has_c()) p.gates = write<T>(results[saved + 2]), p.c = write<T>(results[saved + 3]);
+    }
+    run(kernels<T>().forward[call.place], p, u);
+  });
+  return results;
+}
+
+Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
+                                          OptionalTensors grad_state, Tensors weights, Tensors state,
+                                          OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
+                                          OptionalTensor, int64_t buffer_size, double mix, bool dot, Tensor h, Tensor s,
+                                          Tensors saved) {
+  h = dense(h), s = dense(s);
+  const Call call(cell, h, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
+  const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
+  const auto like_h = [&](const Tensor& x) {
+    return x.scalar_type() == call.dtype && x.numel() == call.rows * n && x.dim() == h.dim();
+  };
+  require(h.size(-1) == n && like_h(s), "`h` and `s`");
+  if (grad_h) grad_h = dense(*grad_h), require(like_h(*grad_h), "`grad_h`");
+  if (grad_s) grad_s = dense(*grad_s), require(like_h(*grad_s), "`grad_s`");
+  for (Tensor& x : saved) x = dense(x);
+  require(saved.size() == (call.has_c() ? 4 : 2) && is(saved[1], {call.rows}, ScalarType::Int) &&
+              (call.full() ? is(saved[0], {call.rows}, call.dtype) : is(saved[0], {call.rows, kappa}, call.dtype)) &&
+              (!call.has_c() || (is(saved[2], {call.rows, call.cell().saved * n}, call.dtype) &&
+                                 is(saved[3], {call.rows, n}, call.dtype))),
+          "`saved`");
+  const int32_t* const taken = read<int32_t>(saved[1]);
+  for (int64_t row = 0; row < call.rows; ++row) require(taken[row] >= -1 && taken[row] < call.relevant, "`saved`");
+  Tensors grads;
+  if (grad_state)
+    for (const Tensor& x : *grad_state) grads.push_back(dense(x));
+  if (!grads.empty()) {
+    const size_t k = call.has_c();
+    require(grads.size() == 3 + k && is(grads[0], {B, n}, call.dtype) && (!k || is(grads[1], {B, n}, call.dtype)) &&
+                is(grads[1 + k], {B, slots, n}, call.dtype) && is(grads[2 + k], {B, call.relevant, n}, call.dtype),
+            "`grad_state`");
+  }
+  Tensors results = {empty(h, with_columns(h, G * n)),
+                     empty(h, {G * n, n}),
+                     empty(h, {n, n}),
+                     empty(h, {n, n}),
+                     empty(h, {n}),
+                     empty(h, {B, n})};
+  if (call.has_c()) results.push_back(empty(h, {B, n}));
+  const size_t at = results.size();
+  results.push_back(empty(h, {B, call.first_slots, n}));
+  results.push_back(empty(h, {B, call.relevant, n}));
+  if (call.cell().params) results.push_back(empty(h, {n}));
+  count_kernel(call, "backward");
+  by_dtype(call.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    RelevancyBackward<T> p{};
+    call.fill(p);
+    p.h = read<T>(h), p.s = read<T>(s);
+    (call.full() ? p.log_sum : p.alpha) = read<T>(saved[0]);
+    p.taken = taken;
+    if (call.has_c()) p.gates = read<T>(saved[2]), p.c = read<T>(saved[3]);
+    if (grad_h) p.grad_h = read<T>(*grad_h);
+    if (grad_s) p.grad_s = read<T>(*grad_s);
+    if (!grads.empty()) {
+      p.grad_last_s = read<T>(grads[0]);
+      if (call.has_c()) p.grad_last_c = read<T>(grads[1]);
+      p.grad_last_buffer = read<T>(grads[grads.size() - 2]);
+      p.grad_last_relevant = read<T>(grads.back());
+    }
+    p.du = write<T>(results[0]), p.dV = write<T>(results[1]), p.dW_a = write<T>(results[2]);
+    p.dU_a = write<T>(results[3]), p.dv = write<T>(results[4]), p.ds = write<T>(results[5]);
+    if (call.has_c()) p.dc = write<T>(results[6]);
+    p.dbuffer = write<T>(results[at]), p.drelevant = write<T>(results[at + 1]);
+    if (call.cell().params) p.dparams = write<T>(results[at + 2]);
+    run(kernels<T>().backward[call.place], p, h);
+  });
+  return results;
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,83 @@
+// What a kernel of the relevancy recurrence is told: pointers and sizes, all checked and allocated by the caller. The
+// row of a step and a sample is rows[step] + sample; a sample is alive for the first `lengths[sample]` steps.
+#pragma once
+
+#include <cstdint>
+
+#include "common/team.h"
+
+namespace rnnkern {
+
+// What is carried from call to call (RelevancyState in rnnkern/reference/relevancy.py). `c` may be null.
+template <class T, class Id>
+struct RelevancyMemory {
+  T *s, *c;
+  T *buffer, *buffer_scores;
+  Id* buffer_ids;
+  T *relevant, *scores;
+  Id *ids, *time;
+};
+
+template <class T>
+struct RelevancyProblem {
+  int64_t steps, batch, hidden;
+  int64_t buffer_size, slots, first_slots, relevant;  // slots of the buffer after the call and before it, and of R
+  T mix;
+  bool dot;
+  const int64_t *rows, *lengths;  // (steps + 1,), (batch,)
+  const bool* reset;              // (steps, batch) or null
+  const T *V, *W_a, *U_a, *v, *params;
+  RelevancyMemory<const T, const int64_t> first;
+  T* room;
+
+  int64_t kappa() const { return slots + relevant; }
+};
+
+template <class T>
+struct RelevancyForward : RelevancyProblem<T> {
+  const T* u;
+  const T* given;  // (steps, batch), or null: then attention gives the scores
+  T *h, *s;
+  RelevancyMemory<T, int64_t> last;
+  T* map;              // (rows, kappa) or null
+  int32_t* ids;        // (rows, kappa) or null
+  T *alpha, *log_sum;  // (rows, kappa) or (rows,), or null
+  int32_t* taken;      // (rows,) or null: the slot of R that was overwritten, or -1
+  T *gates, *c;        // (rows, saved, hidden), (rows, hidden), or null
+};
+
+template <class T>
+struct RelevancyBackward : RelevancyProblem<T> {
+  const T *h, *s, *alpha, *log_sum;  // one of the last two is null
+  const int32_t* taken;
+  const T *gates, *c;
+  const T *grad_h, *grad_s;                                                    // or null
+  const T *grad_last_s, *grad_last_c, *grad_last_buffer, *grad_last_relevant;  // or all null
+  T *du, *dV, *dW_a, *dU_a, *dv, *dparams;
+  T *ds, *dc, *dbuffer, *drelevant;
+};
+
+// What runs a problem, and the room that it takes.
+template <class Problem>
+struct RelevancyKernel {
+  void (*run)(const Problem&, Member);
+  int64_t (*room)(const Problem&, int team);
+};
+
+// By the place of the cell in RNNKERN_RELEVANCY_CELLS.
+template <class T>
+struct RelevancyKernels {
+  const RelevancyKernel<RelevancyForward<T>>* forward;
+  const RelevancyKernel<RelevancyBackward<T>>* backward;
+};
+
+struct RelevancyLevel {
+  RelevancyKernels<float> of_float;
+  RelevancyKernels<double> of_double;
+};
+
+RelevancyLevel relevancy_level_plain();
+RelevancyLevel relevancy_level_avx2();
+RelevancyLevel relevancy_level_avx512();
+
+}  // namespace rnnkern

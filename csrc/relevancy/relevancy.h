@@ -1,0 +1,27 @@
+// The operators of relevancy attention; schemas in registration.cpp, meaning in rnnkern/ops/relevancy.py. `weights` are
+// V, W_a, U_a, v; `state` is always the whole one: s, (c), buffer, buffer_scores, buffer_ids, relevant, scores, ids,
+// time.
+#pragma once
+
+#include <string>
+
+#include "common/tensor.h"
+
+namespace rnnkern {
+
+// [h, s, the new state, with `maps` what was attended to and its ids, and when training what the backward needs: alpha
+// (or, where nothing can leave the buffer, log-sum-exp of the scores), the slots of R that were overwritten (-1: none),
+// and of an LSTM its gates and c].
+Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
+                                 OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                 int64_t buffer_size, double mix, bool dot, bool training, bool maps);
+
+// [du, dV, dW_a, dU_a, dv, ds, (dc), dbuffer, drelevant, dparams...]; `grad_state` is none, or of s, (c), buffer and
+// relevant; `saved` is what the forward kept.
+Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
+                                          OptionalTensors grad_state, Tensors weights, Tensors state,
+                                          OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
+                                          OptionalTensor scores, int64_t buffer_size, double mix, bool dot, Tensor h,
+                                          Tensor s, Tensors saved);
+
+}  // namespace rnnkern

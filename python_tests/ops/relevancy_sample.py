@@ -1,0 +1,130 @@
+"""Random calls of relevancy_recurrence, and all that one gives, by name."""
+
+import random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.reference import CELLS, RelevancyState
+
+PASSED_ON = ("s", "c", "buffer", "relevant")
+
+
+class Call(NamedTuple):
+    """``relevancy_recurrence(*args, **kwargs)``."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> dict[str, Tensor]:
+        _, u, weights, state = self.args
+        found = {"u": u, **dict(zip(("V", "W_a", "U_a", "v"), weights, strict=True))}
+        parts = state._asdict() if isinstance(state, RelevancyState) else dict(zip("sc", state, strict=False))
+        found |= {name: x for name, x in parts.items() if name in PASSED_ON and x is not None}
+        return found | {f"params[{k}]": x for k, x in enumerate(self.kwargs["params"])}
+
+    def to(self, dtype: torch.dtype, requires_grad: bool = True) -> "Call":
+        """The same values in a dtype, as new leaves."""
+
+        def cast(x):
+            if isinstance(x, RelevancyState):
+                parts = {name: cast(y) for name, y in x._asdict().items()}
+                for name in ("buffer_scores", "scores"):
+                    parts[name] = parts[name].detach()
+                return RelevancyState(**parts)
+            if isinstance(x, (tuple, list)):
+                return tuple(map(cast, x))
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                return x
+            return x.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+
+        kwargs = {key: cast(value) for key, value in self.kwargs.items()}
+        if isinstance(kwargs.get("screening"), Tensor):
+            kwargs["screening"].requires_grad_(False)
+        return Call(cast(self.args), kwargs)
+
+
+def call_of(
+    cell: str = "tanh",
+    steps: int = 7,
+    batch: int = 3,
+    hidden: int = 4,
+    *,
+    buffer_size: int = 3,
+    relevant_size: int = 2,
+    packed: bool = False,
+    reset: float = 0.0,
+    carried: int = 0,
+    mix: str = "half",
+    alignment: str = "additive",
+    screening: str = "attention",
+    dtype: torch.dtype = torch.float64,
+    scale: float = 1.0,
+) -> Call:
+    """A call whose values are drawn from torch's generator. Packed lengths fall from ``steps`` to 0; ``reset`` is its
+    probability; ``carried`` is how many steps a former call had that the state comes from; ``screening`` may be "given"
+    for a tensor of scores; ``scale`` multiplies v."""
+    gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
+
+    def draw(*shape):
+        return torch.randn(shape, dtype=torch.float64)
+
+    weights = (draw(gates * hidden, hidden) / hidden**0.5, *(draw(hidden, hidden) / hidden**0.5 for _ in range(2)))
+    weights = (*weights, draw(hidden) * scale)
+    state: Any = tuple(draw(batch, hidden) for _ in range(states))
+    options = {
+        "buffer_size": buffer_size, "relevant_size": relevant_size, "mix": mix, "alignment": alignment,
+        "params": tuple(0.3 * draw(hidden) for _ in params),
+    }  # fmt: skip
+    if carried:
+        _, state = reference.relevancy_recurrence(
+            cell, draw(carried, batch, gates * hidden), weights, state, **options,
+            reset=torch.rand(carried, batch) < reset,
+        )  # fmt: skip
+    batch_sizes, rows = None, (steps, batch)
+    if packed:
+        lengths = torch.linspace(steps, 0, batch).round().long()
+        batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+        rows = (int(batch_sizes.sum()),)
+    options |= {"batch_sizes": batch_sizes, "reset": torch.rand(steps, batch) < reset if reset else None}
+    options["screening"] = torch.rand(steps, batch, dtype=torch.float64) if screening == "given" else screening
+    return Call((cell, draw(*rows, gates * hidden), weights, state), options).to(dtype)
+
+
+def random_call(draw: random.Random) -> Call:
+    """One of the configurations that the operator serves."""
+    steps = draw.choice([0, 1, 2, 5, 8, 12])
+    return call_of(
+        draw.choice(["tanh", "relu", "modrelu", "lstm"]), steps, draw.choice([0, 1, 2, 3]),
+        draw.choice([1, 2, 3, 8, 9]), buffer_size=draw.choice([1, 2, 3, 5, max(steps, 1), steps + 4]),
+        relevant_size=draw.choice([0, 0, 1, 2, 4]), packed=draw.random() < 0.3,
+        reset=draw.choice([0.0, 0.0, 0.2, 1.0]), carried=draw.choice([0, 0, 1, 4, 9]),
+        mix=draw.choice(["half", "sum"]), alignment=draw.choice(["additive", "dot"]),
+        screening=draw.choice(["attention", "attention", "fifo", "given"]),
+    )  # fmt: skip
+
+
+def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0) -> dict[str, Tensor]:
+    """Results and, for random gradients of h, or s, and of the new state, those of all leaves."""
+    draw = torch.Generator().manual_seed(seed)
+    found = {}
+    for readout in ("h", "s"):
+        out, state, memory = op(*call.args, **call.kwargs, readout=readout, return_memory=True)
+        results = {readout: out} | {f"last {name}": x for name, x in state._asdict().items() if x is not None}
+        if gradients:
+            differentiable = [results[name] for name in (readout, *(f"last {p}" for p in PASSED_ON)) if name in results]
+            upstream = [torch.randn(y.shape, generator=draw, dtype=torch.float64).to(y) for y in differentiable]
+            pairs = [(y, g) for y, g in zip(differentiable, upstream, strict=True) if y.requires_grad]
+            leaves = call.leaves()
+            outputs, upstream = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
+            found |= {f"{readout}: grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
+        found |= results | {"weights": memory.weights, "ids": memory.ids}
+    return {name: x.detach() for name, x in found.items()}
+
+
+def same_selection(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """All that says which events were where."""
+    return all(torch.equal(a[name], b[name]) for name in ("ids", "last ids", "last buffer_ids", "last time"))
