@@ -1,0 +1,224 @@
+// The relevancy recurrence on a CUDA device, backward: keys and queries of all steps again, by a product each; the
+// steps in reverse, each a kernel for the attention, a product for its event's key, the cell, and a product for V and
+// W_a; the gradients of the weights, by products over all steps.
+#include "relevancy/cuda_driver.h"
+#include "relevancy/cuda_operators.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+template <class T>
+struct BackwardDriver : Driver<T> {
+  using Base = Driver<T>;
+  using Base::cell, Base::hidden, Base::made, Base::cleared, Base::rows, Base::slots, Base::stream, Base::succeed;
+  using Base::total, Base::first_slots, Base::relevant_size;
+
+  // Of every event: of those of this call, and of those that it began with.
+  struct Parts {
+    Tensor steps, buffer, relevant;
+
+    Events<const T> known() const { return {read<T>(steps), read<T>(buffer), read<T>(relevant)}; }
+    Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
+  };
+
+  Tensors saved;
+  Tensor grad_h, grad_s, du, ds, dc;
+  OptionalTensor has_grad_h, has_grad_s;
+  Tensors grad_state, dparams;
+  Parts values, keys, dh, dkeys;
+  Tensor previous, queries, alpha, dv;
+  Tensor occupants, starts;
+  History history{};
+
+  BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
+                 const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_, int64_t steps,
+                 int64_t total)
+      : Base(arguments, steps, total, "backward"), has_grad_h(grad_h_), has_grad_s(grad_s_) {
+    const int64_t n = hidden, batch = rows.batch;
+    values = {this->sized("h", h, total * n), this->buffer, this->relevant};
+    previous = made({total, n});
+    const Tensor outputs = this->sized("s", s, total * n);
+    succeed(AttendKernels<T>::previous({rows, read<T>(outputs), read<T>(this->s0), write<T>(previous)}, stream));
+    if (grad_h_) grad_h = this->sized("grad_h", *grad_h_, total * n);
+    if (grad_s_) grad_s = this->sized("grad_s", *grad_s_, total * n);
+    STD_TORCH_CHECK(grad_state_.empty() || grad_state_.size() == size_t(cell.states + 2),
+                    "relevancy_recurrence_backward: wrong `grad_state`");
+    const int64_t sizes[] = {n, n, slots * n, relevant_size * n};
+    for (size_t k = 0; k < grad_state_.size(); ++k) {
+      const int64_t each = sizes[k + (k > 0 ? 2 - cell.states : 0)];
+      grad_state.push_back(this->sized("grad_state", grad_state_[k], batch * each));
+    }
+    STD_TORCH_CHECK(saved_.size() == (cell.states > 1 ? 4u : 2u), "relevancy_recurrence_backward: wrong `saved`");
+    saved.push_back(this->sized("saved", saved_[0], this->keeps_all() ? total : total * this->kappa()));
+    saved.push_back(this->sized("saved", saved_[1], total, ScalarType::Int));
+    if (cell.states > 1) {
+      saved.push_back(this->sized("saved", saved_[2], total * cell.saved * n));
+      saved.push_back(this->sized("saved", saved_[3], total * n));
+    }
+  }
+
+  // (B, n) with the values of a gradient of the last state, or zero.
+  Tensor carried(size_t place) const {
+    if (grad_state.empty()) return cleared({rows.batch, hidden});
+    const Tensor x = made({rows.batch, hidden});
+    copy(x, grad_state[place]);
+    return x;
+  }
+
+  // x weight^T of the rows of x.
+  Tensor through(const Tensor& x, const Tensor& weight) const {
+    const Tensor out = empty_of_sizes(x, x);
+    const int64_t count = x.numel() / hidden;
+    if (count > 0) product(shaped(out, {count, hidden}), shaped(x, {count, hidden}), weight);
+    return out;
+  }
+
+  Parts like_events() const {
+    return {cleared({total, hidden}), cleared({rows.batch, first_slots, hidden}),
+            cleared({rows.batch, relevant_size, hidden})};
+  }
+
+  Tensors run() {
+    const int64_t n = hidden, batch = rows.batch;
+    const Tensor to_key = transposed(this->U_a, 0, 1);
+    keys = {through(values.steps, to_key), through(values.buffer, to_key), through(values.relevant, to_key)};
+    queries = through(previous, transposed(this->W_a, 0, 1));
+    dh = like_events();
+    dkeys = like_events();
+    du = this->rows_of(cell.gates * n);
+    ds = carried(0);
+    if (cell.states > 1) dc = carried(1);
+    dv = cleared({batch, n});
+    for (int i = 0; i < cell.params; ++i) dparams.push_back(cleared({batch, n}));
+    recall();
+    leave();
+    loop();
+
+    Tensors outputs{du};
+    const auto gradient = [&](const Tensor& by, const Tensor& x, int64_t columns) {
+      const Tensor out = made({columns, n});
+      product(out, transposed(shaped(by, {by.numel() / columns, columns}), 0, 1), shaped(x, {x.numel() / n, n}));
+      return out;
+    };
+    outputs.push_back(gradient(du, previous, cell.gates * n));
+    outputs.push_back(gradient(queries, previous, n));
+    const Tensor dU_a = gradient(dkeys.steps, values.steps, n);
+    if (first_slots > 0) add(gradient(dkeys.buffer, values.buffer, n), dU_a);
+    if (relevant_size > 0) add(gradient(dkeys.relevant, values.relevant, n), dU_a);
+    outputs.push_back(dU_a);
+    outputs.push_back(sum(dv, 0));
+    outputs.push_back(ds);
+    if (cell.states > 1) outputs.push_back(dc);
+    add(through(dkeys.buffer, this->U_a), dh.buffer);
+    add(through(dkeys.relevant, this->U_a), dh.relevant);
+    outputs.push_back(dh.buffer);
+    outputs.push_back(dh.relevant);
+    for (const Tensor& x : dparams) outputs.push_back(sum(x, 0));
+    return outputs;
+  }
+
+  void add(const Tensor& from, const Tensor& to) const {
+    succeed(AttendKernels<T>::add({to.numel(), read<T>(from), write<T>(to)}, stream));
+  }
+
+  // Which event each slot held.
+  void recall() {
+    occupants = made({total, relevant_size}, ScalarType::Int);
+    starts = made({total}, ScalarType::Int);
+    history = {rows,
+               slots,
+               relevant_size,
+               this->buffer_size,
+               first_slots,
+               read<int64_t>(this->buffer_ids),
+               read<int64_t>(this->ids),
+               read<int64_t>(this->time),
+               read<int32_t>(saved[1]),
+               write<int32_t>(occupants),
+               write<int32_t>(starts)};
+    succeed(remember_history(history, stream));
+  }
+
+  void leave() const {
+    if (grad_state.empty()) return;
+    const T *of_buffer = read<T>(grad_state[cell.states]), *of_relevant = read<T>(grad_state[cell.states + 1]);
+    succeed(AttendKernels<T>::leave({history, of_buffer, of_relevant, dh.events()}, stream));
+  }
+
+  void loop() const {
+    const int64_t n = hidden, batch = rows.batch;
+    const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
+    const Tensor dalpha = made({batch, this->kappa()}), room = made({batch, this->kappa()});
+    AttendBackward<T> attend{};
+    attend.history = history;
+    attend.h = values.known();
+    attend.keys = keys.known();
+    attend.dh = dh.events();
+    attend.dkeys = dkeys.events();
+    attend.v = read<T>(this->v);
+    attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
+    attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
+    (this->keeps_all() ? attend.log_sums : attend.alpha) = read<T>(saved[0]);
+    attend.mix = this->mix;
+    attend.dot = this->dot;
+    attend.room = write<T>(room);
+    attend.dalpha = write<T>(dalpha);
+    attend.ds = write<T>(ds);
+    attend.query = write<T>(queries);
+    attend.dv = write<T>(dv);
+    CellBackward<T> step{};
+    step.rows = rows;
+    for (int i = 0; i < cell.params; ++i) {
+      step.params[i] = read<T>(this->params[i]);
+      step.dparams[i] = write<T>(dparams[i]);
+    }
+    step.h = read<T>(values.steps);
+    step.dh = read<T>(dh.steps);
+    step.dquery = read<T>(queries);
+    step.through_key = read<T>(through_key);
+    if (cell.states > 1) {
+      step.gates = read<T>(saved[2]);
+      step.cells = read<T>(saved[3]);
+      step.c0 = read<T>(this->c0);
+      step.dc = write<T>(dc);
+    }
+    step.du = write<T>(du);
+    step.step = write<T>(step_gradients);
+
+    int64_t row = total;
+    for (int64_t t = rows.count; t-- > 0;) {
+      const int64_t alive = this->alive(t);
+      if (alive == 0) continue;
+      row -= alive;
+      attend.t = step.t = t;
+      attend.alive = step.alive = alive;
+      succeed(AttendKernels<T>::attend_backward(attend, stream));
+      product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
+      succeed(AttendKernels<T>::cell_backward(step, this->place, stream));
+      product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
+                                           Tensors grad_state, Tensors weights, Tensors state, OptionalTensors params,
+                                           OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                           int64_t buffer_size, double mix, bool dot, Tensor h, Tensor s,
+                                           Tensors saved) {
+  STD_TORCH_CHECK(h.dim() == (batch_sizes ? 2 : 3) && !state.empty(),
+                  "relevancy_recurrence_backward: `h` or `state` is wrong");
+  const int64_t steps = batch_sizes ? batch_sizes->size(0) : h.size(0);
+  const int64_t total = batch_sizes ? h.size(0) : steps * h.size(1);
+  const relevancy::Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot};
+  return relevancy::by_precision(h, [&](auto zero) {
+    return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state, h, s, saved, steps, total)
+        .run();
+  });
+}
+
+}  // namespace rnnkern

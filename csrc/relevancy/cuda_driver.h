@@ -1,0 +1,158 @@
+// What the CUDA drivers of both directions share: the arguments, found sound, and what kernels are told of them.
+// Everything runs on the current stream and allocates through PyTorch; nothing waits for the device.
+#pragma once
+
+#include <type_traits>
+
+#include "common/counters.h"
+#include "common/cuda.h"
+#include "device/facts.h"
+#include "relevancy/cells.h"
+#include "relevancy/cuda_kernels.h"
+
+namespace rnnkern::relevancy {
+
+struct Cell {
+  const char* name;
+  int gates, states, params, saved;
+};
+
+#define RNNKERN_INFO(Cell) {Cell::name, Cell::gates, Cell::states, Cell::params, Cell::saved},
+constexpr Cell cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
+#undef RNNKERN_INFO
+
+struct Arguments {
+  const std::string& cell;
+  const Tensors &weights, &state;
+  const OptionalTensors& params;
+  const OptionalTensor &batch_sizes, &reset, &scores;
+  int64_t buffer_size;
+  double mix;
+  bool dot;
+};
+
+template <class T>
+struct Driver {
+  static constexpr ScalarType dtype = std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
+
+  CurrentDevice current;
+  void* stream;
+  int place = 0;
+  Cell cell;
+  Rows rows{};
+  int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: rows
+  T mix;
+  bool dot, packed;
+  Tensor V, W_a, U_a, v, s0, c0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
+  OptionalTensor reset, given;
+  Tensors params;
+  Tensor batch_sizes, packing;  // packing: offsets and lengths on the device
+  Tensor stacked;               // V over W_a, ((G+1)*n, n)
+
+  Driver(const Arguments& given_, int64_t steps, int64_t total, const char* direction)
+      : current(given_.state[0]), stream(current.stream()), total(total), packed(given_.batch_sizes.has_value()) {
+    while (place < int(std::size(cells)) && given_.cell != cells[place].name) ++place;
+    STD_TORCH_CHECK(place < int(std::size(cells)), "relevancy_recurrence: the cell `", given_.cell, "` has no kernel");
+    cell = cells[place];
+    const Tensors& state = given_.state;
+    STD_TORCH_CHECK(given_.weights.size() == 4 && state.size() == size_t(7 + cell.states),
+                    "relevancy_recurrence: wrong number of tensors in `weights` or `state`");
+    STD_TORCH_CHECK(state[0].dim() == 2 && state[cell.states].dim() == 3 && state[cell.states + 3].dim() == 3,
+                    "relevancy_recurrence: `state` is not a whole one");
+    const int64_t batch = state[0].size(0);
+    hidden = state[0].size(1);
+    first_slots = state[cell.states].size(1);
+    relevant_size = state[cell.states + 3].size(1);
+    buffer_size = given_.buffer_size;
+    STD_TORCH_CHECK(hidden > 0 && buffer_size > 0 && first_slots <= buffer_size && steps < INT32_MAX / 2 &&
+                        first_slots + relevant_size < INT32_MAX / 2,
+                    "relevancy_recurrence: a size is out of bounds");
+    slots = buffer_size < first_slots + steps ? buffer_size : first_slots + steps;
+    mix = T(given_.mix);
+    dot = given_.dot;
+
+    const int64_t n = hidden;
+    V = sized("V", given_.weights[0], cell.gates * n * n);
+    W_a = sized("W_a", given_.weights[1], n * n);
+    U_a = sized("U_a", given_.weights[2], n * n);
+    v = sized("v", given_.weights[3], n);
+    s0 = sized("s", state[0], batch * n);
+    if (cell.states > 1) c0 = sized("c", state[1], batch * n);
+    const Tensor* rest = state.data() + cell.states;
+    buffer = sized("buffer", rest[0], batch * first_slots * n);
+    buffer_scores = sized("buffer_scores", rest[1], batch * first_slots);
+    buffer_ids = sized("buffer_ids", rest[2], batch * first_slots, ScalarType::Long);
+    relevant = sized("relevant", rest[3], batch * relevant_size * n);
+    scores = sized("scores", rest[4], batch * relevant_size);
+    ids = sized("ids", rest[5], batch * relevant_size, ScalarType::Long);
+    time = sized("time", rest[6], batch, ScalarType::Long);
+    if (given_.reset) reset = sized("reset", *given_.reset, steps * batch, ScalarType::Bool);
+    if (given_.scores) given = sized("scores", *given_.scores, steps * batch);
+    const Tensors all_params = given_.params.value_or(Tensors());
+    STD_TORCH_CHECK(all_params.size() == size_t(cell.params), "relevancy_recurrence: wrong number of `params`");
+    for (const Tensor& x : all_params) params.push_back(sized("params", x, n));
+
+    rows = {steps, batch, n, nullptr, nullptr, reset ? read<bool>(*reset) : nullptr};
+    if (packed) pack(*given_.batch_sizes);
+    STD_TORCH_CHECK(packed || total == steps * batch, "relevancy_recurrence: wrong number of rows");
+    stacked = empty(V, {(cell.gates + 1) * n, n});
+    copy(part(stacked, 0, 0, cell.gates * n), V);
+    copy(part(stacked, 0, cell.gates * n, n), W_a);
+    count("relevancy_recurrence/cuda", direction, cell.name, "stepwise");
+  }
+
+  void pack(const Tensor& sizes) {
+    STD_TORCH_CHECK(sizes.scalar_type() == ScalarType::Long && sizes.dim() == 1 && !sizes.is_cuda(),
+                    "relevancy_recurrence: `batch_sizes` must be (T,) int64, on the CPU");
+    batch_sizes = dense(sizes);
+    const Tensor host = empty_int64(batch_sizes, rows.count + rows.batch);
+    int64_t *offsets = write<int64_t>(host), *lengths = offsets + rows.count, sum = 0, before = rows.batch;
+    for (int64_t t = 0; t <= rows.count; ++t) {
+      const int64_t now = t < rows.count ? read<int64_t>(batch_sizes)[t] : 0;
+      STD_TORCH_CHECK(0 <= now && now <= before, "relevancy_recurrence: `batch_sizes` must never grow");
+      while (before > now) lengths[--before] = t;
+      if (t < rows.count) offsets[t] = sum;
+      sum += now;
+    }
+    STD_TORCH_CHECK(sum == total, "relevancy_recurrence: `batch_sizes` must sum to the rows");
+    packing = empty(s0, {rows.count + rows.batch}, ScalarType::Long);
+    copy(packing, host);
+    rows.offsets = read<int64_t>(packing);
+    rows.lengths = rows.offsets + rows.count;
+  }
+
+  // Contiguous.
+  Tensor sized(const char* name, const Tensor& x, int64_t elements, ScalarType wanted = dtype) const {
+    STD_TORCH_CHECK(x.scalar_type() == wanted && x.numel() == elements, "relevancy_recurrence: `", name,
+                    "` is of another dtype or size than the call needs");
+    return dense(x);
+  }
+
+  static void succeed(int error) {
+    STD_TORCH_CHECK(error == 0, "relevancy_recurrence: a CUDA kernel did not start: ", device::error_name(error));
+  }
+
+  int64_t kappa() const { return slots + relevant_size; }
+  int64_t alive(int64_t t) const { return packed ? read<int64_t>(batch_sizes)[t] : rows.batch; }
+  // Whether no event leaves the buffer: alpha would grow with the square of T, and is computed again.
+  bool keeps_all() const { return slots == first_slots + rows.count; }
+
+  Tensor made(std::initializer_list<int64_t> sizes, ScalarType type = dtype) const { return empty(s0, sizes, type); }
+  Tensor cleared(std::initializer_list<int64_t> sizes) const { return zeros(s0, sizes, dtype); }
+  // Of (rows, columns), in the shape that the caller knows.
+  Tensor rows_of(int64_t columns, ScalarType type = dtype) const {
+    if (packed) return made({total, columns}, type);
+    return made({rows.count, rows.batch, columns}, type);
+  }
+  Tensor all_rows(const Tensor& x, int64_t columns) const { return shaped(x, {total, columns}); }
+};
+
+// f(T()) of the dtype of x.
+template <class F>
+auto by_precision(const Tensor& x, F f) {
+  if (x.scalar_type() == ScalarType::Double) return f(double());
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "relevancy_recurrence: no kernel takes this dtype");
+  return f(float());
+}
+
+}  // namespace rnnkern::relevancy

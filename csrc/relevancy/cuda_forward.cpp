@@ -1,0 +1,169 @@
+// The relevancy recurrence on a CUDA device, forward: per step a product for V and W_a, the cell, a product for the new
+// event's key, and one kernel that screens and attends.
+#include "relevancy/cuda_driver.h"
+#include "relevancy/cuda_operators.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+template <class T>
+struct ForwardDriver : Driver<T> {
+  using Base = Driver<T>;
+  using Base::cell, Base::hidden, Base::made, Base::rows, Base::slots, Base::stream, Base::succeed;
+
+  Tensor u, h, s, last_s, last_c;
+  Memory<T> memory{};
+  Tensors last;  // buffer, buffer_scores, buffer_ids, relevant, scores, ids, time
+  Tensor keys, relevant_keys, now, key, r;
+
+  ForwardDriver(const Arguments& arguments, const Tensor& u_, int64_t steps, int64_t total)
+      : Base(arguments, steps, total, "forward"), u(this->sized("u", u_, total * cell.gates * hidden)) {}
+
+  Tensors run(bool training, bool maps) {
+    const int64_t kappa = this->kappa();
+    const bool keeps_alpha = training && !this->keeps_all();
+    h = this->rows_of(hidden);
+    s = this->rows_of(hidden);
+    const Tensor alpha = keeps_alpha || maps ? made({this->total, kappa}) : made({rows.batch, kappa});
+    Tensor map, map_ids, log_sums, taken, gates, cells;
+    if (maps) map_ids = this->rows_of(kappa, ScalarType::Int);
+    if (training) taken = made({this->total}, ScalarType::Int);
+    if (training && !keeps_alpha) log_sums = made({this->total});
+    if (training && cell.states > 1) {
+      gates = made({this->total, cell.saved * hidden});
+      cells = made({this->total, hidden});
+    }
+    begin();
+
+    CellForward<T> step{};
+    AttendForward<T> attend{};
+    step.hidden = attend.hidden = hidden;
+    attend.products = (cell.gates + 1) * hidden;
+    step.r = attend.r = read<T>(r);
+    for (int i = 0; i < cell.params; ++i) step.params[i] = read<T>(this->params[i]);
+    step.c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    step.now = write<T>(now);
+    attend.memory = memory;
+    attend.h = read<T>(now);
+    attend.key = read<T>(key);
+    attend.v = read<T>(this->v);
+    attend.mix = this->mix;
+    attend.dot = this->dot;
+    attend.state = write<T>(last_s);
+
+    Tensor in, products, made_h, made_key;
+    const Tensor to_r = transposed(this->stacked, 0, 1), to_key = transposed(this->U_a, 0, 1);
+    int64_t row = 0, alive = -1;
+    for (int64_t t = 0; t < rows.count; ++t, row += alive) {
+      if (this->alive(t) != alive) {
+        alive = this->alive(t);
+        if (alive == 0) break;
+        in = part(last_s, 0, 0, alive);
+        products = part(r, 0, 0, alive);
+        made_h = part(now, 0, 0, alive);
+        made_key = part(key, 0, 0, alive);
+      }
+      step.rows = attend.rows = alive;
+      step.reset = attend.reset = rows.reset ? rows.reset + t * rows.batch : nullptr;
+      step.u = read<T>(u) + row * cell.gates * hidden;
+      step.h = write<T>(h) + row * hidden;
+      if (training && cell.states > 1) {
+        step.gates = write<T>(gates) + row * cell.saved * hidden;
+        step.cells = write<T>(cells) + row * hidden;
+      }
+      attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
+      attend.s = write<T>(s) + row * hidden;
+      attend.alpha = write<T>(alpha) + (keeps_alpha || maps ? row * kappa : 0);
+      attend.ids = maps ? write<int32_t>(map_ids) + row * kappa : nullptr;
+      attend.slots = training ? write<int32_t>(taken) + row : nullptr;
+      attend.log_sums = training && !keeps_alpha ? write<T>(log_sums) + row : nullptr;
+      product(products, in, to_r);
+      succeed(AttendKernels<T>::cell_forward(step, this->place, stream));
+      product(made_key, made_h, to_key);
+      succeed(AttendKernels<T>::attend_forward(attend, stream));
+    }
+
+    Tensors outputs{h, s, last_s};
+    if (cell.states > 1) outputs.push_back(last_c);
+    outputs.insert(outputs.end(), last.begin(), last.end());
+    if (maps) {
+      map = this->rows_of(kappa);
+      copy(shaped(map, {this->total, kappa}), alpha);
+      outputs.push_back(map);
+      outputs.push_back(map_ids);
+    }
+    if (training) {
+      outputs.push_back(keeps_alpha ? alpha : log_sums);
+      outputs.push_back(taken);
+    }
+    if (training && cell.states > 1) {
+      outputs.push_back(gates);
+      outputs.push_back(cells);
+    }
+    return outputs;
+  }
+
+  // The state that the call begins with becomes the one that the steps work on, and leave.
+  void begin() {
+    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
+    const auto copied = [&](const Tensor& from) {
+      const Tensor to = empty_of_sizes(from, from);
+      copy(to, from);
+      return to;
+    };
+    last_s = copied(this->s0);
+    if (cell.states > 1) last_c = copied(this->c0);
+    last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
+            made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
+            copied(this->time)};
+    keys = made({batch, slots, n});
+    relevant_keys = made({batch, rho, n});
+    memory = {slots,
+              rho,
+              this->buffer_size,
+              write<T>(last[0]),
+              write<T>(keys),
+              write<T>(last[1]),
+              write<int64_t>(last[2]),
+              write<T>(last[3]),
+              write<T>(relevant_keys),
+              write<T>(last[4]),
+              write<int64_t>(last[5]),
+              write<int64_t>(last[6])};
+    succeed(AttendKernels<T>::remember(
+        {batch, n, this->first_slots, read<T>(this->buffer), read<T>(this->buffer_scores), read<T>(this->relevant),
+         read<T>(this->scores), read<int64_t>(this->buffer_ids), read<int64_t>(this->ids), memory},
+        stream));
+    now = made({batch, n});
+    key = made({batch, n});
+    r = made({batch, (cell.gates + 1) * n});
+    for (int64_t slot = 0; slot < this->first_slots; ++slot) make_key(last[0], keys, slot);
+    for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], relevant_keys, slot);
+  }
+
+  // By the product that a step makes, and no larger one: so that its bits are those of the call that made the event.
+  void make_key(const Tensor& events, const Tensor& to, int64_t slot) const {
+    copy(now, at_index(events, 1, slot));
+    product(key, now, transposed(this->U_a, 0, 1));
+    copy(at_index(to, 1, slot), key);
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
+                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                  int64_t buffer_size, double mix, bool dot, bool training, bool maps) {
+  STD_TORCH_CHECK(u.dim() == (batch_sizes ? 2 : 3) && !state.empty(), "relevancy_recurrence: `u` or `state` is wrong");
+  const int64_t steps = batch_sizes ? batch_sizes->size(0) : u.size(0);
+  const int64_t total = batch_sizes ? u.size(0) : steps * u.size(1);
+  const relevancy::Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot};
+  return relevancy::by_precision(u, [&](auto zero) {
+    return relevancy::ForwardDriver<decltype(zero)>(arguments, u, steps, total).run(training, maps);
+  });
+}
+
+}  // namespace rnnkern

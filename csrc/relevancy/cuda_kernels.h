@@ -1,0 +1,24 @@
+// Starts the CUDA kernels of the relevancy recurrence, on a stream. `place` is the cell's in relevancy/cells.h. They
+// return a cudaError_t; 0 is success.
+#pragma once
+
+#include "relevancy/cuda_problem.h"
+
+namespace rnnkern::relevancy {
+
+// T is float or double.
+template <class T>
+struct AttendKernels {
+  static int remember(const Remember<T>& problem, void* stream);
+  static int cell_forward(const CellForward<T>& problem, int place, void* stream);
+  static int attend_forward(const AttendForward<T>& problem, void* stream);
+  static int leave(const Leave<T>& problem, void* stream);
+  static int previous(const Previous<T>& problem, void* stream);
+  static int attend_backward(const AttendBackward<T>& problem, void* stream);
+  static int cell_backward(const CellBackward<T>& problem, int place, void* stream);
+  static int add(const Add<T>& problem, void* stream);
+};
+
+int remember_history(const History& history, void* stream);
+
+}  // namespace rnnkern::relevancy
