@@ -2,72 +2,19 @@
 
 import json
 import random
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
-from torch.library import opcheck
 
 import rnnkern
+from python_tests.ops.sab_calls import make, outcomes
 from rnnkern import reference
 from rnnkern.ops import SABState, explain, sab_recurrence
 from rnnkern.testing import assert_close
 
 LEVELS = rnnkern.build_info()["simd_levels"]
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes long over the reference's second derivative."""
-
 _operators = torch.ops.rnnkern
-
-
-class Call(NamedTuple):
-    """``function(u, R, state, attention_weights, **options)`` of named tensors."""
-
-    leaves: dict[str, Tensor]  # u, R, h0, c0, w and perhaps W, bias
-    options: dict[str, Any]
-
-    def __call__(self, function, leaves=None, state=None, **options):
-        x = self.leaves | (leaves or {})
-        attention = (x["W"], x["w"]) if "W" in x else (x["w"],)
-        options = self.options | options
-        return function(x["u"], x["R"], state or (x["h0"], x["c0"]), attention, bias=x.get("bias"), **options)
-
-    def to(self, dtype):
-        return self._replace(leaves={name: x.detach().to(dtype).requires_grad_() for name, x in self.leaves.items()})
-
-
-def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, resets=False, scale=1.0, **options):
-    """A call of ``width`` for the mlp, None for separable scores."""
-    sizes = sorted((random.randint(0, batch) for _ in range(steps)), reverse=True) if packed else [batch] * steps
-    shape = (sum(sizes),) if packed else (steps, batch)
-    shapes = {"u": (*shape, 4 * hidden), "R": (4 * hidden, hidden), "h0": (batch, hidden), "c0": (batch, hidden)}
-    if width is not None:
-        shapes["W"] = (width, 2 * hidden)
-    shapes["w"] = (2 * hidden if width is None else width,)
-    if bias:
-        shapes["bias"] = (4 * hidden,)
-    leaves = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    leaves["R"] *= scale / hidden**0.5
-    leaves["w"] *= scale / hidden**0.5
-    options = {"top_k": 3, "attend_every": 1, "truncation": 5} | options
-    options["alignment"] = "separable" if width is None else "mlp"
-    options["batch_sizes"] = torch.tensor(sizes, dtype=torch.int64) if packed else None
-    options["reset"] = torch.rand(steps, batch) < 0.15 if resets else None
-    return Call(leaves, options)
-
-
-def outcomes(function, call):
-    """Values and gradients of all that a call returns, by name; and what it attended to."""
-    out, state, memory = call(function, return_memory=True)
-    values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
-    generator = torch.Generator().manual_seed(1)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in values.values()]
-    loss = sum((y * g).sum() for y, g in zip(values.values(), upstream, strict=True))
-    grads = torch.autograd.grad(loss, list(call.leaves.values()), allow_unused=True)
-    for (name, x), g in zip(call.leaves.items(), grads, strict=True):
-        values[f"d {name}"] = torch.zeros_like(x) if g is None else g
-    return values, (state.time, memory.weights, memory.slots, state.steps)
 
 
 def agree(call, tolerance=1e-10):
@@ -286,80 +233,6 @@ def test_what_is_kept_for_the_backward():
     own = [x for x in kept.values() if x.data_ptr() not in known and x.shape[:2] == (steps, batch)]
     assert sum(x.numel() for x in own) == steps * batch * (hidden + 2 * k + 1)
     assert {memory.weights.data_ptr(), memory.slots.data_ptr()} <= kept.keys()
-
-
-# ---- derivatives and transforms
-
-
-@pytest.mark.parametrize(("width", "packed"), [(None, False), (2, False), (None, True)])
-def test_gradients_of_every_order(width, packed):
-    random.seed(3)
-    call = make(4, 2, 2, width, packed=packed, resets=True, truncation=100, top_k=2).to(torch.float64)
-
-    def function(*leaves):
-        out, state = call(sab_recurrence, dict(zip(call.leaves, leaves, strict=True)))
-        return out, state.h, state.c, state.memory
-
-    leaves = tuple(call.leaves.values())
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves)
-
-
-def test_second_derivatives_of_a_cut_path_are_the_reference_s():
-    call = make(7, 2, 3, truncation=2, top_k=2).to(torch.float64)
-    found = []
-    for function in (sab_recurrence, reference.sab_recurrence):
-        leaves = list(call.leaves.values())
-        first = torch.autograd.grad(call(function)[0].sin().sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
-    for x, y in zip(*found, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("width", [None, 3])
-@pytest.mark.parametrize("kind", ["plain", "packed", "empty"])
-def test_operators_pass_torchs_own_checks(kind, width):
-    random.seed(1)
-    call = make(4, 0 if kind == "empty" else 2, 3, width, packed=kind == "packed", resets=True, attend_every=2)
-    x, options = call.leaves, call.options
-    attention = [x["W"], x["w"]] if width else [x["w"]]
-    *state, steps = reference.begin_sab(x["h0"], x["c0"])
-    state[2] = state[2].clone()
-    fixed = (options["batch_sizes"], options["reset"], steps, 3, 2, 5)
-    for training in (False, True):
-        opcheck(
-            _operators.sab_recurrence.default, (x["u"], x["R"], x["bias"], attention, state, *fixed, training)
-        )  # fmt: skip
-    out, h, c, memory, _, *saved = _operators.sab_recurrence(x["u"], x["R"], x["bias"], attention, state, *fixed, True)
-    grads = [torch.randn_like(y).requires_grad_() for y in (out, h, c, memory)]
-    leaf = x["u"].clone().requires_grad_()
-    for grad_out, grad_state in ((grads[0], grads[1:]), (None, grads[1:]), (grads[0], [])):
-        opcheck(
-            _operators.sab_recurrence_backward.default,
-            (grad_out, grad_state, leaf, x["R"], x["bias"], attention, state, *fixed, out, saved), test_utils=CHECKS,
-        )  # fmt: skip
-
-
-def test_transforms_and_the_compiler():
-    call = make(6, 2, 3, width=4, top_k=2).to(torch.float64)
-    u = call.leaves["u"].detach()
-
-    def loss(u):
-        out, state = call(sab_recurrence, {"u": u})
-        return out.sin().sum() + state.memory.sum()
-
-    leaf = u.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
-    torch.testing.assert_close(torch.func.grad(loss)(u), wanted)
-    members = torch.stack([u, 2 * u])
-    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(members)[0], wanted)
-    with pytest.raises(NotImplementedError, match="no forward mode"):
-        torch.func.jvp(loss, (u,), (u,))
-    compiled = torch.compile(loss, fullgraph=True)
-    again = u.clone().requires_grad_()
-    torch.testing.assert_close(compiled(again), loss(again))
-    compiled(again).backward()
-    torch.testing.assert_close(again.grad, wanted)
 
 
 # ---- errors, and which implementation runs

@@ -39,7 +39,8 @@ def sab_recurrence(
     from :math:`u_t + R h_{t-1} + b`, and each memory gets a score :math:`e_j`. While M has at most k members, their
     scores are their weights. After, :math:`\delta` is the k-th largest score plus 1e-7, and
 
-    .. math:: w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
+    .. math::
+        w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
         a_t = \sum_j w_j m_j, \quad h_t = \tilde h_t + a_t
 
     so that at most k - 1 weights are not zero; of equal scores the older counts as the larger. :math:`h_t` goes on to

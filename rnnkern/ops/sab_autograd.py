@@ -24,9 +24,7 @@ def sab_recurrence(options, u, R, bias, attention, state, batch_sizes, reset) ->
         [out, h, c, memory, time, weights, slots].
     """
     if not needs_derivatives(u, R, bias, *attention, *state[:3]):
-        return _operators.sab_recurrence.default(
-            u, R, bias, attention, state, batch_sizes, reset, *options, False
-        )  # fmt: skip
+        return _operators.sab_recurrence.default(u, R, bias, attention, state, batch_sizes, reset, *options, False)
     args = [u, R, bias, batch_sizes, reset, *attention, *state]
     if torch.compiler.is_dynamo_compiling():
         # The compiler takes no tensor twice, and (zeros, zeros) is how many an LSTM begins.
@@ -58,7 +56,7 @@ class SABRecurrence(torch.autograd.Function):
         attention, state = tensors[:-4], tensors[-4:]
         return tuple(
             _operators.sab_recurrence.default(u, R, bias, attention, state, batch_sizes, reset, *options, True)
-        )  # fmt: skip
+        )
 
     @staticmethod
     def setup_context(ctx, inputs, output):

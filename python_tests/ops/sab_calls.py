@@ -1,0 +1,56 @@
+"""Calls of sab_recurrence to test it with, and all that comes of them."""
+
+import random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Call(NamedTuple):
+    """``function(u, R, state, attention_weights, **options)`` of named tensors."""
+
+    leaves: dict[str, Tensor]  # u, R, h0, c0, w and perhaps W, bias
+    options: dict[str, Any]
+
+    def __call__(self, function, leaves=None, state=None, **options):
+        x = self.leaves | (leaves or {})
+        attention = (x["W"], x["w"]) if "W" in x else (x["w"],)
+        options = self.options | options
+        return function(x["u"], x["R"], state or (x["h0"], x["c0"]), attention, bias=x.get("bias"), **options)
+
+    def to(self, dtype):
+        return self._replace(leaves={name: x.detach().to(dtype).requires_grad_() for name, x in self.leaves.items()})
+
+
+def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, resets=False, scale=1.0, **options):
+    """A call of ``width`` for the mlp, None for separable scores."""
+    sizes = sorted((random.randint(0, batch) for _ in range(steps)), reverse=True) if packed else [batch] * steps
+    shape = (sum(sizes),) if packed else (steps, batch)
+    shapes = {"u": (*shape, 4 * hidden), "R": (4 * hidden, hidden), "h0": (batch, hidden), "c0": (batch, hidden)}
+    if width is not None:
+        shapes["W"] = (width, 2 * hidden)
+    shapes["w"] = (2 * hidden if width is None else width,)
+    if bias:
+        shapes["bias"] = (4 * hidden,)
+    leaves = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    leaves["R"] *= scale / hidden**0.5
+    leaves["w"] *= scale / hidden**0.5
+    options = {"top_k": 3, "attend_every": 1, "truncation": 5} | options
+    options["alignment"] = "separable" if width is None else "mlp"
+    options["batch_sizes"] = torch.tensor(sizes, dtype=torch.int64) if packed else None
+    options["reset"] = torch.rand(steps, batch) < 0.15 if resets else None
+    return Call(leaves, options)
+
+
+def outcomes(function, call):
+    """Values and gradients of all that a call returns, by name; and what it attended to."""
+    out, state, memory = call(function, return_memory=True)
+    values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in values.values()]
+    loss = sum((y * g).sum() for y, g in zip(values.values(), upstream, strict=True))
+    grads = torch.autograd.grad(loss, list(call.leaves.values()), allow_unused=True)
+    for (name, x), g in zip(call.leaves.items(), grads, strict=True):
+        values[f"d {name}"] = torch.zeros_like(x) if g is None else g
+    return values, (state.time, memory.weights, memory.slots, state.steps)
