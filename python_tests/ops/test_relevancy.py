@@ -199,8 +199,32 @@ def test_what_the_kernels_do_not_have_is_said():
 
     with pytest.raises(NotImplementedError, match="relevancy_recurrence: the kernels have no forward mode"):
         torch.func.jvp(function, (leaves["u"].detach(),), (leaves["u"].detach(),))
-    with pytest.raises(NotImplementedError, match=r"relevancy_recurrence: the kernels have no torch\.vmap"):
-        torch.vmap(function)(leaves["u"].detach().expand(2, *leaves["u"].shape))
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_members_of_vmap_are_calls(cell):
+    call = call_of(cell, 5, 2, 3).to(torch.float64, requires_grad=False)
+    leaves = call.leaves()
+    members = {name: torch.stack([x, x.flip(0)]) for name, x in leaves.items() if name in ("u", "V")}
+
+    def function(part):
+        return outputs(with_leaves(call, leaves | part))
+
+    def gradients(part):
+        return torch.func.grad(lambda part: sum(x.sin().sum() for x in function(part)))(part)
+
+    for f in (function, gradients):
+        alone = [f({name: x[k] for name, x in members.items()}) for k in range(2)]
+        together = torch.vmap(f)(members)
+        flat = [torch.utils._pytree.tree_leaves(x) for x in (together, *alone)]
+        for found, *wanted in zip(*flat, strict=True):
+            assert torch.equal(found, torch.stack(wanted))
+    jacobian = torch.func.jacrev(lambda u: function({"u": u})[0])(leaves["u"])
+    torch.testing.assert_close(
+        jacobian, torch.autograd.functional.jacobian(lambda u: function({"u": u})[0], leaves["u"])
+    )
+    with pytest.raises(ValueError, match="over at least one member"):
+        torch.vmap(function)({name: x[:0] for name, x in members.items()})
 
 
 @pytest.mark.parametrize("time", [-1, 4])

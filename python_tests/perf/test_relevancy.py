@@ -8,6 +8,7 @@ from rnnkern.ops import use
 pytestmark = pytest.mark.skipif(not _extension.available, reason="the compiled part is missing: nothing to measure")
 
 CPU = torch.device("cpu")
+CELLS = ("modrelu", "lstm")
 SHAPE = (12, 3, 8, 3, 2)
 
 
@@ -34,11 +35,23 @@ def _inputs():
     return torch.randn(12, 3, 8), weights, (torch.zeros(3, 8),)
 
 
-def test_every_cell_and_peer_is_measured(tmp_path):
-    relevancy.main(["--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1"], results=tmp_path)
+@pytest.mark.parametrize("relevant_size", [0, 2])
+def test_full_attention_holds_memory_that_is_linear_in_time(relevant_size):
+    """With all that a call has at once, its work space too."""
+
+    def held(steps):
+        problem = relevancy.problem_of("tanh", (steps, 2, 8, steps, relevant_size), torch.float32, 0)
+        return harness.peak_bytes(problem.calls["forward+backward"]["rnnkern"], CPU)
+
+    assert held(1000) <= 2.1 * held(500)
+
+
+def test_every_peer_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(relevancy, "PROOF", (8, 2))
+    relevancy.main(["--cells", *CELLS, "--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1"], results=tmp_path)
     (path,) = tmp_path.glob("*/relevancy.csv")
     rows = record.read(path)
-    for cell in relevancy.RELEVANCY_CELLS:
+    for cell in CELLS:
         for direction in ("forward", "forward+backward"):
             found = {row["provider"] for row in rows if (row["cell"], row["direction"]) == (cell, direction)}
             assert found == {"rnnkern", *relevancy.PEERS}
