@@ -24,17 +24,23 @@ RNNKERN_INLINE Vec<T> decay(Vec<T> x) {
   return select(x < least, Vec<T>(0), e.scale + e.scale * e.fraction);
 }
 
-// e[j] = v . tanh(query + key(j)), or v . (query * key(j)), of which n values are read; v is padded with zeros.
-template <class T, class Key>
-RNNKERN_INLINE void align(const T* query, Key key, int64_t count, const T* v, int64_t n, bool dot, T* e) {
+// Of e = v . tanh(query + key), or v . (query * key), what is multiplied by v.
+template <bool dot, class T>
+RNNKERN_INLINE Vec<T> aligned(Vec<T> query, Vec<T> key) {
+  return dot ? query * key : tanh(query + key);
+}
+
+// e[j] of each key; rows are n long, v padded with zeros.
+template <bool dot, class T>
+void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t n, T* e) {
   using V = Vec<T>;
   for (int64_t j = 0; j < count; ++j) {
-    const T* const one = key(j);
+    const T* const key = keys[j];
     V sum(T(0));
-    for (int64_t k = 0; k < n; k += V::width) {
-      const V q = V::load(query + k, n - k), u = V::load(one + k, n - k);
-      sum = sum + V::load(v + k) * (dot ? q * u : tanh(q + u));
-    }
+    int64_t k = 0;
+    for (; k + V::width <= n; k += V::width)
+      sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k), V::load(key + k));
+    if (k < n) sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k, n - k), V::load(key + k, n - k));
     e[j] = lanes_sum(sum);
   }
 }
@@ -79,50 +85,45 @@ void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T 
   }
 }
 
-// A member of the memory in the backward: its state and key as they lie, and what has come to their gradients.
+// Pointers to what a sample attended to and to what has come to the gradients of it, one for each member.
 template <class T>
 struct Attended {
-  const T *event, *key;
-  T *grad_event, *grad_key;
+  const T **events, **keys;
+  T **grad_events, **grad_keys;
 };
 
 // Adds to the gradients of events and keys what comes from the gradient of the sum alpha . events, and to dv; writes
 // dquery. Rows of events, keys and the query are n long, all others padded to whole vectors. `de` is (count,) of room.
-template <class T>
-void attend_backward(const Attended<T>* members, const T* alpha, int64_t count, const T* dcontext, const T* query,
-                     const T* v, int64_t n, bool dot, T* de, T* dquery, T* dv) {
+template <bool dot, class T>
+void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, const T* dcontext, const T* query,
+                     const T* v, int64_t n, T* de, T* dquery, T* dv) {
   using V = Vec<T>;
   T weighted = 0;
   for (int64_t j = 0; j < count; ++j) {
     V sum(T(0));
-    for (int64_t k = 0; k < n; k += V::width) sum = sum + V::load(dcontext + k) * V::load(members[j].event + k, n - k);
+    for (int64_t k = 0; k < n; k += V::width) sum = sum + V::load(dcontext + k) * V::load(members.events[j] + k, n - k);
     de[j] = lanes_sum(sum);
     weighted += alpha[j] * de[j];
   }
   for (int64_t j = 0; j < count; ++j) de[j] = alpha[j] * (de[j] - weighted);
-  for (int64_t k = 0; k < n; k += V::width) {
-    const V q = V::load(query + k, n - k), factor = V::load(v + k), dc = V::load(dcontext + k);
+  const auto columns = [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+    const V q = V::load(query + k, lanes), factor = V::load(v + k), dc = V::load(dcontext + k);
     V dq(T(0)), dfactor = V::load(dv + k);
     for (int64_t j = 0; j < count; ++j) {
-      const Attended<T>& one = members[j];
-      const V u = V::load(one.key + k, n - k), a(alpha[j]), d(de[j]);
-      V du;
-      if (dot) {
-        dfactor = dfactor + d * (q * u);
-        du = d * factor * q;
-        dq = dq + d * factor * u;
-      } else {
-        const V th = tanh(q + u);
-        dfactor = dfactor + d * th;
-        du = d * factor * (V(T(1)) - th * th);
-        dq = dq + du;
-      }
-      (V::load(one.grad_event + k) + a * dc).store(one.grad_event + k);
-      (V::load(one.grad_key + k) + du).store(one.grad_key + k);
+      const V u = V::load(members.keys[j] + k, lanes), d(de[j]), x = aligned<dot>(q, u);
+      T *const of_event = members.grad_events[j] + k, *const of_key = members.grad_keys[j] + k;
+      const V dx = d * factor, du = dot ? dx * q : dx * (V(T(1)) - x * x);
+      dfactor = dfactor + d * x;
+      dq = dq + (dot ? dx * u : du);
+      (V::load(of_event) + V(alpha[j]) * dc).store(of_event);
+      (V::load(of_key) + du).store(of_key);
     }
     dq.store(dquery + k);
     dfactor.store(dv + k);
-  }
+  };
+  int64_t k = 0;
+  for (; k + V::width <= n; k += V::width) columns(k, V::all);
+  if (k < n) columns(k, n - k);
 }
 
 }  // namespace

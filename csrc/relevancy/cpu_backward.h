@@ -18,8 +18,7 @@ struct Returning {
   T *alpha, *de;                     // (kappa,), and room for a vector more
   int64_t* in_slot;                  // (kappa,)
   int64_t *leaving, *overwritten;    // (steps,): the events that left the buffer and R at a step
-  int64_t* live;
-  Attended<T>* members;
+  Attended<T> members;
 };
 
 template <class T, class Cell>
@@ -77,8 +76,8 @@ struct BackwardRoom {
     x.in_slot = take_numbers(own, kappa);
     x.leaving = take_numbers(own, steps);
     x.overwritten = take_numbers(own, steps);
-    x.live = take_numbers(own, kappa);
-    x.members = reinterpret_cast<Attended<T>*>(take_numbers(own, kappa * int64_t(sizeof(Attended<T>) / 8)));
+    const auto pointers = [&] { return reinterpret_cast<T**>(take_numbers(own, kappa)); };
+    x.members = {const_cast<const T**>(pointers()), const_cast<const T**>(pointers()), pointers(), pointers()};
     return x;
   }
 };
@@ -158,8 +157,8 @@ void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>
 
 // Back through s = mix (h + sum alpha events): the gradients of h so far, of the query and of all that was attended to.
 template <class T, class Cell>
-void attend_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
-                     Returning<T>& x) {
+void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
+                    Returning<T>& x) {
   using V = Vec<T>;
   const int64_t n = p.hidden, width = room.width, row = p.rows[t] + b, kappa = p.kappa();
   for (int64_t k = 0; k < n; k += V::width) {
@@ -174,16 +173,18 @@ void attend_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const 
   for (int64_t j = 0; j < kappa; ++j) {
     if (x.in_slot[j] == no_event) continue;
     if (p.alpha) x.alpha[count] = p.alpha[row * kappa + j];
-    x.members[count++] = {row_of<T>(p.h, p.first.buffer, p.first.relevant, p, b, x.in_slot[j]),
-                          row_of<T>(room.keys, room.buffer_keys, room.relevant_keys, p, b, x.in_slot[j]),
-                          x.grads_of_event + j * width, x.grads_of_key + j * width};
+    x.members.events[count] = row_of<T>(p.h, p.first.buffer, p.first.relevant, p, b, x.in_slot[j]);
+    x.members.keys[count] = row_of<T>(room.keys, room.buffer_keys, room.relevant_keys, p, b, x.in_slot[j]);
+    x.members.grad_events[count] = x.grads_of_event + j * width;
+    x.members.grad_keys[count++] = x.grads_of_key + j * width;
   }
   const T* const query = room.queries + row * n;
   if (!p.alpha) {
-    align(query, [&](int64_t j) { return x.members[j].key; }, count, room.v, n, p.dot, x.alpha);
+    (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, room.v, n, x.alpha);
     decay_all(x.alpha, count, p.log_sum[row]);
   }
-  attend_backward(x.members, x.alpha, count, x.ds, query, room.v, n, p.dot, x.de, x.operand + Cell::gates * n, x.dv);
+  (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, room.v, n,
+                                                                 x.de, x.operand + Cell::gates * n, x.dv);
 }
 
 // The event of step t is complete: what came to it is given out, and what it displaced comes back to its slots.
@@ -264,7 +265,7 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
   for (int64_t t = p.steps - 1; t >= 0; --t) {
     while (alive < last - first && p.lengths[first + alive] > t) ++alive;
     for (int64_t i = 0; i < alive; ++i) {
-      attend_backward<T, Cell>(p, t, first + i, room, x[i]);
+      mixed_backward<T, Cell>(p, t, first + i, room, x[i]);
       give_back<T, Cell>(p, t, first + i, room, x[i]);
     }
     room.back_through_key.multiply(

@@ -198,7 +198,7 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
     x.live_events[count] = x.events + j * width;
     x.live_keys[count++] = x.keys + j * width;
   }
-  align(x.products + Cell::gates * width, [&](int64_t i) { return x.live_keys[i]; }, count, room.v, width, p.dot, x.e);
+  (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, room.v, width, x.e);
   const T log_sum = softmax(x.e, count);
   mixed(x.events + slot * width, x.live_events, x.e, count, p.mix, width, x.s);
   std::memcpy(p.s + row * p.hidden, x.s, sizeof(T) * p.hidden);

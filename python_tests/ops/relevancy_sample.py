@@ -72,7 +72,7 @@ def call_of(
         return torch.randn(shape, dtype=torch.float64)
 
     weights = (draw(gates * hidden, hidden) / hidden**0.5, *(draw(hidden, hidden) / hidden**0.5 for _ in range(2)))
-    weights = (*weights, draw(hidden) * scale)
+    weights = (*weights, draw(hidden) * scale / hidden**0.5)
     state: Any = tuple(draw(batch, hidden) for _ in range(states))
     options = {
         "buffer_size": buffer_size, "relevant_size": relevant_size, "mix": mix, "alignment": alignment,

@@ -39,14 +39,15 @@ def over_members(function: Callable, members: int, dims: Sequence[int | None], a
     sequences += [-2] * (len(args) - len(sequences))
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
     if own or not share or seed is not None:  # what is drawn for a sequence depends on its row
-        return _one_by_one(function, members, dims, args)
+        return one_by_one(function, members, dims, args)
     args = list(args)
     if args[10] is not None:
         args[10] = args[10] * members
     return _as_sequences(function, members, dims, args, sequences)
 
 
-def _one_by_one(function, members, dims, args):
+def one_by_one(function: Callable, members: int, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
+    """A call for each of at least one member."""
     results = [
         function(*(x if dim is None else x.select(dim, n) for x, dim in zip(args, dims, strict=True)))
         for n in range(members)

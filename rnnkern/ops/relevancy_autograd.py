@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 
 from rnnkern import _extension
 from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.recurrence_vmap import one_by_one
 from rnnkern.ops.relevancy_second import differentiate_backward
 from rnnkern.reference import CELLS, RelevancyState
 
@@ -71,10 +72,10 @@ def _no_forward_mode(*_):
     )
 
 
-def _no_vmap(*_):
-    raise NotImplementedError(
-        "relevancy_recurrence: the kernels have no torch.vmap: give all samples in one batch, or loop over the members"
-    )
+def _over_members(function, info, dims, args):
+    if info.batch_size == 0:
+        raise ValueError("relevancy_recurrence: torch.vmap must be over at least one member, got a dimension of size 0")
+    return one_by_one(function, info.batch_size, [None, *dims[1:]], args)  # the first, `call`, has one for each
 
 
 def _split(cell, tensors):
@@ -142,7 +143,9 @@ class Relevancy(torch.autograd.Function):
             *_whole(passed_on),
         )
 
-    vmap = staticmethod(_no_vmap)
+    @staticmethod
+    def vmap(info, dims, *args):
+        return _over_members(_differentiable, info, dims, args)
 
 
 class _RelevancyOfDuals(Relevancy):
@@ -192,7 +195,10 @@ class RelevancyBackward(torch.autograd.Function):
             *(None for _ in saved), *of_upstream,
         )  # fmt: skip
 
-    vmap = staticmethod(_no_vmap)
+    @staticmethod
+    def vmap(info, dims, *args):
+        return _over_members(RelevancyBackward.apply, info, dims, args)
+
     jvp = staticmethod(_no_forward_mode)
 
 

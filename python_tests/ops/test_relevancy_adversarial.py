@@ -1,0 +1,126 @@
+"""relevancy_recurrence on what breaks a selection: ties, infinities, NaN, the smallest and the largest memory."""
+
+import pytest
+import torch
+
+from python_tests.ops.relevancy_sample import call_of, everything, same_selection
+from rnnkern import reference
+from rnnkern.ops import relevancy_recurrence
+
+STEPS, BATCH = 14, 3
+
+
+def hold(call, gradients=True):
+    """The selection first, then all else, NaN where the reference has NaN."""
+    found = everything(relevancy_recurrence, call, gradients)
+    truth = everything(reference.relevancy_recurrence, call, gradients)
+    assert same_selection(found, truth)
+    for name, x in truth.items():
+        torch.testing.assert_close(
+            found[name], x, rtol=1e-10, atol=1e-10, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    return found
+
+
+def with_scores(scores, **options):
+    call = call_of("tanh", STEPS, BATCH, 5, screening="given", **options)
+    return call._replace(kwargs=call.kwargs | {"screening": torch.as_tensor(scores, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 1), (1, 4), (5, 3), (20, 2)])
+@pytest.mark.parametrize("alignment", ["additive", "dot"])
+def test_equal_scores_everywhere(sizes, alignment):
+    """v = 0: every weight is one over how many there are, and the first of equals stays."""
+    buffer_size, relevant_size = sizes
+    call = call_of("tanh", STEPS, BATCH, 4, buffer_size=buffer_size, relevant_size=relevant_size, scale=0.0,
+                   alignment=alignment)  # fmt: skip
+    found = hold(call)
+    live = (found["ids"] >= 0).sum(-1, keepdim=True)
+    assert torch.equal(found["weights"], (found["ids"] >= 0) / live.double())
+
+
+def test_equal_scores_that_are_given_keep_the_oldest():
+    found = hold(with_scores(torch.ones(STEPS, BATCH), buffer_size=2, relevant_size=3))
+    assert found["last ids"].tolist() == [[0, 1, 2]] * BATCH
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_that_are_no_numbers(odd, seed):
+    """A comparison with NaN is false: one that is in stays, one that would come in does not."""
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.rand(STEPS, BATCH, generator=draw, dtype=torch.float64)
+    scores[torch.rand(STEPS, BATCH, generator=draw) < 0.5] = odd
+    hold(with_scores(scores, buffer_size=2, relevant_size=3))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
+def test_scores_that_are_never_numbers(odd):
+    hold(with_scores(torch.full((STEPS, BATCH), odd), buffer_size=2, relevant_size=3))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
+def test_an_alignment_that_is_no_number(odd):
+    """Its weights are NaN, and so is all that follows, in the same places."""
+    call = call_of("tanh", 6, 2, 4, buffer_size=2)
+    v = call.args[2][3].detach().clone()
+    v[1] = odd
+    hold(call._replace(args=(*call.args[:2], (*call.args[2][:3], v), call.args[3])), gradients=False)
+
+
+def test_a_sample_with_nan_leaves_the_others_alone():
+    call = call_of("lstm", STEPS, BATCH, 5).to(torch.float64, requires_grad=False)
+    whole = everything(relevancy_recurrence, call, gradients=False)
+    call.args[1][4, 1] = float("nan")
+    found = everything(relevancy_recurrence, call, gradients=False)
+    assert found["h"][4:, 1].isnan().all()
+    for b in (0, 2):
+        assert torch.equal(found["h"][:, b], whole["h"][:, b])
+        assert torch.equal(found["last ids"][b], whole["last ids"][b])
+
+
+def test_weights_that_underflow_are_zero():
+    call = call_of("tanh", STEPS, BATCH, 4, scale=1e4)
+    found = hold(call, gradients=False)
+    assert (found["weights"][found["ids"] >= 0] == 0).any()
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_a_memory_of_one(cell):
+    """kappa = 1: the event itself has all the weight."""
+    found = hold(call_of(cell, STEPS, BATCH, 4, buffer_size=1, relevant_size=0))
+    torch.testing.assert_close(found["s"], found["h"])
+    assert (found["weights"] == 1).all()
+
+
+@pytest.mark.parametrize("relevant_size", [1, 3, 40])
+def test_a_buffer_of_one(relevant_size):
+    hold(call_of("relu", STEPS, BATCH, 4, buffer_size=1, relevant_size=relevant_size))
+
+
+@pytest.mark.parametrize("sizes", [(14, 5), (30, 0), (30, 30), (5, 30)])
+def test_more_room_than_steps(sizes):
+    buffer_size, relevant_size = sizes
+    hold(call_of("modrelu", STEPS, BATCH, 4, buffer_size=buffer_size, relevant_size=relevant_size))
+
+
+def test_one_that_replaces_at_every_step_beside_one_that_never_does():
+    rising, falling = torch.arange(STEPS), torch.arange(STEPS, 0, -1)
+    scores = torch.stack([rising, falling, torch.zeros(STEPS)], 1)
+    found = hold(with_scores(scores, buffer_size=2, relevant_size=3))
+    assert sorted(found["last ids"][0].tolist()) == [STEPS - 5, STEPS - 4, STEPS - 3]
+    assert found["last ids"][1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_a_reset_at_every_step(cell):
+    found = hold(call_of(cell, STEPS, BATCH, 4, reset=1.0, carried=6))
+    assert (found["last ids"] == -1).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+@pytest.mark.parametrize("cell", ["modrelu", "lstm"])
+def test_no_steps_and_no_samples(cell, shape):
+    steps, batch = shape
+    hold(call_of(cell, steps, batch, 3, carried=5))
+    hold(call_of(cell, steps, batch, 3))
