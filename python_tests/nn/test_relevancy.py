@@ -155,8 +155,11 @@ def test_random_screening_draws_from_torchs_generator():
 
 
 def test_v_begins_orthogonal():
-    V = build(RelRNN).weight_hh_l0
-    torch.testing.assert_close(V @ V.T, torch.eye(N, dtype=torch.float64))
+    for layer in (build(RelRNN), build(RelLSTM), build(RelLSTM, bias=False)):
+        V = layer.weight_hh_l0.unflatten(0, (-1, N))
+        torch.testing.assert_close(V @ V.mT, torch.eye(N, dtype=torch.float64).expand_as(V))
+        assert not torch.equal(V[0], V[-1]) or len(V) == 1
+    assert build(RelLSTM).bias_ih_l0.tolist() == [0] * N + [1] * N + [0] * 2 * N
 
 
 @pytest.mark.parametrize("held", [parametrizations.orthogonal, parametrizations.schur])
