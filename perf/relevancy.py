@@ -1,0 +1,154 @@
+"""relevancy_recurrence, forward and backward, against the same in plain PyTorch (perf/relevancy_peers.py).
+
+``python -m perf.relevancy --help``. The input's projection is on neither side. Floor: the products that no
+implementation avoids, V and W_a times s and U_a times h at each step, their transposes backwards, and the gradients of
+the three at once; each by the fastest product at hand.
+"""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, record
+from perf.floors import products, run
+from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.relevancy_peers import cached_keys, recomputed_keys
+from rnnkern import reference
+from rnnkern.ops import explain, relevancy_recurrence
+from rnnkern.reference import CELLS
+from rnnkern.reference.relevancy import RELEVANCY_CELLS
+
+PEERS = {"PyTorch, cached keys": cached_keys, "PyTorch, keys recomputed": recomputed_keys}
+
+SHAPES = ((120, 64, 128, 10, 10), (120, 10, 128, 10, 10), (400, 16, 64, 10, 10), (60, 16, 512, 10, 5))
+QUICK_SHAPES = ((20, 3, 16, 4, 4),)
+"""(T, B, n, buffer_size, relevant_size)."""
+
+PROOF = (25, 2)
+"""Steps and samples of what is checked: the reference takes each sample on its own."""
+
+Function = Callable[..., Tensor]
+
+
+def ours(*args, **kwargs) -> Tensor:
+    return relevancy_recurrence(*args, **kwargs)[0]
+
+
+def by_reference(*args, **kwargs) -> Tensor:
+    return reference.relevancy_recurrence(*args, **kwargs)[0]
+
+
+def problem_of(cell: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    steps, batch, hidden, buffer_size, relevant_size = shape
+    gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
+    bound = hidden**-0.5
+    weights = [torch.empty(rows, hidden).uniform_(-bound, bound) for rows in (gates * hidden, hidden, hidden)]
+    tensors = {
+        "u": torch.randn(steps, batch, gates * hidden),
+        **dict(zip(("V", "W_a", "U_a", "v"), (*weights, torch.empty(hidden).uniform_(-bound, bound)), strict=True)),
+        **{name: torch.zeros(batch, hidden) for name in ("s0", "c0")[:states]},
+        **{name: 0.1 * torch.randn(hidden) for name in params},
+    }
+    tensors = {name: x.to(dtype) for name, x in tensors.items()}
+    sizes = {"buffer_size": buffer_size, "relevant_size": relevant_size}
+    chosen = explain(relevancy_recurrence, *arguments(cell, tensors), **options(cell, tensors), **sizes)
+    if chosen.implementation == "reference":
+        raise NoKernel(f"there is no kernel to measure: {chosen.reason}")
+    upstream = torch.randn(steps, batch, hidden, dtype=dtype)
+    functions = {name: functools.partial(f, **sizes) for name, f in ({OURS: ours} | PEERS).items()}
+    exact = functools.partial(by_reference, **sizes)
+    return Problem(
+        calls={
+            "forward": {name: functools.partial(value, f, cell, tensors) for name, f in functions.items()},
+            "forward+backward": {name: functools.partial(both, f, cell, tensors, upstream)
+                                 for name, f in functions.items()},
+        },
+        floors=floors(tensors, steps, batch),
+        naive=functools.partial(both, exact, cell, tensors, upstream),
+        truth=lambda: both(exact, cell, {name: x.double() for name, x in tensors.items()}, upstream.double()),
+    )  # fmt: skip
+
+
+def arguments(cell: str, tensors: dict[str, Tensor]) -> tuple:
+    weights = tuple(tensors[name] for name in ("V", "W_a", "U_a", "v"))
+    return cell, tensors["u"], weights, tuple(tensors[name] for name in ("s0", "c0") if name in tensors)
+
+
+def options(cell: str, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+    return {"params": tuple(tensors[name] for name in CELLS[cell].params)}
+
+
+def value(function: Function, cell: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {"h": function(*arguments(cell, tensors), **options(cell, tensors))}
+
+
+def both(function: Function, cell: str, tensors: dict[str, Tensor], upstream: Tensor) -> dict[str, Tensor]:
+    leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+    h = function(*arguments(cell, leaves), **options(cell, leaves))
+    gradients = torch.autograd.grad(h, list(leaves.values()), upstream)
+    return {"h": h.detach(), **{f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+
+
+def floors(tensors: dict[str, Tensor], steps: int, batch: int) -> dict[str, Callable[[], None]]:
+    V, W_a, U_a = (tensors[name] for name in ("V", "W_a", "U_a"))
+    joint, sizes, rows = torch.cat([V, W_a]), [batch] * steps, steps * batch
+    s, h = (torch.randn(rows, V.shape[1], dtype=V.dtype) for _ in range(2))
+    pre, dkey = (torch.randn(rows, W.shape[0], dtype=V.dtype) for W in (joint, U_a))
+    ahead = products(s, joint.t(), sizes) + products(h, U_a.t(), sizes)
+    back = products(pre, joint, sizes) + products(dkey, U_a, sizes)
+    for left, right in ((pre, s), (dkey, h)):
+        back += products(left.t(), right, [left.shape[1]], constant=False)
+    return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
+
+
+def cases(cells: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:
+    return [
+        Case(
+            {
+                "op": "relevancy_recurrence",
+                "case": f"nu {shape[3]}, rho {shape[4]}",
+                "cell": cell,
+                "shape": "x".join(map(str, shape[:3])),
+                "dtype": dtype,
+            },
+            functools.partial(problem_of, cell, shape, getattr(torch, dtype)),
+            functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype)),
+        )
+        for cell in cells
+        for shape in shapes
+    ]
+
+
+def shape(text: str) -> tuple[int, ...]:
+    sizes = tuple(map(int, text.split("x")))
+    if len(sizes) != 5:
+        raise ValueError(text)
+    return sizes
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.")
+    parser.add_argument("--cells", nargs="+", choices=RELEVANCY_CELLS, default=RELEVANCY_CELLS, metavar="CELL",
+                        help=f"of {', '.join(RELEVANCY_CELLS)}")  # fmt: skip
+    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxNUxRHO", help="instead of the usual four")
+    chosen = parser.parse_args(argv)
+    if chosen.dtype == "bfloat16":
+        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
+    torch.set_num_threads(chosen.threads)
+    device = torch.device("cpu")
+    shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
+    path = None if chosen.quick else record.folder(device, results) / "relevancy.csv"
+    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
+    command = shlex.join(["python", "-m", "perf.relevancy", *argv])
+    harness.run(cases(chosen.cells, shapes, chosen.dtype), path, device, command, effort)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
