@@ -10,8 +10,8 @@ import rnnkern.nn
 from perf import gradient, gradient_picture, memory, record, relevancy_tables, transfer
 from perf.models import Network, detached
 from perf.recall import RECALL
-from perf.relevancy_loops import PlainLoop
-from rnnkern.ops import RelevancyState
+from perf.relevancy_peers import cached_keys, recomputed_keys
+from rnnkern.ops import RelevancyState, relevancy_recurrence
 
 CPU = torch.device("cpu")
 RUN = ["--models", "rnnkern.RelRNN", "rnnkern.LSTM", "--seeds", "3", "--updates", "4", "--lengths", "20", "30"]
@@ -102,12 +102,12 @@ def test_a_state_is_detached_as_what_it_is():
 # ---- memory
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("peer", [cached_keys, recomputed_keys])
 @pytest.mark.parametrize("layer", [rnnkern.nn.RelRNN, rnnkern.nn.RelLSTM, rnnkern.nn.MemRNN])
-def test_the_loop_is_the_layer(layer, cached):
+def test_the_loop_is_the_layer(layer, peer):
     sizes = {} if layer is rnnkern.nn.MemRNN else {"buffer_size": 3, "relevant_size": 2}
     ours, x = layer(3, 8, **sizes), torch.randn(15, 4, 3)
-    torch.testing.assert_close(PlainLoop(ours, cached)(x)[0], ours(x)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(memory.Loop(ours, peer)(x)[0], ours(x)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_saved_bytes_are_counted_once():
@@ -147,22 +147,16 @@ def test_exponents():
 # ---- gradients
 
 
-def test_norms_are_those_of_a_loop():
-    """The whole gradient to h, through all later steps."""
+def test_norms_are_what_the_kernel_sends_to_h():
+    """The whole gradient to h, through all later steps: tanh passes 1 - h^2 of it to u."""
     x, y, _ = gradient.drawn(12, 2)
     network = Network(rnnkern.nn.RelRNN(11, 8, buffer_size=4, relevant_size=3), 8, 10, each_step=True)
-    made = []
-
-    class Told(PlainLoop):
-        def _cell(self, r, c):
-            h, c = super()._cell(r, c)
-            made.append(h)
-            return h, c
-
-    Told(network.rnn)(x)
-    answers = network.head(torch.stack(made))
-    loss = torch.nn.functional.cross_entropy(answers[-5:].flatten(0, 1), y[-5:].flatten())
-    wanted = torch.stack(torch.autograd.grad(loss, made)).norm(dim=-1).mean(1)
+    (cell, u, *tensors), options = network.rnn._call(x, None, None)
+    u = u.detach().requires_grad_()
+    h, _ = relevancy_recurrence(cell, u, *tensors, **options)
+    loss = torch.nn.functional.cross_entropy(network.head(h)[-5:].flatten(0, 1), y[-5:].flatten())
+    (grad,) = torch.autograd.grad(loss, u)
+    wanted = (grad / (1 - h.square())).norm(dim=-1).mean(1)
     torch.testing.assert_close(gradient.norms(network, x, y, 5), wanted, rtol=1e-3, atol=1e-6)
 
 
