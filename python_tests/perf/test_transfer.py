@@ -102,8 +102,15 @@ def test_a_state_is_detached_as_what_it_is():
 # ---- memory
 
 
-@pytest.mark.parametrize("peer", [cached_keys, recomputed_keys])
-@pytest.mark.parametrize("layer", [rnnkern.nn.RelRNN, rnnkern.nn.RelLSTM, rnnkern.nn.MemRNN])
+@pytest.mark.parametrize(
+    ("layer", "peer"),
+    [
+        (rnnkern.nn.RelRNN, cached_keys),
+        (rnnkern.nn.RelRNN, recomputed_keys),
+        (rnnkern.nn.RelLSTM, cached_keys),
+        (rnnkern.nn.MemRNN, cached_keys),
+    ],
+)
 def test_the_loop_is_the_layer(layer, peer):
     sizes = {} if layer is rnnkern.nn.MemRNN else {"buffer_size": 3, "relevant_size": 2}
     ours, x = layer(3, 8, **sizes), torch.randn(15, 4, 3)
