@@ -1,5 +1,7 @@
 """Recall, transfer to longer sequences, memory and gradients of the relevancy layers."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
 import rnnkern.nn
-from perf import gradient, gradient_picture, memory, record, relevancy_tables, transfer
+from perf import gradient, gradient_picture, memory, memory_picture, record, relevancy_tables, transfer
 from perf.models import Network, detached
 from perf.recall import RECALL
 from perf.relevancy_peers import cached_keys, recomputed_keys
@@ -200,3 +202,19 @@ def test_the_command_of_gradients(tmp_path, monkeypatch):
     assert len(rows) == 2 * 2 * 30
     assert [row["norm"] for row in rows[:60]] == [row["norm"] for row in rows[60:]]
     assert (tmp_path / "gradient.png").stat().st_size > 10_000
+
+
+def test_the_three_panels(tmp_path):
+    options = ["--hidden", "16", "--batch", "2", "--threads", "1", "--out", str(tmp_path / "device")]
+    memory.main(["--layers", "LSTM", "RelRNN", "--forms", "fused", "loop", "--lengths", "100", "200", *options])
+    shared = {"date": "1", "accuracy": 1.0, "layer": "LSTM"}
+    rows = [shared | {"length": n, "t": t, "norm": 0.5**t} for n in (4, 8) for t in range(n)]
+    record.append(tmp_path / "device" / "gradient.csv", rows)
+    memory_picture.main(["device"], tmp_path, tmp_path)
+    assert (tmp_path / "memory.png").stat().st_size > 10_000
+    page = tmp_path / "page.md"
+    page.write_text("<!-- memory:begin -->\n<!-- memory:end -->\n")
+    relevancy_tables.main(["device"], page, tmp_path)
+    assert "| RelRNN | fused | 200 | " in page.read_text()
+    texts = [row | {"length": str(row["length"]), "norm": str(row["norm"])} for row in rows]
+    assert memory_picture.mean_log(texts, 4) == pytest.approx(-1.5 * math.log(2))
