@@ -27,16 +27,15 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x
                                       squeeze=False)  # fmt: skip
         norms, *heat = panels[0]
         for layer, colour in zip(layers, COLOURS * len(layers), strict=False):
-            own = [row for row in rows if row["layer"] == layer]
-            label = f"{layer}, {own[0]['accuracy']:.0%}"
-            norms.plot(
-                [row["t"] for row in own], [row["norm"] for row in own], color=colour, linewidth=1.2, label=label
-            )
+            own = [row for row in rows if row["layer"] == layer and row["length"] == last["length"]]
+            line = {"color": colour, "linewidth": 1.2, "label": f"{layer}, {own[0]['accuracy']:.0%}"}
+            norms.plot([row["t"] for row in own], [row["norm"] for row in own], **line)
         norms.set(title="gradient of the loss to h at t, its norm", xlabel="t", yscale="log")
-        norms.legend(frameon=False, fontsize=8, title="accuracy")
+        norms.legend(loc="lower right", frameon=False, fontsize=8, title="accuracy")
         norms.grid(color="#eeeeee")
         for axes, name in zip(heat, shown, strict=True):
-            axes.imshow(by_event(maps[name])[0] ** 0.5, origin="lower", cmap="Blues", aspect="auto", vmin=0, vmax=1)
+            shade = by_event(maps[name])[0].sqrt().numpy()
+            axes.imshow(shade, origin="lower", cmap="Blues", aspect="auto", vmin=0, vmax=1)
             symbols = (x[:, 0].argmax(-1) > 0).nonzero().flatten().tolist()
             axes.plot(symbols, [0] * len(symbols), "v", color="#b63c02", markersize=5, clip_on=False)
             axes.set(title=f"attention of {name}", xlabel="event attended to", ylabel="t")

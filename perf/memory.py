@@ -24,7 +24,8 @@ from tqdm import tqdm
 import rnnkern.nn
 from perf import harness, record
 from perf.record import Row, significant
-from perf.relevancy_loops import PlainLoop
+from perf.relevancy_peers import cached_keys, recomputed_keys
+from rnnkern.nn.relevancy import Relevancy
 
 INPUTS, BUFFER, RELEVANT = 16, 10, 10
 LENGTHS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -38,8 +39,21 @@ class Subject(NamedTuple):
     floats: int = 0  # n's that the contract allows per sequence and step, beside K + 1; 0 for no contract
 
 
-def loop(build: Callable[[int], Module], cached: bool = True) -> Callable[[int], Module]:
-    return lambda hidden: PlainLoop(build(hidden), cached)
+class Loop(Module):
+    """A layer, by a loop in plain PyTorch."""
+
+    def __init__(self, layer: Relevancy, peer: Callable = cached_keys) -> None:
+        super().__init__()
+        self.layer, self.peer = layer, peer
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        (cell, *tensors), options = self.layer._call(x, None, None)
+        rest = {name: options[name] for name in ("buffer_size", "relevant_size", "params")}
+        return (self.peer(cell, *tensors, **rest),)
+
+
+def loop(build: Callable[[int], Module], peer: Callable = cached_keys) -> Callable[[int], Module]:
+    return lambda hidden: Loop(build(hidden), peer)
 
 
 def rel_rnn(hidden: int) -> Module:
@@ -58,7 +72,7 @@ SUBJECTS = (
     Subject("LSTM", "fused", lambda hidden: rnnkern.nn.LSTM(INPUTS, hidden)),
     Subject("RelRNN", "fused", rel_rnn, 2),
     Subject("RelRNN", "loop", loop(rel_rnn)),
-    Subject("RelRNN", "loop, keys anew", loop(rel_rnn, cached=False)),
+    Subject("RelRNN", "loop, keys anew", loop(rel_rnn, recomputed_keys)),
     Subject("RelLSTM", "fused", rel_lstm, 7),
     Subject("RelLSTM", "loop", loop(rel_lstm)),
     Subject("MemRNN", "fused", mem_rnn),

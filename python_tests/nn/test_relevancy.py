@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 import rnnkern.nn
-from rnnkern import parametrizations, reference
+from rnnkern import _extension, parametrizations, reference
 from rnnkern.nn import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.ops import RelevancyState
 from rnnkern.testing import assert_close
@@ -155,8 +155,11 @@ def test_random_screening_draws_from_torchs_generator():
 
 
 def test_v_begins_orthogonal():
-    V = build(RelRNN).weight_hh_l0
-    torch.testing.assert_close(V @ V.T, torch.eye(N, dtype=torch.float64))
+    for layer in (build(RelRNN), build(RelLSTM), build(RelLSTM, bias=False)):
+        V = layer.weight_hh_l0.unflatten(0, (-1, N))
+        torch.testing.assert_close(V @ V.mT, torch.eye(N, dtype=torch.float64).expand_as(V))
+        assert not torch.equal(V[0], V[-1]) or len(V) == 1
+    assert build(RelLSTM).bias_ih_l0.tolist() == [0] * N + [1] * N + [0] * 2 * N
 
 
 @pytest.mark.parametrize("held", [parametrizations.orthogonal, parametrizations.schur])
@@ -198,6 +201,22 @@ def test_copies_compute_the_same(cls, options):
     with torch.serialization.safe_globals([RelevancyState]):
         saved = torch.load(buffer)
     assert torch.equal(layer(x, saved)[0], layer(x, state)[0])
+
+
+@pytest.mark.parametrize(("cls", "options"), [LAYERS[0], LAYERS[3]], ids=["RelRNN", "RelLSTM"])
+def test_compiles_as_one_graph(cls, options):
+    torch._dynamo.reset()
+    if not _extension.available:
+        pytest.skip(f"no compiled part: {_extension.reason}")
+    layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for state in (None, layer(x)[1]):
+        found, wanted = compiled(x, state, reset), layer(x, state, reset)
+        torch.testing.assert_close(found[0], wanted[0])
+        same(found[1], wanted[1])
+        grads = [torch.autograd.grad(output.square().sum(), list(layer.parameters()), retain_graph=True)
+                 for output in (found[0], wanted[0])]  # fmt: skip
+        torch.testing.assert_close(*grads)
 
 
 def test_parameters_have_these_names():

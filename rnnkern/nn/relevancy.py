@@ -70,8 +70,16 @@ class Relevancy(Module):
         init.xavier_normal_(self.weight_score_l0.unsqueeze(0))
         self._reset_cell()
 
+    @torch.no_grad()
     def _reset_cell(self) -> None:
-        raise NotImplementedError
+        init.xavier_normal_(self.weight_ih_l0)
+        if parametrize.is_parametrized(self, "weight_hh_l0"):
+            parametrizations.reset(self, "weight_hh_l0")
+        else:
+            gates = self.weight_hh_l0.unflatten(0, (self._gates, self.hidden_size))
+            gates.copy_(parametrizations.orthogonal_matrix(gates))
+        if self.bias_ih_l0 is not None:
+            init.zeros_(self.bias_ih_l0)
 
     def forward(
         self,
@@ -262,13 +270,7 @@ class RelRNN(Relevancy):
 
     @torch.no_grad()
     def _reset_cell(self) -> None:
-        init.xavier_normal_(self.weight_ih_l0)
-        if parametrize.is_parametrized(self, "weight_hh_l0"):
-            parametrizations.reset(self, "weight_hh_l0")
-        else:
-            self.weight_hh_l0.copy_(parametrizations.orthogonal_matrix(self.weight_hh_l0))
-        if self.bias_ih_l0 is not None:
-            init.zeros_(self.bias_ih_l0)
+        super()._reset_cell()
         if self.modrelu_bias_l0 is not None:
             init.uniform_(self.modrelu_bias_l0, -0.01, 0.01)
 
@@ -288,8 +290,8 @@ class RelLSTM(Relevancy):
         input_size, hidden_size, buffer_size, relevant_size, mix, alignment, screening, readout, bias, batch_first,
             device, dtype: as :class:`RelRNN`.
 
-    Parameters are named as RelRNN's; U ``weight_ih_l0`` (4n, I), V ``weight_hh_l0`` (4n, n) and b ``bias_ih_l0`` (4n,)
-    have the gates in torch.nn's order and are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`.
+    Parameters are named and drawn as RelRNN's; U ``weight_ih_l0`` (4n, I), V ``weight_hh_l0`` (4n, n), orthogonal for
+    each gate, and b ``bias_ih_l0`` (4n,), 0 and for the forget gate 1, have the gates in torch.nn's order.
 
     Raises:
         ValueError, TypeError: a size or a choice is wrong.
@@ -304,10 +306,11 @@ class RelLSTM(Relevancy):
 
     _cell, _gates = "lstm", 4
 
+    @torch.no_grad()
     def _reset_cell(self) -> None:
-        for parameter in (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0):
-            if parameter is not None:
-                init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+        super()._reset_cell()
+        if self.bias_ih_l0 is not None:
+            init.ones_(self.bias_ih_l0[self.hidden_size : 2 * self.hidden_size])
 
 
 class MemRNN(RelRNN):

@@ -46,7 +46,8 @@ def relevancy_recurrence(
     event that has been there for ``buffer_size`` steps leaves. That one takes an empty slot of the relevant set R, or
     the first slot with the least score if its own score is more, or is forgotten. Then
 
-    .. math:: e_j = v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e), \quad
+    .. math::
+        e_j = v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e), \quad
         s_t = (h_t + \sum_j \alpha_j m_j) / 2
 
     over the members :math:`m_j` of S and R, and the score of each event in S grows by its :math:`\alpha_j`. No gradient
