@@ -90,7 +90,7 @@ def schur_problem_of(shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
     P, _ = torch.linalg.qr(torch.randn(shape, dtype=torch.float64))
     *batch, size = shape[:-1]
     theta, gamma = torch.rand(*batch, size // 2), torch.rand(*batch, (size + 1) // 2)
-    drawn = {"P": P, "theta": 6 * theta, "gamma": gamma, "T": torch.randn(shape) / size**0.5}
+    drawn = {"P": P.contiguous(), "theta": 6 * theta, "gamma": gamma, "T": torch.randn(shape) / size**0.5}
     inputs = {name: x.to(device, dtype) for name, x in drawn.items()}
     refuse_reference(schur_weight, *inputs.values())
     upstream = torch.randn(shape, dtype=dtype).to(device)

@@ -130,6 +130,20 @@ void tile(int64_t depth, const T* a, const T* b, T* out) {
     for (int j = 0; j < tile_vectors; ++j) sum[i][j].store(out + i * tile_columns<T> + j * V::width);
 }
 
+// Has a tile of what is read and written beside a product come closer while the tile's product is made: a few lines of
+// each row of each matrix, which no prefetcher of a processor foresees.
+template <class T>
+RNNKERN_INLINE void fetch(const Output<T>& output, int64_t n, int64_t row, int64_t column, int64_t columns) {
+  constexpr int64_t line = 64 / sizeof(T);
+  const int64_t end = smaller(row + tile_rows, n);
+  for (int64_t i = row; i < end; ++i) {
+    for (int64_t j = column; j < smaller(column + columns, n); j += line) {
+      __builtin_prefetch(output.to + i * n + j, 1, 2);
+      for (int k = 0; k < output.rest.count; ++k) __builtin_prefetch(output.rest.terms[k].x + i * n + j, 0, 2);
+    }
+  }
+}
+
 // A tile of a product, `columns` wide, goes where it is wanted.
 template <class T>
 RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile,
@@ -177,8 +191,9 @@ struct Factors {
   }
 };
 
-// The outputs of left * right, whose sums are in U. All members call it together; when it returns, the outputs are
-// there for all of them. Of a symmetric result only tiles that meet the lower triangle are made.
+// The outputs of left * right, whose sums are in U; none is part of the left. All members call it together; when it
+// returns, the outputs are there for all of them. Of a symmetric result only tiles that meet the lower triangle are
+// made.
 template <class U, bool Symmetric = false, class T>
 void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
              Member me) {
@@ -192,17 +207,22 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   for (int64_t p = me.rank; p < layout.panels; p += me.size)
     pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
   me.meet();
-  const auto share = [&](int rank) {  // of a triangle, as much of its area
-    return Symmetric ? int64_t(double(rows) * std::sqrt(double(rank) / me.size) + 0.5) : rows * rank / me.size;
+  // Tiles, row by row, so that two members may have parts of a row; of a triangle rows with as much of its area.
+  const auto share = [&](int rank) {
+    return Symmetric ? int64_t(double(rows) * std::sqrt(double(rank) / me.size) + 0.5) * layout.panels
+                     : rows * layout.panels * rank / me.size;
   };
   const int64_t first = share(me.rank), last = share(me.rank + 1);
-  for (int64_t begin = first; begin < last; begin += layout.left_panels) {
-    const int64_t end = smaller(begin + layout.left_panels, last);
+  const int64_t last_row = (last + layout.panels - 1) / layout.panels;
+  for (int64_t begin = first / layout.panels; begin < last_row; begin += layout.left_panels) {
+    const int64_t end = smaller(begin + layout.left_panels, last_row);
     for (int64_t i = begin; i < end; ++i)
       pack<tile_rows>(flipped, n, i * tile_rows, mine + (i - begin) * tile_rows * n);
     for (int64_t p = 0; p < layout.panels; ++p) {
       for (int64_t i = begin; i < end; ++i) {
+        if (const int64_t at = i * layout.panels + p; at < first || at >= last) continue;
         if (Symmetric && p * tile_columns<U> >= (i + 1) * tile_rows) continue;
+        for (int k = 0; k < count; ++k) fetch(outputs[k], n, i * tile_rows, p * tile_columns<U>, tile_columns<U>);
         tile(n, mine + (i - begin) * tile_rows * n, packed + p * layout.panel, sums);
         const T* found = out;
         if constexpr (std::is_same_v<T, U>) {

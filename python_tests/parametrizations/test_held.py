@@ -2,11 +2,7 @@
 
 import copy
 import functools
-import gc
-import io
-import pickle
 import threading
-import weakref
 
 import pytest
 import torch
@@ -14,34 +10,9 @@ from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
 import rnnkern
+from python_tests.parametrizations.linear import N, X, move, plain, skew_of
 from rnnkern import ops
 from rnnkern.parametrizations import held, orthogonal
-
-N = 6
-X = torch.randn(3, N, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def linear():
-    module = orthogonal(torch.nn.Linear(N, N), "weight")
-    move(module)
-    return module
-
-
-@torch.no_grad()
-def move(module):
-    """Away from A = 0, where nothing is computed."""
-    skew_of(module).add_(torch.randn(N, N) / 2)
-
-
-def skew_of(module):
-    return module.parametrizations.weight.original
-
-
-def plain(module, A=None):
-    """The weight by its formula, through autograd alone."""
-    B = module.parametrizations.weight[0].base
-    return B + B @ rnnkern.reference.skew_exp(skew_of(module) if A is None else A, form="expm1")
 
 
 @pytest.fixture
@@ -178,17 +149,6 @@ def test_second_derivatives(zero):
 
     torch.testing.assert_close(second(linear.weight), second(plain(linear)))
     torch.autograd.grad(linear.weight.sum(), A)
-
-
-def test_second_derivatives_outlive_the_module():
-    module = orthogonal(torch.nn.Linear(N, N), "weight")
-    move(module)
-    A, weight, wanted = skew_of(module), module.weight, plain(module)
-    del module
-    gc.collect()
-    found, wanted = (torch.autograd.grad(x.sin().sum(), A, create_graph=True)[0] for x in (weight, wanted))
-    (found, wanted) = (torch.autograd.grad(x.square().sum(), A)[0] for x in (found, wanted))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_one_tensor_for_all_who_ask(linear):
@@ -347,19 +307,6 @@ def test_functional_call_and_transforms(linear):
     torch.testing.assert_close(members, torch.stack([model(X) for model in models]))
 
 
-def test_what_is_computed_from_other_tensors_is_not_held(linear):
-    """Their graph would stay in memory, and what is held for the module's own parameter would go."""
-    own, leaf = linear.weight, skew_of(linear).detach().requires_grad_()
-    A = 2 * leaf
-    functional_call(linear, {"parametrizations.weight.original": A}, (X,)).sum().backward()
-    wanted = torch.autograd.grad((X @ plain(linear, 2 * leaf).T).sum(), leaf)[0]
-    torch.testing.assert_close(leaf.grad, wanted, rtol=1e-4, atol=1e-5)
-    gone = weakref.ref(A)
-    del A
-    assert gone() is None
-    assert linear.weight is own
-
-
 def test_forward_mode_loses_nothing(linear):
     A = skew_of(linear).detach()
 
@@ -421,54 +368,3 @@ def test_threads_share_a_module(linear):
     for thread in threads:
         thread.join()
     assert failed == []
-
-
-def saved(module):
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda module: pickle.loads(pickle.dumps(module)), "save": saved}
-
-
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copies_hold_nothing_and_go_their_own_way(linear, copied):
-    linear(X).sum().backward()
-    other = copied(linear)
-    assert torch.equal(other.weight, linear.weight)
-    assert other.parametrizations.weight[0]._of() is other.parametrizations.weight
-    with torch.no_grad():
-        skew_of(other).mul_(2)
-    assert not torch.equal(other.weight, linear.weight)
-    other(X).sum().backward()
-    torch.testing.assert_close(other.weight, plain(other))
-    other.weight = torch.eye(N)
-    torch.testing.assert_close(other.weight, torch.eye(N))
-
-
-def test_nothing_is_kept_alive():
-    """The collector sees through those of autograd's nodes that nothing else holds."""
-    module = orthogonal(torch.nn.Linear(N, N), "weight", base="dynamic")
-    move(module)
-    module(X).sum().backward()
-    gone = weakref.ref(skew_of(module))
-    del module
-    gc.collect()
-    assert gone() is None
-
-
-def test_two_values_are_never_in_memory(linear, monkeypatch):
-    seen = []
-    compute = linear.parametrizations.weight[0].compute
-    weight = weakref.ref(linear.weight)
-
-    def spy(A):
-        seen.append(weight())
-        return compute(A)
-
-    monkeypatch.setattr(linear.parametrizations.weight[0], "compute", spy)
-    move(linear)
-    _ = linear.weight
-    assert seen == [None]

@@ -1,0 +1,8 @@
+import pytest
+
+from python_tests.parametrizations.linear import made
+
+
+@pytest.fixture
+def linear():
+    return made()
