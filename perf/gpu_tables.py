@@ -41,7 +41,16 @@ class Figures:
         return ms if ms == "" else significant(1e3 * ms / int(key[2].split("x")[0]))
 
     def peers(self, key: Key) -> list[str]:
-        return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and name != OURS))
+        return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and not own(name)))
+
+    def rivals(self, key: Key) -> list[str]:
+        """Kernels of ours that were not chosen."""
+        return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and own(name) > 1))
+
+
+def own(provider: str) -> int:
+    """How many names one of ours has: itself, or a variant too."""
+    return len(provider.split(", ")) if provider.split(", ")[0] == OURS else 0
 
 
 def batch(key: Key) -> int:
@@ -81,6 +90,17 @@ def means(figures: Figures) -> Iterator[Row]:
             yield line
 
 
+def rivals(figures: Figures) -> Iterator[Row]:
+    """Of a dense R the kernel that the rule chose against the one that could serve too."""
+    for key in figures.keys:
+        for rival in figures.rivals(key):
+            line: Row = dict(zip(("cell", "T x B x N", "dtype"), key[1:], strict=True))
+            for direction, short in DIRECTIONS.items():
+                line[f"{short} us/step"] = figures.step(key, direction)
+                line[f"{short} /{rival.removeprefix(OURS + ', ')}"] = figures.number(key, direction, rival, "ratio_50")
+            yield line
+
+
 def others(figures: Figures) -> Iterator[Row]:
     """All other cases, against each peer: forward, and forward and backward."""
     for key in figures.keys:
@@ -114,6 +134,7 @@ TABLES = {
     "recurrence.csv": (
         (f"{SHOWN_DTYPE}, B = {SHOWN_BATCH}; /x: times faster than x", steps),
         ("times faster, geometric mean over sizes", means),
+        ("the kernel chosen; /x: times faster than x, which could serve too", rivals),
         ("other cases", others),
     ),
     "orthogonal.csv": (("orthogonal weights; /x: times faster than x", weights),),

@@ -12,6 +12,7 @@ from perf import record
 from perf.record import OURS
 
 COLOURS = {OURS: "#b63c02", "torch.nn": "#08519c", "torch.nn dense": "#6a51a3", "torch.nn float16": "#6baed6"}
+COLOURS |= {f"{OURS}, cluster": "#fdae6b", f"{OURS}, grid": "#fdae6b"}
 LOOP_COLOUR = "#777777"
 MARKERS = "osvD"
 DIRECTIONS = ("forward", "forward+backward")

@@ -1,11 +1,14 @@
 """The cases of the recurrence on a GPU: T = 1024, N = I = H, input projection on both sides.
 
 Peers are cuDNN through torch.nn, in the same dtype and in float16; where torch.nn has not the cell or not the heads,
-the loop over T = 64 steps and ``torch.compile`` of it. ``perf.measure_gpu`` runs them.
+the loop over T = 64 steps and ``torch.compile`` of it; and of a dense R the kernel of ours that the rule did not
+choose. ``perf.measure_gpu`` runs them.
 """
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +35,8 @@ SIZES = ((1, 256), (1, 512), (1, 768), (1, 1024), (12, 64), (24, 32))
 DTYPES = ("bfloat16", "float16", "float32")
 BEST = "float16"
 """Of cuDNN: the one in which it keeps the recurrent weights on the chip, where it does so at all."""
+RIVALS = ("cluster", "grid")
+"""Kernels that keep the same R: where both can serve, both are measured."""
 STEPS, SHORT_STEPS = 1024, 64
 
 
@@ -164,6 +169,36 @@ def kernel_of(module: Module, x: Tensor, batch_sizes: Tensor | None) -> str:
     return "; ".join(reasons)
 
 
+@contextmanager
+def only(kernel: str) -> Iterator[None]:
+    """Inside, the rule leaves out every other CUDA kernel."""
+    name = "RNNKERN_CUDA_KERNELS"
+    before = os.environ.get(name)
+    os.environ[name] = kernel
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def alone(kernel: str, call: Callable[..., Values], *args: Tensor) -> Values:
+    with only(kernel):
+        return call(*args)
+
+
+def rivals(kernel: str, module: Module, x: Tensor) -> dict[str, str]:
+    """Kernels that would serve the call alone, and are not the one that does, with what is said of them."""
+    found = {}
+    for name in RIVALS:
+        with only(name):
+            said = kernel_of(module, x, None)
+        if f": {name}, for" in said and said != kernel:
+            found[name] = said
+    return found
+
+
 def peer(spec: Spec, drawn: Drawn, dtype: torch.dtype) -> Provider:
     """torch.nn's module; with the drawn weights where it has their shape."""
     theirs, *_ = MODULES[spec.cell]
@@ -181,6 +216,9 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
     kernel = kernel_of(ours, x, drawn.batch_sizes)
     naive = drawn.naive(ours, spec)
     like, unlike = {OURS: (of_module(ours, drawn.batch_sizes), dtype)}, {}
+    others = rivals(kernel, ours, x) if spec.kind == "plain" and spec.heads == 1 else {}
+    kernels = {OURS: kernel} | {f"{OURS}, {name}": said for name, said in others.items()}
+    like |= dict.fromkeys(kernels, like[OURS])
     if spec.kind == "flashrnn":
         like |= {name: (provider, dtype) for name, provider in flashrnn_peer.providers(ours, spec.heads, x).items()}
     elif spec.cell in MODULES and spec.heads > 1:
@@ -194,10 +232,14 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
 
     inputs = {d: (drawn.x.to(d).requires_grad_(), drawn.grad_h.to(d)) for _, d in [*like.values(), *unlike.values()]}
 
+    def call_of(name: str, *call: Any) -> Callable[[], Values]:
+        rival = name.partition(", ")[2] if name in kernels else ""
+        return functools.partial(alone, rival, *call) if rival else functools.partial(*call)
+
     def calls(providers: dict[str, tuple[Provider, torch.dtype]]) -> dict[str, dict[str, Callable[[], Values]]]:
         return {
-            "forward": {name: functools.partial(p.inference, inputs[d][0]) for name, (p, d) in providers.items()},
-            "forward+backward": {name: functools.partial(p.training, *inputs[d]) for name, (p, d) in providers.items()},
+            "forward": {name: call_of(name, p.inference, inputs[d][0]) for name, (p, d) in providers.items()},
+            "forward+backward": {name: call_of(name, p.training, *inputs[d]) for name, (p, d) in providers.items()},
         }
 
     once = x.nbytes + sum(p.nbytes for p in ours.parameters()) + drawn.grad_h.to(dtype).nbytes  # x, weights and h
@@ -209,7 +251,7 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
         unlike=calls(unlike),
         moving={"forward": once / rate, "forward+backward": 2 * once / rate},  # and the gradients of all three
         columns=lambda provider: {
-            "kernel": kernel if provider == OURS else "",
+            "kernel": kernels.get(provider, ""),
             "copy_gb_s": significant(rate / 1e9),
         },
     )

@@ -5,6 +5,7 @@ from typing import NamedTuple
 RECURRENCE = "python_tests/ops/test_recurrence.py"
 ON_A_GPU = "python_tests/gpu/test_recurrence.py"
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
+IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
 ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
 
 
@@ -254,6 +255,12 @@ MUTANTS = [
            "parts of dh while they are being added up", interpreted("any_schedule", ON_CLUSTERS)),
     Mutant("recurrence/cluster_backward.h", "carry[v][0] += scale[v] * product[v]", "carry[v][0] += product[v]",
            "grad_scale", interpreted("everything_at_once", ON_CLUSTERS)),
+    Mutant("recurrence/cluster_product.h", "return device::nearest_tfloat32(x);", "return x;", "what TF32 rounds",
+           interpreted("everything_at_once", IN_TF32)),
+    Mutant("recurrence/cuda_driver.h", "std::is_same_v<S, float> && allows_tf32()", "false", "that TF32 is asked for",
+           interpreted("asks_anew", IN_TF32)),
+    Mutant("recurrence/cuda_driver.h", "if (plan.tf32) return", "if (false) return", "that TF32 is what runs",
+           interpreted("asks_anew", IN_TF32)),
     Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
            interpreted("every_cell and lstm", ON_THE_GRID)),
     Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import types
 import pytest
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, record
+from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, providers, record
 from perf import recurrence_gpu as cases
 from perf.harness import OURS, Effort, NoKernel
 from perf.recurrence_gpu import Spec
@@ -106,6 +107,35 @@ def test_variants_compute_what_their_peers_compute(spec):
     assert set(problem.calls["forward"]) >= ({OURS, "torch.nn"} if spec.cell in cases.MODULES else {OURS})
     width = 2 if spec.kind == "two directions" else 1
     assert problem.naive()["h"].shape[-1] == 8 * width
+
+
+def test_a_kernel_that_could_serve_too_is_measured_alone(monkeypatch):
+    """The rule chooses the cluster kernel, as it were."""
+    chosen = lambda: os.environ.get("RNNKERN_CUDA_KERNELS")  # noqa: E731
+    ran, run = [], providers.module
+    monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
+    monkeypatch.setattr(
+        cases, "kernel_of", lambda *_: f"the cuda kernel serves this call: {chosen() or 'cluster'}, for R"
+    )
+    monkeypatch.setattr(providers, "module", lambda *args: ran.append(chosen()) or run(*args))
+    problem = cases.build(spec := Spec("tanh", 3, 1, 8, "float32", steps=5), CPU, RATE, 0)
+    for calls in problem.calls.values():
+        assert list(calls) == [OURS, f"{OURS}, grid", "torch.nn", "torch.nn float16"]
+        ran.clear()
+        same = [calls[provider]()["h"] for provider in (OURS, f"{OURS}, grid", OURS)]
+        assert ran == [None, "grid", None]
+        assert torch.equal(same[0], same[1])
+    said = [problem.columns(provider)["kernel"].partition(": ")[2] for provider in (OURS, f"{OURS}, grid", "torch.nn")]
+    assert said == ["cluster, for R", "grid, for R", ""]
+    for other in (spec._replace(heads=2), spec._replace(kind="two layers")):
+        assert f"{OURS}, grid" not in cases.build(other, CPU, RATE, 0).calls["forward"]
+
+
+def test_what_the_environment_leaves_out_is_left_out_again(monkeypatch):
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "block,grid")
+    with cases.only("cluster"):
+        assert os.environ["RNNKERN_CUDA_KERNELS"] == "cluster"
+    assert os.environ["RNNKERN_CUDA_KERNELS"] == "block,grid"
 
 
 def test_a_cell_with_a_kink_is_checked_over_few_steps():
@@ -289,6 +319,7 @@ def test_tables(tmp_path):
         table_row(dense, OURS, "forward", ms_50=9.0),
         table_row(dense, OURS, "forward"),  # newer
         table_row(dense, "torch.nn", "forward", ratio_50=4.0),
+        table_row(dense, f"{OURS}, grid", "forward", ratio_50=1.5),
         table_row(dense._replace(width=512), OURS, "forward"),
         table_row(dense._replace(width=512), "torch.nn", "forward", ratio_50=1.0),
         table_row(heads, OURS, "forward+backward"),
@@ -303,8 +334,9 @@ def test_tables(tmp_path):
         writer.writerows(rows)
     lines = gpu_tables.text(tmp_path, since="2026-01-02").splitlines()
     assert lines[0] == "device NVIDIA H200, torch 2.11, commit abc"
-    (line,) = (line for line in lines if line.startswith("lstm  1024x16x768 "))
+    line, rival = (line for line in lines if line.startswith("lstm  1024x16x768 "))
     assert line.split()[2:5] == ["2.0", "4.0", "9.0"]
+    assert rival.split() == ["lstm", "1024x16x768", "bfloat16", "2.0", "1.5"]
     (line,) = (line for line in lines if line.startswith("bfloat16  16  fwd "))
     assert line.split()[3] == "2.0"  # of 4 and 1
     assert any(line.split()[-1] == "7.0" for line in lines if line.startswith("bfloat16  16  both"))
