@@ -11,6 +11,7 @@
 #include "common/simd_level.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
+#include "relevancy/gather_attention.h"
 
 namespace rnnkern {
 namespace {
@@ -54,6 +55,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
   m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
+
+  m.def(
+      "gather_attention(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, bool dot, bool training, bool weights) -> "
+      "Tensor[]");
+  m.def(
+      "gather_attention_backward(Tensor grad, Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, Tensor lse, "
+      "bool dot) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -73,6 +81,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
   m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
   m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
+  m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
+  m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)
