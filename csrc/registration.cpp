@@ -11,6 +11,7 @@
 #include "common/simd_level.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
+#include "relevancy/gather_attention.h"
 #include "relevancy/relevancy.h"
 #include "relevancy/sab.h"
 
@@ -74,6 +75,12 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "sab_recurrence_backward(Tensor? grad_out, Tensor[] grad_state, Tensor u, Tensor R, Tensor? bias, "
       "Tensor[] attention, Tensor[] state, Tensor? batch_sizes, Tensor? reset, int steps, int top_k, "
       "int attend_every, int truncation, Tensor out, Tensor[] saved) -> Tensor[]");
+  m.def(
+      "gather_attention(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, bool dot, bool training, bool weights) -> "
+      "Tensor[]");
+  m.def(
+      "gather_attention_backward(Tensor grad, Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, Tensor lse, "
+      "bool dot) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -97,6 +104,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
   m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
   m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
+  m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
+  m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

@@ -1,6 +1,7 @@
 """Fused operators: public functions with shapes and errors, over ``torch.ops.rnnkern``."""
 
 from rnnkern.ops.dispatch import Choice, explain, use
+from rnnkern.ops.gather_attention import gather_attention
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
@@ -15,6 +16,7 @@ __all__ = [
     "SABState",
     "cayley",
     "explain",
+    "gather_attention",
     "project_orthogonal",
     "recurrence",
     "recurrence_bidirectional",

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
-from rnnkern.ops import orthogonal_autograd, orthogonal_triton, schur_autograd
+from rnnkern.ops import orthogonal_autograd, orthogonal_triton, schur_autograd  # noqa: F401  (one registers kernels)
 from rnnkern.ops.checks import check_like, check_square
 from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DTYPES = (*REAL, torch.complex64, torch.complex128)
@@ -94,7 +95,7 @@ def _cpu_refusal(x: Tensor) -> str | None:
 
 def _choose(A: Tensor) -> Choice:
     """The written table."""
-    return choose("skew_exp", {"cpu": _cpu_refusal(A), "triton": orthogonal_triton.refusal(A.device)})
+    return choose("skew_exp", {"cpu": _cpu_refusal(A), "triton": triton_refusal(A.device)})
 
 
 def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:

@@ -7,7 +7,6 @@ not by its own norm.
 """
 
 import functools
-import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch import Tensor
 from rnnkern import _extension
 from rnnkern.ops.orthogonal_autograd import KEPT
 from rnnkern.ops.skew_schemes import SCHEMES
+from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 DEGREE = 8
 """Of the scheme here, in every dtype."""
@@ -28,8 +28,6 @@ LARGEST_NORM = 1050
 MARGIN = 1.05
 STEPS = 6
 """Of the power method, and what is added to what it finds, as in csrc/orthogonal/cpu_plan.h."""
-OPTIONS = {"enable_fp_fusion": True}
-"""Of every launch. What Triton does where it is left open changes from version to version, and with it the bits."""
 LARGEST_FUSED = 512
 """Rows of a matrix whose products are Triton's."""
 LARGEST = {torch.float32: 64, torch.float64: 32}
@@ -65,17 +63,6 @@ def _coefficients(dtype: torch.dtype) -> SimpleNamespace:
     both = scheme(dtype)[0]
     found = zip(POWERS, both[:9], both[9:], strict=True)
     return SimpleNamespace(**{name: (low, high, POWERS[name]) for name, low, high in found})
-
-
-def refusal(device: torch.device) -> str | None:
-    """Why these kernels cannot serve a device, or None."""
-    if device.type != "cuda":
-        return f"the tensors are on {device}"
-    return _extension.reason or (None if importlib.util.find_spec("triton") else "triton is not installed")
-
-
-# The compiler cannot trace a search for a module.
-refusal._dynamo_marked_constant = True
 
 
 def kernels():
@@ -128,7 +115,7 @@ def _exact(device: torch.device) -> Iterator[None]:
 
 
 def _block(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, block_of(size))
 
 
 def _small_forward(A, kept, plan, minus_identity):

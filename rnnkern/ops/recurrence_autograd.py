@@ -41,12 +41,16 @@ def needs_derivatives(*tensors: Tensor | None) -> bool:
 def differentiable(*args):
     """What :class:`Recurrence` makes of its arguments."""
     if torch.compiler.is_dynamo_compiling():
-        # The compiler takes no tensor twice, and (zeros, zeros) is how many an LSTM begins.
-        args = [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
+        args = distinct(args)  # (zeros, zeros) is how many an LSTM begins
         if transformed():
             _keep_whole()
             return _apply_whole(*args)
     return _apply(*args)
+
+
+def distinct(args):
+    """The same arguments for the compiler, which takes no tensor twice."""
+    return [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
 
 
 def _is_in(x, args):

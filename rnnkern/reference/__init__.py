@@ -1,5 +1,6 @@
 """The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
 
+from rnnkern.reference.gather_attention import gather_attention
 from rnnkern.reference.orthogonal import cayley, project_orthogonal, schur_weight, skew, skew_exp
 from rnnkern.reference.recurrence import CELLS, recurrence
 from rnnkern.reference.relevancy import RelevancyMemory, RelevancyState, empty_state, given_scores, relevancy_recurrence
@@ -14,6 +15,7 @@ __all__ = [
     "begin_sab",
     "cayley",
     "empty_state",
+    "gather_attention",
     "given_scores",
     "project_orthogonal",
     "recurrence",

@@ -1,0 +1,131 @@
+"""gather_attention, forward and backward, against plain PyTorch.
+
+``python -m perf.gather_attention --help``. Lists are those of a relevancy recurrence: half of a list is the last steps,
+half any before, -1 where there is none yet. Floor: a tanh for each value of each pair of query and memory, twice with
+the backward, which computes it again, in a buffer that a cache holds.
+"""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, record
+from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from rnnkern import reference
+from rnnkern.ops import explain, gather_attention
+
+SHAPES = ((64, 120, 20, 128), (10, 400, 20, 128), (4, 120, 120, 128), (1, 2000, 20, 128))
+QUICK_SHAPES = ((2, 12, 6, 16),)
+"""(B, T, kappa, n), with as many memories as queries."""
+TANHS = {"forward": 1, "forward+backward": 2}
+CACHED = {"cpu": 2**14, "cuda": 2**22}
+"""Values of the floor's buffer."""
+
+Function = Callable[..., Tensor]
+
+
+def plain(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor) -> Tensor:
+    """As one writes it: each list's keys and values side by side, and products with v and the weights."""
+    place, sample = idx.clamp_min(0).long(), torch.arange(len(q), device=q.device).view(-1, 1, 1)
+    scores = torch.tanh(q.unsqueeze(2) + u[sample, place]) @ v
+    alpha = torch.softmax(scores.masked_fill(idx < 0, -torch.inf), -1)
+    return (alpha.unsqueeze(-2) @ h[sample, place]).squeeze(-2)
+
+
+def lists(batch: int, steps: int, slots: int) -> Tensor:
+    now = torch.arange(steps).view(-1, 1)
+    last = now - torch.arange(slots - slots // 2)
+    before = (torch.rand(batch, steps, slots // 2) * (now - slots + slots // 2 + 1)).floor().long()
+    return torch.cat([last.expand(batch, -1, -1), before], -1).clamp_min(-1).int()
+
+
+def problem_of(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    batch, steps, slots, hidden = shape
+    q, u, h = (torch.randn(batch, steps, hidden, dtype=dtype, device=device) for _ in range(3))
+    v = torch.randn(hidden, dtype=dtype, device=device)
+    tensors, upstream = (q, u, h, lists(batch, steps, slots).to(device), v), torch.randn_like(q)
+    if explain(gather_attention, *tensors).implementation == "reference":
+        raise NoKernel(f"there is no kernel to measure: {explain(gather_attention, *tensors).reason}")
+    functions = {OURS: gather_attention, "PyTorch": plain}
+    return Problem(
+        calls={
+            "forward": {name: functools.partial(value, f, tensors) for name, f in functions.items()},
+            "forward+backward": {name: functools.partial(both, f, tensors, upstream) for name, f in functions.items()},
+        },
+        floors={direction: floor(q, batch * steps * slots * hidden * count) for direction, count in TANHS.items()},
+        naive=functools.partial(both, reference.gather_attention, tensors, upstream),
+        truth=functools.partial(both, reference.gather_attention, [_double(x) for x in tensors], upstream.double()),
+    )
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def value(function: Function, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {"out": function(*tensors)}
+
+
+def both(function: Function, tensors: Sequence[Tensor], upstream: Tensor) -> dict[str, Tensor]:
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
+    out = function(*leaves)
+    names, leaves = zip(*((name, x) for name, x in zip("quhiv", leaves, strict=True) if x.requires_grad), strict=True)
+    gradients = torch.autograd.grad(out, leaves, upstream)
+    return {"out": out.detach(), **{f"gradient of {name}": g for name, g in zip(names, gradients, strict=True)}}
+
+
+def floor(like: Tensor, values: int) -> Callable[[], None]:
+    buffer = torch.randn(min(values, CACHED[like.device.type]), dtype=like.dtype, device=like.device)
+    out, times = torch.empty_like(buffer), -(-values // buffer.numel())
+
+    def run() -> None:
+        for _ in range(times):
+            torch.tanh(buffer, out=out)
+
+    return run
+
+
+def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
+    return [
+        Case(
+            {
+                "op": "gather_attention",
+                "case": "lists of a recurrence",
+                "cell": "additive",
+                "shape": "x".join(map(str, shape)),
+                "dtype": dtype,
+            },
+            functools.partial(problem_of, shape, getattr(torch, dtype), device),
+        )
+        for shape in shapes
+    ]
+
+
+def shape(text: str) -> tuple[int, ...]:
+    batch, steps, slots, hidden = map(int, text.split("x"))
+    return batch, steps, slots, hidden
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times gather_attention, forward and forward+backward.")
+    parser.add_argument("--shapes", nargs="+", type=shape, metavar="BxTxKAPPAxN", help="instead of the usual four")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(chosen.device)
+    shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
+    path = None if chosen.quick else record.folder(device, results) / "gather_attention.csv"
+    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
+    command = shlex.join(["python", "-m", "perf.gather_attention", *argv])
+    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,26 @@
+"""What every launch of a Triton kernel has in common."""
+
+import importlib.util
+
+import torch
+
+from rnnkern import _extension
+
+OPTIONS = {"enable_fp_fusion": True}
+"""Of every launch. What Triton does where it is left open changes from version to version, and with it the bits."""
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot serve a device, or None."""
+    if device.type != "cuda":
+        return f"the tensors are on {device}"
+    return _extension.reason or (None if importlib.util.find_spec("triton") else "triton is not installed")
+
+
+# The compiler cannot trace a search for a module.
+refusal._dynamo_marked_constant = True
+
+
+def block_of(size: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(size - 1, 0).bit_length()
