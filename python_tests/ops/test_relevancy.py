@@ -21,7 +21,7 @@ LEVELS = rnnkern.build_info()["simd_levels"]
 OPTIONS = {
     "plain": {},
     "packed, reset, carried": {"packed": True, "reset": 0.3, "carried": 5},
-    "all remembered": {"buffer_size": 20, "carried": 3},
+    "all remembered": {"buffer_size": 11, "relevant_size": 1, "carried": 2},
     "window": {"relevant_size": 0},
     "given, dot, sum": {"screening": "given", "alignment": "dot", "mix": "sum"},
 }
@@ -146,7 +146,7 @@ def test_a_gradient_penalty_is_the_references():
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+@pytest.mark.parametrize("cell", ["modrelu", "lstm"])
 def test_the_operators_are_what_torch_expects(cell, options):
     call = call_of(cell, 5, 3, 4, **OPTIONS[options]).to(torch.float64, requires_grad=False)
     _, u, weights, state = call.args
@@ -166,9 +166,8 @@ def test_the_operators_are_what_torch_expects(cell, options):
         opcheck(_operators.relevancy_recurrence_backward, arguments, test_utils=CHECKS)
 
 
-@pytest.mark.parametrize("cell", ["tanh", "lstm"])
-def test_the_compiler_takes_it_whole(cell):
-    call = call_of(cell, 6, 2, 4)
+def test_the_compiler_takes_it_whole():
+    call = call_of("lstm", 6, 2, 4)
     compiled = torch.compile(relevancy_recurrence, fullgraph=True, backend="aot_eager")
     assert equal(everything(compiled, call), everything(relevancy_recurrence, call))
 
