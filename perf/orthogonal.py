@@ -150,7 +150,7 @@ def cases(
     kind = getattr(torch, dtype)
     made = {
         "skew_exp": (f"norm {norm:g}", "exp", lambda shape: functools.partial(problem_of, shape, norm, kind, device)),
-        "schur_weight": ("dense", "schur", lambda shape: functools.partial(schur_problem_of, shape, kind, device)),
+        "schur_weight": ("angles", "schur", lambda shape: functools.partial(schur_problem_of, shape, kind, device)),
     }
     return [
         Case({"op": op, "case": case, "cell": cell, "shape": "x".join(map(str, shape)), "dtype": dtype}, build(shape))

@@ -89,7 +89,7 @@ def test_orthogonal_weights():
     assert line in text("orthogonal", *rows, row("torch.nn", op="recurrence"))
     rows = [rows[0], rows[1] | {"provider": tables.orthogonal.FORMULA}]
     line = "| 4 x 3 x 3 | forward and backward | 2.5 | 18.0 | 20.00 | 10.0 |"
-    assert line in text("schur", *(r | {"op": "schur_weight", "case": "dense"} for r in rows))
+    assert line in text("schur", *(r | {"op": "schur_weight", "case": "angles"} for r in rows))
 
 
 def test_updates():
