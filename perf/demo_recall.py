@@ -10,7 +10,7 @@ from perf.record import Row
 
 MODELS = ("rnnkern.RelRNN", "rnnkern.LSTM")
 LENGTHS = (20, 100, 300, 1000)
-MEMORY_LENGTHS = (100, 200, 400, 800)
+MEMORY_LENGTHS = (100, 200, 400)
 LAYERS = (("LSTM", "fused"), ("RelRNN", "fused"), ("RelRNN", "loop"), ("MemRNN", "fused"))
 PICTURE = record.ROOT / "docs" / "images" / "demo-recall.png"
 

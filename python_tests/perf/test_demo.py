@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from perf import demo, record
+from perf import demo, demo_recall, record
 from perf.datasets import Images
 
 
@@ -43,6 +43,8 @@ def test_disagreement_is_loud(losses):
 
 def test_the_whole_demo(few, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "digits", lambda: few)
+    monkeypatch.setattr(demo_recall, "LENGTHS", (20, 30))
+    monkeypatch.setattr(demo_recall, "MEMORY_LENGTHS", (100, 200))
     argv, pictures = ["--epochs", "2", "--threads", "1", "--updates", "2"], tmp_path / "images"
     demo.main(argv, results=tmp_path, picture=pictures / "demo.png", recall=pictures / "recall.png")
     (path,) = tmp_path.glob("*/demo.csv")
