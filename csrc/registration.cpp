@@ -62,6 +62,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "relevancy_recurrence_backward(str cell, Tensor? grad_h, Tensor? grad_s, Tensor[]? grad_state, Tensor[] weights, "
       "Tensor[] state, Tensor[]? params, Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, "
       "float mix, bool dot, Tensor h, Tensor s, Tensor[] saved) -> Tensor[]");
+  m.def("relevancy_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
 
   m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
@@ -112,11 +113,14 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("device_facts", TORCH_BOX(&device_facts));
   m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
+  m.impl("relevancy_plan", TORCH_BOX(&relevancy_plan));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
   m.impl("recurrence", TORCH_BOX(&recurrence_cuda));
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
+  m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cuda));
+  m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cuda));
 }
 #endif
 

@@ -1,9 +1,8 @@
 #include "recurrence/cuda_plan.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <sstream>
 
+#include "common/left_out.h"
 #include "recurrence/cells.h"
 #include "recurrence/recurrence.h"
 
@@ -14,22 +13,6 @@ constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R 
 constexpr int64_t least_cluster_chunk = 256;
 constexpr int64_t most_size = INT32_MAX / 8;
 constexpr int64_t rows_per_multiprocessor = 32;
-
-// Whether RNNKERN_CUDA_KERNELS lists kernels, and not this one.
-bool leaves_out(const std::string& kernel) {
-  const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
-  if (!list) return false;
-  bool named = false;
-  std::istringstream names(list);
-  for (std::string name; std::getline(names, name, ',');) {
-    STD_TORCH_CHECK(name == "block" || name == "cluster" || name == "grid" || name == "stepwise",
-                    "RNNKERN_CUDA_KERNELS must be a list of block, cluster, grid and stepwise, got '", list, "'");
-    named = named || name == kernel;
-  }
-  return !named;
-}
-
-std::string left_out(const std::string& kernel) { return "RNNKERN_CUDA_KERNELS leaves out the " + kernel + " kernel"; }
 
 template <class S>
 void shapes(Plan& plan, int place) {

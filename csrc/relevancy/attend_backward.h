@@ -13,24 +13,27 @@ struct AttendBackwardKernel {
 
   // f(place, event) of each slot after step t, as in the forward.
   template <class F>
-  RNNKERN_DEVICE static void each(const Problem& p, int64_t b, int first, int stride, F f) {
+  RNNKERN_DEVICE static void each(const Problem& p, int64_t t, int64_t b, int first, int stride, F f) {
     const History& history = p.history;
-    const int64_t row = history.rows.offset(p.t) + b;
+    const int64_t row = history.rows.offset(t) + b;
     const int64_t start = history.starts[row];
-    for (int64_t k = first; k < history.slots; k += stride) f(k, history.buffered(b, p.t, start, k));
+    for (int64_t k = first; k < history.slots; k += stride) f(k, history.buffered(b, t, start, k));
     for (int64_t k = first; k < history.relevant_size; k += stride) {
       f(history.slots + k, history.occupants[row * history.relevant_size + k]);
     }
   }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    using device::lane, device::thread, device::warp, device::warp_size;
     device::Carver carver{device::shared_memory()};
+    attend(p, Bench<T>::carve(carver), p.t, device::block());
+  }
+
+  RNNKERN_DEVICE static void attend(const Problem& p, const Bench<T>& bench, int64_t t, int64_t b) {
+    using device::lane, device::thread, device::warp, device::warp_size;
     constexpr int values = Bench<T>::values, columns = Bench<T>::columns;
-    const auto bench = Bench<T>::carve(carver);
     const History& history = p.history;
-    const int64_t b = device::block(), n = history.rows.hidden, kappa = history.members();
-    const int64_t row = history.rows.offset(p.t) + b;
+    const int64_t n = history.rows.hidden, kappa = history.members();
+    const int64_t row = history.rows.offset(t) + b;
     T *const dsum = p.ds + b * n, *const query = p.query + row * n, *const dalpha = p.dalpha + b * kappa;
     const T* alpha = p.alpha ? p.alpha + row * kappa : p.room + b * kappa;
 
@@ -38,7 +41,7 @@ struct AttendBackwardKernel {
       dsum[i] = p.mix * (dsum[i] + (p.grad_s ? p.grad_s[row * n + i] : T(0)));
     }
     device::block_barrier();
-    each(p, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
+    each(p, t, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
       if (event == no_event) return;
       const T* const h = history.at(p.h, b, event);
       T sum = 0;
@@ -50,19 +53,29 @@ struct AttendBackwardKernel {
       if (lane() == 0) p.room[b * kappa + place] = exponential(e - p.log_sums[row]);
     });
     device::block_barrier();
+    if (!p.alpha) {  // their sum is 1 but for rounding, which would not cancel below
+      T sum = 0;
+      each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
+        if (event != no_event) sum += alpha[place];
+      });
+      sum = bench.sum(sum);
+      each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
+        if (event != no_event) p.room[b * kappa + place] /= sum;
+      });
+    }
     T mean = 0;
-    each(p, b, thread(), threads, [&](int64_t place, int32_t event) {
+    each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
       if (event != no_event) mean += alpha[place] * dalpha[place];
     });
     mean = bench.sum(mean);
-    each(p, b, thread(), threads, [&](int64_t place, int32_t event) {
+    each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
       if (event != no_event) dalpha[place] = alpha[place] * (dalpha[place] - mean);
     });
     device::block_barrier();
 
     for (int64_t first = 0; first < n; first += columns) {
       T sums[2][values] = {};  // dquery, dv
-      each(p, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
+      each(p, t, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
         if (event == no_event) return;
         const T a = alpha[place], de = dalpha[place];
         const T* const key = history.at(p.keys, b, event);

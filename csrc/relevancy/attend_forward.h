@@ -1,7 +1,7 @@
 // One step of one sample per block: its event enters the memory, one may leave it, and the state attends to the rest.
 #pragma once
 
-#include "relevancy/attend_block.h"
+#include "relevancy/attend_screen.h"
 
 namespace rnnkern::relevancy {
 
@@ -44,36 +44,6 @@ struct Remembered : Memory<T> {
     clear(this->buffer_ids, this->slots, int64_t(-1));
     clear(this->ids, this->relevant_size, int64_t(-1));
   }
-
-  // Of one warp: the slot that an event of this score takes, an empty one or the first with the least score where its
-  // own is more, or -1. A first score that is NaN stays, others are never the least: as one comparison after another
-  // has it.
-  RNNKERN_DEVICE int64_t screen(T score) const {
-    const int64_t size = this->relevant_size, none = INT32_MAX;
-    int64_t empty = none, least = none;
-    T value = 0;
-    for (int64_t k = device::lane(); k < size; k += device::warp_size) {
-      if (this->ids[k] < 0 && empty == none) empty = k;
-      const T x = this->scores[k];
-      if ((least == none || x < value) && x == x) {
-        value = x;
-        least = k;
-      }
-    }
-    RNNKERN_UNROLL
-    for (int mask = device::warp_size / 2; mask > 0; mask /= 2) {
-      const T other = far(value, mask);
-      const int64_t where = far(least, mask), open = far(empty, mask);
-      if (where != none && (least == none || other < value || (other == value && where < least))) {
-        value = other;
-        least = where;
-      }
-      if (open < empty) empty = open;
-    }
-    if (empty != none) return empty;
-    if (least == none || this->scores[0] != this->scores[0]) return -1;
-    return score > value ? least : -1;
-  }
 };
 
 template <class T>
@@ -88,7 +58,8 @@ struct AttendForwardKernel {
     const int64_t slot = wanted < memory.slots ? wanted : memory.slots - 1;  // of a sound state it is below L
     if (device::warp() == 0) {
       const bool leaves = memory.buffer_ids[slot] >= 0;
-      const int64_t found = leaves ? memory.screen(memory.buffer_scores[slot]) : -1;
+      const int64_t found =
+          leaves ? screen(memory.ids, memory.scores, memory.relevant_size, memory.buffer_scores[slot]) : -1;
       if (device::lane() == 0) *bench.taken = found;
     }
     device::block_barrier();

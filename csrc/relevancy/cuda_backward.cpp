@@ -2,7 +2,7 @@
 // steps in reverse, each a kernel for the attention, a product for its event's key, the cell, and a product for V and
 // W_a; the gradients of the weights, by products over all steps.
 #include "relevancy/cuda_driver.h"
-#include "relevancy/cuda_operators.h"
+#include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -33,7 +33,7 @@ struct BackwardDriver : Driver<T> {
   BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
                  const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_, int64_t steps,
                  int64_t total)
-      : Base(arguments, steps, total, "backward"), has_grad_h(grad_h_), has_grad_s(grad_s_) {
+      : Base(arguments, steps, total), has_grad_h(grad_h_), has_grad_s(grad_s_) {
     const int64_t n = hidden, batch = rows.batch;
     values = {this->sized("h", h, total * n), this->buffer, this->relevant};
     previous = made({total, n});
@@ -92,6 +92,7 @@ struct BackwardDriver : Driver<T> {
     for (int i = 0; i < cell.params; ++i) dparams.push_back(cleared({batch, n}));
     recall();
     leave();
+    count("relevancy_recurrence/cuda", "backward", cell.name, this->plan.backward_kernel());
     loop();
 
     Tensors outputs{du};
@@ -185,6 +186,13 @@ struct BackwardDriver : Driver<T> {
     step.du = write<T>(du);
     step.step = write<T>(step_gradients);
 
+    if constexpr (std::is_same_v<T, float>) {
+      if (this->plan.padded > 0 && this->plan.backward) {
+        const SampleBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a)};
+        succeed(SampleKernels::backward(p, this->place, this->plan.padded, stream));
+        return;
+      }
+    }
     int64_t row = total;
     for (int64_t t = rows.count; t-- > 0;) {
       const int64_t alive = this->alive(t);
@@ -206,17 +214,18 @@ struct BackwardDriver : Driver<T> {
 namespace rnnkern {
 
 Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
-                                           Tensors grad_state, Tensors weights, Tensors state, OptionalTensors params,
-                                           OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
-                                           int64_t buffer_size, double mix, bool dot, Tensor h, Tensor s,
-                                           Tensors saved) {
+                                           OptionalTensors grad_state, Tensors weights, Tensors state,
+                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
+                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot, Tensor h,
+                                           Tensor s, Tensors saved) {
   STD_TORCH_CHECK(h.dim() == (batch_sizes ? 2 : 3) && !state.empty(),
                   "relevancy_recurrence_backward: `h` or `state` is wrong");
   const int64_t steps = batch_sizes ? batch_sizes->size(0) : h.size(0);
   const int64_t total = batch_sizes ? h.size(0) : steps * h.size(1);
   const relevancy::Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot};
   return relevancy::by_precision(h, [&](auto zero) {
-    return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state, h, s, saved, steps, total)
+    return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
+                                                     saved, steps, total)
         .run();
   });
 }

@@ -7,19 +7,9 @@
 #include "common/counters.h"
 #include "common/cuda.h"
 #include "device/facts.h"
-#include "relevancy/cells.h"
-#include "relevancy/cuda_kernels.h"
+#include "relevancy/cuda_plan.h"
 
 namespace rnnkern::relevancy {
-
-struct Cell {
-  const char* name;
-  int gates, states, params, saved;
-};
-
-#define RNNKERN_INFO(Cell) {Cell::name, Cell::gates, Cell::states, Cell::params, Cell::saved},
-constexpr Cell cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
-#undef RNNKERN_INFO
 
 struct Arguments {
   const std::string& cell;
@@ -37,7 +27,8 @@ struct Driver {
 
   CurrentDevice current;
   void* stream;
-  int place = 0;
+  Plan plan;
+  int place;
   Cell cell;
   Rows rows{};
   int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: rows
@@ -49,10 +40,9 @@ struct Driver {
   Tensor batch_sizes, packing;  // packing: offsets and lengths on the device
   Tensor stacked;               // V over W_a, ((G+1)*n, n)
 
-  Driver(const Arguments& given_, int64_t steps, int64_t total, const char* direction)
+  Driver(const Arguments& given_, int64_t steps, int64_t total)
       : current(given_.state[0]), stream(current.stream()), total(total), packed(given_.batch_sizes.has_value()) {
-    while (place < int(std::size(cells)) && given_.cell != cells[place].name) ++place;
-    STD_TORCH_CHECK(place < int(std::size(cells)), "relevancy_recurrence: the cell `", given_.cell, "` has no kernel");
+    place = find_cell(given_.cell);
     cell = cells[place];
     const Tensors& state = given_.state;
     STD_TORCH_CHECK(given_.weights.size() == 4 && state.size() == size_t(7 + cell.states),
@@ -98,7 +88,9 @@ struct Driver {
     stacked = empty(V, {(cell.gates + 1) * n, n});
     copy(part(stacked, 0, 0, cell.gates * n), V);
     copy(part(stacked, 0, cell.gates * n, n), W_a);
-    count("relevancy_recurrence/cuda", direction, cell.name, "stepwise");
+    device::Facts facts;
+    succeed(device::facts_of(s0.get_device_index(), facts));
+    plan = plan_relevancy(facts, place, dtype, {steps, batch, n, slots, relevant_size});
   }
 
   void pack(const Tensor& sizes) {

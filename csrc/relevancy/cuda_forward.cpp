@@ -1,7 +1,7 @@
-// The relevancy recurrence on a CUDA device, forward: per step a product for V and W_a, the cell, a product for the new
-// event's key, and one kernel that screens and attends.
+// The relevancy recurrence on a CUDA device, forward: one kernel for all steps; or per step a product for V and W_a,
+// the cell, a product for the new event's key, and one kernel that screens and attends.
 #include "relevancy/cuda_driver.h"
-#include "relevancy/cuda_operators.h"
+#include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -17,7 +17,7 @@ struct ForwardDriver : Driver<T> {
   Tensor keys, relevant_keys, now, key, r;
 
   ForwardDriver(const Arguments& arguments, const Tensor& u_, int64_t steps, int64_t total)
-      : Base(arguments, steps, total, "forward"), u(this->sized("u", u_, total * cell.gates * hidden)) {}
+      : Base(arguments, steps, total), u(this->sized("u", u_, total * cell.gates * hidden)) {}
 
   Tensors run(bool training, bool maps) {
     const int64_t kappa = this->kappa();
@@ -34,7 +34,78 @@ struct ForwardDriver : Driver<T> {
       cells = made({this->total, hidden});
     }
     begin();
+    count("relevancy_recurrence/cuda", "forward", cell.name, this->plan.forward_kernel());
+    T* const to_alpha = keeps_alpha || maps ? write<T>(alpha) : nullptr;
+    const To to{to_alpha,
+                maps ? write<int32_t>(map_ids) : nullptr,
+                training ? write<int32_t>(taken) : nullptr,
+                training && !keeps_alpha ? write<T>(log_sums) : nullptr,
+                training && cell.states > 1 ? write<T>(gates) : nullptr,
+                training && cell.states > 1 ? write<T>(cells) : nullptr};
+    if (this->plan.padded > 0) {
+      if constexpr (std::is_same_v<T, float>) run_resident(to);
+    } else {
+      run_stepwise(to, alpha);
+    }
 
+    Tensors outputs{h, s, last_s};
+    if (cell.states > 1) outputs.push_back(last_c);
+    outputs.insert(outputs.end(), last.begin(), last.end());
+    if (maps) {
+      map = this->rows_of(kappa);
+      copy(shaped(map, {this->total, kappa}), alpha);
+      outputs.push_back(map);
+      outputs.push_back(map_ids);
+    }
+    if (training) {
+      outputs.push_back(keeps_alpha ? alpha : log_sums);
+      outputs.push_back(taken);
+    }
+    if (training && cell.states > 1) {
+      outputs.push_back(gates);
+      outputs.push_back(cells);
+    }
+    return outputs;
+  }
+
+  // Where to write what only some calls want; of all rows, or null.
+  struct To {
+    T* alpha;
+    int32_t *ids, *taken;
+    T *log_sums, *gates, *cells;
+  };
+
+  // All steps by one kernel that keeps the weights.
+  void run_resident(const To& to) const {
+    SampleForward p{};
+    p.rows = rows;
+    p.memory = memory;
+    p.u = read<T>(u);
+    p.V = read<T>(this->V);
+    p.W_a = read<T>(this->W_a);
+    p.U_a = read<T>(this->U_a);
+    p.v = read<T>(this->v);
+    for (int i = 0; i < cell.params; ++i) p.params[i] = read<T>(this->params[i]);
+    p.given = this->given ? read<T>(*this->given) : nullptr;
+    p.mix = this->mix;
+    p.dot = this->dot;
+    p.last_s = write<T>(last_s);
+    p.last_c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    p.h = write<T>(h);
+    p.s = write<T>(s);
+    p.alpha = to.alpha;
+    p.ids = to.ids;
+    p.taken = to.taken;
+    p.log_sums = to.log_sums;
+    p.gates = to.gates;
+    p.cells = to.cells;
+    succeed(SampleKernels::forward(p, this->place, this->plan.padded, stream));
+  }
+
+  // `room` for alpha where it is not kept.
+  void run_stepwise(const To& to, const Tensor& room) {
+    const int64_t kappa = this->kappa();
+    prepare_keys();
     CellForward<T> step{};
     AttendForward<T> attend{};
     step.hidden = attend.hidden = hidden;
@@ -67,40 +138,19 @@ struct ForwardDriver : Driver<T> {
       step.reset = attend.reset = rows.reset ? rows.reset + t * rows.batch : nullptr;
       step.u = read<T>(u) + row * cell.gates * hidden;
       step.h = write<T>(h) + row * hidden;
-      if (training && cell.states > 1) {
-        step.gates = write<T>(gates) + row * cell.saved * hidden;
-        step.cells = write<T>(cells) + row * hidden;
-      }
+      step.gates = to.gates ? to.gates + row * cell.saved * hidden : nullptr;
+      step.cells = to.cells ? to.cells + row * hidden : nullptr;
       attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
       attend.s = write<T>(s) + row * hidden;
-      attend.alpha = write<T>(alpha) + (keeps_alpha || maps ? row * kappa : 0);
-      attend.ids = maps ? write<int32_t>(map_ids) + row * kappa : nullptr;
-      attend.slots = training ? write<int32_t>(taken) + row : nullptr;
-      attend.log_sums = training && !keeps_alpha ? write<T>(log_sums) + row : nullptr;
+      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(room);
+      attend.ids = to.ids ? to.ids + row * kappa : nullptr;
+      attend.slots = to.taken ? to.taken + row : nullptr;
+      attend.log_sums = to.log_sums ? to.log_sums + row : nullptr;
       product(products, in, to_r);
       succeed(AttendKernels<T>::cell_forward(step, this->place, stream));
       product(made_key, made_h, to_key);
       succeed(AttendKernels<T>::attend_forward(attend, stream));
     }
-
-    Tensors outputs{h, s, last_s};
-    if (cell.states > 1) outputs.push_back(last_c);
-    outputs.insert(outputs.end(), last.begin(), last.end());
-    if (maps) {
-      map = this->rows_of(kappa);
-      copy(shaped(map, {this->total, kappa}), alpha);
-      outputs.push_back(map);
-      outputs.push_back(map_ids);
-    }
-    if (training) {
-      outputs.push_back(keeps_alpha ? alpha : log_sums);
-      outputs.push_back(taken);
-    }
-    if (training && cell.states > 1) {
-      outputs.push_back(gates);
-      outputs.push_back(cells);
-    }
-    return outputs;
   }
 
   // The state that the call begins with becomes the one that the steps work on, and leave.
@@ -116,17 +166,19 @@ struct ForwardDriver : Driver<T> {
     last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
             made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
             copied(this->time)};
-    keys = made({batch, slots, n});
-    relevant_keys = made({batch, rho, n});
+    if (this->plan.padded == 0) {
+      keys = made({batch, slots, n});
+      relevant_keys = made({batch, rho, n});
+    }
     memory = {slots,
               rho,
               this->buffer_size,
               write<T>(last[0]),
-              write<T>(keys),
+              this->plan.padded ? nullptr : write<T>(keys),
               write<T>(last[1]),
               write<int64_t>(last[2]),
               write<T>(last[3]),
-              write<T>(relevant_keys),
+              this->plan.padded ? nullptr : write<T>(relevant_keys),
               write<T>(last[4]),
               write<int64_t>(last[5]),
               write<int64_t>(last[6])};
@@ -134,6 +186,10 @@ struct ForwardDriver : Driver<T> {
         {batch, n, this->first_slots, read<T>(this->buffer), read<T>(this->buffer_scores), read<T>(this->relevant),
          read<T>(this->scores), read<int64_t>(this->buffer_ids), read<int64_t>(this->ids), memory},
         stream));
+  }
+
+  void prepare_keys() {
+    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
     now = made({batch, n});
     key = made({batch, n});
     r = made({batch, (cell.gates + 1) * n});

@@ -2,6 +2,8 @@
 // return a cudaError_t; 0 is success.
 #pragma once
 
+#include <iterator>
+
 #include "relevancy/cuda_problem.h"
 
 namespace rnnkern::relevancy {
@@ -17,6 +19,19 @@ struct AttendKernels {
   static int attend_backward(const AttendBackward<T>& problem, void* stream);
   static int cell_backward(const CellBackward<T>& problem, int place, void* stream);
   static int add(const Add<T>& problem, void* stream);
+};
+
+constexpr int sample_sizes[] = {64, 128};  // n that a kernel of one sample per block is compiled for
+constexpr int sample_rows = 320;           // of V and W_a together, at most
+
+// `padded` is one of them.
+struct SampleKernels {
+  static bool has_forward(int place, int padded);
+  static bool has_backward(int place, int padded);
+  static int64_t forward_bytes(int padded, int64_t slots, int64_t relevant_size);  // of shared memory
+  static int64_t backward_bytes(int place, int padded);
+  static int forward(const SampleForward& problem, int place, int padded, void* stream);
+  static int backward(const SampleBackward& problem, int place, int padded, void* stream);
 };
 
 int remember_history(const History& history, void* stream);

@@ -79,6 +79,22 @@ struct AttendForward {
   T* log_sums;     // (rows,) or null: the logarithm of the softmax's sum
 };
 
+// One sample per block, all steps. `memory` is what the call begins with, and then what it leaves; of it the keys are
+// not read.
+struct SampleForward {
+  Rows rows;
+  Memory<float> memory;
+  const float *u, *V, *W_a, *U_a, *v;  // (rows, G*n), ...
+  const float* params[1];
+  const float* given;  // (T, B) or null
+  float mix;
+  bool dot;
+  float *last_s, *last_c;           // (B, n), likewise
+  float *h, *s, *alpha;             // (rows, n), (rows, n), (rows, kappa) or null
+  int32_t *ids, *taken;             // (rows, kappa), (rows,), or null
+  float *log_sums, *gates, *cells;  // or null
+};
+
 // Something of every event: of those of this call by their step, and of those that it began with.
 template <class T>
 struct Events {
@@ -166,6 +182,13 @@ struct CellBackward {
   T* dc;                        // (B, n): of c after the step, in; before it, out
   T *du, *step;                 // (rows, G*n); (alive, (G+1)*n): with the query's, zero where it was reset
   T* dparams[1];                // (B, n), added to
+};
+
+// One sample per block, all steps: `t`, `alive`, `through_key` and `step` are not read.
+struct SampleBackward {
+  AttendBackward<float> attend;
+  CellBackward<float> cell;
+  const float *V, *W_a, *U_a;
 };
 
 // to += from.

@@ -24,4 +24,17 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot, Tensor h,
                                           Tensor s, Tensors saved);
 
+// The same on a CUDA device.
+Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
+                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                  int64_t buffer_size, double mix, bool dot, bool training, bool maps);
+Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
+                                           OptionalTensors grad_state, Tensors weights, Tensors state,
+                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
+                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot, Tensor h,
+                                           Tensor s, Tensors saved);
+
+// Which CUDA kernels would run, and why, as JSON: of (T, B, n, L, rho) and facts as device_facts tells them.
+std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts);
+
 }  // namespace rnnkern

@@ -1,5 +1,6 @@
 """Relevancy attention inside a recurrence: the public function, its checks and its choice of implementation."""
 
+import json
 from collections.abc import Sequence
 
 import torch
@@ -118,17 +119,36 @@ def relevancy_recurrence(
 
 def _choose(cell: str, u: Tensor) -> Choice:
     """The written table."""
-    cpu = _extension.reason if u.device.type == "cpu" else f"the tensors are on {u.device}"
-    return choose(OP, {"cpu": cpu})
+    cpu = cuda = None if _extension.available else _extension.reason
+    if u.device.type != "cpu":
+        cpu = f"the tensors are on {u.device}"
+    if u.device.type != "cuda":
+        cuda = f"the tensors are on {u.device}"
+    elif cuda is None:
+        cuda = _extension.cuda_refusal(u.device)
+    return choose(OP, {"cuda": cuda, "cpu": cpu})
 
 
 def _choose_checked(
     cell, u, weights, state, *, buffer_size, relevant_size, mix="half", alignment="additive", screening="attention",
     params=(), batch_sizes=None, reset=None, readout="h", return_memory=False,
 ) -> Choice:  # fmt: skip
-    _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes, reset,
-           readout)  # fmt: skip
-    return _choose(cell, u)
+    steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
+                   reset, readout)  # fmt: skip
+    choice = _choose(cell, u)
+    if choice.implementation != "cuda":
+        return choice
+    facts = _extension.device_facts(u.device)
+    if facts is None:
+        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
+    batch, hidden = state[0].shape
+    slots = state.buffer.shape[1] if isinstance(state, RelevancyState) else 0
+    sizes = (steps, batch, hidden, min(buffer_size, slots + steps), relevant_size)
+    dtype = "float64" if u.dtype == torch.float64 else "float32"
+    plan = json.loads(torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts))
+    return choice._replace(
+        reason=f"{choice.reason}: {plan['forward']}, backward {plan['backward']}, for {plan['reason']}"
+    )
 
 
 relevancy_recurrence.choose = _choose_checked

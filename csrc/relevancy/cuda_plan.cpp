@@ -1,0 +1,75 @@
+#include "relevancy/cuda_plan.h"
+
+#include <algorithm>
+
+#include "common/left_out.h"
+#include "relevancy/relevancy.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+constexpr int64_t turns = 4;  // that multiprocessors take, a sample each, before products of many samples win
+
+// Why no block kernel can serve, or an empty string; sets its part of the plan.
+std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+  if (leaves_out("block")) return left_out("block");
+  if (dtype == ScalarType::Double) return "float64 has no block kernel";
+  if (facts.major < 8) return "the block kernel needs compute capability 8.0";
+  const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes), [&](int padded) {
+    return padded >= sizes.hidden && SampleKernels::has_forward(place, padded);
+  });
+  if (fits == std::end(sample_sizes)) {
+    return "weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(cells[place].gates) +
+           (cells[place].gates > 1 ? " gates" : " gate") + " do not fit one block";
+  }
+  if (sizes.batch > turns * facts.multiprocessors) {
+    return std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
+           std::to_string(facts.multiprocessors) + " multiprocessors";
+  }
+  const int64_t bytes = SampleKernels::forward_bytes(*fits, sizes.slots, sizes.relevant_size);
+  if (bytes > facts.shared_bytes) {
+    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " needs " + std::to_string(bytes) +
+           " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes);
+  }
+  plan.padded = *fits;
+  return "";
+}
+
+}  // namespace
+
+int find_cell(const std::string& name) {
+  int place = 0;
+  while (place < int(std::size(cells)) && name != cells[place].name) ++place;
+  STD_TORCH_CHECK(place < int(std::size(cells)), "relevancy_recurrence: the cell `", name, "` has no kernel");
+  return place;
+}
+
+Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+  Plan plan{};
+  plan.reason = refuse(plan, facts, place, dtype, sizes);
+  if (plan.padded == 0) return plan;
+  plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
+  plan.backward = SampleKernels::has_backward(place, plan.padded) &&
+                  SampleKernels::backward_bytes(place, plan.padded) <= facts.shared_bytes;
+  if (!plan.backward) plan.reason += ", backward they do not";
+  return plan;
+}
+
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
+                           std::vector<int64_t> facts) {
+  STD_TORCH_CHECK(
+      sizes.size() == 5 && facts.size() >= 4,
+      "relevancy_plan: wants (T, B, n, L, rho), and (major, minor, multiprocessors, bytes of shared memory)");
+  const device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
+  const auto type = dtype == "float64" ? ScalarType::Double : ScalarType::Float;
+  const auto plan = relevancy::plan_relevancy(known, relevancy::find_cell(cell), type,
+                                              {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]});
+  return std::string("{\"forward\": \"") + plan.forward_kernel() + "\", \"backward\": \"" + plan.backward_kernel() +
+         "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded) + "}";
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,38 @@
+// Which CUDA kernels serve a call: the written table, a pure function.
+#pragma once
+
+#include "common/tensor.h"
+#include "device/facts.h"
+#include "relevancy/cells.h"
+#include "relevancy/cuda_kernels.h"
+
+namespace rnnkern::relevancy {
+
+struct Cell {
+  const char* name;
+  int gates, states, params, saved;
+};
+
+#define RNNKERN_INFO(Cell) {Cell::name, Cell::gates, Cell::states, Cell::params, Cell::saved},
+constexpr Cell cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
+#undef RNNKERN_INFO
+
+// Its place in the list.
+int find_cell(const std::string& name);
+
+struct Sizes {
+  int64_t steps, batch, hidden, slots, relevant_size;  // T, B, n, L, rho
+};
+
+struct Plan {
+  std::string reason;
+  int padded;     // the n that the block kernels are compiled for, or 0
+  bool backward;  // whether there is one of the backward too
+
+  const char* forward_kernel() const { return padded > 0 ? "block" : "stepwise"; }
+  const char* backward_kernel() const { return padded > 0 && backward ? "block" : "stepwise"; }
+};
+
+Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
+
+}  // namespace rnnkern::relevancy

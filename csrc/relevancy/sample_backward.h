@@ -1,0 +1,104 @@
+// All steps of one sample by one block, backward: V and W_a in registers, U_a in shared memory; what comes to events
+// in their rows as in attend_backward.h, which the multiprocessor's cache holds.
+#pragma once
+
+#include "relevancy/attend_backward.h"
+#include "relevancy/sample_tile.h"
+
+namespace rnnkern::relevancy {
+
+template <class Cell, int P>
+struct SampleBackwardKernel {
+  using Problem = SampleBackward;
+  using T = Tile<P>;
+  using Keys = Weight<P, 0>;
+  using Gates = Weight<P, T::quads>;
+  using Attend = AttendBackwardKernel<float>;
+  static constexpr int threads = sample_threads;
+
+  struct Room {
+    Bench<float> bench;
+    float *dkey, *gates;  // (P,); (G+1, P)
+    Quad* rest;           // of U_a
+
+    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver) {
+      Room room;
+      room.bench = Bench<float>::carve(carver);
+      room.dkey = carver.take<float>(P);
+      room.gates = carver.take<float>((Cell::gates + 1) * P);
+      room.rest = Keys::carve(carver);
+      return room;
+    }
+    static int64_t bytes() {
+      device::Carver carver{nullptr};
+      carve(carver);
+      return carver.used;
+    }
+  };
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    device::Carver carver{device::shared_memory()};
+    const Room room = Room::carve(carver);
+    const CellBackward<float>& cell = p.cell;
+    const Rows& rows = cell.rows;
+    const int64_t b = device::block(), n = rows.hidden;
+    const int i = T::unit();
+    const bool first = T::part() == 0, mine = first && i < n;
+    Gates weights[Cell::gates + 1];
+    RNNKERN_UNROLL
+    for (int g = 0; g <= Cell::gates; ++g) {
+      weights[g].load(g < Cell::gates ? p.V + g * n * n : p.W_a, n, 1, n, nullptr);
+    }
+    Keys U_a;
+    U_a.load(p.U_a, n, 1, n, room.rest);
+    float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dc = 0;
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) params[k] = i < n ? cell.params[k][i] : 0;
+    if (Cell::states > 1 && i < n) dc = cell.dc[b * n + i];
+
+    RNNKERN_ROLLED
+    for (int64_t t = rows.length(b); t-- > 0;) {
+      const int64_t row = rows.offset(t) + b;
+      const bool reset = rows.resets(t, b);
+      Attend::attend(p.attend, room.bench, t, b);
+      device::block_barrier();
+      if (first) room.dkey[i] = i < n ? p.attend.dkeys.steps[row * n + i] : 0;
+      device::block_barrier();
+      float old[2] = {}, next[2] = {}, save[Cell::saved + 1] = {}, grad[2] = {}, du[Cell::gates], dr[Cell::gates];
+      grad[0] = U_a.product(room.dkey);
+      grad[1] = dc;
+      if (i < n) {
+        next[0] = cell.h[row * n + i];
+        grad[0] += cell.dh[row * n + i];
+        if (Cell::states > 1 && !reset) {
+          old[1] = t > 0 ? cell.cells[(rows.offset(t - 1) + b) * n + i] : cell.c0[b * n + i];
+        }
+        RNNKERN_UNROLL
+        for (int k = 0; k < Cell::saved; ++k) save[k] = cell.gates[(row * Cell::saved + k) * n + i];
+      }
+      Cell::backward(save, old, next, params, grad, du, dr, dparams);
+      dc = reset ? 0.0f : grad[1];
+      if (first) {
+        RNNKERN_UNROLL
+        for (int g = 0; g < Cell::gates; ++g) {
+          if (i < n) cell.du[(row * Cell::gates + g) * n + i] = du[g];
+          room.gates[g * P + i] = i < n ? dr[g] : 0;
+        }
+        room.gates[Cell::gates * P + i] = i < n ? cell.dquery[row * n + i] : 0;
+      }
+      device::block_barrier();
+      float sum = 0;
+      RNNKERN_UNROLL
+      for (int g = 0; g <= Cell::gates; ++g) weights[g].multiply(sum, room.gates + g * P);
+      sum = T::total(sum);
+      if (mine) p.attend.ds[b * n + i] = reset ? 0.0f : sum;
+      device::block_barrier();
+    }
+    if (!mine) return;
+    if (Cell::states > 1) cell.dc[b * n + i] = dc;
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) cell.dparams[k][b * n + i] = dparams[k];
+  }
+};
+
+}  // namespace rnnkern::relevancy

@@ -1,0 +1,227 @@
+"""relevancy_recurrence's CUDA kernels against the reference: what is selected, values, gradients, sizes, chunks."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from python_tests.gpu import recurrences, relevancies
+from python_tests.gpu.conftest import CHOSEN, require
+from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
+from rnnkern import reference
+from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.testing import assert_close
+
+
+@pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
+def place(request, nan_memory):
+    """rnnkern.ops.relevancy_recurrence, where kernels run, by either kernel. One thread: calls are small."""
+    name, kernel = request.param
+    require(recurrences.lacks(name))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with relevancies.routed(relevancies.Place(name, kernel)) as place:
+        yield place
+    torch.set_num_threads(threads)
+
+
+def check(place, call, message=""):
+    """In float64, as the reference has it."""
+    found, truth = everything(place, call), everything(reference.relevancy_recurrence, call)
+    assert same_selection(found, truth), f"{message}: other events were selected"
+    for name, x in truth.items():
+        scale = max(1.0, x[x.isfinite()].abs().max().item()) if x.isfinite().any() else 1.0
+        torch.testing.assert_close(
+            found[name], x, rtol=0, atol=1e-10 * scale, equal_nan=True, msg=lambda m, n=name: f"{message}: {n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_calls_in_float64_are_the_references(seed, place):
+    if place.kernel == "block":
+        pytest.skip("float64 has no block kernel")
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    for number in range(20):
+        place.set_seed(100 * seed + number)
+        check(place, random_call(draw), f"call {number}")
+
+
+OPTIONS = {
+    "plain": {},
+    "packed": {"packed": True},
+    "reset": {"reset": 0.3},
+    "carried": {"carried": 5, "packed": True, "reset": 0.2},
+    "given": {"screening": "given"},
+    "dot": {"alignment": "dot"},
+    "window": {"relevant_size": 0},
+    "all": {"buffer_size": 9, "carried": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+def test_every_cell_and_option_in_float32_is_as_close_to_the_truth_as_plain_pytorch(cell, options, place):
+    torch.manual_seed(1)
+    assert check_close(place, call_of(cell, 7, 3, 20, **OPTIONS[options]))
+
+
+def check_close(place, call, message=""):
+    """In float32, by the closeness rule; False where the reference itself selects otherwise in float32."""
+    calls = [(reference.relevancy_recurrence, torch.float64), (reference.relevancy_recurrence, torch.float32)]
+    truth, naive = (everything(op, call.to(dtype)) for op, dtype in calls)
+    if not same_selection(naive, truth):
+        return False
+    found = everything(place, call.to(torch.float32))
+    assert same_selection(found, truth), f"{message}: other events were selected"
+    for name, x in truth.items():
+        if x.is_floating_point() and x.numel():
+            assert_close(found[name], naive[name], x, f"{message}: {name}")
+    return True
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("hidden", [64, 65, 128, 300])
+def test_shipped_tiles_and_several_passes(hidden, seed, place):
+    if place.kernel == "block" and hidden > 128:
+        pytest.skip("one block does not hold them")
+    place.set_seed(seed)
+    torch.manual_seed(seed)
+    sizes = {"buffer_size": 5, "relevant_size": 7, "carried": 13}
+    call = call_of(("tanh", "lstm")[seed % 2], 3, 1, hidden, **sizes)
+    (check_close if place.kernel == "block" else check)(place, call)
+
+
+def test_more_members_than_threads(place):
+    torch.manual_seed(0)
+    call = call_of("tanh", 3, 1, 4, buffer_size=270, relevant_size=1, carried=262)
+    (check_close if place.kernel == "block" else check)(place, call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("cut", "cell", "hidden"), [(1, "lstm", 33), (4, "tanh", 100), (6, "tanh", 40)])
+def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
+    torch.manual_seed(cut)
+    call = call_of(cell, 8, 3, hidden, buffer_size=3, relevant_size=2, reset=0.1, dtype=dtype)
+    (cell, u, weights, state), options = call
+    place.set_seed(cut)
+
+    def run(state, first, last):
+        part = options | {"reset": options["reset"][first:last], "return_memory": True}
+        return place(cell, u[first:last], weights, state, **part)
+
+    whole, end, _ = run(state, 0, 8)
+    first, middle, _ = run(state, 0, cut)
+    second, last, _ = run(middle, cut, 8)
+    assert torch.equal(whole, torch.cat([first, second]))
+    assert all(torch.equal(x, y) for x, y in zip(end, last, strict=True) if x is not None)
+
+
+def test_the_same_bits_whatever_the_scheduler_does(place):
+    torch.manual_seed(0)
+    call = call_of("tanh", 6, 3, 40, buffer_size=2, relevant_size=2, reset=0.2, dtype=torch.float32)
+    once = everything(place, call)
+    for seed in range(1, 6):
+        place.set_seed(seed)
+        again = everything(place, call)
+        assert all(torch.equal(x, again[name]) for name, x in once.items())
+
+
+def adversarial(kind):
+    """Calls that decide by ties, infinities and NaN, and one whose samples replace always and never."""
+    call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, screening="given")
+    (cell, u, weights, state), options = call
+    scores = options["screening"]
+    if kind == "equal scores":
+        scores = torch.ones_like(scores)
+    elif kind == "equal attention":
+        weights = (*weights[:3], torch.zeros_like(weights[3]).requires_grad_())
+        options = options | {"screening": "attention"}
+        return call._replace(args=(cell, u, weights, state), kwargs=options)
+    elif kind == "minus infinity":
+        scores[::2] = -torch.inf
+    elif kind == "NaN first":
+        scores[0] = torch.nan
+    elif kind == "NaN later":
+        scores[1::3] = torch.nan
+    elif kind == "always and never":
+        scores[:, 0] = torch.arange(12.0)
+        scores[:, 1] = -torch.arange(12.0)
+    elif kind == "signed zeros":
+        scores = torch.zeros_like(scores)
+        scores[::2] = -0.0
+    return call._replace(kwargs=options | {"screening": scores})
+
+
+@pytest.mark.parametrize(
+    "kind", ["equal scores", "equal attention", "minus infinity", "NaN first", "NaN later", "always and never",
+             "signed zeros"],
+)  # fmt: skip
+def test_what_is_selected_where_scores_are_adversarial(kind, place):
+    torch.manual_seed(0)
+    call = adversarial(kind)
+    if place.kernel == "stepwise":
+        check(place, call, kind)
+        return
+    call = call.to(torch.float32)
+    found, wanted = everything(place, call), everything(reference.relevancy_recurrence, call)
+    assert same_selection(found, wanted)
+
+
+def test_scores_that_are_not_finite_spread_as_in_the_reference(place):
+    torch.manual_seed(0)
+    (cell, u, (V, W_a, U_a, v), state), options = call_of("tanh", 5, 2, 3, dtype=torch.float32)
+    for value in (torch.nan, torch.inf):
+        weights = (V, W_a, U_a, (v * torch.tensor([1.0, value, 1.0])).detach().requires_grad_())
+        found = place(cell, u, weights, state, **options, return_memory=True)
+        wanted = reference.relevancy_recurrence(cell, u, weights, state, **options, return_memory=True)
+        torch.testing.assert_close(found[0], wanted[0], equal_nan=True)
+        assert torch.equal(found[1].ids, wanted[1].ids)
+        torch.testing.assert_close(found[2].weights, wanted[2].weights, equal_nan=True)
+
+
+def test_full_attention_keeps_one_number_per_row(place):
+    torch.manual_seed(0)
+    cell, u, weights, state = call_of("tanh", 5, 2, 3).to(torch.float32, requires_grad=False).args
+    whole = [x.detach() for x in reference.empty_state(state, 2) if x is not None]
+    for size, columns in ((5, ()), (4, (6,))):
+        _, _, *rest = place.operators.relevancy_recurrence(
+            cell, u, weights, whole, (), None, None, None, size, 0.5, False, True, False
+        )
+        assert rest[8].shape == (10, *columns)
+
+
+H200 = (9, 0, 132, 232448)
+A100 = (8, 0, 108, 166912)
+
+
+@pytest.mark.parametrize(
+    ("cell", "sizes", "facts", "dtype", "forward", "backward", "reason"),
+    [("tanh", (120, 64, 128, 10, 10), H200, "float32", "block", "block", "128 units stay on one block"),
+     ("tanh", (120, 64, 128, 10, 10), A100, "float32", "block", "block", "128 units stay on one block"),
+     ("lstm", (120, 64, 64, 10, 10), H200, "float32", "block", "stepwise", "backward they do not"),
+     ("lstm", (120, 64, 65, 10, 10), H200, "float32", "stepwise", "stepwise", "65 units and 4 gates do not fit"),
+     ("relu", (120, 64, 129, 10, 10), H200, "float32", "stepwise", "stepwise", "129 units and 1 gate do not fit"),
+     ("tanh", (120, 64, 128, 10, 10), H200, "float64", "stepwise", "stepwise", "float64 has no block kernel"),
+     ("tanh", (120, 64, 128, 10, 10), (7, 5, 68, 65536), "float32", "stepwise", "stepwise", "capability 8.0"),
+     ("tanh", (120, 529, 128, 10, 10), H200, "float32", "stepwise", "stepwise", "529 samples are more than 4 for each"),
+     ("tanh", (500, 64, 128, 500, 0), H200, "float32", "stepwise", "stepwise", "a memory of 500 needs")],
+)  # fmt: skip
+def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason, monkeypatch):
+    monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
+    require(recurrences.lacks("interpret"))
+    plan = json.loads(relevancies.interpreted().relevancy_plan(cell, dtype, sizes, facts))
+    assert (plan["forward"], plan["backward"]) == (forward, backward)
+    assert reason in plan["reason"]
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "stepwise")
+    plan = json.loads(relevancies.interpreted().relevancy_plan(cell, dtype, sizes, facts))
+    assert plan["forward"] == "stepwise"
+    assert "leaves out the block kernel" in plan["reason"]
+
+
+def test_kernels_are_counted(place):
+    torch.manual_seed(0)
+    kernels = place.entered(lambda: everything(place, call_of("tanh", 2, 1, 3, dtype=torch.float32)))
+    wanted = {f"relevancy_recurrence/cuda/{way}/tanh/{place.kernel}": 2 for way in ("forward", "backward")}
+    assert kernels == wanted
