@@ -257,7 +257,7 @@ MUTANTS = [
            "grad_scale", interpreted("everything_at_once", ON_CLUSTERS)),
     Mutant("recurrence/cluster_product.h", "return device::nearest_tfloat32(x);", "return x;", "what TF32 rounds",
            interpreted("everything_at_once", IN_TF32)),
-    Mutant("recurrence/cuda_driver.h", "std::is_same_v<S, float> && allows_tf32()", "false", "that TF32 is asked for",
+    Mutant("recurrence/cuda_plan.cpp", "ScalarType::Float && allows_tf32()", "ScalarType::Float", "PyTorch's setting",
            interpreted("asks_anew", IN_TF32)),
     Mutant("recurrence/cuda_driver.h", "if (plan.tf32) return", "if (false) return", "that TF32 is what runs",
            interpreted("asks_anew", IN_TF32)),
