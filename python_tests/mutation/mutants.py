@@ -244,7 +244,7 @@ MUTANTS = [
     Mutant("recurrence/cluster_tile.h", "    device::block_barrier();\n", "", "the barrier before sums are read",
            interpreted("first_call or any_schedule", ON_CLUSTERS)),
     Mutant("recurrence/cluster_tile.h", "row_warp() * own[1] + m - own[0]", "row_warp() * own[1]",
-           "the weights of a second product", interpreted("every_tile and reset_before", ON_CLUSTERS)),
+           "the weights of a second product", interpreted("every_tile and reset_before and 377", ON_CLUSTERS)),
     Mutant("recurrence/cluster_tile.h", "const float mine = right ? beside : left", "const float mine = left",
            "which sequence's part of dh a lane sends", interpreted("everything_at_once", ON_CLUSTERS)),
     Mutant("recurrence/cluster_backward.h", "device::wait(arrived + half, turn / 2 % 2)", "(void)0",
