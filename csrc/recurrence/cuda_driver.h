@@ -37,7 +37,7 @@ struct CudaDriver {
     succeed(device::facts_of(call.u.get_device_index(), facts));
     const Steps& steps = call.steps;
     plan = plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads},
-                           call.noise.any(), std::is_same_v<S, float> && allows_tf32());
+                           call.noise.any(), allows_tf32);
     head_size = call.hidden / call.heads;
     sequence = {steps.count,
                 steps.batch,

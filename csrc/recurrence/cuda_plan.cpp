@@ -59,7 +59,7 @@ bool take(Plan& plan, const char* kernel, Refuse refuse, const device::Facts& fa
 }  // namespace
 
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy,
-                     bool tf32) {
+                     bool (*allows_tf32)()) {
   Plan plan{};
   plan.kernel = "stepwise";
   plan.reason = refuse_block(plan, facts, place, dtype, sizes, noisy);
@@ -71,7 +71,7 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
     const bool persistent =
         sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 && sizes.most() <= most_size;
     const std::string stays = "R of " + std::to_string(sizes.hidden) + " units stays on ";
-    plan.tf32 = tf32 && dtype == ScalarType::Float;
+    plan.tf32 = persistent && dtype == ScalarType::Float && allows_tf32();
     if (persistent && take(plan, "cluster", refuse_cluster, facts, place, dtype, sizes)) {
       plan.reason = stays + "a cluster of " + std::to_string(plan.forward.cluster) + " blocks";
       if (plan.tf32) plan.kernel = "cluster_tf32";
@@ -112,7 +112,8 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
                                                 : ScalarType::Half;
   device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
   for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
-  const Plan plan = plan_recurrence(known, place, type, {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy, tf32);
+  const auto allows_tf32 = tf32 ? +[] { return true; } : +[] { return false; };
+  const Plan plan = plan_recurrence(known, place, type, {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy, allows_tf32);
   const auto shape = [&](const char* name, const BlockShape& s) {
     const int64_t tiles = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
     const int64_t blocks = plan.on_grid() ? plan.grid.blocks() : tiles * s.cluster;

@@ -34,9 +34,9 @@ struct Plan {
   bool stepwise() const { return padded == 0 && !on_grid(); }
 };
 
-// noisy: with zoneout or dropout. tf32: may a kernel of float32 multiply in TF32.
+// noisy: with zoneout or dropout. allows_tf32: asked where a kernel could multiply float32 so.
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy,
-                     bool tf32);
+                     bool (*allows_tf32)());
 
 // Why no cluster or grid kernel can serve a dense R, or an empty string; they set their part of the plan.
 std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
