@@ -193,7 +193,7 @@ def main(
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
     parser.add_argument("--epochs", type=int, help="instead of each network's own number")
-    parser.add_argument("--updates", type=int, default=2500, help="the most of a layer that learns to recall")
+    parser.add_argument("--updates", type=int, default=3000, help="the most of a layer that learns to recall")
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     data, rows, pairs = digits(), [], {}
