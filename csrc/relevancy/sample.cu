@@ -7,8 +7,8 @@
 namespace rnnkern::relevancy {
 namespace {
 
-// What there is for a cell and P. With four gates the weights of 128 units outgrow the registers, and backward those of
-// 64 units the compiler's will to take so many.
+// What there is for a cell and P. The weights of four gates and 128 units outgrow the registers; backward the compiler
+// spills those of four gates, and for sm_100 those of 128 units.
 struct Entry {
   int64_t backward_bytes;
   int (*forward)(const SampleForward& problem, void* stream);
@@ -25,7 +25,7 @@ Entry entry() {
       const int64_t bytes = SampleMemory<P>::bytes(p.memory.slots, p.memory.relevant_size);
       return device::launch<SampleForwardKernel<Cell, P>>({.blocks = p.rows.batch, .shared_bytes = bytes}, p, stream);
     };
-    if constexpr (Cell::gates == 1) {
+    if constexpr (Cell::gates == 1 && P == 64) {
       made.backward_bytes = SampleBackwardKernel<Cell, P>::Room::bytes();
       made.backward = [](const SampleBackward& p, void* stream) {
         const int64_t bytes = SampleBackwardKernel<Cell, P>::Room::bytes();
