@@ -77,6 +77,7 @@ SUBJECTS = (
     Subject("RelLSTM", "loop", loop(rel_lstm)),
     Subject("MemRNN", "fused", mem_rnn),
     Subject("MemRNN", "loop", loop(mem_rnn)),
+    Subject("SABLSTM", "fused", lambda hidden: rnnkern.nn.SABLSTM(INPUTS, hidden, attend_every=10)),
 )
 
 

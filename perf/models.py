@@ -16,14 +16,15 @@ class Network(Module):
 
     Args:
         rnn: called as those of torch.nn: ``output, state = rnn(x, state)``, x (T, B, I), output (T, B, ``hidden``); the
-            state is None, a tensor or nested tuples of tensors.
+            state is None, a tensor or nested tuples of tensors. A layer whose output is wider says so, ``output_size``.
         hidden, outputs: sizes.
         each_step: answers are (T, B, ``outputs``), else (B, ``outputs``).
     """
 
     def __init__(self, rnn: Module, hidden: int, outputs: int, each_step: bool) -> None:
         super().__init__()
-        self.rnn, self.head, self.each_step = rnn, Linear(hidden, outputs), each_step
+        self.rnn, self.head = rnn, Linear(getattr(rnn, "output_size", hidden), outputs)
+        self.each_step = each_step
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         h, state = self.rnn(x, state)
@@ -35,7 +36,7 @@ def detached(state: Any) -> Any:
     if isinstance(state, tuple):
         parts = map(detached, state)
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return None if state is None else state.detach()
+    return state.detach() if isinstance(state, Tensor) else state
 
 
 def size(network: Module) -> int:
@@ -102,6 +103,7 @@ MODELS: dict[str, Build] = {
     "rnnkern.RelRNN-random": made(rnnkern.nn.RelRNN, screening="random"),
     "rnnkern.MemRNN": made(rnnkern.nn.MemRNN),
     "rnnkern.RelLSTM": made(rnnkern.nn.RelLSTM),
+    "rnnkern.SABLSTM": made(rnnkern.nn.SABLSTM),
     "torch.RNN": made(torch.nn.RNN),
     "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
     "torch.GRU": made(torch.nn.GRU),

@@ -49,12 +49,14 @@ SMALL_MODELS = {
     "rnnkern.RelRNN-random": Trained(3e-3),
     "rnnkern.MemRNN": Trained(3e-3),
     "rnnkern.RelLSTM": Trained(1e-2),
+    "rnnkern.SABLSTM": Trained(3e-3),
     "rnnkern.LSTM": Trained(1e-2),
     "rnnkern.ExpRNN": Trained(3e-3),
 }
 OTHERS = {
     "rnnkern.RelLSTM": Trained(2e-4),
     "rnnkern.MemRNN": Trained(2e-4),
+    "rnnkern.SABLSTM": Trained(2e-4),
     "rnnkern.LSTM": Trained(2e-4),
     "rnnkern.OrthogonalInitRNN": Trained(2e-4, "RMSprop"),
     "rnnkern.ExpRNN": Trained(2e-4, "RMSprop"),

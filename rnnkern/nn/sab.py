@@ -70,6 +70,7 @@ class SABLSTM(Module):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
             setattr(self, name, size)
+        self.output_size = 2 * hidden_size
         if alignment not in ALIGNMENTS:
             raise ValueError(f"alignment must be one of {tuple(ALIGNMENTS)}, got {alignment!r}")
         self.alignment, self.bias, self.batch_first = alignment, bias, batch_first
