@@ -41,7 +41,8 @@ sanitize: install
 	  $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
 	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_orthogonal.py \
-	  python_tests/ops/test_gather_attention.py \
+	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
+	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
 	  -k "not 1000 and not compile"
 	$(BIN)/python -m pytest -q python_tests/threads
 

@@ -28,6 +28,10 @@ HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
+RELEVANCY = named("500_random", "python_tests/ops/test_relevancy.py")
+TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
+SAB = named("random_calls", "python_tests/ops/test_sab.py")
+GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -97,6 +101,24 @@ MUTANTS = [
            EIGENVALUES),
     Mutant("orthogonal/cpu_schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
            named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
+    # ---- relevancy attention
+    Mutant("relevancy/cpu_forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
+           "which of equal least scores goes", TIES),
+    Mutant("relevancy/cpu_forward.h", "x.scores[slot] > x.scores[to]", "x.scores[slot] >= x.scores[to]",
+           "that the older of two equal scores stays", TIES),
+    Mutant("relevancy/cpu_forward.h", "i < count && x.live[i] < p.slots", "i < count", "that scores in R are frozen",
+           RELEVANCY),
+    Mutant("relevancy/cpu_backward.h", "std::memcpy(grads + slot * width, grads + from * width, bytes);",
+           "std::memset(grads + slot * width, 0, bytes);", "what came to an event while it was in R", RELEVANCY),
+    Mutant("relevancy/cpu_backward.h", "x.in_slot[from] = x.overwritten[t];", "x.in_slot[from] = no_event;",
+           "what was in R before", RELEVANCY),
+    Mutant("relevancy/cpu_backward.h", "      replay(p, first + i, t, x[i]);\n", "", "what was there before a reset",
+           RELEVANCY),
+    Mutant("relevancy/sab_backward.h", "d_weights[k - 1] = -sum", "d_weights[k - 1] = sum", "a sign of the threshold",
+           SAB),
+    Mutant("relevancy/sab_backward.h", "/ call.sums[row]", "", "the divisor of the weights", SAB),
+    Mutant("relevancy/gather_backward.h", "grad_alpha[members[c]] - along", "grad_alpha[members[c]]",
+           "the softmax's mean in its gradient", GATHER),
     # ---- vectors
     Mutant("common/simd_math.h", "terms = 6", "terms = 4", "two terms of the series",
            ("python_tests/ops/test_simd_math.py",)),
