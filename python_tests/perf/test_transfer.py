@@ -213,8 +213,19 @@ def test_the_three_panels(tmp_path):
     memory_picture.main(["device"], tmp_path, tmp_path)
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     page = tmp_path / "page.md"
-    page.write_text("<!-- memory:begin -->\n<!-- memory:end -->\n")
+    row = {
+        "direction": "forward+backward",
+        "cell": "tanh",
+        "shape": "5x2x3",
+        "case": "nu 2, rho 1",
+        "over_floor": "1.5",
+    }
+    row |= {"ms_50": "2.0", "over_floor": "1.5", **dict.fromkeys(("device", "threads", "simd", "torch", "commit"), "?")}
+    speeds = [row | {"provider": "rnnkern", "ratio_50": "1.0"}, row | {"provider": "a loop", "ratio_50": "4.25"}]
+    record.append(tmp_path / "device" / "relevancy.csv", speeds)
+    page.write_text("<!-- memory:begin -->\n<!-- memory:end -->\n<!-- speed:begin -->\n<!-- speed:end -->\n")
     relevancy_tables.main(["device"], page, tmp_path)
     assert "| RelRNN | fused | 200 | " in page.read_text()
+    assert "| `tanh` | 5, 2, 3 | nu 2, rho 1 | 4.2 | 2 | 1.50 |" in page.read_text()
     texts = [row | {"length": str(row["length"]), "norm": str(row["norm"])} for row in rows]
     assert memory_picture.mean_log(texts, 4) == pytest.approx(-1.5 * math.log(2))
