@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from perf import orthogonal, orthogonal_step, overhead, recurrence
+from perf import gather_attention, orthogonal, orthogonal_step, overhead, recurrence, relevancy
 
 RUNS = (
     (recurrence, ["--compiled"]),
@@ -13,6 +13,8 @@ RUNS = (
     (overhead, []),
     (orthogonal, []),
     (orthogonal_step, []),
+    (relevancy, []),
+    (gather_attention, []),
 )
 """A family's cases and the options that they run with."""
 

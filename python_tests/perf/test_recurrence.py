@@ -47,8 +47,9 @@ def test_bench_runs_every_case(monkeypatch, capsys):
     monkeypatch.setattr(recurrence, "CELLS", ("modrelu", "gru"))
     monkeypatch.setattr(recurrence, "compiled", lambda provider: provider)
     perf.bench.main(["--quick", "--threads", "1"])
-    cases = set(re.findall(r"^(\w+(?:, \d \w+)?|one call|step by step|norm 1|step)  ", capsys.readouterr().out, re.M))
-    wanted = {"dense", "packed", "dense, 2 layers", "dense, 2 directions", "one call", "step by step", "norm 1", "step"}
+    cases = set(re.findall(r"^(\S+(?: \S+)*)  ", capsys.readouterr().out, re.M))
+    wanted = {"dense", "packed", "dense, 2 layers", "dense, 2 directions", "one call", "step by step", "norm 1"}
+    wanted |= {"angles", "step", "nu 4, rho 4", "lists of a recurrence"}
     assert cases == wanted | {"case"}
 
 
