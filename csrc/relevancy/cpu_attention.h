@@ -45,10 +45,11 @@ void align(const T* query, const T* const* keys, int64_t count, const T* v, int6
   }
 }
 
-// exp(e - shift) in place, of as many vectors as hold them.
+// exp(e - shift) in place, of as many vectors as hold them: what lies beyond could be anything, and becomes 1.
 template <class T>
 void decay_all(T* e, int64_t count, T shift) {
   using V = Vec<T>;
+  for (int64_t j = count; j % V::width; ++j) e[j] = shift;
   for (int64_t j = 0; j < count; j += V::width) decay(V::load(e + j) - V(shift)).store(e + j);
 }
 

@@ -103,7 +103,8 @@ MUTANTS = [
            named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
     # ---- relevancy attention
     Mutant("relevancy/cpu_forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
-           "which of equal least scores goes", TIES),
+           "which of equal least scores goes",
+           named("equal_least", "python_tests/ops/test_relevancy_adversarial.py")),
     Mutant("relevancy/cpu_forward.h", "x.scores[slot] > x.scores[to]", "x.scores[slot] >= x.scores[to]",
            "that the older of two equal scores stays", TIES),
     Mutant("relevancy/cpu_forward.h", "i < count && x.live[i] < p.slots", "i < count", "that scores in R are frozen",

@@ -44,6 +44,13 @@ def test_equal_scores_that_are_given_keep_the_oldest():
     assert found["last ids"].tolist() == [[0, 1, 2]] * BATCH
 
 
+def test_of_equal_least_scores_the_first_goes():
+    scores = torch.zeros(STEPS, BATCH)
+    scores[:3] = torch.tensor([[1.0], [1.0], [5.0]])
+    found = hold(with_scores(scores, buffer_size=1, relevant_size=2))
+    assert found["last ids"].tolist() == [[2, 1]] * BATCH
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("seed", range(5))
 def test_scores_that_are_no_numbers(odd, seed):
