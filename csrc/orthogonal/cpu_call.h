@@ -4,8 +4,8 @@
 #include <omp.h>
 
 #include "common/counters.h"
+#include "common/levels.h"
 #include "common/reuse.h"
-#include "common/simd_level.h"
 #include "orthogonal/orthogonal.h"
 #include "orthogonal/problem.h"
 
@@ -21,11 +21,7 @@ const OrthogonalKernels<T>& kernels() {
       orthogonal_level_avx512(),
 #endif
   };
-  const int at = simd_level() > SimdLevel::avx512 ? int(SimdLevel::avx512) : int(simd_level());
-  if constexpr (sizeof(T) == 8)
-    return levels[at].of_double;
-  else
-    return levels[at].of_float;
+  return kernels_in_use<T>(levels);
 }
 
 void count_kernel(const char* family, const char* direction, const Tensor& x) {
@@ -34,9 +30,7 @@ void count_kernel(const char* family, const char* direction, const Tensor& x) {
 
 template <class F>
 auto by_dtype(const Tensor& x, F f) {
-  if (x.scalar_type() == ScalarType::Double) return f(double());
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "rnnkern: orthogonal weights must be float32 or float64");
-  return f(float());
+  return by_float_or_double(x, "rnnkern: orthogonal weights must be float32 or float64", f);
 }
 
 // The sizes of a tensor without its last ones, and others in their place.

@@ -4,8 +4,8 @@
 #include <iterator>
 
 #include "common/counters.h"
+#include "common/levels.h"
 #include "common/reuse.h"
-#include "common/simd_level.h"
 #include "relevancy/cells.h"
 #include "relevancy/problem.h"
 #include "relevancy/relevancy.h"
@@ -30,11 +30,7 @@ const RelevancyKernels<T>& kernels() {
       relevancy_level_avx512(),
 #endif
   };
-  const int at = simd_level() > SimdLevel::avx512 ? int(SimdLevel::avx512) : int(simd_level());
-  if constexpr (sizeof(T) == 8)
-    return levels[at].of_double;
-  else
-    return levels[at].of_float;
+  return kernels_in_use<T>(levels);
 }
 
 void require(bool holds, const char* what) {

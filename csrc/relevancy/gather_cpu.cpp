@@ -2,8 +2,8 @@
 #include <omp.h>
 
 #include "common/counters.h"
+#include "common/levels.h"
 #include "common/reuse.h"
-#include "common/simd_level.h"
 #include "relevancy/gather_attention.h"
 #include "relevancy/gather_problem.h"
 
@@ -21,18 +21,12 @@ const GatherKernels<T>& kernels() {
       gather_level_avx512(),
 #endif
   };
-  const int at = simd_level() > SimdLevel::avx512 ? int(SimdLevel::avx512) : int(simd_level());
-  if constexpr (sizeof(T) == 8)
-    return levels[at].of_double;
-  else
-    return levels[at].of_float;
+  return kernels_in_use<T>(levels);
 }
 
 template <class F>
 auto by_dtype(const Tensor& x, F f) {
-  if (x.scalar_type() == ScalarType::Double) return f(double());
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "gather_attention: `q` must be float32 or float64");
-  return f(float());
+  return by_float_or_double(x, "gather_attention: `q` must be float32 or float64", f);
 }
 
 void count_kernel(const char* direction, const Tensor& q) {

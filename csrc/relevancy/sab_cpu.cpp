@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "common/counters.h"
+#include "common/levels.h"
 #include "common/reuse.h"
-#include "common/simd_level.h"
 #include "relevancy/sab.h"
 #include "relevancy/sab_problem.h"
 
@@ -21,18 +21,12 @@ const SabKernels<T>& kernels() {
       sab_level_avx512(),
 #endif
   };
-  const int at = simd_level() > SimdLevel::avx512 ? int(SimdLevel::avx512) : int(simd_level());
-  if constexpr (sizeof(T) == 8)
-    return levels[at].of_double;
-  else
-    return levels[at].of_float;
+  return kernels_in_use<T>(levels);
 }
 
 template <class F>
 auto by_dtype(const Tensor& x, F f) {
-  if (x.scalar_type() == ScalarType::Double) return f(double());
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "sab_recurrence: `u` must be float32 or float64");
-  return f(float());
+  return by_float_or_double(x, "sab_recurrence: `u` must be float32 or float64", f);
 }
 
 // The arguments, dense, of sizes that belong together; and the places of rows.
