@@ -1,19 +1,19 @@
 """Recurrent layers that attend to a bounded set of their own past."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Parameter, init
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.recurrent import TimeFirst, reset_in_order
-from rnnkern.ops import Choice, RelevancyMemory, RelevancyState, relevancy_recurrence
+from rnnkern.nn.attending import Attending, state_like
+from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops.relevancy import CHOICES
 from rnnkern.reference.relevancy import RELEVANCY_CELLS
 
@@ -22,30 +22,26 @@ UNLIMITED = 2**30
 """Steps, which no sequence has: the buffer is as long as what has been seen."""
 
 
-class Relevancy(Module):
+class Relevancy(Attending):
     """What RelRNN, RelLSTM, MemRNN and MemLSTM share. A subclass names its ``_cell`` and ``_gates``."""
 
-    _gates = 1
+    _gates, _states, _operator = 1, 1, staticmethod(relevancy_recurrence)
+    _plain: ClassVar = {
+        "buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "mix": "half", "bias": True,
+        "alignment": "additive", "screening": "attention", "readout": "h", "batch_first": False,
+    }  # fmt: skip
 
     def __init__(
         self, input_size: int, hidden_size: int, *, buffer_size: int = 10, relevant_size: int = 10, mix: str = "half",
         alignment: str = "additive", screening: str = "attention", readout: str = "h", bias: bool = True,
         batch_first: bool = False, device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
-        for name, size in (*sizes.items(), ("relevant_size", relevant_size)):
-            least = 0 if name == "relevant_size" else 1
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-            if size < least:
-                raise ValueError(f"{name} must be at least {least}, got {size}")
-            setattr(self, name, size)
         chosen = {"mix": mix, "alignment": alignment, "screening": screening, "readout": readout}
-        for name, choice in chosen.items():
-            if choice not in CHOICES[name]:
-                raise ValueError(f"{name} must be one of {CHOICES[name]}, got {choice!r}")
-            setattr(self, name, choice)
+        super().__init__(
+            sizes | {"relevant_size": relevant_size}, {"relevant_size": 0},
+            {name: (choice, CHOICES[name]) for name, choice in chosen.items()},
+        )  # fmt: skip
         self.bias, self.batch_first = bias, batch_first
 
         def parameter(*shape: int) -> Parameter:
@@ -104,11 +100,8 @@ class Relevancy(Module):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        args, kwargs = self._call(input, state, reset)
-        output, state = relevancy_recurrence(*args, **kwargs)
-        return self._returned(input, output), self._returned_state(input, state)
+        return self._run(input, state, reset)
 
-    @torch.no_grad()
     def attention(
         self,
         input: Tensor | PackedSequence,
@@ -124,23 +117,9 @@ class Relevancy(Module):
             ``weights``, like ``input`` with K columns: alpha over the slots of the buffer, then of the relevant set, 0
             for an empty slot; ``ids``, int32: the event in each slot, by the step that made it, -1 for none.
         """
-        args, kwargs = self._call(input, state, reset)
-        _, _, memory = relevancy_recurrence(*args, **kwargs, return_memory=True)
-        return RelevancyMemory(*(self._returned(input, each) for each in memory))
-
-    @torch.no_grad()
-    def choose(
-        self,
-        input: Tensor | PackedSequence,
-        state: RelevancyState | Sequence[Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list. Runs no recurrence."""
-        args, kwargs = self._call(input, state, reset)
-        return [relevancy_recurrence.choose(*args, **kwargs)]
+        return self._attended(input, state, reset)
 
     def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        """The operator's arguments."""
         x, state, batch_sizes, reset = self._time_first(input, state, reset)
         weights = (self.weight_hh_l0, self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
@@ -148,68 +127,10 @@ class Relevancy(Module):
             x, {"weight": self.weight_ih_l0, "bias": self.bias_ih_l0, "weights": weights, "params": bias}
         )
         u = F.linear(x, call["weight"], call["bias"])
-        if not isinstance(state, RelevancyState):
-            state = tuple(s.to(u.dtype) for s in state)
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
         rest = {"params": call["params"], "batch_sizes": batch_sizes, "reset": reset}
-        return (self._cell, u, call["weights"], state), sizes | options | rest
-
-    def _time_first(self, input, state, reset) -> TimeFirst:
-        name = type(self).__name__
-        batch_sizes = order = None
-        packed = isinstance(input, PackedSequence)
-        x = input.data if packed else input
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: `input` must be a tensor or a PackedSequence, got {type(x).__name__}")
-        if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
-            wanted = f"(T, B, {self.input_size}), or without B" if not packed else f"packed, {self.input_size} columns"
-            raise ValueError(f"{name}: `input` must be {wanted}, got {tuple(x.shape)}")
-        if x.dtype != self.weight_ih_l0.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"{name}: `input` must be of the parameters' {self.weight_ih_l0.dtype}, got {x.dtype}")
-        unbatched = not packed and x.dim() == 2
-        if packed:
-            _, batch_sizes, order, _ = input
-            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
-        else:
-            x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
-            steps, batch = x.shape[:2]
-        if state is None:
-            state = (x.new_zeros(batch, self.hidden_size),) * (2 if self._cell == "lstm" else 1)
-        elif unbatched:
-            state = _each(state, lambda part: part.unsqueeze(0))
-        elif order is not None:
-            state = _each(state, lambda part: part.index_select(0, order))
-        if reset is not None:
-            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
-        return TimeFirst(x, state, batch_sizes, reset)
-
-    def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
-        """What the operator gives for each step, as the caller's input."""
-        if isinstance(input, PackedSequence):
-            _, batch_sizes, order, inverse = input
-            return PackedSequence(rows, batch_sizes, order, inverse)
-        if input.dim() == 2:
-            return rows.squeeze(1)
-        return rows.transpose(0, 1) if self.batch_first else rows
-
-    def _returned_state(self, input, state: RelevancyState) -> RelevancyState:
-        if isinstance(input, PackedSequence):
-            inverse = input.unsorted_indices
-            return state if inverse is None else _each(state, lambda part: part.index_select(0, inverse))
-        return _each(state, lambda part: part.squeeze(0)) if input.dim() == 2 else state
-
-    def extra_repr(self) -> str:
-        plain = {"buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "mix": "half", "bias": True}
-        plain |= {"alignment": "additive", "screening": "attention", "readout": "h", "batch_first": False}
-        shown = (f", {name}={getattr(self, name)}" for name in plain if getattr(self, name, plain[name]) != plain[name])
-        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
-
-
-def _each(state, change) -> Any:
-    """The parts of a state that are there, changed."""
-    changed = [None if part is None else change(part) for part in state]
-    return RelevancyState(*changed) if isinstance(state, RelevancyState) else tuple(changed)
+        return (self._cell, u, call["weights"], state_like(state, u)), sizes | options | rest
 
 
 class RelRNN(Relevancy):
@@ -304,7 +225,7 @@ class RelLSTM(Relevancy):
     (torch.Size([4, 20]), torch.Size([4, 20]))
     """
 
-    _cell, _gates = "lstm", 4
+    _cell, _gates, _states = "lstm", 4, 2
 
     @torch.no_grad()
     def _reset_cell(self) -> None:

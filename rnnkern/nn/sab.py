@@ -1,20 +1,21 @@
 """Sparse attentive backtracking."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.ops import Choice, SABMemory, SABState, sab_recurrence
+from rnnkern.nn.attending import Attending, state_like
+from rnnkern.ops import SABMemory, SABState, sab_recurrence
 from rnnkern.ops.sab import ALIGNMENTS
 
 
-class SABLSTM(Module):
+class SABLSTM(Attending):
     r"""An LSTM that attends to a few of its remembered states, with gradients through them and through the last steps.
 
     .. math::
@@ -56,24 +57,21 @@ class SABLSTM(Module):
     torch.Size([30, 4, 5])
     """
 
+    _operator, _states = staticmethod(sab_recurrence), 2
+    _plain: ClassVar = {
+        "top_k": 5, "attend_every": 1, "truncation": 10, "alignment": "separable", "bias": True, "batch_first": False,
+    }  # fmt: skip
+
     def __init__(
         self, input_size: int, hidden_size: int, *, top_k: int = 5, attend_every: int = 1, truncation: int = 10,
         alignment: str = "separable", bias: bool = True, batch_first: bool = False, device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         sizes = {"input_size": input_size, "hidden_size": hidden_size}
         sizes |= {"top_k": top_k, "attend_every": attend_every, "truncation": truncation}
-        for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-            setattr(self, name, size)
+        super().__init__(sizes, {}, {"alignment": (alignment, tuple(ALIGNMENTS))})
         self.output_size = 2 * hidden_size
-        if alignment not in ALIGNMENTS:
-            raise ValueError(f"alignment must be one of {tuple(ALIGNMENTS)}, got {alignment!r}")
-        self.alignment, self.bias, self.batch_first = alignment, bias, batch_first
+        self.bias, self.batch_first = bias, batch_first
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -118,11 +116,8 @@ class SABLSTM(Module):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        args, options = self._call(input, state, reset)
-        output, state = sab_recurrence(*args, **options)
-        return self._returned(input, output), self._returned_state(input, state)
+        return self._run(input, state, reset)
 
-    @torch.no_grad()
     def attention(
         self,
         input: Tensor | PackedSequence,
@@ -138,83 +133,18 @@ class SABLSTM(Module):
             ``weights``, like ``input`` with ``top_k`` columns, and ``slots``, int32, which memories they are of: 0 for
             the first h, j for that after ``j * attend_every`` steps, -1 for none.
         """
-        args, options = self._call(input, state, reset)
-        _, _, memory = sab_recurrence(*args, **options, return_memory=True)
-        return SABMemory(*(self._returned(input, each) for each in memory))
-
-    @torch.no_grad()
-    def choose(
-        self,
-        input: Tensor | PackedSequence,
-        state: SABState | Sequence[Tensor] | None = None,
-        reset: Tensor | None = None,
-    ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list. Runs no recurrence."""
-        args, options = self._call(input, state, reset)
-        return [sab_recurrence.choose(*args, **options)]
+        return self._attended(input, state, reset)
 
     def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        """The operator's arguments, time first and in the order of packed rows."""
-        packed = isinstance(input, PackedSequence)
-        x, batch_sizes, order, _ = input if packed else (input, None, None, None)
-        if not isinstance(x, Tensor):
-            raise TypeError(f"SABLSTM: `input` must be a tensor or a PackedSequence, got {type(x).__name__}")
-        if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
-            wanted = f"packed, {self.input_size} columns" if packed else f"(T, B, {self.input_size}), or without B"
-            raise ValueError(f"SABLSTM: `input` must be {wanted}, got {tuple(x.shape)}")
-        if x.dtype != self.weight_ih_l0.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"SABLSTM: `input` must be of the parameters' {self.weight_ih_l0.dtype}, got {x.dtype}")
-        unbatched = not packed and x.dim() == 2
-        if unbatched:
-            x = x.unsqueeze(1)
-        elif self.batch_first and not packed:
-            x = x.transpose(0, 1)
-        if state is None:
-            batch = int(batch_sizes[0]) if packed else x.shape[1]
-            state = (x.new_zeros(batch, self.hidden_size),) * 2
-        elif unbatched:
-            state = _each(state, lambda part: part.unsqueeze(0))
-        elif order is not None:
-            state = _each(state, lambda part: part.index_select(0, order))
-        if isinstance(reset, Tensor):
-            if unbatched:
-                reset = reset.unsqueeze(1)
-            elif self.batch_first:
-                reset = reset.transpose(0, 1)
-            reset = reset if order is None else reset.index_select(1, order)
+        x, state, batch_sizes, reset = self._time_first(input, state, reset)
         attention = (self.weight_alignment_l0, self.weight_score_l0)
         attention = attention[attention[0] is None :]
         x, call = autocast.cast(
             x, {"W": self.weight_ih_l0, "bias": self.bias_ih_l0, "R": self.weight_hh_l0, "attention": attention}
         )
         u = F.linear(x, call["W"], call["bias"])
-        if not isinstance(state, SABState):
-            state = tuple(s.to(u.dtype) for s in state)
         options = {name: getattr(self, name) for name in ("top_k", "attend_every", "truncation", "alignment")}
-        return (u, call["R"], state, call["attention"]), options | {"batch_sizes": batch_sizes, "reset": reset}
-
-    def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
-        """What the operator gives for each step, as the caller's input."""
-        if isinstance(input, PackedSequence):
-            return input._replace(data=rows)
-        if input.dim() == 2:
-            return rows.squeeze(1)
-        return rows.transpose(0, 1) if self.batch_first else rows
-
-    def _returned_state(self, input, state: SABState) -> SABState:
-        if isinstance(input, PackedSequence):
-            inverse = input.unsorted_indices
-            return state if inverse is None else _each(state, lambda part: part.index_select(0, inverse))
-        return _each(state, lambda part: part.squeeze(0)) if input.dim() == 2 else state
-
-    def extra_repr(self) -> str:
-        plain = {"top_k": 5, "attend_every": 1, "truncation": 10, "alignment": "separable", "bias": True}
-        plain |= {"batch_first": False}
-        shown = (f", {name}={getattr(self, name)}" for name in plain if getattr(self, name) != plain[name])
-        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
-
-
-def _each(state, change) -> Any:
-    """The tensors of a state, changed."""
-    changed = [change(part) if isinstance(part, Tensor) else part for part in state]
-    return SABState(*changed) if isinstance(state, SABState) else tuple(changed)
+        return (u, call["R"], state_like(state, u), call["attention"]), options | {
+            "batch_sizes": batch_sizes,
+            "reset": reset,
+        }
