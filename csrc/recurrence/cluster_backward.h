@@ -43,30 +43,30 @@ struct ClusterBackwardKernel {
 
     RNNKERN_DEVICE S* dr() const { return x + all % 2 * Tile::x_size; }
     RNNKERN_DEVICE static int bytes(int n) { return n * D * 4; }
+    RNNKERN_DEVICE float* received(int g, int turn) const { return parts + (2 * g + turn % 2) * parts_size; }
+    RNNKERN_DEVICE device::Mbarrier* barrier(int g, int turn) const { return arrived + 2 * g + turn % 2; }
 
     template <int first, int last>
     RNNKERN_DEVICE void send(int g, int turn, int n) {
-      const int place = 2 * g + turn % 2;
-      float* received = parts + place * parts_size;
+      float* own = received(g, turn);
+      device::Mbarrier* on = barrier(g, turn);
       device::block_barrier();
       tile.template multiply<first, last>(dr(), n, [&](int unit, int column, const float (&four)[4]) {
         device::Word16 word;
         std::memcpy(&word, four, sizeof word);
-        float* to = received + (rank * Tile::columns + column) * units + unit % units;
-        device::store_async(device::map(to, unit / units), word, device::map(arrived + place, unit / units));
+        float* to = own + (rank * Tile::columns + column) * units + unit % units;
+        device::store_async(device::map(to, unit / units), word, device::map(on, unit / units));
       });
       ++all;
     }
 
     RNNKERN_DEVICE void receive(int g, int turn, int n, A (&product)[values]) {
-      const int place = 2 * g + turn % 2;
-      const float* received = parts + place * parts_size;
-      device::wait(arrived + place, turn / 2 % 2);
-      if (device::thread() == 0) device::expect(arrived + place, bytes(n));
+      device::wait(barrier(g, turn), turn / 2 % 2);
+      if (device::thread() == 0) device::expect(barrier(g, turn), bytes(n));
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {
         if (Pairs::idle(v, n)) continue;
-        const float* from = received + Pairs::column(v) * units + Pairs::unit(v);
+        const float* from = received(g, turn) + Pairs::column(v) * units + Pairs::unit(v);
         product[v] = 0;
         if (Pairs::column(v) >= n) continue;
         RNNKERN_UNROLL
