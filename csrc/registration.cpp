@@ -51,7 +51,9 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("device_facts(int index) -> str");
-  m.def("recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False) -> str");
+  m.def(
+      "recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False, "
+      "str measured=\"\") -> str");
   m.def("allows_tf32() -> bool");  // rnnkern/_extension.py has it
 
   m.def(

@@ -4,13 +4,14 @@
 // Every tile has
 //   threads, columns   of the block; sequences of the cluster at most
 //   x_size             elements of what is multiplied, in shared memory
-//   shared_size        bytes of weights and partial sums there
+//   shared_size        bytes of weights there
 //   load(R, hidden, rank, memory)
 // The forward multiplies h of all units by the block's rows; a block's result is r of its own units:
 //   values             results per thread, each of one unit and sequence
 //   unit(v), column(v) of this thread's result v; no such sequence where column(v) is not below that of the cluster
 //   idle(v, n)         the whole warp has no result v of n sequences
 //   writes()           one of the threads that have this result
+//   sums_size, take    bytes of partial sums, of which those in use are given by `take`
 //   multiply, result   all threads, with a barrier of the block where they wait for each other; then r of value v
 //   gather(h), member  16 bytes of neighbouring units, in each of the `members` threads that come together for them
 // The backward multiplies dr of the block's own units by the same rows transposed. The result, the block's part of dh
@@ -34,6 +35,32 @@ constexpr int cluster_blocks(int D) {
 }
 
 RNNKERN_HOST_DEVICE constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+constexpr int64_t cluster_memory = 227 * 1024;  // a block's, of compute capability 9.0 and 10.0
+
+// The sequences of a cluster. More than a tile takes at once are two groups, which take turns within a step, so that
+// one's exchange is under way while the other multiplies; the groups' lengths fall as the sequences' do.
+struct ClusterGroups {
+  const Sequence& seq;
+  int b0, n, half;  // the cluster's first sequence, how many it has, and how many of them are in the first group
+
+  RNNKERN_DEVICE ClusterGroups(const Sequence& seq, int columns, int cluster, int at_once) : seq(seq) {
+    b0 = device::block() / cluster * columns;
+    const int left = int(seq.batch) - b0;
+    n = left < columns ? left : columns;
+    half = n > at_once ? (n + 1) / 2 : n;
+  }
+  RNNKERN_DEVICE int first(int g) const { return b0 + g * half; }
+  RNNKERN_DEVICE int count(int g) const { return g ? n - half : half; }
+  RNNKERN_DEVICE int longest(int g) const { return count(g) ? int(seq.length(first(g))) : 0; }
+};
+
+template <class T>
+RNNKERN_DEVICE void swap(T& x, T& y) {
+  const T before = x;
+  x = y;
+  y = before;
+}
 
 template <class Cell, class M, int D>
 struct ClusterShape {
@@ -70,11 +97,12 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   // Of 24 fragments of tfloat32 the compiler would have 128 registers do, for two blocks at once, and spill.
   static constexpr int room = K::one == 1 && own_all * depth == 24 ? 20 : own_all <= 3 ? 44 : 40;
   using Weights = MmaWeights<own_all * depth, threads, room>;
-  static constexpr int64_t sums_size = int64_t(parts) * columns * sum_pitch * 4;
-  static constexpr int64_t shared_size = Weights::shared_size + sums_size;
+  static constexpr int64_t shared_size = Weights::shared_size, sums_size = int64_t(parts) * columns * sum_pitch * 4;
 
   Weights weights;
   float* sums;  // (parts, columns, rows): read until this thread sends what comes of it, written when all have
+
+  RNNKERN_DEVICE void take(char* memory) { sums = reinterpret_cast<float*>(memory); }
 
   RNNKERN_DEVICE static int row_warp() { return device::warp() % row_warps; }
   RNNKERN_DEVICE static int part() { return device::warp() / row_warps; }
@@ -98,7 +126,6 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   }
 
   RNNKERN_DEVICE void load(const S* R, int hidden, int rank, char* memory) {
-    sums = reinterpret_cast<float*>(memory + Weights::shared_size);
     weights.load(memory, [&](int n, int i) {
       const int k = n / own_all, m = n % own_all, second = m >= own[0];
       const int tile = second ? row_warp() * own[1] + m - own[0] : row_warp() * own[0] + m;
@@ -248,11 +275,12 @@ struct ClusterFmaForward : ClusterShape<Cell, float, D> {
   static constexpr int threads = 8 * units, columns = 4, values = 1;
   static constexpr int pitch = D, x_size = columns * pitch;
   using Weights = FmaWeights<gates, D / 32, threads>;
-  static constexpr int64_t shared_size = Weights::shared_size;
+  static constexpr int64_t shared_size = Weights::shared_size, sums_size = 0;
 
   Weights weights;
   float sums[gates];
 
+  RNNKERN_DEVICE void take(char*) {}
   RNNKERN_DEVICE static int unit(int) { return device::thread() / 8; }
   RNNKERN_DEVICE static int column(int) { return (device::thread() & 2) + device::thread() / 4 % 2; }
   RNNKERN_DEVICE static bool idle(int, int) { return false; }

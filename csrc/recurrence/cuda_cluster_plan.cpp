@@ -5,7 +5,7 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t most_turns = 4;  // of clusters one after the other; then a step's product is large enough by itself
+constexpr int64_t most_turns = 2;  // of clusters one after the other; then a step's product is large enough by itself
 
 template <class M>
 bool shapes(Plan& plan, int place, int size) {
@@ -37,17 +37,17 @@ std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, Sc
   }
   const int64_t resident = facts.resident(forward.cluster);
   if (resident == 0) return "no cluster of " + blocks + " blocks runs here";
-  const int64_t most = std::min(forward.columns, backward.columns);
-  if (sizes.batch > most_turns * resident * most) {
-    return "B is above " + std::to_string(most_turns * resident * most) + ", what clusters take in " +
-           std::to_string(most_turns) + " turns";
+  const int64_t most = most_turns * resident * std::max(forward.columns, backward.columns);
+  if (sizes.batch > most) {
+    return "B is above " + std::to_string(most) + ", what clusters take in " + std::to_string(most_turns) + " turns";
   }
   plan.padded = *fits;
   plan.forward = forward;
   plan.backward = backward;
   // Over all clusters before any has more: a step takes longer with each sequence.
-  const int64_t spread = std::clamp<int64_t>((sizes.batch + resident - 1) / resident, 1, most);
-  plan.forward.columns = plan.backward.columns = int(spread);
+  const int64_t each = std::max<int64_t>((sizes.batch + resident - 1) / resident, 1);
+  plan.forward.columns = int(std::min<int64_t>(each, forward.columns));
+  plan.backward.columns = int(std::min<int64_t>(each, backward.columns));
   return "";
 }
 

@@ -1,6 +1,7 @@
 #include "recurrence/cuda_plan.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "common/left_out.h"
 #include "recurrence/cells.h"
@@ -56,13 +57,25 @@ bool take(Plan& plan, const char* kernel, Refuse refuse, const device::Facts& fa
   return refusal.empty();
 }
 
+// What is said where torch.nn measured faster; of 0, which it has not, nothing.
+std::string beside_torch(const Measured& row) {
+  const auto slower = [](double times) { return times > 0 && times < 1; };
+  if (!slower(row.forward) && !slower(row.both)) return "";
+  std::ostringstream said;
+  said << ", slower than torch.nn: measured at H = " << row.hidden << " and B = " << row.batch << ", " << row.forward
+       << " times its speed forward, " << row.both << " with the backward";
+  return said.str();
+}
+
 }  // namespace
 
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy,
-                     bool (*allows_tf32)()) {
+                     bool (*allows_tf32)(), const std::vector<Measured>& rows) {
   Plan plan{};
   plan.kernel = "stepwise";
   plan.reason = refuse_block(plan, facts, place, dtype, sizes, noisy);
+  const Measured* row = nullptr;
+  if (sizes.heads == 1 && !noisy) row = find_measured(rows, facts.major, place, dtype, sizes.hidden, sizes.batch);
   if (plan.reason.empty()) {
     plan.kernel = "block";
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
@@ -72,18 +85,26 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
         sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 && sizes.most() <= most_size;
     const std::string stays = "R of " + std::to_string(sizes.hidden) + " units stays on ";
     plan.tf32 = persistent && dtype == ScalarType::Float && allows_tf32();
+    if (plan.tf32) row = nullptr;  // they are of exact products
+    Plan rival = plan;
     if (persistent && take(plan, "cluster", refuse_cluster, facts, place, dtype, sizes)) {
       plan.reason = stays + "a cluster of " + std::to_string(plan.forward.cluster) + " blocks";
       if (plan.tf32) plan.kernel = "cluster_tf32";
       if (plan.tf32) plan.reason += ", in TF32 as torch.backends.cudnn.rnn.fp32_precision allows";
+      if (row && row->kernel == "grid" && take(rival, "grid", refuse_grid, facts, place, dtype, sizes)) {
+        plan = rival;
+        plan.reason =
+            stays + std::to_string(plan.grid.members) + " blocks, which measured faster than a cluster of blocks";
+      }
     } else if (persistent && take(plan, "grid", refuse_grid, facts, place, dtype, sizes)) {
       plan.reason = stays + std::to_string(plan.grid.members) + " blocks";
     }
   }
   plan.tf32 = plan.tf32 && plan.cluster();
-  const int64_t rows = rows_per_multiprocessor * facts.multiprocessors;
+  if (row && row->kernel == plan.kernel) plan.reason += beside_torch(*row);
+  const int64_t at_once = rows_per_multiprocessor * facts.multiprocessors;
   plan.chunk_steps =
-      std::max(plan.cluster() ? least_cluster_chunk : least_chunk, rows / std::max<int64_t>(sizes.batch, 1));
+      std::max(plan.cluster() ? least_cluster_chunk : least_chunk, at_once / std::max<int64_t>(sizes.batch, 1));
   return plan;
 }
 
@@ -100,20 +121,17 @@ std::string device_facts(int64_t index) {
 }
 
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
-                            bool noisy, bool tf32) {
+                            bool noisy, bool tf32, std::string rows) {
   const int place = find_cell(cell);
   STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) &&
                       sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, (T, B, H, K), and (major, minor, multiprocessors, "
                   "bytes of shared memory[, clusters of 8 and of 16 blocks that run at once])");
-  const ScalarType type = dtype == "float32"    ? ScalarType::Float
-                          : dtype == "float64"  ? ScalarType::Double
-                          : dtype == "bfloat16" ? ScalarType::BFloat16
-                                                : ScalarType::Half;
   device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
   for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
   const auto allows_tf32 = tf32 ? +[] { return true; } : +[] { return false; };
-  const Plan plan = plan_recurrence(known, place, type, {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy, allows_tf32);
+  const Plan plan = plan_recurrence(known, place, scalar_type(dtype), {sizes[0], sizes[1], sizes[2], sizes[3]}, noisy,
+                                    allows_tf32, rows.empty() ? measured() : read_measured(rows));
   const auto shape = [&](const char* name, const BlockShape& s) {
     const int64_t tiles = s.columns ? (sizes[1] + s.columns - 1) / s.columns * sizes[3] : 0;
     const int64_t blocks = plan.on_grid() ? plan.grid.blocks() : tiles * s.cluster;

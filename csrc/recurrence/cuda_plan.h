@@ -8,6 +8,7 @@
 #include "device/facts.h"
 #include "recurrence/cuda_kernels.h"
 #include "recurrence/grid_kernels.h"
+#include "recurrence/measured.h"
 
 namespace rnnkern {
 
@@ -34,9 +35,10 @@ struct Plan {
   bool stepwise() const { return padded == 0 && !on_grid(); }
 };
 
-// noisy: with zoneout or dropout. allows_tf32: asked where a kernel could multiply float32 so.
+// noisy: with zoneout or dropout. allows_tf32: asked where a kernel could multiply float32 so. rows: where the grid
+// kernel measured faster than a cluster, it is taken first, and a reason says where torch.nn measured faster.
 Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes, bool noisy,
-                     bool (*allows_tf32)());
+                     bool (*allows_tf32)(), const std::vector<Measured>& rows = measured());
 
 // Why no cluster or grid kernel can serve a dense R, or an empty string; they set their part of the plan.
 std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);

@@ -56,8 +56,9 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
 std::string device_facts(int64_t index);
 
 // The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts as above, of which those of clusters
-// may be left out where there are none, whether there is zoneout or dropout, and whether TF32 is allowed.
+// may be left out where there are none, whether there is zoneout or dropout, whether TF32 is allowed, and rows to go by
+// in place of those of measured_table.h, as measured.h has them.
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
-                            bool noisy, bool tf32);
+                            bool noisy, bool tf32, std::string measured);
 
 }  // namespace rnnkern

@@ -25,7 +25,8 @@ KERNELS = (
     *(f"cluster_{way}_tf32.cu" for way in ("forward", "backward")),
     "step.cu",
 )
-DRIVERS = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
+PLAN = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_measured.cpp")
+DRIVERS = (*PLAN, "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
     "csrc/interpreter/recurrence.cpp",
@@ -149,10 +150,11 @@ def plan(
     noisy: bool = False,
     tf32: bool = False,
     operators=None,
+    measured: str = "",
 ) -> dict:
     """By the interpreter's operators too, which are there where nvcc is not."""
     asked = (operators or torch.ops.rnnkern).recurrence_plan
-    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32))
+    return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32, measured))
 
 
 def moved(sample: Sample, device: str) -> Sample:

@@ -288,18 +288,22 @@ from rnnkern.ops.recurrence import CUDA_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = recurrences.interpreted({flags})
-for kernel in recurrences.FACTS:
-    with recurrences.routed(recurrences.Place("interpret", kernel, operators)) as place:
-        few = kernel == "cluster"  # thousands of threads
+for kernel in (*recurrences.FACTS, "cluster_tf32"):
+    with recurrences.routed(recurrences.Place("interpret", kernel.removesuffix("_tf32"), operators)) as place:
+        tf32, few = kernel == "cluster_tf32", kernel.startswith("cluster")  # thousands of threads
+        if tf32:  # until the last `routed` ends
+            torch.backends.cudnn.rnn.fp32_precision = "tf32"
         for cell in ("modrelu", "lstm", "gru_reset_before") if few else CUDA_CELLS:
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32,) if tf32 else (torch.float32, torch.bfloat16):
                 for reverse in (True,) if kernel == "grid" else (False, True):
                     for sizes in ((2, 5, 133),) if few else ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
                         for noise in (0.0, 0.3) if kernel == "stepwise" else (0.0,):
                             options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
                             options.update(zoneout=noise, dropout=noise)
                             sample = recurrence_sample(cell, *sizes, **options, requires_grad=True)
-                            outputs_and_gradients(place, sample)
+                            entered = place.entered(lambda: outputs_and_gradients(place, sample))
+                            assert {{name.split("/")[-1] for name in entered}} <= {{kernel}}, (kernel, entered)
+                            assert entered or sizes[0] * sizes[1] == 0, (kernel, sizes)
 print("clean")
 """
 

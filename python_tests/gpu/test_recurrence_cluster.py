@@ -93,6 +93,64 @@ def test_several_chunks(clusters):
     check(clusters, recurrence_sample("euler", 258, 1, 129, reset=True, dtype=torch.float32, requires_grad=True))
 
 
+# ---- two groups on a cluster, which take turns
+
+TWO_GROUPS = [
+    (cell, dtype, (5 if dtype == torch.float32 else 9) + (3 * k + j) % (4 if dtype == torch.float32 else 8))
+    for k, cell in enumerate(CUDA_CELLS)
+    for j, dtype in enumerate(DTYPES)
+]
+
+
+def on_one_cluster(clusters, cell, dtype, batch, hidden, groups=2):
+    """Where the interpreter pretends that only one runs."""
+    clusters.set_facts(*clusters.facts[:4], 1, 1)
+    found = clusters.plan(cell, dtype, 3, batch, hidden)
+    at_once = 4 if dtype == torch.float32 else 8
+    assert clusters.name == "cuda" or found["forward"]["columns"] == batch > at_once
+    assert clusters.name == "cuda" or found["backward"]["columns"] == min(batch, groups * at_once)
+
+
+@pytest.mark.parametrize(("cell", "dtype", "batch"), TWO_GROUPS)
+def test_more_rows_than_a_product_has_take_turns(cell, dtype, batch, clusters):
+    """Between one and eight more, or in exact float32 four; packed, so that the second group ends before the first."""
+    on_one_cluster(clusters, cell, dtype, batch, 133)
+    options = {"packed": True, "reset": True, "reverse": batch % 2 == 0, "grad_scale": 1}
+    clusters.set_seed(batch)
+    check(clusters, recurrence_sample(cell, 4, batch, 133, **options, dtype=dtype, requires_grad=True))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
+def test_a_group_without_steps(cell, reverse, clusters):
+    """Those of the second are none at all, and of the first's sequences fewer with each step."""
+    on_one_cluster(clusters, cell, torch.bfloat16, 12, 133)
+    sample = recurrence_sample(cell, 3, 12, 133, reverse=reverse, dtype=torch.bfloat16, requires_grad=True)
+    name, u, R, state = sample.args
+    few = torch.tensor([6, 4, 1])
+    alone = (name, torch.cat([u[t, :n] for t, n in enumerate(few)]).detach().requires_grad_(), R, state)
+    check(clusters, sample._replace(args=alone, kwargs=sample.kwargs | {"batch_sizes": few}))
+
+
+@pytest.mark.parametrize(
+    ("cell", "hidden", "batch", "groups"), [("lstm", 768, 9, 1), ("gru", 761, 10, 2), ("modrelu", 1024, 9, 2)]
+)
+def test_two_groups_on_the_largest_tiles(cell, hidden, batch, groups, clusters):
+    """Of an LSTM of 768 units shared memory holds a backward of one group alone: its clusters are more in number."""
+    on_one_cluster(clusters, cell, torch.bfloat16, batch, hidden, groups)
+    check(clusters, recurrence_sample(cell, 2, batch, hidden, dtype=torch.bfloat16, packed=True, requires_grad=True))
+
+
+def test_two_groups_in_several_chunks(clusters):
+    """The second group has no step in the last of them, 258 steps where a chunk has 256."""
+    on_one_cluster(clusters, "euler", torch.float32, 6, 129)
+    sample = recurrence_sample("euler", 258, 6, 129, packed=True, dtype=torch.float32, requires_grad=True)
+    name, u, R, state = sample.args
+    sizes = torch.tensor([6, 4] + [1] * 256)
+    u = torch.randn(int(sizes.sum()), u.shape[-1]).requires_grad_()
+    check(clusters, sample._replace(args=(name, u, R, state), kwargs=sample.kwargs | {"batch_sizes": sizes}))
+
+
 # ---- the same bits
 
 
@@ -103,6 +161,21 @@ def test_the_same_bits_by_any_schedule(cell, dtype, clusters):
     sample = clusters.sample(recurrence_sample(cell, 3, 3, 140, **options, dtype=dtype, requires_grad=True))
     wanted = outputs_and_gradients(clusters, sample)
     for seed in range(1, 6):
+        clusters.set_seed(seed)
+        for name, value in outputs_and_gradients(clusters, sample).items():
+            assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
+def test_two_groups_give_the_bits_of_many_clusters(cell, dtype, clusters):
+    """By any schedule."""
+    batch = 7 if dtype == torch.float32 else 11
+    options = {"packed": True, "reset": True}
+    sample = clusters.sample(recurrence_sample(cell, 4, batch, 140, **options, dtype=dtype, requires_grad=True))
+    wanted = outputs_and_gradients(clusters, sample)
+    on_one_cluster(clusters, cell, dtype, batch, 140)
+    for seed in range(1, 5):
         clusters.set_seed(seed)
         for name, value in outputs_and_gradients(clusters, sample).items():
             assert torch.equal(value, wanted[name]), name
