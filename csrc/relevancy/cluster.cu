@@ -31,7 +31,7 @@ constexpr int cluster_blocks(int D) {
 // Quads of each row that stay in registers: what the compiler takes without spilling.
 template <class Cell>
 constexpr int cluster_held(int D) {
-  const int quads = D / 32, most = Cell::gates > 1 ? (D > 256 ? 4 : 6) : D > 512 ? 9 : D > 384 ? 11 : 12;
+  const int quads = D / 32, most = Cell::gates > 1 ? (D > 256 ? 3 : 6) : D > 384 ? 11 : 12;
   return quads < most ? quads : most;
 }
 

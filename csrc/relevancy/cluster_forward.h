@@ -25,7 +25,7 @@ struct ClusterForwardKernel {
   using T = ClusterTile<D, R>;
   using Query = ClusterWeights<T, Cell::gates + 1, held>;
   using Keys = ClusterWeights<T, 1, held>;
-  static constexpr int threads = T::threads, cluster = R;
+  static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
 
   struct Room {
     ClusterSlots memory;

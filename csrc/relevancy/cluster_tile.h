@@ -24,8 +24,7 @@ struct ClusterTile {
   RNNKERN_DEVICE static int column(int quad) { return (quad * parts + part()) * 4; }
 
   // Over the parts of a unit; all of them have it.
-  RNNKERN_DEVICE static float total(const Four& x) {
-    float sum = (x.x + x.y) + (x.z + x.w);
+  RNNKERN_DEVICE static float total(float sum) {
     RNNKERN_UNROLL
     for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
     return sum;
@@ -65,20 +64,20 @@ struct ClusterWeights {
   template <class At>
   RNNKERN_DEVICE void load(int row, At at) {
     RNNKERN_UNROLL
-    for (int k = 0; k < T::quads; ++k) {
+    for (int k = 0; k < held; ++k) {
+      RNNKERN_UNROLL
+      for (int i = 0; i < 4; ++i) own[row][4 * k + i] = at(T::column(k) + i);
+    }
+    RNNKERN_ROLLED
+    for (int k = held; k < T::quads; ++k) {
       const int c = T::column(k);
-      if (k < held) {
-        RNNKERN_UNROLL
-        for (int i = 0; i < 4; ++i) own[row][4 * k + i] = at(c + i);
-      } else {
-        rest[(row * rest_quads + k - held) * T::threads + device::thread()] = {at(c), at(c + 1), at(c + 2), at(c + 3)};
-      }
+      rest[(row * rest_quads + k - held) * T::threads + device::thread()] = {at(c), at(c + 1), at(c + 2), at(c + 3)};
     }
   }
 
   // The products of rows with a vector of D in shared memory.
   RNNKERN_DEVICE void multiply(const float* vector, float (&products)[rows]) const {
-    Four sums[rows] = {};
+    float even[rows] = {}, odd[rows] = {};  // two chains: one alone would wait for itself
     RNNKERN_UNROLL
     for (int k = 0; k < T::quads; ++k) {
       const Four x = *reinterpret_cast<const Four*>(vector + T::column(k));
@@ -86,14 +85,14 @@ struct ClusterWeights {
       for (int r = 0; r < rows; ++r) {
         const Four w = k < held ? Four{own[r][4 * k], own[r][4 * k + 1], own[r][4 * k + 2], own[r][4 * k + 3]}
                                 : rest[(r * rest_quads + k - held) * T::threads + device::thread()];
-        sums[r].x += w.x * x.x;
-        sums[r].y += w.y * x.y;
-        sums[r].z += w.z * x.z;
-        sums[r].w += w.w * x.w;
+        even[r] += w.x * x.x;
+        odd[r] += w.y * x.y;
+        even[r] += w.z * x.z;
+        odd[r] += w.w * x.w;
       }
     }
     RNNKERN_UNROLL
-    for (int r = 0; r < rows; ++r) products[r] = T::total(sums[r]);
+    for (int r = 0; r < rows; ++r) products[r] = T::total(even[r] + odd[r]);
   }
 };
 

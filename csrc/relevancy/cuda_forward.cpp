@@ -1,6 +1,6 @@
-// The relevancy recurrence on a CUDA device, forward: one kernel for all steps, of a block or a cluster for each sample;
-// or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens and
-// attends.
+// The relevancy recurrence on a CUDA device, forward: one kernel for all steps, where a block or a cluster has each
+// sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
+// and attends.
 #include "relevancy/cuda_driver.h"
 #include "relevancy/relevancy.h"
 

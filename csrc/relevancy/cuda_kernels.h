@@ -34,7 +34,7 @@ struct SampleKernels {
   static int backward(const SampleBackward& problem, int place, int padded, void* stream);
 };
 
-constexpr int cluster_sizes[] = {128, 256, 384, 512, 640};  // n that a kernel of one sample per cluster is compiled for
+constexpr int cluster_sizes[] = {128, 256, 384, 512};  // n that a kernel of one sample per cluster is compiled for
 
 // `padded` is one of them.
 struct ClusterKernels {

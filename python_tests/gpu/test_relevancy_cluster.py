@@ -2,7 +2,6 @@
 tile, any schedule; and by which rule it is chosen."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from python_tests.gpu import recurrences, relevancies
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.gpu.test_relevancy import A100, H200, adversarial, check_close
-from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
+from python_tests.ops.relevancy_sample import call_of, everything, same_selection
 from rnnkern import reference
 from rnnkern.reference.relevancy import RELEVANCY_CELLS
 
@@ -23,7 +22,7 @@ OPTIONS = {
     "window": {"relevant_size": 0},
     "all": {"buffer_size": 9, "carried": 2},
 }
-TILES = [("tanh", 256), ("modrelu", 384), ("relu", 512), ("tanh", 640), ("lstm", 128), ("lstm", 256), ("lstm", 384)]
+TILES = [("tanh", 256), ("modrelu", 384), ("relu", 512), ("lstm", 128), ("lstm", 256), ("lstm", 384)]
 """Tiles differ by their size and the number of gates."""
 
 
@@ -58,16 +57,6 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
     torch.manual_seed(1)
     place.set_seed(len(options))
     check(place, call_of(cell, 5, 2, 20, **OPTIONS[options]))
-
-
-def test_random_calls_are_the_references(place):
-    draw = random.Random(0)
-    torch.manual_seed(0)
-    for number in range(6):
-        place.set_seed(number)
-        call = random_call(draw)
-        if call.args[1].numel() > 0:
-            check(place, call, f"call {number}")
 
 
 @pytest.mark.parametrize(("cell", "hidden"), TILES)
@@ -154,10 +143,10 @@ H200 = (*H200, 16, 7)
 @pytest.mark.parametrize(
     ("cell", "sizes", "facts", "forward", "reason"),
     [("tanh", (60, 16, 129, 10, 10), H200, "cluster", "129 units stay on a cluster of 8 blocks, backward they do not"),
-     ("tanh", (60, 16, 640, 10, 10), H200, "cluster", "640 units stay on a cluster of 16 blocks"),
-     ("tanh", (60, 16, 640, 20, 10), H200, "stepwise", "a memory of 30 needs"),
-     ("tanh", (60, 16, 641, 10, 10), H200, "stepwise", "do not fit one block, and they outgrow a cluster"),
-     ("lstm", (60, 16, 65, 10, 10), H200, "cluster", "65 units stay on a cluster of 8 blocks"),
+     ("tanh", (60, 16, 512, 10, 10), H200, "cluster", "512 units stay on a cluster of 16 blocks"),
+     ("tanh", (60, 16, 512, 70, 10), H200, "stepwise", "a memory of 80 needs"),
+     ("tanh", (60, 16, 513, 10, 10), H200, "stepwise", "do not fit one block, and they outgrow a cluster"),
+     ("lstm", (60, 16, 129, 10, 10), H200, "cluster", "129 units stay on a cluster of 16 blocks"),
      ("lstm", (60, 16, 384, 10, 10), H200, "cluster", "384 units stay on a cluster of 16 blocks"),
      ("lstm", (60, 16, 385, 10, 10), H200, "stepwise", "they outgrow a cluster"),
      ("tanh", (60, 64, 256, 10, 10), H200, "cluster", "a cluster of 8"),
