@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from python_tests.packaging.sass import Function, count, loops_over, read_functions
+from python_tests.packaging.sass import Function, count, loops_over, read_functions, time_loops
 from python_tests.packaging.test_sass import ARCHS, dump, needs_library
 
 NAME = re.compile(
@@ -29,8 +29,11 @@ EXPECTED = (
 ) - {("Sample", "Forward", "Lstm", "Li128"), ("Sample", "Backward", "Lstm", "Li64")}
 
 
-def time_loop(function: Function) -> Counter:
-    """The outermost loop over a barrier and products."""
+def time_loop(function: Function, family: str) -> Counter:
+    """The outermost loop over a barrier, or of a cluster over a store into another block, and products."""
+    if family == "Cluster":
+        (loop,) = time_loops(function.code, "STAS")
+        return count(loop)
     return count(max(loops_over(function.code), key=len))
 
 
@@ -46,8 +49,9 @@ def test_machine_code(arch):
         assert not count(function.code)["LDL"] + count(function.code)["STL"]
         if family not in ("Sample", "Cluster") or way == "Backward" or (family == "Cluster" and arch == "sm_80"):
             continue
-        loop, P, gates = time_loop(function), int(size[2:]), CELLS[cell]
+        loop, P, gates = time_loop(function, family), int(size[2:]), CELLS[cell]
         weights = (gates + 2) * (P * P // 256 if family == "Sample" else P // 8)
         assert loop["BAR"] == BARRIERS
+        assert loop["STAS"] == (2 if family == "Cluster" else 0)  # h, parts of scores
         assert loop["FFMA"] >= weights
         assert loop["LDG"] + loop["LD"] <= gates + 4  # input, a given score, a reset, the first row of a step
