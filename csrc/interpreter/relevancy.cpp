@@ -11,8 +11,9 @@ namespace {
 
 Facts pretended{9, 0, 1, 227 * 1024, {}};
 
-void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes) {
-  pretended = {int(major), int(minor), int(multiprocessors), shared_bytes, {}};
+void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t clusters_of_8,
+               int64_t clusters_of_16) {
+  pretended = {int(major), int(minor), int(multiprocessors), shared_bytes, {int(clusters_of_8), int(clusters_of_16)}};
 }
 
 void set_seed_of(int64_t seed) { set_seed(uint64_t(seed)); }

@@ -1,5 +1,6 @@
-// The relevancy recurrence on a CUDA device, forward: one kernel for all steps; or per step a product for V and W_a,
-// the cell, a product for the new event's key, and one kernel that screens and attends.
+// The relevancy recurrence on a CUDA device, forward: one kernel for all steps, where a block or a cluster has each
+// sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
+// and attends.
 #include "relevancy/cuda_driver.h"
 #include "relevancy/relevancy.h"
 
@@ -42,7 +43,7 @@ struct ForwardDriver : Driver<T> {
                 training && !keeps_alpha ? write<T>(log_sums) : nullptr,
                 training && cell.states > 1 ? write<T>(gates) : nullptr,
                 training && cell.states > 1 ? write<T>(cells) : nullptr};
-    if (this->plan.padded > 0) {
+    if (this->plan.resident()) {
       if constexpr (std::is_same_v<T, float>) run_resident(to);
     } else {
       run_stepwise(to, alpha);
@@ -99,7 +100,8 @@ struct ForwardDriver : Driver<T> {
     p.log_sums = to.log_sums;
     p.gates = to.gates;
     p.cells = to.cells;
-    succeed(SampleKernels::forward(p, this->place, this->plan.padded, stream));
+    succeed(this->plan.padded > 0 ? SampleKernels::forward(p, this->place, this->plan.padded, stream)
+                                  : ClusterKernels::forward(p, this->place, this->plan.cluster, stream));
   }
 
   // `room` for alpha where it is not kept.
@@ -166,7 +168,7 @@ struct ForwardDriver : Driver<T> {
     last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
             made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
             copied(this->time)};
-    if (this->plan.padded == 0) {
+    if (!this->plan.resident()) {
       keys = made({batch, slots, n});
       relevant_keys = made({batch, rho, n});
     }
@@ -174,11 +176,11 @@ struct ForwardDriver : Driver<T> {
               rho,
               this->buffer_size,
               write<T>(last[0]),
-              this->plan.padded ? nullptr : write<T>(keys),
+              this->plan.resident() ? nullptr : write<T>(keys),
               write<T>(last[1]),
               write<int64_t>(last[2]),
               write<T>(last[3]),
-              this->plan.padded ? nullptr : write<T>(relevant_keys),
+              this->plan.resident() ? nullptr : write<T>(relevant_keys),
               write<T>(last[4]),
               write<int64_t>(last[5]),
               write<int64_t>(last[6])};

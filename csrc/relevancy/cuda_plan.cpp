@@ -8,7 +8,7 @@
 namespace rnnkern::relevancy {
 namespace {
 
-constexpr int64_t turns = 4;  // that multiprocessors take, a sample each, before products of many samples win
+constexpr int64_t turns = 4;  // that multiprocessors or clusters take, a sample each, before products of many win
 
 // Why no block kernel can serve, or an empty string; sets its part of the plan.
 std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
@@ -35,6 +35,31 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
   return "";
 }
 
+// Likewise of a cluster kernel.
+std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+  if (leaves_out("cluster")) return left_out("cluster");
+  if (dtype == ScalarType::Double) return "nor a cluster kernel";
+  if (facts.major < 9) return "clusters need compute capability 9.0";
+  const auto fits = std::find_if(std::begin(cluster_sizes), std::end(cluster_sizes), [&](int padded) {
+    return padded >= sizes.hidden && ClusterKernels::blocks(place, padded) > 0;
+  });
+  if (fits == std::end(cluster_sizes)) return "they outgrow a cluster";
+  const int blocks = ClusterKernels::blocks(place, *fits);
+  const int64_t resident = facts.resident(blocks);
+  if (resident == 0) return "no cluster of " + std::to_string(blocks) + " blocks runs here";
+  if (sizes.batch > turns * resident) {
+    return std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
+           std::to_string(resident) + " clusters";
+  }
+  const int64_t bytes = ClusterKernels::forward_bytes(place, *fits, sizes.slots, sizes.relevant_size);
+  if (bytes > facts.shared_bytes) {
+    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " needs " + std::to_string(bytes) +
+           " bytes of shared memory in each block of a cluster, and here are " + std::to_string(facts.shared_bytes);
+  }
+  plan.cluster = *fits;
+  return "";
+}
+
 }  // namespace
 
 int find_cell(const std::string& name) {
@@ -47,7 +72,14 @@ int find_cell(const std::string& name) {
 Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
   Plan plan{};
   plan.reason = refuse(plan, facts, place, dtype, sizes);
-  if (plan.padded == 0) return plan;
+  if (plan.padded == 0) {
+    const std::string refusal = refuse_cluster(plan, facts, place, dtype, sizes);
+    plan.reason = plan.cluster == 0 ? plan.reason + ", and " + refusal
+                                    : "weights of " + std::to_string(sizes.hidden) + " units stay on a cluster of " +
+                                          std::to_string(ClusterKernels::blocks(place, plan.cluster)) +
+                                          " blocks, backward they do not";
+    return plan;
+  }
   plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
   plan.backward = SampleKernels::has_backward(place, plan.padded) &&
                   SampleKernels::backward_bytes(place, plan.padded) <= facts.shared_bytes;
@@ -62,14 +94,16 @@ namespace rnnkern {
 std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
                            std::vector<int64_t> facts) {
   STD_TORCH_CHECK(
-      sizes.size() == 5 && facts.size() >= 4,
-      "relevancy_plan: wants (T, B, n, L, rho), and (major, minor, multiprocessors, bytes of shared memory)");
-  const device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
+      sizes.size() == 5 && (facts.size() == 4 || facts.size() == 6),
+      "relevancy_plan: wants (T, B, n, L, rho), and (major, minor, multiprocessors, bytes of shared memory[, clusters "
+      "of 8 and of 16 blocks that run at once])");
+  device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
+  for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
   const auto type = dtype == "float64" ? ScalarType::Double : ScalarType::Float;
   const auto plan = relevancy::plan_relevancy(known, relevancy::find_cell(cell), type,
                                               {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]});
   return std::string("{\"forward\": \"") + plan.forward_kernel() + "\", \"backward\": \"" + plan.backward_kernel() +
-         "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded) + "}";
+         "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded + plan.cluster) + "}";
 }
 
 }  // namespace rnnkern

@@ -28,8 +28,10 @@ struct Plan {
   std::string reason;
   int padded;     // the n that the block kernels are compiled for, or 0
   bool backward;  // whether there is one of the backward too
+  int cluster;    // the n that the cluster kernel is compiled for, which serves the forward, or 0
 
-  const char* forward_kernel() const { return padded > 0 ? "block" : "stepwise"; }
+  bool resident() const { return padded > 0 || cluster > 0; }
+  const char* forward_kernel() const { return padded > 0 ? "block" : cluster > 0 ? "cluster" : "stepwise"; }
   const char* backward_kernel() const { return padded > 0 && backward ? "block" : "stepwise"; }
 };
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from python_tests.gpu import builder
-from rnnkern import ops
+from rnnkern import _extension, ops
 from rnnkern.ops import Choice
 
-KERNELS = ("attend.cu", "sample.cu", "cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
+KERNELS = ("attend.cu", "sample.cu", "cluster.cu", "cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
 SOURCES = (
     *builder.INTERPRETER,
     "csrc/interpreter/relevancy.cpp",
@@ -27,6 +27,8 @@ SOURCES = (
 )
 LIBRARY = "rnnkern_interpret_relevancy"
 SHARED = ("relevancy_recurrence", "relevancy_recurrence_backward", "relevancy_plan", "kernel_counts")
+FACTS = {"block": (9, 0, 1, 232448, 0, 0), "cluster": (9, 0, 1, 232448, 2, 1), "stepwise": (9, 0, 1, 232448, 0, 0)}
+"""What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.relevancy"]
 DERIVATIVES = sys.modules["rnnkern.ops.relevancy_autograd"]
 
@@ -38,7 +40,10 @@ def interpreted():
     for name in SHARED:
         definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
     definitions.define("set_seed(int seed) -> ()")
-    definitions.define("set_facts(int major, int minor, int multiprocessors, int shared_bytes) -> ()")
+    definitions.define(
+        "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8, int clusters_of_16)"
+        " -> ()"
+    )
     folder = Path(torch.__file__).parent
     own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{folder}/include"]
     torch.ops.load_library(
@@ -54,7 +59,13 @@ class Place:
     def __init__(self, name: str, kernel: str):
         self.name, self.kernel = name, kernel
         self.operators = torch.ops.rnnkern if name == "cuda" else interpreted()
+        self.set_facts(*FACTS[kernel])
         self.set_seed(0)
+
+    def set_facts(self, *facts: int) -> None:
+        """Hardware has its own."""
+        if self.name == "interpret":
+            self.operators.set_facts(*facts)
 
     def set_seed(self, seed: int) -> None:
         if self.name == "interpret":
@@ -92,3 +103,8 @@ def routed(place: Place) -> Iterator[Place]:
             patch.setattr(DERIVATIVES, "_operators", place.operators)
             patch.setattr(FACE, "_choose", lambda cell, u: Choice("cuda", "the cuda kernel serves this call"))
         yield place
+
+
+def clusters() -> tuple[int, ...]:
+    """How many of 8 and of 16 blocks run at once on the GPU."""
+    return _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))[4:]

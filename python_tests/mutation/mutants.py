@@ -7,6 +7,7 @@ ON_A_GPU = "python_tests/gpu/test_recurrence.py"
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
 ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
+ATTENDING = "python_tests/gpu/test_relevancy_cluster.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -52,7 +53,7 @@ class Mutant(NamedTuple):
     def for_a_gpu(self) -> bool:
         """Its tests build what it breaks."""
         families = ("block_", "cluster_", "grid_", "cuda_", "step")
-        return self.file.startswith(tuple(f"recurrence/{family}" for family in families))
+        return self.file.startswith((*(f"recurrence/{family}" for family in families), "relevancy/cluster_"))
 
 
 ONE_LEVEL = [
@@ -285,6 +286,15 @@ MUTANTS = [
            interpreted("asks_anew", IN_TF32)),
     Mutant("recurrence/cuda_driver.h", "if (plan.tf32) return", "if (false) return", "that TF32 is what runs",
            interpreted("asks_anew", IN_TF32)),
+    Mutant("relevancy/cluster_forward.h", "device::wait(arrived, int(t % 2));\n", "",
+           "the waits for h and for parts of scores", interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_forward.h", "e += room.parts", "e = room.parts", "the sum of parts of scores",
+           interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_forward.h", "room.values[place * D + i] = room.h[i];\n      device::block_barrier();\n",
+           "room.values[place * D + i] = room.h[i];\n", "the barrier before others may send the next h",
+           interpreted("any_schedule", ATTENDING)),
+    Mutant("relevancy/cluster_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
+           interpreted("every_cell and everything", ATTENDING)),
     Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
            interpreted("every_cell and lstm", ON_THE_GRID)),
     Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",

@@ -1,31 +1,39 @@
 """What the compiler made of the relevancy recurrence's kernels: all are there, nothing spills (test_sass.py holds all
-kernels to that), and the block kernel's loop over time fetches no weights from global memory."""
+kernels to that), and the block and cluster kernels' loop over time fetches no weights from global memory."""
 
 import re
 from collections import Counter
 
 import pytest
 
-from python_tests.packaging.sass import Function, count, loops_over, read_functions
+from python_tests.packaging.sass import Function, count, loops_over, read_functions, time_loops
 from python_tests.packaging.test_sass import ARCHS, dump, needs_library
 
-NAME = re.compile(r"9relevancy\d+(Sample|Attend|Cell)(Forward|Backward)KernelI(?:NS_\d+([A-Za-z]+)E)?([fd]|Li\d+)E")
+NAME = re.compile(
+    r"9relevancy\d+(Sample|Cluster|Attend|Cell)(Forward|Backward)KernelI(?:NS_\d+([A-Za-z]+)E)?([fd]|Li\d+)E"
+)
 CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
 """Gates."""
 WAYS = ("Forward", "Backward")
 BARRIERS = 5
-"""Of the block kernel in one step, forward."""
+"""Of a block in one step, forward, where weights stay on the chip."""
+CLUSTERS = {1: {256: 8, 384: 16, 512: 16}, 4: {128: 8, 256: 16, 384: 16}}
+"""Blocks, by the number of gates and size."""
 
 EXPECTED = (
     {("Attend", way, None, scalar) for way in WAYS for scalar in "fd"}
     | {("Cell", way, cell, scalar) for way in WAYS for cell in CELLS for scalar in "fd"}
     | {("Sample", way, cell, "Li64") for way in WAYS for cell in CELLS}
     | {("Sample", "Forward", cell, "Li128") for cell in CELLS}
+    | {("Cluster", "Forward", cell, f"Li{D}") for cell, gates in CELLS.items() for D in CLUSTERS[gates]}
 ) - {("Sample", "Forward", "Lstm", "Li128"), ("Sample", "Backward", "Lstm", "Li64")}
 
 
-def time_loop(function: Function) -> Counter:
-    """The outermost loop over a barrier and products."""
+def time_loop(function: Function, family: str) -> Counter:
+    """The outermost loop over a barrier, or of a cluster over a store into another block, and products."""
+    if family == "Cluster":
+        (loop,) = time_loops(function.code, "STAS")
+        return count(loop)
     return count(max(loops_over(function.code), key=len))
 
 
@@ -39,10 +47,11 @@ def test_machine_code(arch):
     assert set(seen) == EXPECTED
     for (family, way, cell, size), function in seen.items():
         assert not count(function.code)["LDL"] + count(function.code)["STL"]
-        if (family, way) != ("Sample", "Forward"):
+        if family not in ("Sample", "Cluster") or way == "Backward" or (family == "Cluster" and arch == "sm_80"):
             continue
-        loop, P, gates = time_loop(function), int(size[2:]), CELLS[cell]
-        weights = (gates + 2) * P * P // 256
+        loop, P, gates = time_loop(function, family), int(size[2:]), CELLS[cell]
+        weights = (gates + 2) * (P * P // 256 if family == "Sample" else P // 8)
         assert loop["BAR"] == BARRIERS
+        assert loop["STAS"] == (2 if family == "Cluster" else 0)  # h, parts of scores
         assert loop["FFMA"] >= weights
         assert loop["LDG"] + loop["LD"] <= gates + 4  # input, a given score, a reset, the first row of a step

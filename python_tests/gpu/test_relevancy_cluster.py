@@ -1,0 +1,170 @@
+"""The cluster kernel of relevancy_recurrence against the reference: every cell and option at small sizes, every shipped
+tile, any schedule; and by which rule it is chosen."""
+
+import json
+
+import pytest
+import torch
+
+from python_tests.gpu import recurrences, relevancies
+from python_tests.gpu.conftest import CHOSEN, require
+from python_tests.gpu.test_relevancy import A100, H200, adversarial, check_close
+from python_tests.ops.relevancy_sample import call_of, everything, same_selection
+from rnnkern import reference
+from rnnkern.reference.relevancy import RELEVANCY_CELLS
+
+OPTIONS = {
+    "plain": {},
+    "packed": {"packed": True, "mix": "sum"},
+    "everything": {"carried": 4, "packed": True, "reset": 0.3},
+    "given": {"screening": "given", "reset": 0.2, "carried": 2},
+    "fifo": {"screening": "fifo", "alignment": "dot"},
+    "window": {"relevant_size": 0},
+    "all": {"buffer_size": 9, "carried": 2},
+}
+TILES = [("tanh", 256), ("modrelu", 384), ("relu", 512), ("lstm", 128), ("lstm", 256), ("lstm", 384)]
+"""Tiles differ by their size and the number of gates."""
+
+
+@pytest.fixture(params=CHOSEN)
+def place(request, nan_memory):
+    """rnnkern.ops.relevancy_recurrence by the cluster kernel where it can serve. One thread: calls are small."""
+    require(recurrences.lacks(request.param))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with relevancies.routed(relevancies.Place(request.param, "cluster")) as place:
+        if place.name == "cuda" and not all(relevancies.clusters()):
+            pytest.skip("no clusters of 16 blocks run on this GPU")
+        yield place
+    torch.set_num_threads(threads)
+
+
+def entered(place, cell, call):
+    """Runs it, and holds the counters to the cluster kernel, and the stepwise one backward."""
+    kernels = place.entered(call)
+    op = "relevancy_recurrence/cuda"
+    assert set(kernels) <= {f"{op}/forward/{cell}/cluster", f"{op}/backward/{cell}/stepwise"}
+    assert kernels[f"{op}/forward/{cell}/cluster"] > 0
+
+
+def check(place, call, message=""):
+    entered(place, call.args[0], lambda: check_close(place, call, message))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, place):
+    torch.manual_seed(1)
+    place.set_seed(len(options))
+    check(place, call_of(cell, 5, 2, 20, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize(("cell", "hidden"), TILES)
+def test_every_tile(cell, hidden, place):
+    """A whole one, and three steps; more members than a warp has pairs of them."""
+    place.set_seed(hidden)
+    torch.manual_seed(hidden)
+    whole = call_of(cell, 3, 1, hidden, buffer_size=5, relevant_size=6, carried=8)
+    odd = call_of(cell, 3, 1, hidden - 7, buffer_size=2, relevant_size=2, reset=0.2)
+    for call in (whole, odd):
+        check(place, call)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_the_first_call(cell, place):
+    torch.manual_seed(0)
+    check(place, call_of(cell, 3, 2, 130))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("cell", ["modrelu", "lstm"])
+def test_everything_at_once(cell, place):
+    torch.manual_seed(0)
+    check(place, call_of(cell, 4, 2, 133, packed=True, reset=0.3, carried=3))
+
+
+def test_more_members_than_threads(place):
+    torch.manual_seed(0)
+    check(place, call_of("lstm", 3, 1, 4, buffer_size=140, relevant_size=1, carried=138))
+
+
+@pytest.mark.parametrize(("cut", "cell"), [(1, "lstm"), (4, "tanh")])
+def test_two_chunks_give_the_bits_of_the_whole(cut, cell, place):
+    torch.manual_seed(cut)
+    call = call_of(cell, 6, 2, 33, buffer_size=3, relevant_size=2, reset=0.1, dtype=torch.float32)
+    (cell, u, weights, state), options = call
+    place.set_seed(cut)
+
+    def run(state, first, last):
+        part = options | {"reset": options["reset"][first:last], "return_memory": True}
+        return place(cell, u[first:last], weights, state, **part)
+
+    whole, end, _ = run(state, 0, 6)
+    first, middle, _ = run(state, 0, cut)
+    second, last, _ = run(middle, cut, 6)
+    assert torch.equal(whole, torch.cat([first, second]))
+    assert all(torch.equal(x, y) for x, y in zip(end, last, strict=True) if x is not None)
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_the_same_bits_by_any_schedule(cell, place):
+    torch.manual_seed(0)
+    call = call_of(cell, 5, 2, 40, buffer_size=2, relevant_size=2, reset=0.2, dtype=torch.float32)
+    once = everything(place, call, gradients=False)
+    for seed in range(1, 6):
+        place.set_seed(seed)
+        again = everything(place, call, gradients=False)
+        assert all(torch.equal(x, again[name]) for name, x in once.items())
+
+
+@pytest.mark.parametrize("kind", ["equal scores", "equal attention", "NaN first", "NaN later", "always and never"])
+def test_what_is_selected_where_scores_are_adversarial(kind, place):
+    torch.manual_seed(0)
+    call = adversarial(kind).to(torch.float32)
+    found, wanted = (everything(op, call, gradients=False) for op in (place, reference.relevancy_recurrence))
+    assert same_selection(found, wanted)
+
+
+def test_no_steps_and_no_samples_leave_the_state(place):
+    torch.manual_seed(0)
+    for steps, batch in ((0, 2), (3, 0)):
+        (cell, u, weights, state), options = call_of("tanh", steps, batch, 5, dtype=torch.float32, carried=3)
+        found = place(cell, u, weights, state, **options)
+        wanted = reference.relevancy_recurrence(cell, u, weights, state, **options)
+        assert all(torch.equal(x, y) for x, y in zip(found[1], wanted[1], strict=True) if x is not None)
+
+
+# ---- the plan
+
+H200 = (*H200, 16, 7)
+
+
+@pytest.mark.parametrize(
+    ("cell", "sizes", "facts", "forward", "reason"),
+    [("tanh", (60, 16, 129, 10, 10), H200, "cluster", "129 units stay on a cluster of 8 blocks, backward they do not"),
+     ("tanh", (60, 16, 512, 10, 10), H200, "cluster", "512 units stay on a cluster of 16 blocks"),
+     ("tanh", (60, 16, 512, 70, 10), H200, "stepwise", "a memory of 80 needs"),
+     ("tanh", (60, 16, 513, 10, 10), H200, "stepwise", "do not fit one block, and they outgrow a cluster"),
+     ("lstm", (60, 16, 129, 10, 10), H200, "cluster", "129 units stay on a cluster of 16 blocks"),
+     ("lstm", (60, 16, 384, 10, 10), H200, "cluster", "384 units stay on a cluster of 16 blocks"),
+     ("lstm", (60, 16, 385, 10, 10), H200, "stepwise", "they outgrow a cluster"),
+     ("tanh", (60, 64, 256, 10, 10), H200, "cluster", "a cluster of 8"),
+     ("tanh", (60, 65, 256, 10, 10), H200, "stepwise", "65 samples are more than 4 for each of 16 clusters"),
+     ("tanh", (60, 29, 512, 10, 10), H200, "stepwise", "29 samples are more than 4 for each of 7 clusters"),
+     ("tanh", (60, 4, 512, 10, 10), (*H200[:4], 16, 0), "stepwise", "no cluster of 16 blocks runs here"),
+     ("tanh", (60, 4, 256, 10, 10), H200[:4], "stepwise", "no cluster of 8 blocks runs here"),
+     ("tanh", (60, 4, 256, 10, 10), A100, "stepwise", "clusters need compute capability 9.0")],
+)  # fmt: skip
+def test_which_kernels_run(cell, sizes, facts, forward, reason, monkeypatch):
+    monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
+    require(recurrences.lacks("interpret"))
+    plan = relevancies.interpreted().relevancy_plan
+    found = json.loads(plan(cell, "float32", sizes, facts))
+    assert (found["forward"], found["backward"]) == (forward, "stepwise")
+    assert reason in found["reason"]
+    assert json.loads(plan(cell, "float64", sizes, facts))["forward"] == "stepwise"
+    monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "stepwise")
+    found = json.loads(plan(cell, "float32", sizes, facts))
+    assert found["forward"] == "stepwise"
+    assert "leaves out the cluster kernel" in found["reason"]
