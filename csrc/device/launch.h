@@ -7,6 +7,9 @@
 //     RNNKERN_DEVICE static void run(const Problem& p) { ... }
 //   };
 //   int error = device::launch<Copy>({.blocks = 4}, problem, stream);   // a cudaError_t; 0 is success
+//
+// Left to itself the compiler may spill to have two blocks on a multiprocessor. `least_blocks = 1` in a kernel gives
+// its threads all the registers that one block can have.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +31,19 @@ struct Launch {
 
 #if defined(__CUDACC__)
 
+// 0 says nothing.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads) entry(const __grid_constant__ typename Kernel::Problem problem) {
+constexpr int least_blocks() {
+  if constexpr (requires { Kernel::least_blocks; }) {
+    return Kernel::least_blocks;
+  } else {
+    return 0;
+  }
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::threads, least_blocks<Kernel>())
+    entry(const __grid_constant__ typename Kernel::Problem problem) {
   Kernel::run(problem);
 }
 

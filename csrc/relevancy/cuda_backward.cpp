@@ -188,7 +188,14 @@ struct BackwardDriver : Driver<T> {
 
     if constexpr (std::is_same_v<T, float>) {
       if (this->plan.padded > 0 && this->plan.backward) {
-        const SampleBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a)};
+        const int64_t floats = SampleKernels::backward_packed(this->place, this->plan.padded);
+        const Tensor packed = made({floats});
+        const SampleBackward p{attend,
+                               step,
+                               read<T>(this->V),
+                               read<T>(this->W_a),
+                               read<T>(this->U_a),
+                               floats > 0 ? write<T>(packed) : nullptr};
         succeed(SampleKernels::backward(p, this->place, this->plan.padded, stream));
         return;
       }
