@@ -159,7 +159,7 @@ struct BackwardDriver : Driver<T> {
     attend.v = read<T>(this->v);
     attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
     attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
-    (this->keeps_all() ? attend.log_sums : attend.alpha) = read<T>(saved[0]);
+    attend.alpha = this->keeps_all() ? nullptr : read<T>(saved[0]);
     attend.mix = this->mix;
     attend.dot = this->dot;
     attend.room = write<T>(room);

@@ -162,7 +162,7 @@ struct AttendBackward {
   Events<const T> h, keys;
   Events<T> dh, dkeys;           // added to
   const T *v, *grad_h, *grad_s;  // (n,); (rows, n) or null both
-  const T *alpha, *log_sums;     // (rows, kappa), or null and (rows,)
+  const T* alpha;                // (rows, kappa), or null
   T mix;
   bool dot;
   T *room, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
