@@ -11,6 +11,7 @@ from rnnkern.testing import (
     FACTORS,
     RECURRENCE_OPTIONS,
     assert_close,
+    assert_close_over_draws,
     check_recurrence,
     covering_rows,
     outputs_and_gradients,
@@ -258,6 +259,47 @@ def scaled_gradient(h, final):
     h = h.clone()
     h.register_hook(lambda grad: 1.0001 * grad)
     return h, final
+
+
+def draws_of(error, count=60, naive_error=3e-7):
+    """Results of one element, whose errors are drawn alike but for their size."""
+    for _ in range(count):
+        truth = torch.randn(1, dtype=torch.float64).exp()
+        actual, naive = (truth * (1 + size * torch.randn(1).double()) for size in (error, naive_error))
+        yield actual.float(), naive.float(), truth
+
+
+def test_errors_that_differ_by_luck_alone_pass_over_many_draws():
+    def judge_each():
+        for draw in draws:
+            assert_close(*draw)
+
+    torch.manual_seed(0)
+    draws = list(draws_of(1e-6, naive_error=1e-6))
+    with pytest.raises(AssertionError, match="exceeds"):
+        judge_each()
+    assert_close_over_draws(draws)
+
+
+@pytest.mark.parametrize("error", [6e-6, 1e-3])
+def test_errors_that_are_larger_in_most_draws_are_found(error):
+    torch.manual_seed(0)
+    with pytest.raises(AssertionError, match="exceeds"):
+        assert_close_over_draws(draws_of(error))
+
+
+def test_one_wrong_draw_of_many_is_found():
+    torch.manual_seed(0)
+    draws = list(draws_of(3e-7))
+    draws[30] = (draws[30][0] * 1.01, *draws[30][1:])
+    with pytest.raises(AssertionError, match="of call 30"):
+        assert_close_over_draws(draws)
+
+
+def test_nothing_and_zeros_pass_over_many_draws():
+    zero, none = (torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.float64)), (torch.zeros(0),) * 3
+    assert_close_over_draws([])
+    assert_close_over_draws([zero, none])
 
 
 @pytest.mark.parametrize("cell", CELLS)

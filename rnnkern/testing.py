@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ from rnnkern.reference import CELLS
 
 FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
 """How many times the error of honest low precision a kernel may make, by dtype."""
+
+GROSS = 1000.0
+"""How many times the naive error no luck explains."""
 
 
 def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", factor: float | None = None) -> None:
@@ -65,6 +68,41 @@ def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", f
         rounding = 64 * torch.finfo(torch.float64).eps  # of the sine itself
         judge("sine of the angle to the truth", _sine(a, t), _sine(n, t), max(eps, rounding))
         judge("bias", abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8)
+
+
+def assert_close_over_draws(draws: Iterable[tuple[Tensor, Tensor, Tensor]], name: str = "") -> None:
+    """:func:`assert_close` of a result of few elements, over many random calls at once.
+
+    Of one such call the naive error may be small by luck: of two honest errors of one element either is more than four
+    times the other in one of three cases. So a single call is held to :data:`GROSS` times the naive error, or to as
+    many roundings of its largest element, which finds what is wrong and not what is inexact. The factor of the dtype
+    holds for all calls together, each measured by the larger one of its two errors: what is worse in most calls is
+    found, and no single call decides.
+
+    Args:
+        draws: (actual, naive, truth) as :func:`assert_close` takes them.
+        name: what is compared, for the message.
+
+    Raises:
+        AssertionError: as :func:`assert_close` does.
+    """
+    errors: tuple[list[Tensor], list[Tensor]] = ([], [])
+    dtype = torch.float32
+    for k, (actual, naive, truth) in enumerate(draws):
+        assert_close(actual, naive, truth, f"{name} of call {k}", GROSS)
+        dtype, eps = actual.dtype, torch.finfo(actual.dtype).eps
+        known = naive.isfinite() & truth.isfinite()
+        t = truth[known].double()
+        if t.numel() == 0:
+            continue
+        pair = [x[known].double() - t for x in (actual, naive)]
+        unit = max(*map(_rms, pair), eps * t.abs().max().item())
+        for pool, x in zip(errors, pair, strict=True):
+            pool.append(x / unit if unit > 0 else x)
+    if errors[0]:
+        all_errors, all_naive = (torch.cat(pool) for pool in errors)
+        rms, bound = _rms(all_errors), FACTORS[dtype] * _rms(all_naive)
+        assert rms <= bound, f"{name}: of {len(errors[0])} calls, pooled error {rms:.3g} exceeds {bound:.3g}"
 
 
 def _rms(x: Tensor) -> float:

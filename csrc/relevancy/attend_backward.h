@@ -50,13 +50,19 @@ struct AttendBackwardKernel {
       if (lane() == 0) dalpha[place] = sum;
       if (p.alpha) return;
       const T e = score(query, false, history.at(p.keys, b, event), p.v, n, p.dot);
-      if (lane() == 0) p.room[b * kappa + place] = exponential(e - p.log_sums[row]);
+      if (lane() == 0) p.room[b * kappa + place] = e;
     });
     device::block_barrier();
-    if (!p.alpha) {  // their sum is 1 but for rounding, which would not cancel below
-      T sum = 0;
+    if (!p.alpha) {
+      // By a softmax of its own: scores that are large are rounded otherwise than in the forward, and the exponential
+      // of their distance from its sum would not be a weight, nor finite.
+      T most = -INFINITY, sum = 0;
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
-        if (event != no_event) sum += alpha[place];
+        if (event != no_event) most = greater(most, alpha[place]);
+      });
+      most = bench.max(most);
+      each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
+        if (event != no_event) sum += p.room[b * kappa + place] = exponential(alpha[place] - most);
       });
       sum = bench.sum(sum);
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {

@@ -159,7 +159,7 @@ struct BackwardDriver : Driver<T> {
     attend.v = read<T>(this->v);
     attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
     attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
-    (this->keeps_all() ? attend.log_sums : attend.alpha) = read<T>(saved[0]);
+    attend.alpha = this->keeps_all() ? nullptr : read<T>(saved[0]);
     attend.mix = this->mix;
     attend.dot = this->dot;
     attend.room = write<T>(room);
@@ -188,7 +188,14 @@ struct BackwardDriver : Driver<T> {
 
     if constexpr (std::is_same_v<T, float>) {
       if (this->plan.padded > 0 && this->plan.backward) {
-        const SampleBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a)};
+        const int64_t floats = SampleKernels::backward_packed(this->place, this->plan.padded);
+        const Tensor packed = made({floats});
+        const SampleBackward p{attend,
+                               step,
+                               read<T>(this->V),
+                               read<T>(this->W_a),
+                               read<T>(this->U_a),
+                               floats > 0 ? write<T>(packed) : nullptr};
         succeed(SampleKernels::backward(p, this->place, this->plan.padded, stream));
         return;
       }

@@ -90,6 +90,9 @@ struct ForwardDriver : Driver<T> {
     p.given = this->given ? read<T>(*this->given) : nullptr;
     p.mix = this->mix;
     p.dot = this->dot;
+    const int64_t floats = SampleKernels::forward_packed(this->place, this->plan.padded);
+    const Tensor packed = made({floats});
+    p.packed = floats > 0 ? write<T>(packed) : nullptr;
     p.last_s = write<T>(last_s);
     p.last_c = cell.states > 1 ? write<T>(last_c) : nullptr;
     p.h = write<T>(h);

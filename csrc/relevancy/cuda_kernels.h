@@ -22,14 +22,13 @@ struct AttendKernels {
 };
 
 constexpr int sample_sizes[] = {64, 128};  // n that a kernel of one sample per block is compiled for
-constexpr int sample_rows = 320;           // of V and W_a together, at most
 
 // `padded` is one of them.
 struct SampleKernels {
-  static bool has_forward(int place, int padded);
-  static bool has_backward(int place, int padded);
-  static int64_t forward_bytes(int padded, int64_t slots, int64_t relevant_size);  // of shared memory
+  static int64_t forward_bytes(int place, int padded, int64_t slots, int64_t relevant_size);  // of shared memory
   static int64_t backward_bytes(int place, int padded);
+  static int64_t forward_packed(int place, int padded);  // floats in the `packed` of a problem
+  static int64_t backward_packed(int place, int padded);
   static int forward(const SampleForward& problem, int place, int padded, void* stream);
   static int backward(const SampleBackward& problem, int place, int padded, void* stream);
 };

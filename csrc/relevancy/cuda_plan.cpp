@@ -15,9 +15,8 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
   if (leaves_out("block")) return left_out("block");
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
-  const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes), [&](int padded) {
-    return padded >= sizes.hidden && SampleKernels::has_forward(place, padded);
-  });
+  const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes),
+                                 [&](int padded) { return padded >= sizes.hidden; });
   if (fits == std::end(sample_sizes)) {
     return "weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(cells[place].gates) +
            (cells[place].gates > 1 ? " gates" : " gate") + " do not fit one block";
@@ -26,10 +25,11 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
     return std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
            std::to_string(facts.multiprocessors) + " multiprocessors";
   }
-  const int64_t bytes = SampleKernels::forward_bytes(*fits, sizes.slots, sizes.relevant_size);
+  const int64_t bytes = SampleKernels::forward_bytes(place, *fits, sizes.slots, sizes.relevant_size);
   if (bytes > facts.shared_bytes) {
-    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " needs " + std::to_string(bytes) +
-           " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes);
+    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " and the weights beside it need " +
+           std::to_string(bytes) + " bytes of shared memory, and a block here has " +
+           std::to_string(facts.shared_bytes);
   }
   plan.padded = *fits;
   return "";
@@ -81,8 +81,7 @@ Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, con
     return plan;
   }
   plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
-  plan.backward = SampleKernels::has_backward(place, plan.padded) &&
-                  SampleKernels::backward_bytes(place, plan.padded) <= facts.shared_bytes;
+  plan.backward = SampleKernels::backward_bytes(place, plan.padded) <= facts.shared_bytes;
   if (!plan.backward) plan.reason += ", backward they do not";
   return plan;
 }

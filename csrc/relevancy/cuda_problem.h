@@ -89,6 +89,7 @@ struct SampleForward {
   const float* given;  // (T, B) or null
   float mix;
   bool dot;
+  float* packed;                    // room for the weights that are streamed, or null
   float *last_s, *last_c;           // (B, n), likewise
   float *h, *s, *alpha;             // (rows, n), (rows, n), (rows, kappa) or null
   int32_t *ids, *taken;             // (rows, kappa), (rows,), or null
@@ -161,7 +162,7 @@ struct AttendBackward {
   Events<const T> h, keys;
   Events<T> dh, dkeys;           // added to
   const T *v, *grad_h, *grad_s;  // (n,); (rows, n) or null both
-  const T *alpha, *log_sums;     // (rows, kappa), or null and (rows,)
+  const T* alpha;                // (rows, kappa), or null
   T mix;
   bool dot;
   T *room, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
@@ -189,6 +190,7 @@ struct SampleBackward {
   AttendBackward<float> attend;
   CellBackward<float> cell;
   const float *V, *W_a, *U_a;
+  float* packed;  // room for the weights that are streamed, or null
 };
 
 // to += from.

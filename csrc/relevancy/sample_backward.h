@@ -1,5 +1,5 @@
-// All steps of one sample by one block, backward: V and W_a in registers, U_a in shared memory; what comes to events
-// in their rows as in attend_backward.h, which the multiprocessor's cache holds.
+// All steps of one sample by one block, backward: the weights on chip as sample_tile.h has it; what comes to events in
+// their rows as in attend_backward.h, which the multiprocessor's cache holds.
 #pragma once
 
 #include "relevancy/attend_backward.h"
@@ -11,22 +11,21 @@ template <class Cell, int P>
 struct SampleBackwardKernel {
   using Problem = SampleBackward;
   using T = Tile<P>;
-  using Keys = Weight<P, 0>;
-  using Gates = Weight<P, T::quads>;
+  using Whole = Weights<Cell, P, backward_spread<Cell::gates, P>>;
   using Attend = AttendBackwardKernel<float>;
-  static constexpr int threads = sample_threads;
+  static constexpr int threads = sample_threads, least_blocks = 1;
 
   struct Room {
     Bench<float> bench;
     float *dkey, *gates;  // (P,); (G+1, P)
-    Quad* rest;           // of U_a
+    Quad* weights_kept;
 
     static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver) {
       Room room;
       room.bench = Bench<float>::carve(carver);
       room.dkey = carver.take<float>(P);
       room.gates = carver.take<float>((Cell::gates + 1) * P);
-      room.rest = Keys::carve(carver);
+      room.weights_kept = Whole::carve(carver);
       return room;
     }
     static int64_t bytes() {
@@ -44,13 +43,8 @@ struct SampleBackwardKernel {
     const int64_t b = device::block(), n = rows.hidden;
     const int i = T::unit();
     const bool first = T::part() == 0, mine = first && i < n;
-    Gates weights[Cell::gates + 1];
-    RNNKERN_UNROLL
-    for (int g = 0; g <= Cell::gates; ++g) {
-      weights[g].load(g < Cell::gates ? p.V + g * n * n : p.W_a, n, 1, n, nullptr);
-    }
-    Keys U_a;
-    U_a.load(p.U_a, n, 1, n, room.rest);
+    Whole weights;
+    weights.load(p.V, p.W_a, p.U_a, n, true, room.weights_kept, p.packed);
     float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dc = 0;
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = i < n ? cell.params[k][i] : 0;
@@ -65,7 +59,7 @@ struct SampleBackwardKernel {
       if (first) room.dkey[i] = i < n ? p.attend.dkeys.steps[row * n + i] : 0;
       device::block_barrier();
       float old[2] = {}, next[2] = {}, save[Cell::saved + 1] = {}, grad[2] = {}, du[Cell::gates], dr[Cell::gates];
-      grad[0] = U_a.product(room.dkey);
+      grad[0] = weights.key(room.dkey);
       grad[1] = dc;
       if (i < n) {
         next[0] = cell.h[row * n + i];
@@ -87,9 +81,10 @@ struct SampleBackwardKernel {
         room.gates[Cell::gates * P + i] = i < n ? cell.dquery[row * n + i] : 0;
       }
       device::block_barrier();
-      float sum = 0;
+      float sums[Cell::gates + 1], sum = 0;
+      weights.multiply(sums, room.gates, P);
       RNNKERN_UNROLL
-      for (int g = 0; g <= Cell::gates; ++g) weights[g].multiply(sum, room.gates + g * P);
+      for (const float x : sums) sum += x;
       sum = T::total(sum);
       if (mine) p.attend.ds[b * n + i] = reset ? 0.0f : sum;
       device::block_barrier();

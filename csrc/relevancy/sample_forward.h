@@ -1,5 +1,5 @@
-// All steps of one sample by one block: V, W_a and U_a in registers, the memory in shared memory. An event never moves:
-// slots are renamed.
+// All steps of one sample by one block: V, W_a and U_a on chip as sample_tile.h has it, the memory in shared memory. An
+// event never moves: slots are renamed.
 #pragma once
 
 #include "relevancy/attend_screen.h"
@@ -7,16 +7,18 @@
 
 namespace rnnkern::relevancy {
 
-template <int P>
+template <class Cell, int P>
 struct SampleMemory {
+  using Whole = Weights<Cell, P, forward_spread<Cell::gates, P>>;
+
   int slots, relevant_size;
   float *values, *keys;         // (kappa, P), by where an event lies
   float *scores, *weights, *e;  // (kappa,) each, by slot: beta, alpha, and the scores that it is made of
   int64_t* ids;                 // (kappa,)
   int32_t* where;               // (kappa,)
   float *s, *h, *query, *v;     // (P,)
-  Quad* rest;                   // of U_a
-  int32_t* taken;               // the slot of the relevant set that was overwritten, and where the new event goes
+  Quad* weights_kept;
+  int32_t* taken;  // the slot of the relevant set that was overwritten, and where the new event goes
 
   static RNNKERN_HOST_DEVICE SampleMemory carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
     SampleMemory m;
@@ -28,7 +30,7 @@ struct SampleMemory {
     m.ids = carver.take<int64_t>(kappa);
     m.where = carver.take<int32_t>(kappa);
     for (float** x : {&m.s, &m.h, &m.query, &m.v}) *x = carver.take<float>(P);
-    m.rest = Weight<P, held_of_keys<P>>::carve(carver);
+    m.weights_kept = Whole::carve(carver);
     m.taken = carver.take<int32_t>(2);
     return m;
   }
@@ -50,8 +52,9 @@ template <class Cell, int P>
 struct SampleForwardKernel {
   using Problem = SampleForward;
   using T = Tile<P>;
-  using Keys = Weight<P, held_of_keys<P>>;
-  static constexpr int threads = sample_threads;
+  using Memory = SampleMemory<Cell, P>;
+  using Whole = Memory::Whole;
+  static constexpr int threads = sample_threads, least_blocks = 1;
 
   // What the call begins with, or what it leaves, slot by slot: f(slot, row of the tensors, whether of the buffer).
   template <class F>
@@ -64,8 +67,7 @@ struct SampleForwardKernel {
 
   // By one warp: the event `now` enters, another may leave. Lanes see what others wrote before the last barrier alone,
   // so that each slot is written by one of them.
-  RNNKERN_DEVICE static void enter(const Problem& p, const SampleMemory<P>& memory, int64_t now, bool reset,
-                                   float given) {
+  RNNKERN_DEVICE static void enter(const Problem& p, const Memory& memory, int64_t now, bool reset, float given) {
     const int64_t wanted = slot_of(now, p.memory.buffer_size);
     const int slot = int(wanted < memory.slots ? wanted : memory.slots - 1), none = -1;
     const bool leaves = !reset && memory.ids[slot] >= 0;
@@ -94,7 +96,7 @@ struct SampleForwardKernel {
     memory.taken[1] = memory.where[slot];
   }
 
-  RNNKERN_DEVICE static void begin(const Problem& p, const SampleMemory<P>& memory, int64_t b, const Keys& U_a) {
+  RNNKERN_DEVICE static void begin(const Problem& p, const Memory& memory, int64_t b, const Whole& weights) {
     const int64_t n = p.rows.hidden;
     const int i = T::unit();
     const bool first = T::part() == 0;
@@ -113,12 +115,12 @@ struct SampleForwardKernel {
     });
     device::block_barrier();
     for (int slot = 0; slot < memory.slots + memory.relevant_size; ++slot) {
-      const float key = U_a.product(memory.values + slot * P);
+      const float key = weights.key(memory.values + slot * P);
       if (first) memory.keys[slot * P + i] = key;
     }
   }
 
-  RNNKERN_DEVICE static void end(const Problem& p, const SampleMemory<P>& memory, int64_t b, int64_t now) {
+  RNNKERN_DEVICE static void end(const Problem& p, const Memory& memory, int64_t b, int64_t now) {
     const int64_t n = p.rows.hidden;
     const int i = T::unit();
     each_slot(p, b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
@@ -135,7 +137,7 @@ struct SampleForwardKernel {
   }
 
   // alpha from e, by every warp for itself but for what is written; the logarithm of the softmax's sum.
-  RNNKERN_DEVICE static float weigh(const Problem& p, const SampleMemory<P>& memory, int64_t row) {
+  RNNKERN_DEVICE static float weigh(const Problem& p, const Memory& memory, int64_t row) {
     const int lane = device::lane(), warp_size = device::warp_size;
     float most = -INFINITY, sum = 0;
     memory.each(lane, warp_size, [&](int k) {
@@ -162,19 +164,14 @@ struct SampleForwardKernel {
   RNNKERN_DEVICE static void run(const Problem& p) {
     using device::lane, device::thread, device::warp;
     device::Carver carver{device::shared_memory()};
-    const auto memory = SampleMemory<P>::carve(carver, p.memory.slots, p.memory.relevant_size);
+    const auto memory = Memory::carve(carver, p.memory.slots, p.memory.relevant_size);
     const Rows& rows = p.rows;
     const int64_t b = device::block(), n = rows.hidden, length = rows.length(b);
     const int i = T::unit();
     const bool mine = T::part() == 0 && i < n;
-    Weight<P, T::quads> weights[Cell::gates + 1];
-    RNNKERN_UNROLL
-    for (int g = 0; g <= Cell::gates; ++g) {
-      weights[g].load(g < Cell::gates ? p.V + g * n * n : p.W_a, n, n, 1, nullptr);
-    }
-    Keys U_a;
-    U_a.load(p.U_a, n, n, 1, memory.rest);
-    begin(p, memory, b, U_a);
+    Whole weights;
+    weights.load(p.V, p.W_a, p.U_a, n, false, memory.weights_kept, p.packed);
+    begin(p, memory, b, weights);
     int64_t now = p.memory.time[b];
     float params[Cell::params + 1], c = 0, u[Cell::gates] = {};
     RNNKERN_UNROLL
@@ -193,10 +190,11 @@ struct SampleForwardKernel {
       const int64_t row = rows.offset(t) + b;
       const bool reset = rows.resets(t, b);
       float sums[Cell::gates + 1], old[2] = {}, next[2], save[Cell::saved + 1];
+      weights.multiply(sums, memory.s, 0);
       RNNKERN_UNROLL
-      for (int g = 0; g <= Cell::gates; ++g) {
-        const float sum = weights[g].product(memory.s);
-        sums[g] = reset ? 0.0f : sum;
+      for (float& x : sums) {
+        const float sum = T::total(x);
+        x = reset ? 0.0f : sum;
       }
       old[1] = reset ? 0.0f : c;
       Cell::forward(u, sums, old, params, next, save);
@@ -217,7 +215,7 @@ struct SampleForwardKernel {
       if (warp() == 0) enter(p, memory, now, reset, p.given ? p.given[t * rows.batch + b] : 0.0f);
       device::block_barrier();
 
-      const float key = U_a.product(memory.h);
+      const float key = weights.key(memory.h);
       if (T::part() == 0) {
         memory.values[memory.taken[1] * P + i] = next[0];
         memory.keys[memory.taken[1] * P + i] = key;

@@ -11,7 +11,7 @@ from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
 from rnnkern import reference
 from rnnkern.reference.relevancy import RELEVANCY_CELLS
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close, assert_close_over_draws
 
 
 @pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
@@ -46,6 +46,27 @@ def test_random_calls_in_float64_are_the_references(seed, place):
     for number in range(20):
         place.set_seed(100 * seed + number)
         check(place, random_call(draw), f"call {number}")
+
+
+def test_random_calls_in_float32_are_as_close_to_the_truth_as_plain_pytorch(place):
+    """All calls together: one of them has too few elements for a naive error that says something. Over 500 such calls
+    the kernels' error is more than four times the reference's as often as the reverse."""
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    draws = {}
+    for number in range(30):
+        place.set_seed(number)
+        call = random_call(draw)
+        truth, naive = (everything(reference.relevancy_recurrence, call.to(d)) for d in (torch.float64, torch.float32))
+        if not same_selection(naive, truth):
+            continue
+        found = everything(place, call.to(torch.float32))
+        assert same_selection(found, truth), f"call {number}: other events were selected"
+        for name, x in truth.items():
+            if x.is_floating_point() and x.numel():
+                draws.setdefault(name, []).append((found[name], naive[name], x))
+    for name, results in draws.items():
+        assert_close_over_draws(results, name)
 
 
 OPTIONS = {
@@ -181,6 +202,15 @@ def test_scores_that_are_not_finite_spread_as_in_the_reference(place):
         torch.testing.assert_close(found[2].weights, wanted[2].weights, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_made_again_of_large_scores_are_finite(dtype, place):
+    torch.manual_seed(0)
+    call = call_of("tanh", 6, 3, 20, buffer_size=9, alignment="dot", scale=1e10 if dtype == torch.float32 else 1e19)
+    found, wanted = (everything(op, call.to(dtype)) for op in (place, reference.relevancy_recurrence))
+    for name, x in wanted.items():
+        assert torch.equal(found[name].isfinite(), x.isfinite()), name
+
+
 def test_full_attention_keeps_one_number_per_row(place):
     torch.manual_seed(0)
     cell, u, weights, state = call_of("tanh", 5, 2, 3).to(torch.float32, requires_grad=False).args
@@ -198,15 +228,19 @@ A100 = (8, 0, 108, 166912)
 
 @pytest.mark.parametrize(
     ("cell", "sizes", "facts", "dtype", "forward", "backward", "reason"),
-    [("tanh", (120, 64, 128, 10, 10), H200, "float32", "block", "stepwise", "128 units stay on one block"),
+    [("tanh", (120, 64, 128, 10, 10), H200, "float32", "block", "block", "128 units stay on one block"),
      ("tanh", (120, 64, 64, 10, 10), A100, "float32", "block", "block", "64 units stay on one block"),
-     ("lstm", (120, 64, 64, 10, 10), H200, "float32", "block", "stepwise", "backward they do not"),
-     ("lstm", (120, 64, 65, 10, 10), H200, "float32", "stepwise", "stepwise", "65 units and 4 gates do not fit"),
+     ("lstm", (120, 64, 64, 10, 10), A100, "float32", "block", "block", "64 units stay on one block"),
+     ("lstm", (120, 64, 128, 20, 19), H200, "float32", "block", "block", "128 units stay on one block"),
+     ("lstm", (120, 64, 128, 20, 22), H200, "float32", "stepwise", "stepwise", "a memory of 42 and the weights"),
+     ("lstm", (120, 64, 65, 10, 10), A100, "float32", "stepwise", "stepwise", "a memory of 20 and the weights"),
+     ("lstm", (120, 64, 65, 1, 1), (9, 0, 132, 200000), "float32", "block", "stepwise", "backward they do not"),
+     ("lstm", (120, 64, 129, 10, 10), H200, "float32", "stepwise", "stepwise", "129 units and 4 gates do not fit"),
      ("relu", (120, 64, 129, 10, 10), H200, "float32", "stepwise", "stepwise", "129 units and 1 gate do not fit"),
      ("tanh", (120, 64, 128, 10, 10), H200, "float64", "stepwise", "stepwise", "float64 has no block kernel"),
      ("tanh", (120, 64, 128, 10, 10), (7, 5, 68, 65536), "float32", "stepwise", "stepwise", "capability 8.0"),
      ("tanh", (120, 529, 128, 10, 10), H200, "float32", "stepwise", "stepwise", "529 samples are more than 4 for each"),
-     ("tanh", (500, 64, 128, 500, 0), H200, "float32", "stepwise", "stepwise", "a memory of 500 needs")],
+     ("tanh", (500, 64, 128, 500, 0), H200, "float32", "stepwise", "stepwise", "a memory of 500 and the weights")],
 )  # fmt: skip
 def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason, monkeypatch):
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
@@ -220,8 +254,9 @@ def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason,
     assert "leaves out the block kernel" in plan["reason"]
 
 
-def test_kernels_are_counted(place):
+@pytest.mark.parametrize(("cell", "hidden"), [("tanh", 3), ("modrelu", 128), ("lstm", 64), ("lstm", 127)])
+def test_kernels_are_counted(cell, hidden, place):
     torch.manual_seed(0)
-    kernels = place.entered(lambda: everything(place, call_of("tanh", 2, 1, 3, dtype=torch.float32)))
-    wanted = {f"relevancy_recurrence/cuda/{way}/tanh/{place.kernel}": 2 for way in ("forward", "backward")}
+    kernels = place.entered(lambda: everything(place, call_of(cell, 2, 1, hidden, dtype=torch.float32)))
+    wanted = {f"relevancy_recurrence/cuda/{way}/{cell}/{place.kernel}": 2 for way in ("forward", "backward")}
     assert kernels == wanted

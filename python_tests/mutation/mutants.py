@@ -8,6 +8,7 @@ ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
 ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
 ATTENDING = "python_tests/gpu/test_relevancy_cluster.py"
+ATTENDING_BLOCKS = "python_tests/gpu/test_relevancy.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
@@ -53,7 +54,8 @@ class Mutant(NamedTuple):
     def for_a_gpu(self) -> bool:
         """Its tests build what it breaks."""
         families = ("block_", "cluster_", "grid_", "cuda_", "step")
-        return self.file.startswith((*(f"recurrence/{family}" for family in families), "relevancy/cluster_"))
+        attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
+        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending))
 
 
 ONE_LEVEL = [
@@ -295,6 +297,14 @@ MUTANTS = [
            interpreted("any_schedule", ATTENDING)),
     Mutant("relevancy/cluster_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
            interpreted("every_cell and everything", ATTENDING)),
+    Mutant("relevancy/sample_tile.h", "T::column(first_packed + k)", "T::column(k)", "which columns are streamed",
+           interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/sample_tile.h", "p.transposed ? 1 : p.n, column_step", "p.n, column_step",
+           "that the backward streams columns", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/sample_tile.h", "T::column(spread.held_keys + k)", "T::column(k)",
+           "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/attend_backward.h", "exponential(alpha[place] - most)", "exponential(alpha[place])",
+           "the largest score in weights that are made again", interpreted("large_scores", ATTENDING_BLOCKS)),
     Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
            interpreted("every_cell and lstm", ON_THE_GRID)),
     Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",
