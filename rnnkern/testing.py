@@ -346,6 +346,8 @@ def scan_sample(
 ) -> Scan:
     """Random arguments of :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors of magnitude 0.5 to 1,
     of any sign or phase. Packed lengths fall evenly from ``steps`` to 1."""
+    if packed and not initial and not steps:
+        batch = 0  # which nothing says
     batch_sizes, rows = None, (steps, batch)
     if packed:
         lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
@@ -377,7 +379,11 @@ def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str
     ]
     upstream = [torch.view_as_complex(g) if h.is_complex() else g.squeeze(-1) for g in upstream]
     upstream = [g.to(y) for g, y in zip(upstream, (h, last), strict=True)]
-    gradients = torch.autograd.grad((h, last), list(leaves.values()), upstream, materialize_grads=True)
+    pairs = [(y, g) for y, g in zip((h, last), upstream, strict=True) if y.requires_grad]  # of no steps, perhaps none
+    gradients = [torch.zeros_like(y) for y in leaves.values()]
+    if pairs:
+        outputs, upstream = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
     found = {"h": h.detach(), "final state": last.detach()}
     return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
 

@@ -53,6 +53,25 @@ void over_blocks(const ScanSizes& sizes, Member me, F f) {
   }
 }
 
+// a b + c, rounded once where the level can. Left to the compiler, that would depend on what stands around it, and so
+// would the bits.
+template <class T>
+RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
+#if RNNKERN_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4)
+    return _mm512_fmadd_ps(a.v, b.v, c.v);
+  else
+    return _mm512_fmadd_pd(a.v, b.v, c.v);
+#elif RNNKERN_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4)
+    return _mm256_fmadd_ps(a.v, b.v, c.v);
+  else
+    return _mm256_fmadd_pd(a.v, b.v, c.v);
+#else
+  return a * b + c;
+#endif
+}
+
 // Each real part beside its imaginary one, exchanged.
 template <class T>
 RNNKERN_INLINE Vec<T> exchanged(Vec<T> x) {
@@ -84,15 +103,15 @@ struct Factor {
 
   RNNKERN_INLINE Vec<T> times(Vec<T> s) const {
     if constexpr (complex)
-      return re * s + im * exchanged(s);
+      return fused(im, exchanged(s), re * s);
     else
       return re * s;
   }
   RNNKERN_INLINE Vec<T> times(Vec<T> s, Vec<T> plus) const {
     if constexpr (complex)
-      return (plus + re * s) + im * exchanged(s);
+      return fused(im, exchanged(s), fused(re, s, plus));
     else
-      return re * s + plus;
+      return fused(re, s, plus);
   }
 };
 

@@ -61,5 +61,7 @@ def check_batch_sizes(
         if sizes and sizes[-1] < 0:
             raise ValueError(f"{op}: `batch_sizes` must not be negative, got {sizes}")
         if sum(sizes) != rows:
-            raise ValueError(f"{op}: `batch_sizes` must sum to the rows of `{of_rows}`, {rows}, got a sum of {sum(sizes)}")
+            raise ValueError(
+                f"{op}: `batch_sizes` must sum to the rows of `{of_rows}`, {rows}, got a sum of {sum(sizes)}"
+            )
     return batch_sizes.shape[0]

@@ -125,7 +125,9 @@ def _differentiate_backward(tensors, grads, batch_sizes, reset, reverse):
     def backward(*given):
         given = dict(zip(there, given, strict=True))
         full = [given.get(k, zero) for k, zero in enumerate(zeros)]
-        return reference.linear_scan_backward(*full, batch_sizes=batch_sizes, reset=reset, reverse=reverse)[: len(grads)]
+        return reference.linear_scan_backward(*full, batch_sizes=batch_sizes, reset=reset, reverse=reverse)[
+            : len(grads)
+        ]
 
     given = [tensors[k] for k in there]
     results, pull = torch.func.vjp(backward, *given)
