@@ -1,9 +1,9 @@
 """linear_scan, forward and backward, against loops and prefix sums in plain PyTorch, and on a GPU against
 accelerated-scan and FLA where they can be imported.
 
-``python -m perf.linear_scan --help``. Floor: what must cross memory is copied in the same run, as many values as are read
-and written: forward x and h once each, and a where it is given per step; with the backward the gradients of h and x, and
-h again, and a and its gradient where they are per step.
+``python -m perf.linear_scan --help``. Floor: what must cross memory is copied in the same run, as many values as are
+read and written: forward x and h once each, and a where it is given per step; with the backward the gradients of h and
+x, and h again, and a and its gradient where they are per step.
 """
 
 import functools
@@ -61,11 +61,11 @@ def peers(kind: str, x: Tensor) -> dict[str, Function]:
     """What else runs on the device; libraries for GPUs take factors of each step, and no initial state."""
     functions: dict[str, Function] = {"loop": loop, "prefix sums": prefix_sums}
     if x.device.type == "cuda" and not x.is_complex():
-        functions |= {name: make() for name, make in LIBRARIES.items() if harness_has(name)}
+        functions |= {name: make() for name, make in LIBRARIES.items() if is_there(name)}
     return functions
 
 
-def harness_has(name: str) -> bool:
+def is_there(name: str) -> bool:
     try:
         importlib.import_module(MODULES[name])
     except ImportError:

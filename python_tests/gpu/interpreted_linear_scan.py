@@ -99,7 +99,7 @@ def test_a_product_that_overflows_is_not_taken_of_a_state_of_zero(cut):
     """As one loop has it: 1e30 to the 11th times nothing."""
     a, x = torch.full((2,), 1e30), torch.zeros(11, 1, 2)
     x[10, 0, 1] = 1.0
-    h, last = scan_triton.forward(a, x, None, None, None, False, True)
+    h, _ = scan_triton.forward(a, x, None, None, None, False, True)
     assert torch.equal(h, x)
     dx, dh0, da = scan_triton.backward(torch.zeros_like(x), None, a, None, h, None, None, False, True)
     assert all(torch.equal(y, torch.zeros_like(y)) for y in (dx, dh0, da))
@@ -110,7 +110,7 @@ def test_a_reset_stops_nan_and_small_factors_do_not(cut):
     x[0] = torch.nan
     reset = torch.zeros(9, 2, dtype=torch.bool)
     reset[4, 1] = True
-    h, last = scan_triton.forward(a, x, None, None, reset, False, True)
+    h, _ = scan_triton.forward(a, x, None, None, reset, False, True)
     assert h[:, 0].isnan().all()
     assert torch.equal(h[:, 1, 0].isnan(), torch.arange(9) < 4)
     dx, *_ = scan_triton.backward(x.flip(0), None, a, None, torch.ones_like(h), None, reset, False, True)

@@ -158,7 +158,7 @@ def test_long_sums_of_a_constant_keep_their_precision():
 def test_the_final_state_alone():
     for name, sample in scan_samples():
         leaves, call = calls(sample, requires_grad=True)
-        h, last = call(*leaves)
+        _, last = call(*leaves)
         kwargs = sample.kwargs | {"return_sequence": False}
         with torch.no_grad():
             none, alone = linear_scan(*sample[:3], **kwargs)
@@ -324,7 +324,7 @@ def test_errors_name_the_argument(error, changed, said):
     ("changed", "said"),
     [
         ({"a": A[1:]}, "`a` must be"), ({"x": X[0]}, "`x` must be"), ({"h0": H0[:, 1:]}, "`h0` must be"),
-        ({"h0": H0[:1]}, "differ in B"), ({"reset": X[0].bool()}, "`reset` must be"), ({"a": A.double()}, "`a` must be"),
+        ({"h0": H0[:1]}, "differ in B"), ({"reset": X[0].bool()}, "`reset` must be"), ({"a": A.half()}, "`a` must be"),
         ({"x": X[:, 0], "batch_sizes": SIZES + 1}, "must never grow"), ({"x": X[0], "batch_sizes": SIZES}, "must sum"),
     ],
 )  # fmt: skip
@@ -358,7 +358,7 @@ def test_explain_says_what_is_entered():
 @pytest.mark.parametrize("option", SCAN_OPTIONS)
 def test_the_references_backward_is_its_own_gradient(option, dtype):
     sample = scan_sample(dtype=dtype, **SCAN_OPTIONS[option]).to(torch.float64)
-    a, x, h0, kwargs = sample
+    a, _, h0, kwargs = sample
     wanted = scan_outputs_and_gradients(reference.linear_scan, sample, seed=3)
     generator = torch.Generator().manual_seed(3)
     h, last = wanted["h"], wanted["final state"]

@@ -38,7 +38,7 @@ def test_the_reference_is_not_timed():
 
 
 def test_the_floor_copies_what_must_cross_memory():
-    """Of constant factors x is read and h written; with the backward also dh and h read and dx written, as 2.5 copies."""
+    """Of constant factors x is read and h written; with the backward dh and h read and dx written too."""
     x = torch.ones(4, 2, 3)
     for copies, rows in ((1.0, 4), (2.5, 10)):
         job = linear_scan.floor(x, copies)

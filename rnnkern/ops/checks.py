@@ -43,7 +43,8 @@ def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of
 def check_batch_sizes(
     op: str, batch_sizes: Tensor, rows: int, batch: int, of_rows: str = "u", of_batch: str = "state[0]"
 ) -> int:
-    """Returns T; ``of_rows`` and ``of_batch`` name the tensors that have the rows and the batch. Values are read where they exist: a fake tensor has only a shape."""
+    """Returns T; ``of_rows`` and ``of_batch`` name the tensors that have the rows and the batch. Values are read where
+    they exist: a fake tensor has only a shape."""
     if not isinstance(batch_sizes, Tensor) or batch_sizes.dtype != torch.int64 or batch_sizes.device.type != "cpu":
         got = (batch_sizes.dtype, batch_sizes.device) if isinstance(batch_sizes, Tensor) else type(batch_sizes).__name__
         raise TypeError(f"{op}: `batch_sizes` must be an int64 tensor on the CPU, got {got}")

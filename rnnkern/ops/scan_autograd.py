@@ -117,7 +117,7 @@ def _differentiate_backward(tensors, grads, batch_sizes, reset, reverse):
             "linear_scan: second derivatives of packed input cannot be traced by the compiler, since they read the "
             "lengths; call outside torch.compile, or pad and mask"
         )
-    _, _, a, h0, h = tensors
+    h0, h = tensors[3:]
     there = [k for k, x in enumerate(tensors) if x is not None]
     state = h.new_zeros(h0.shape if h0 is not None else h.shape[1:])
     zeros = (torch.zeros_like(h), state, None, state, None)

@@ -1,10 +1,10 @@
 """Kernels of linear_scan for GPUs: a program per block of columns, which are sequences and channels side by side, and
 where those are few, per chunk of steps as well.
 
-Steps are counted as the kernel travels: the backward goes the other way. FLIP says that it goes from the last step down.
-Complex numbers are pairs of reals; of real ones the imaginary part is never used. Without resets a chunk's state is a
-product of its factors with the state before it, plus its own; a product that grows out of range is not taken of a state
-that is zero.
+Steps are counted as the kernel travels: the backward goes the other way. FLIP says that it goes from the last step
+down. Complex numbers are pairs of reals; of real ones the imaginary part is never used. The state after a chunk is the
+product of its factors times the state before it, plus its own; a product that has grown out of range is not taken of a
+state that is zero.
 """
 
 import triton
@@ -101,8 +101,7 @@ def summarise(
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
     a_re, a_im = _load(a, column % C, inside, COMPLEX)
-    s_re, s_im = a_re * 0, a_im * 0
-    p_re, p_im = tl.full([BLOCK], 1.0, s_re.dtype), tl.full([BLOCK], 0.0, s_re.dtype)
+    p_re, p_im = tl.full([BLOCK], 1.0, a_re.dtype), tl.full([BLOCK], 0.0, a_re.dtype)
     s_re, s_im = p_im, p_im
     x_re, x_im = p_im, p_im
     cut = column < 0
