@@ -43,6 +43,7 @@ sanitize: install
 	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_orthogonal.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
+	  python_tests/ops/test_linear_scan.py \
 	  -k "not 1000 and not compile"
 	$(BIN)/python -m pytest -q python_tests/threads
 

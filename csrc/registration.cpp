@@ -14,6 +14,7 @@
 #include "relevancy/gather_attention.h"
 #include "relevancy/relevancy.h"
 #include "relevancy/sab.h"
+#include "scan/scan.h"
 
 namespace rnnkern {
 namespace {
@@ -84,6 +85,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "gather_attention_backward(Tensor grad, Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, Tensor lse, "
       "bool dot) -> Tensor[]");
+
+  m.def(
+      "linear_scan(Tensor a, Tensor x, Tensor? h0, Tensor? batch_sizes, Tensor? reset, bool reverse, bool sequence) -> "
+      "Tensor[]");
+  m.def(
+      "linear_scan_backward(Tensor? grad_h, Tensor? grad_last, Tensor a, Tensor? h0, Tensor h, Tensor? batch_sizes, "
+      "Tensor? reset, bool reverse, bool needs_a) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -109,6 +117,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
   m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
   m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
+  m.impl("linear_scan", TORCH_BOX(&linear_scan_cpu));
+  m.impl("linear_scan_backward", TORCH_BOX(&linear_scan_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

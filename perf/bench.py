@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from perf import gather_attention, orthogonal, orthogonal_step, overhead, recurrence, relevancy
+from perf import gather_attention, linear_scan, orthogonal, orthogonal_step, overhead, recurrence, relevancy
 
 RUNS = (
     (recurrence, ["--compiled"]),
@@ -15,6 +15,7 @@ RUNS = (
     (orthogonal_step, []),
     (relevancy, []),
     (gather_attention, []),
+    (linear_scan, []),
 )
 """A family's cases and the options that they run with."""
 

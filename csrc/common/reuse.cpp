@@ -85,7 +85,9 @@ Pool& pool() {
 }  // namespace
 
 Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  int64_t size = dtype == ScalarType::Double ? 8 : 4;
+  int64_t size = dtype == ScalarType::ComplexDouble                                 ? 16
+                 : dtype == ScalarType::Double || dtype == ScalarType::ComplexFloat ? 8
+                                                                                    : 4;
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t dim = sizes.size(); dim-- > 0;) {
     strides[dim] = dim + 1 < sizes.size() ? strides[dim + 1] * sizes[dim + 1] : 1;

@@ -34,6 +34,7 @@ RELEVANCY = named("500_random", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
 GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
+SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -123,6 +124,18 @@ MUTANTS = [
     Mutant("relevancy/sab_backward.h", "/ call.sums[row]", "", "the divisor of the weights", SAB),
     Mutant("relevancy/gather_backward.h", "grad_alpha[members[c]] - along", "grad_alpha[members[c]]",
            "the softmax's mean in its gradient", GATHER),
+    # ---- linear scans
+    Mutant("scan/cpu_strips.h", "bool(lane & 1) == conjugate", "bool(lane & 1) != conjugate",
+           "signs of complex products", SCAN),
+    Mutant("scan/cpu_strips.h", "first = larger(first, sizes.steps - length);", "last = smaller(last, length);",
+           "where a packed sequence begins in reverse", SCAN),
+    Mutant("scan/cpu_forward.h", "for (V& x : s) x = V(0);", "s[0] = V(0);",
+           "resets of all but the first vector", SCAN),
+    Mutant("scan/cpu_backward.h", "s[i] = zeroed ? V(0) : a[i].times(g);", "s[i] = a[i].times(g);",
+           "that a reset passes no gradient on", SCAN),
+    Mutant("scan/cpu_backward.h", "k % few_steps == 0 || k == span.first", "k == span.first",
+           "that sums are of eight steps, whatever a thread's share",
+           named("threads_do", "python_tests/ops/test_linear_scan.py")),
     # ---- vectors
     Mutant("common/simd_math.h", "terms = 6", "terms = 4", "two terms of the series",
            ("python_tests/ops/test_simd_math.py",)),

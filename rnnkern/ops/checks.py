@@ -31,17 +31,20 @@ def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...])
         raise ValueError(f"{op}: `{name}` must be (..., N, N), got {shape_of(x)}")
 
 
-def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int) -> None:
+def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of_like: str = "u") -> None:
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
         raise TypeError(f"{op}: `reset` must be a bool tensor, got {got}")
     if reset.device != like.device:
-        raise TypeError(f"{op}: `reset` must be on {like.device} like `u`, got {reset.device}")
+        raise TypeError(f"{op}: `reset` must be on {like.device} like `{of_like}`, got {reset.device}")
     check_shape(op, "reset", reset, "(T, B)", (steps, batch))
 
 
-def check_batch_sizes(op: str, batch_sizes: Tensor, rows: int, batch: int) -> int:
-    """Returns T. Values are read where they exist: a fake tensor has only a shape."""
+def check_batch_sizes(
+    op: str, batch_sizes: Tensor, rows: int, batch: int, of_rows: str = "u", of_batch: str = "state[0]"
+) -> int:
+    """Returns T; ``of_rows`` and ``of_batch`` name the tensors that have the rows and the batch. Values are read where
+    they exist: a fake tensor has only a shape."""
     if not isinstance(batch_sizes, Tensor) or batch_sizes.dtype != torch.int64 or batch_sizes.device.type != "cpu":
         got = (batch_sizes.dtype, batch_sizes.device) if isinstance(batch_sizes, Tensor) else type(batch_sizes).__name__
         raise TypeError(f"{op}: `batch_sizes` must be an int64 tensor on the CPU, got {got}")
@@ -54,10 +57,12 @@ def check_batch_sizes(op: str, batch_sizes: Tensor, rows: int, batch: int) -> in
         if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):
             raise ValueError(
                 f"{op}: `batch_sizes` must never grow and begin with at most B = {batch}, the rows of "
-                f"`state[0]`, got {sizes}"
+                f"`{of_batch}`, got {sizes}"
             )
         if sizes and sizes[-1] < 0:
             raise ValueError(f"{op}: `batch_sizes` must not be negative, got {sizes}")
         if sum(sizes) != rows:
-            raise ValueError(f"{op}: `batch_sizes` must sum to the rows of `u`, {rows}, got a sum of {sum(sizes)}")
+            raise ValueError(
+                f"{op}: `batch_sizes` must sum to the rows of `{of_rows}`, {rows}, got a sum of {sum(sizes)}"
+            )
     return batch_sizes.shape[0]

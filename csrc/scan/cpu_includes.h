@@ -1,0 +1,14 @@
+// All that the level files need from outside their own code; it stands before their `#pragma GCC target`.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "scan/problem.h"

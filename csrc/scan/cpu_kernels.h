@@ -1,0 +1,21 @@
+// Linear scans for one SIMD level. Included once per level file, which says the vector's width.
+#pragma once
+
+#include "common/simd.h"
+
+#include "scan/cpu_strips.h"
+
+#include "scan/cpu_forward.h"
+
+#include "scan/cpu_backward.h"
+
+namespace rnnkern {
+namespace {
+
+template <class T>
+ScanKernels<T> scan_kernels() {
+  return {scan_forward<T>, scan_backward<T>};
+}
+
+}  // namespace
+}  // namespace rnnkern

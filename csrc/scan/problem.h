@@ -1,0 +1,59 @@
+// What a kernel of linear scans is told: pointers and sizes, all checked and allocated by the caller. Tensors are
+// dense.
+#pragma once
+
+#include <cstdint>
+
+#include "common/team.h"
+
+namespace rnnkern {
+
+// A row is what stands side by side at one step: `groups` of `width` reals each. A group is one sequence where
+// sequences differ in length or are reset, else all of them. A complex number is two reals.
+struct ScanSizes {
+  int64_t steps, groups, width;
+  const int64_t* rows;     // where the row of each step begins, in reals; null: one after the other
+  const int64_t* lengths;  // of each group, in steps; null: all of them
+  const bool* reset;       // (steps, groups), or null
+  bool complex, per_step, reverse;
+
+  int64_t row(int64_t step) const { return rows ? rows[step] : step * groups * width; }
+  int64_t length(int64_t group) const { return lengths ? lengths[group] : steps; }
+  bool is_reset(int64_t step, int64_t group) const { return reset && reset[step * groups + group]; }
+};
+
+template <class T>
+struct ScanForward {
+  ScanSizes sizes;
+  const T *a, *x;  // a is like x, or one group of it for all steps
+  const T* h0;     // of all groups, or null
+  T* h;            // or null
+  T* last;         // the state, while the kernel runs
+};
+
+template <class T>
+struct ScanBackward {
+  ScanSizes sizes;
+  const T *grad_h, *grad_last;  // each may be null
+  const T *a, *h0, *h;
+  T* grad_x;
+  T* grad_h0;  // the state's gradient, while the kernel runs
+  T* grad_a;   // or null; of a constant one, what each column of all groups gives, added to what is there
+};
+
+template <class T>
+struct ScanKernels {
+  void (*forward)(const ScanForward<T>&, Member);
+  void (*backward)(const ScanBackward<T>&, Member);
+};
+
+struct ScanLevel {
+  ScanKernels<float> of_float;
+  ScanKernels<double> of_double;
+};
+
+ScanLevel scan_level_plain();
+ScanLevel scan_level_avx2();
+ScanLevel scan_level_avx512();
+
+}  // namespace rnnkern

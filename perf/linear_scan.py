@@ -1,0 +1,189 @@
+"""linear_scan, forward and backward, against loops and prefix sums in plain PyTorch, and on a GPU against
+accelerated-scan and FLA where they can be imported.
+
+``python -m perf.linear_scan --help``. Floor: what must cross memory is copied in the same run, as many values as are
+read and written: forward x and h once each, and a where it is given per step; with the backward the gradients of h and
+x, and h again, and a and its gradient where they are per step.
+"""
+
+import functools
+import importlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, record
+from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from rnnkern import reference
+from rnnkern.ops import explain, linear_scan
+from rnnkern.testing import as_reals
+
+SHAPES = ((512, 32, 1024), (4096, 16, 128), (16384, 1, 64))
+QUICK_SHAPES = ((12, 2, 16),)
+"""(T, B, C)."""
+KINDS = ("constant", "per step")
+COPIES = {"constant": {"forward": 1.0, "forward+backward": 2.5}, "per step": {"forward": 1.5, "forward+backward": 4.0}}
+"""Of the floor: copies of x, each of which reads and writes as many values as x has."""
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def ours(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+    return linear_scan(a, x, h0)[0]
+
+
+def loop(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+    """As one writes it."""
+    return reference.linear_scan(a, x, h0)[0]
+
+
+def prefix_sums(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+    """h_t = p_t (h_0 + sum of x_s / p_s) with p the prefix products of a; in pieces of so many steps that no product
+    leaves the range of float32 here, the state carried from piece to piece."""
+    factors = a.expand_as(x)
+    found = []
+    for factor, part in zip(factors.split(PIECE), x.split(PIECE), strict=True):
+        products = factor.cumprod(0)
+        found.append(products * (h0 + (part / products).cumsum(0)))
+        h0 = found[-1][-1]
+    return torch.cat(found)
+
+
+PIECE = 16
+"""Steps; factors are at least 0.9, so that little precision is lost."""
+
+
+def peers(kind: str, x: Tensor) -> dict[str, Function]:
+    """What else runs on the device; libraries for GPUs take factors of each step, and no initial state."""
+    functions: dict[str, Function] = {"loop": loop, "prefix sums": prefix_sums}
+    if x.device.type == "cuda" and not x.is_complex():
+        functions |= {name: make() for name, make in LIBRARIES.items() if is_there(name)}
+    return functions
+
+
+def is_there(name: str) -> bool:
+    try:
+        importlib.import_module(MODULES[name])
+    except ImportError:
+        return False
+    return True
+
+
+MODULES = {"accelerated-scan": "accelerated_scan.scalar", "FLA": "fla.ops.hgrn"}
+
+
+def _accelerated_scan() -> Function:
+    """(B, C, T), no initial state: it enters the first step's input."""
+    scan = importlib.import_module(MODULES["accelerated-scan"]).scan
+
+    def run(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        factors = a.expand_as(x)
+        x = torch.cat([x[:1] + factors[:1] * h0, x[1:]])
+        return scan(factors.permute(1, 2, 0).contiguous(), x.permute(1, 2, 0).contiguous()).permute(2, 0, 1)
+
+    return run
+
+
+def _hgrn() -> Function:
+    """(B, T, C), factors as logarithms."""
+    chunk_hgrn = importlib.import_module(MODULES["FLA"]).chunk_hgrn
+
+    def run(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
+        logarithms = a.expand_as(x).log().transpose(0, 1).contiguous()
+        return chunk_hgrn(x.transpose(0, 1).contiguous(), logarithms, initial_state=h0)[0].transpose(0, 1)
+
+    return run
+
+
+LIBRARIES = {"accelerated-scan": _accelerated_scan, "FLA": _hgrn}
+
+
+def problem_of(shape: tuple[int, ...], kind: str, dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    steps, batch, channels = shape
+    x, h0 = torch.randn(steps, batch, channels, dtype=dtype), torch.randn(batch, channels, dtype=dtype)
+    a = (0.9 + 0.1 * torch.rand(x.shape if kind == "per step" else (channels,))).to(dtype)
+    a, x, h0 = tensors = tuple(y.to(device) for y in (a, x, h0))
+    upstream = torch.randn_like(x)
+    if explain(linear_scan, *tensors).implementation == "reference":
+        raise NoKernel(f"there is no kernel to measure: {explain(linear_scan, *tensors).reason}")
+    functions = {OURS: ours} | peers(kind, x)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return Problem(
+        calls={
+            "forward": {name: functools.partial(value, f, tensors) for name, f in functions.items()},
+            "forward+backward": {name: functools.partial(both, f, tensors, upstream) for name, f in functions.items()},
+        },
+        floors={direction: floor(x, count) for direction, count in COPIES[kind].items()},
+        naive=functools.partial(both, loop, tensors, upstream),
+        truth=functools.partial(both, loop, [y.to(wide) for y in tensors], upstream.to(wide)),
+    )
+
+
+def value(function: Function, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {"h": as_reals(function(*tensors))}
+
+
+def both(function: Function, tensors: Sequence[Tensor], upstream: Tensor) -> dict[str, Tensor]:
+    leaves = [y.detach().requires_grad_() for y in tensors]
+    h = function(*leaves)
+    gradients = torch.autograd.grad(h, leaves, upstream)
+    found = {"h": h.detach()} | {f"gradient of {name}": g for name, g in zip(("a", "x", "h0"), gradients, strict=True)}
+    return {name: as_reals(y) for name, y in found.items()}
+
+
+def floor(x: Tensor, copies: float) -> Callable[[], None]:
+    whole, rest = int(copies), int((copies - int(copies)) * len(x))
+    pairs = [(torch.empty_like(x), x.clone()) for _ in range(whole)]
+    pairs += [(torch.empty_like(x[:rest]), x[:rest].clone())] if rest else []
+
+    def run() -> None:
+        for target, source in pairs:
+            target.copy_(source)
+
+    return run
+
+
+def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
+    return [
+        Case(
+            {
+                "op": "linear_scan",
+                "case": f"{kind} factors",
+                "cell": "linear",
+                "shape": "x".join(map(str, shape)),
+                "dtype": dtype,
+            },
+            functools.partial(problem_of, shape, kind, getattr(torch, dtype), device),
+        )
+        for shape in shapes
+        for kind in KINDS
+    ]
+
+
+def shape(text: str) -> tuple[int, ...]:
+    steps, batch, channels = map(int, text.split("x"))
+    return steps, batch, channels
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times linear_scan, forward and forward+backward.")
+    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(chosen.device)
+    shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
+    path = None if chosen.quick else record.folder(device, results) / "linear_scan.csv"
+    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
+    command = shlex.join(["python", "-m", "perf.linear_scan", *argv])
+    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
