@@ -286,6 +286,14 @@ def gather_sample(
     return q, u, h, idx, v
 
 
+def householder_sample(
+    size: int = 7, reflections: int = 4, *batch: int, dtype: torch.dtype = torch.float64, requires_grad: bool = False
+) -> Tensor:
+    """Random V (..., N, m) of :func:`rnnkern.ops.householder_product`, of lengths from 1e-3 to 1e3."""
+    lengths = torch.exp((2 * torch.rand(*batch, 1, reflections) - 1) * math.log(1e3))
+    return (torch.randn(*batch, size, reflections, dtype=dtype) * lengths).to(dtype).requires_grad_(requires_grad)
+
+
 def covering_rows(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """A covering array: rows in which any two values of any two factors meet at least once. Greedy, always the same."""
     draw = random.Random(0)

@@ -1,4 +1,4 @@
-"""ExpRNN, CayleyRNN, NonNormalRNN and OrthogonalInitRNN against the loop that their equations are, and as modules."""
+"""Orthogonal networks against the loop that their equations are, and as modules."""
 
 import copy
 import pickle
@@ -9,13 +9,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import rnnkern
 from rnnkern import reference
-from rnnkern.nn import RNN, CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN
+from rnnkern.nn import RNN, CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN
 from rnnkern.testing import assert_close
 
 T, B, I, H = 6, 3, 2, 5  # noqa: E741
 F64 = torch.float64
 CONSTRAINED = [ExpRNN, CayleyRNN, NonNormalRNN]
-MODULES = [*CONSTRAINED, OrthogonalInitRNN]
+MODULES = [*CONSTRAINED, HouseholderRNN, OrthogonalInitRNN]
 modules = pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
 constrained = pytest.mark.parametrize("cls", CONSTRAINED, ids=lambda cls: cls.__name__)
 
@@ -36,6 +36,8 @@ def recurrent_weight(module, suffix):
     if isinstance(module, OrthogonalInitRNN):
         return getattr(module, name)
     parametrized = module.parametrizations[name]
+    if isinstance(module, HouseholderRNN):
+        return reference.householder_product(parametrized.original)
     B = parametrized[0].base
     if isinstance(module, NonNormalRNN):
         A, theta, gamma, T_ = (getattr(parametrized, f"original{k}") for k in range(4))
@@ -258,6 +260,32 @@ def test_they_are_elman_networks():
         module = cls(I, H)
         assert isinstance(module, (RNN, torch.nn.RNN))
         assert [choice.implementation for choice in rnnkern.ops.explain(module, torch.zeros(T, B, I))]
+
+
+def test_reflections_reach_the_weight():
+    module = HouseholderRNN(I, 6, 2, reflections=3)
+    assert [V.shape for V in (p.original for p in module.parametrizations.values())] == [(6, 3), (6, 3)]
+    assert round(torch.linalg.det(module.weight_hh_l1).item()) == -1
+    assert HouseholderRNN(I, 6, num_heads=2).parametrizations.weight_hh_l0.original.shape == (2, 3, 3)
+    with pytest.raises(ValueError, match="`reflections` must be a number from 1 to N = 6, got 7"):
+        HouseholderRNN(I, 6, reflections=7)
+
+
+def test_reflections_train():
+    module = HouseholderRNN(I, 16, reflections=5)
+    head = torch.nn.Linear(16, 1)
+    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(torch.nn.ModuleList([module, head]), 1e-3))
+    x = torch.randn(T, B, I)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = (head(module(x)[0][-1]) - x[0, :, :1]).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    V = module.weight_hh_l0
+    assert (V.T @ V - torch.eye(16)).abs().max() < 2e-6
 
 
 def test_schur_penalty():

@@ -4,7 +4,7 @@ import itertools
 import pytest
 import torch
 
-from perf import harness, orthogonal, orthogonal_step, record
+from perf import harness, orthogonal, orthogonal_factors, orthogonal_step, record
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -72,3 +72,20 @@ def test_a_step_of_an_optimiser(monkeypatch):
     outcome = harness.attempt([case], None, CPU, "", harness.Effort(0.0, 1, 1))
     assert outcome.rows == []
     assert "torch.nn.utils.parametrizations, step of the optimiser: h" in outcome.refused[0]
+
+
+def test_reflections_are_measured_beside_torchs(tmp_path, monkeypatch):
+    monkeypatch.setattr(orthogonal_factors, "SHAPES", ((9, 4), (9, 9)))
+    orthogonal_factors.main(["--seconds", "0", "--threads", "1"], results=tmp_path)
+    (path,) = tmp_path.glob("*/orthogonal-factors.csv")
+    rows = record.read(path)
+    assert {(row["shape"], row["direction"], row["provider"]) for row in rows} == set(
+        itertools.product(("9x4", "9x9"), ("forward", "forward+backward"), ("rnnkern", orthogonal_factors.PEER))
+    )
+
+
+def test_wrong_reflections_are_not_timed(monkeypatch):
+    monkeypatch.setattr(orthogonal_factors, "ours", lambda V: 1.001 * orthogonal_factors.formula(V))
+    outcome = harness.attempt(orthogonal_factors.cases([(9, 4)], "float32"), None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "rnnkern, forward: V" in outcome.refused[0]

@@ -132,6 +132,48 @@ class NonNormalRNN(ExpRNN):
         parametrizations.schur(self, name, **self._how)
 
 
+class HouseholderRNN(_OrthogonalRNN):
+    r"""oRNN: a network with a recurrent weight that is a product of m reflections.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + H_1 H_2 \cdots H_m \, h_{t-1}; b)
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.orthogonal` with V (H, m): at least H - m of its eigenvalues are 1, and its
+    determinant is :math:`(-1)^m`. It is computed once per step of an optimiser, in O(H^2 m).
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        reflections: m, from 1 to H, or to the units of a head; all of them if not given.
+        init: ``"haar"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given; published with
+            leaky relu, which no cell has.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init`` or ``reflections`` is wrong.
+
+    Source: Mhammedi et al. 2017.
+
+    >>> rnn = rnnkern.nn.HouseholderRNN(10, 20, reflections=4)
+    >>> R = rnn.weight_hh_l0
+    >>> torch.allclose(R.T @ R, torch.eye(20), atol=1e-6), rnn.parametrizations.weight_hh_l0.original.shape
+    (True, torch.Size([20, 4]))
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, reflections: int | None = None,
+        init: str = "haar", bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"init": init, "reflections": reflections}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map="householder", **self._how)
+
+
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
 

@@ -2,6 +2,7 @@
 
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.gather_attention import gather_attention
+from rnnkern.ops.householder import householder_product
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
@@ -17,6 +18,7 @@ __all__ = [
     "cayley",
     "explain",
     "gather_attention",
+    "householder_product",
     "project_orthogonal",
     "recurrence",
     "recurrence_bidirectional",
