@@ -2,6 +2,7 @@
 
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.gather_attention import gather_attention
+from rnnkern.ops.givens import givens_product
 from rnnkern.ops.householder import householder_product
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
@@ -18,6 +19,7 @@ __all__ = [
     "cayley",
     "explain",
     "gather_attention",
+    "givens_product",
     "householder_product",
     "project_orthogonal",
     "recurrence",

@@ -1,6 +1,7 @@
 """The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
 
 from rnnkern.reference.gather_attention import gather_attention
+from rnnkern.reference.givens import givens_product
 from rnnkern.reference.orthogonal import (
     cayley,
     householder_product,
@@ -24,6 +25,7 @@ __all__ = [
     "empty_state",
     "gather_attention",
     "given_scores",
+    "givens_product",
     "householder_product",
     "project_orthogonal",
     "recurrence",
