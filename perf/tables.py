@@ -226,7 +226,7 @@ def factors(peers: Sequence[str], rows: Sequence[Record]) -> str:
         ratios = (number(same, ratio, provider=provider) for provider in peers)
         words = [sizes(row["shape"]), DIRECTIONS[row["direction"]].lower()]
         lines.append([*words, f"{float(row['ms_50']):.3g}", f"{float(row['over_floor']):.1f}", *ratios])
-    head = ["N, m", "", "ms", "times the floor", *(f"over {peer}" for peer in peers)]
+    head = ["N, m or L", "", "ms", "over the floor", *(f"over {peer}" for peer in peers)]
     return markdown(head, lines, words=2)
 
 
@@ -289,8 +289,13 @@ TABLES = {
     ),
     "reflections": Table(
         functools.partial(where, op="householder_product"),
-        functools.partial(factors, [orthogonal_factors.PEER]),
+        functools.partial(factors, [orthogonal_factors.LAPACK]),
         f"householder_product; times faster; {LOSSES}",
+    ),
+    "rotations": Table(
+        functools.partial(where, op="givens_product"),
+        functools.partial(factors, [orthogonal_factors.FORMULA]),
+        f"givens_product of {orthogonal_factors.VECTORS} vectors; times faster than plain PyTorch; {LOSSES}",
     ),
     "updates": Table(
         functools.partial(where, op="optimiser step"),

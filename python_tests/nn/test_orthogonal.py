@@ -9,13 +9,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import rnnkern
 from rnnkern import reference
-from rnnkern.nn import RNN, CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN
+from rnnkern.nn import EURNN, RNN, CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN
 from rnnkern.testing import assert_close
 
 T, B, I, H = 6, 3, 2, 5  # noqa: E741
 F64 = torch.float64
 CONSTRAINED = [ExpRNN, CayleyRNN, NonNormalRNN]
-MODULES = [*CONSTRAINED, HouseholderRNN, OrthogonalInitRNN]
+MODULES = [*CONSTRAINED, HouseholderRNN, EURNN, OrthogonalInitRNN]
 modules = pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
 constrained = pytest.mark.parametrize("cls", CONSTRAINED, ids=lambda cls: cls.__name__)
 
@@ -36,6 +36,8 @@ def recurrent_weight(module, suffix):
     if isinstance(module, OrthogonalInitRNN):
         return getattr(module, name)
     parametrized = module.parametrizations[name]
+    if isinstance(module, EURNN):
+        return reference.givens_product(parametrized.original, size=module.hidden_size)
     if isinstance(module, HouseholderRNN):
         return reference.householder_product(parametrized.original)
     B = parametrized[0].base
@@ -271,8 +273,23 @@ def test_reflections_reach_the_weight():
         HouseholderRNN(I, 6, reflections=7)
 
 
-def test_reflections_train():
-    module = HouseholderRNN(I, 16, reflections=5)
+def test_layers_of_rotations_reach_the_weight():
+    module = EURNN(I, 8, 2, rotation_layers=2, style="butterfly")
+    assert [angles.original.shape for angles in module.parametrizations.values()] == [(2, 4), (2, 4)]
+    wanted = reference.givens_product(module.parametrizations.weight_hh_l1.original, style="butterfly")
+    torch.testing.assert_close(module.weight_hh_l1, wanted)
+    assert EURNN(I, 8).parametrizations.weight_hh_l0.original.shape == (8, 4)
+    assert EURNN(I, 6, num_heads=2).parametrizations.weight_hh_l0.original.shape == (2, 3, 1)
+    with pytest.raises(ValueError, match="N must be a power of two for the style 'butterfly', got 6"):
+        EURNN(I, 6, style="butterfly")
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(HouseholderRNN, {"reflections": 5}), (EURNN, {"rotation_layers": 4}), (EURNN, {"style": "butterfly"})],
+)
+def test_factors_train(cls, options):
+    module = cls(I, 16, **options)
     head = torch.nn.Linear(16, 1)
     optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(torch.nn.ModuleList([module, head]), 1e-3))
     x = torch.randn(T, B, I)

@@ -3,12 +3,21 @@
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.orthogonal import CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN, schur_penalty
+from rnnkern.nn.orthogonal import (
+    EURNN,
+    CayleyRNN,
+    ExpRNN,
+    HouseholderRNN,
+    NonNormalRNN,
+    OrthogonalInitRNN,
+    schur_penalty,
+)
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
 
 __all__ = [
+    "EURNN",
     "GRU",
     "LSTM",
     "RNN",

@@ -174,6 +174,50 @@ class HouseholderRNN(_OrthogonalRNN):
         parametrizations.orthogonal(self, name, map="householder", **self._how)
 
 
+class EURNN(_OrthogonalRNN):
+    r"""EURNN, real: a network with a recurrent weight that is a product of L layers of plane rotations.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + F_L \cdots F_2 F_1 \, h_{t-1}; b)
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.orthogonal` with angles (L, H // 2). It is formed once per step of an optimiser, in
+    O(H^2 L), and the steps of a sequence multiply by it; :func:`rnnkern.ops.givens_product` applies the layers to
+    vectors without it.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers of the network.
+        rotation_layers: L; if not given H, which reach every rotation, or :math:`\log_2 H` of a butterfly.
+        style: ``"tunable"``, which turns neighbours, or ``"butterfly"``, as in a fast Fourier transform, for which H,
+            or the units of a head, must be a power of two.
+        init: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too, as the published network has not.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init``, ``rotation_layers`` or ``style`` is wrong.
+
+    Source: Jing et al. 2017.
+
+    >>> rnn = rnnkern.nn.EURNN(10, 32, style="butterfly")
+    >>> R = rnn.weight_hh_l0
+    >>> torch.allclose(R.T @ R, torch.eye(32), atol=1e-6), rnn.parametrizations.weight_hh_l0.original.shape
+    (True, torch.Size([5, 16]))
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rotation_layers: int | None = None,
+        style: str = "tunable", init: str = "uniform", bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"init": init, "layers": rotation_layers, "style": style}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map="givens", **self._how)
+
+
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
 

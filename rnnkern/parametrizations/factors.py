@@ -1,11 +1,13 @@
 """Weights that are products of simple orthogonal matrices."""
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rnnkern import ops
-from rnnkern.parametrizations.initial import check_init, reflection_vectors
+from rnnkern.parametrizations.initial import check_init, reflection_vectors, skew_entries
 from rnnkern.parametrizations.parametrization import Parametrization
 
 
@@ -40,7 +42,8 @@ class Householder(Factored):
         check_init(init)
         size = like.shape[-1]
         count = size if reflections is None else reflections
-        check_count("reflections", count, size)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
+            raise ValueError(f"orthogonal: `reflections` must be a number from 1 to N = {size}, got {count!r}")
         super().__init__(like, size, count)
         self.init = init
 
@@ -51,6 +54,35 @@ class Householder(Factored):
         return reflection_vectors(shape, self.init, **options)
 
 
-def check_count(name: str, count: int, size: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
-        raise ValueError(f"orthogonal: `{name}` must be a number from 1 to N = {size}, got {count!r}")
+GIVENS_INITS = ("uniform", "henaff", "cayley", "identity")
+STYLES = ("tunable", "butterfly")
+
+
+class Givens(Factored):
+    """Of a weight F_L ... F_1; the parameter is angles (..., L, N // 2). See :func:`orthogonal`, which makes one."""
+
+    def __init__(self, like: Tensor, init: str = "henaff", layers: int | None = None, style: str | None = None) -> None:
+        style, size = style or STYLES[0], like.shape[-1]
+        if init not in GIVENS_INITS:
+            raise ValueError(f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens', got {init!r}")
+        if style not in STYLES:
+            raise ValueError(f"orthogonal: `style` must be one of {STYLES}, got {style!r}")
+        if style == "butterfly" and (size < 1 or size & (size - 1)):
+            raise ValueError(f"orthogonal: N must be a power of two for the style 'butterfly', got {size}")
+        if layers is None:
+            layers = size if style == "tunable" else max(size.bit_length() - 1, 1)
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise ValueError(f"orthogonal: `layers` must be a number from 1 on, got {layers!r}")
+        super().__init__(like, layers, size // 2)
+        self.init, self.style = init, style
+
+    def weight(self, angles: Tensor) -> Tensor:
+        return ops.givens_product(angles, style=self.style, size=self.sizes[-1])
+
+    def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
+        uniform = torch.rand(shape, dtype=torch.float64, **options)
+        if self.init == "uniform":
+            return math.pi * (2 * uniform - 1)
+        angles = torch.zeros_like(uniform)
+        angles[..., 0, :] = -skew_entries(uniform[..., 0, :], self.init)
+        return angles

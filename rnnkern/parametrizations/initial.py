@@ -37,7 +37,7 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", map: str = "exp") -> T
     options = {"dtype": torch.float64, "device": like.device}
     if init == "haar":
         return _rotation(torch.randn(*batch, size, size, **options)).to(like.dtype)
-    s = _skew_entries(torch.rand(*batch, size // 2, **options), init)
+    s = skew_entries(torch.rand(*batch, size // 2, **options), init)
     return _blocks(s if map == "exp" else -2 * s.atan(), size).to(like.dtype)
 
 
@@ -46,7 +46,7 @@ def check_init(init: str) -> None:
         raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
 
 
-def _skew_entries(uniform: Tensor, init: str) -> Tensor:
+def skew_entries(uniform: Tensor, init: str) -> Tensor:
     """s, of numbers from U(0, 1)."""
     return {
         "henaff": math.pi * (2 * uniform - 1),
@@ -72,7 +72,7 @@ def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tenso
             V[..., -1, -1] = 1  # one number has no direction
         return V
     pairs = count // 2
-    angle = _skew_entries(torch.rand(*batch, pairs, **options), init) / 2
+    angle = skew_entries(torch.rand(*batch, pairs, **options), init) / 2
     V = torch.zeros(*batch, size, count, **options)
     first = V[..., : 2 * pairs, : 2 * pairs]
     first.diagonal(dim1=-2, dim2=-1)[..., ::2] = 1
