@@ -39,6 +39,14 @@ def test_reflections_are_among_the_orthogonal_parameters():
     assert len(others["params"]) == 2
 
 
+def test_both_rotations_of_a_singular_band_are_among_them():
+    rnn = rnnkern.nn.SpectralRNN(2, 4)
+    others, turned = param_groups(rnn, 1e-3)
+    found = rnn.parametrizations.weight_hh_l0
+    assert turned["params"] == [found.original0, found.original1]
+    assert any(p is found.original2 for p in others["params"])
+
+
 def test_the_decay_of_t_is_its_own():
     rnn = NonNormalRNN(2, 4)
     with torch.no_grad():

@@ -15,9 +15,11 @@ def param_groups(
 
     Args:
         model: any.
-        lr: learning rate of all but orthogonal weights; theta, gamma and T of a Schur form are among the others.
-        orthogonal_lr: that of the parameters behind orthogonal weights, skew-symmetric A, vectors of reflections and
-            angles; a tenth of ``lr`` if not given. They get no weight decay, which would pull the weight to its base.
+        lr: learning rate of all but orthogonal weights; theta, gamma and T of a Schur form, and p of singular values,
+            are among the others.
+        orthogonal_lr: that of the parameters behind orthogonal weights, skew-symmetric A and C, vectors of reflections
+            and angles; a tenth of ``lr`` if not given. They get no weight decay, which would pull the weight to its
+            base.
         weight_decay: of the others, but for T.
         t_decay: weight decay of T of Schur forms: optimisers that add it to the gradient add ``t_decay * T``.
 

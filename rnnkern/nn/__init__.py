@@ -10,6 +10,8 @@ from rnnkern.nn.orthogonal import (
     HouseholderRNN,
     NonNormalRNN,
     OrthogonalInitRNN,
+    SpectralRNN,
+    orthogonal_penalty,
     schur_penalty,
 )
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
@@ -34,5 +36,7 @@ __all__ = [
     "RNNCell",
     "RelLSTM",
     "RelRNN",
+    "SpectralRNN",
+    "orthogonal_penalty",
     "schur_penalty",
 ]

@@ -1,4 +1,4 @@
-"""Elman networks with recurrent weights that begin or stay orthogonal, or have a Schur form."""
+"""Elman networks with recurrent weights that begin or stay orthogonal or nearly so, or have a Schur form."""
 
 from typing import Any
 
@@ -218,6 +218,47 @@ class EURNN(_OrthogonalRNN):
         parametrizations.orthogonal(self, name, map="givens", **self._how)
 
 
+class SpectralRNN(_OrthogonalRNN):
+    r"""A network with a recurrent weight whose singular values stay within a margin m around 1.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.singular_band` and computed once per step of an optimiser; U and V train at a tenth
+    of the learning rate by :func:`rnnkern.optim.param_groups`.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        margin: m, from 0, which keeps the weight orthogonal, to 1.
+        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init`` or ``margin`` is wrong.
+
+    Source: Vorontsov et al. 2017.
+
+    >>> rnn = rnnkern.nn.SpectralRNN(10, 20, margin=0.05)
+    >>> output, h_n = rnn(torch.randn(4, 3, 10))
+    >>> output.shape, torch.linalg.cond(rnn.weight_hh_l0).item() < 1.05 / 0.95
+    (torch.Size([4, 3, 20]), True)
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, margin: float = 0.1, init: str = "henaff",
+        bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"margin": margin, "init": init}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.singular_band(self, name, **self._how)
+
+
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
 
@@ -270,3 +311,30 @@ def schur_penalty(model: Module) -> Tensor:
     0.0
     """
     return parametrizations.schur_penalty(model)
+
+
+def orthogonal_penalty(model: Module) -> Tensor:
+    r"""What a soft constraint adds to the loss, :math:`\sum_V \|V^\top V - I\|_F^2` over all recurrent weights V.
+
+    The caller multiplies by lambda (Vorontsov et al. 2017, section 3.2).
+
+    Args:
+        model: any with Elman networks, of :class:`rnnkern.nn.RNN` or :class:`torch.nn.RNN` and what derives from them;
+            of their layers and directions all count, and of block-diagonal weights each block.
+
+    Returns:
+        (), through which gradients flow to each V.
+
+    Raises:
+        ValueError: the model has no Elman network.
+
+    >>> model = rnnkern.nn.OrthogonalInitRNN(10, 20)
+    >>> rnnkern.nn.orthogonal_penalty(model).item() < 1e-8
+    True
+    """
+    networks = [module for module in model.modules() if isinstance(module, torch.nn.RNN)]
+    if not networks:
+        raise ValueError("orthogonal_penalty: the model must have an Elman network, as rnnkern.nn.RNN is")
+    weights = [getattr(network, names[1]) for network in networks for names in network._all_weights]
+    squares = [(V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)).square().sum() for V in weights]
+    return torch.stack([square.to(squares[0]) for square in squares]).sum()
