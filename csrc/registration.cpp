@@ -9,6 +9,7 @@
 #include "common/counters.h"
 #include "common/reuse.h"
 #include "common/simd_level.h"
+#include "orthogonal/givens.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
 #include "relevancy/gather_attention.h"
@@ -71,6 +72,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
   m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
+  // Matrix products and triangular solutions, all of them ATen's: rnnkern/ops/householder_autograd.py has the kernels.
+  m.def("householder_product(Tensor V, bool training) -> Tensor[]");
+  m.def("householder_product_backward(Tensor grad, Tensor V, Tensor W, Tensor S, Tensor norm) -> Tensor");
+  m.def("givens_product(Tensor angles, Tensor x, bool columns, bool butterfly) -> Tensor");
+  m.def(
+      "givens_product_backward(Tensor grad, Tensor angles, Tensor y, bool columns, bool butterfly, bool needs_x) -> "
+      "Tensor[]");
 
   m.def(
       "sab_recurrence(Tensor u, Tensor R, Tensor? bias, Tensor[] attention, Tensor[] state, Tensor? batch_sizes, "
@@ -113,6 +121,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("skew_exp_backward", TORCH_BOX(&skew_exp_backward_cpu));
   m.impl("schur_weight", TORCH_BOX(&schur_weight_cpu));
   m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
+  m.impl("givens_product", TORCH_BOX(&givens_product_cpu));
+  m.impl("givens_product_backward", TORCH_BOX(&givens_product_backward_cpu));
   m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
   m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
   m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));

@@ -3,7 +3,16 @@
 import sys
 from collections.abc import Sequence
 
-from perf import gather_attention, linear_scan, orthogonal, orthogonal_step, overhead, recurrence, relevancy
+from perf import (
+    gather_attention,
+    linear_scan,
+    orthogonal,
+    orthogonal_factors,
+    orthogonal_step,
+    overhead,
+    recurrence,
+    relevancy,
+)
 
 RUNS = (
     (recurrence, ["--compiled"]),
@@ -13,6 +22,7 @@ RUNS = (
     (overhead, []),
     (orthogonal, []),
     (orthogonal_step, []),
+    (orthogonal_factors, []),
     (relevancy, []),
     (gather_attention, []),
     (linear_scan, []),

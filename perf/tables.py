@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import orthogonal, overhead, record
+from perf import orthogonal, orthogonal_factors, overhead, record
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
 
@@ -219,6 +219,17 @@ def weights(peers: Sequence[str], rows: Sequence[Record]) -> str:
     return markdown(head, lines, words=2)
 
 
+def factors(peers: Sequence[str], rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=OURS):
+        same = where(rows, shape=row["shape"], direction=row["direction"])
+        ratios = (number(same, ratio, provider=provider) for provider in peers)
+        words = [sizes(row["shape"]), DIRECTIONS[row["direction"]].lower()]
+        lines.append([*words, f"{float(row['ms_50']):.3g}", f"{float(row['over_floor']):.1f}", *ratios])
+    head = ["N, m or L", "", "ms", "over the floor", *(f"over {peer}" for peer in peers)]
+    return markdown(head, lines, words=2)
+
+
 def updates(rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider=OURS):
@@ -229,6 +240,7 @@ def updates(rows: Sequence[Record]) -> str:
     return markdown(head, lines)
 
 
+ORTHOGONAL = ("orthogonal.csv", "orthogonal-step.csv", "orthogonal-factors.csv")
 LOSSES = "in bold where rnnkern is slower."
 TABLES = {
     "speed": Table(
@@ -275,6 +287,16 @@ TABLES = {
         functools.partial(weights, [orthogonal.FORMULA]),
         f"schur_weight; time of as many N x N products; times faster than plain PyTorch; {LOSSES}",
     ),
+    "reflections": Table(
+        functools.partial(where, op="householder_product"),
+        functools.partial(factors, [orthogonal_factors.LAPACK]),
+        f"householder_product; times faster; {LOSSES}",
+    ),
+    "rotations": Table(
+        functools.partial(where, op="givens_product"),
+        functools.partial(factors, [orthogonal_factors.FORMULA]),
+        f"givens_product of {orthogonal_factors.VECTORS} vectors; times faster than plain PyTorch; {LOSSES}",
+    ),
     "updates": Table(
         functools.partial(where, op="optimiser step"),
         updates,
@@ -290,7 +312,7 @@ def filled(page: str, rows: Sequence[Record]) -> str:
 
 def main(device: str, pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
     folder = record.RESULTS / device
-    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", "orthogonal.csv", "orthogonal-step.csv")]
+    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", *ORTHOGONAL)]
     rows = newest([row for path in paths if path == paths[0] or path.exists() for row in record.read(path)])
     for page in pages:
         page.write_text(filled(page.read_text(), rows))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rnnkern
-from rnnkern.nn import ExpRNN, NonNormalRNN
+from rnnkern.nn import ExpRNN, HouseholderRNN, NonNormalRNN
 from rnnkern.optim import param_groups
 
 
@@ -29,6 +29,22 @@ def test_rates_are_as_given_and_empty_groups_left_out():
     assert [group["lr"] for group in param_groups(ExpRNN(2, 4), 1e-3, 1e-6)] == [1e-3, 1e-6]
     assert [group["lr"] for group in param_groups(ExpRNN(2, 4), 1e-3, 0.0)] == [1e-3, 0.0]
     assert len(param_groups(torch.nn.Linear(2, 2), 1e-3)) == 1
+
+
+def test_reflections_are_among_the_orthogonal_parameters():
+    rnn = HouseholderRNN(2, 4)
+    others, turned = param_groups(rnn, 1e-3, weight_decay=0.1)
+    assert turned["params"] == [rnn.parametrizations.weight_hh_l0.original]
+    assert (turned["lr"], turned["weight_decay"]) == (1e-4, 0.0)
+    assert len(others["params"]) == 2
+
+
+def test_both_rotations_of_a_singular_band_are_among_them():
+    rnn = rnnkern.nn.SpectralRNN(2, 4)
+    others, turned = param_groups(rnn, 1e-3)
+    found = rnn.parametrizations.weight_hh_l0
+    assert turned["params"] == [found.original0, found.original1]
+    assert any(p is found.original2 for p in others["params"])
 
 
 def test_the_decay_of_t_is_its_own():

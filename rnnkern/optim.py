@@ -4,8 +4,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from rnnkern.parametrizations.orthogonal import Orthogonal
-from rnnkern.parametrizations.parametrization import parametrizations
+from rnnkern.parametrizations.parametrization import Parametrization, parametrizations
 from rnnkern.parametrizations.schur import Schur
 
 
@@ -16,15 +15,17 @@ def param_groups(
 
     Args:
         model: any.
-        lr: learning rate of all but orthogonal weights; theta, gamma and T of a Schur form are among the others.
-        orthogonal_lr: that of the skew-symmetric parameters A behind orthogonal weights; a tenth of ``lr`` if not
-            given. They get no weight decay, which would pull the weight to its base.
+        lr: learning rate of all but orthogonal weights; theta, gamma and T of a Schur form, and p of singular values,
+            are among the others.
+        orthogonal_lr: that of the parameters behind orthogonal weights, skew-symmetric A and C, vectors of reflections
+            and angles; a tenth of ``lr`` if not given. They get no weight decay, which would pull the weight to its
+            base.
         weight_decay: of the others, but for T.
         t_decay: weight decay of T of Schur forms: optimisers that add it to the gradient add ``t_decay * T``.
 
     Returns:
-        Up to three dicts with ``params``, ``lr`` and ``weight_decay``: the others, A, T. Every parameter of the model
-        stands in one of them.
+        Up to three dicts with ``params``, ``lr`` and ``weight_decay``: the others, A and the like, T. Every parameter
+        of the model stands in one of them.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -42,11 +43,11 @@ def param_groups(
     for name, value in given.items():
         if not value >= 0:
             raise ValueError(f"param_groups: `{name}` must not be negative, got {value}")
-    found = parametrizations(model, Orthogonal)
-    skew = {id(p.originals[0]) for p in found}
+    found = parametrizations(model, Parametrization)
+    rotating = {id(p.originals[k]) for p in found for k in p.rotating}
     strict = {id(p.originals[3]) for p in found if isinstance(p, Schur)}
     kinds = [(lr, weight_decay), (orthogonal_lr, 0.0), (lr, t_decay)]
     groups = [{"params": [], "lr": rate, "weight_decay": decay} for rate, decay in kinds]
     for p in model.parameters():
-        groups[1 if id(p) in skew else 2 if id(p) in strict else 0]["params"].append(p)
+        groups[1 if id(p) in rotating else 2 if id(p) in strict else 0]["params"].append(p)
     return [group for group in groups if group["params"]]

@@ -35,6 +35,8 @@ TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
 GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
 SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
+GIVENS = "python_tests/ops/test_givens.py"
+REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 
@@ -103,6 +105,18 @@ MUTANTS = [
     Mutant("orthogonal/cpu_plan.h", "margin = 1.05", "margin = 0.5", "the margin of the norm", EIGENVALUES),
     Mutant("orthogonal/cpu_product.h", ">= (i + 1) * tile_rows", ">= i * tile_rows", "tiles on the diagonal",
            EIGENVALUES),
+    Mutant("orthogonal/givens_kernels.h", "back = Vec<T>(T(0)) - s;", "back = s;", "the inverse of a rotation",
+           named("test_value_and_gradients", GIVENS)),
+    Mutant("orthogonal/givens_kernels.h", "l = sizes.layers; l-- > 0;", "l = sizes.layers; l-- > 1;", "the first layer",
+           named("test_value_and_gradients", GIVENS)),
+    Mutant("orthogonal/givens_kernels.h", "part < parts; ++part", "part < parts - 1; ++part", "the last vectors",
+           named("test_value_and_gradients", GIVENS)),
+    Mutant("orthogonal/givens_problem.h", "/ 2, layer % 2, 1}", "/ 2, 0, 1}", "the pairs of every other layer",
+           named("test_who_is_paired", GIVENS)),
+    Mutant("rnnkern/ops/householder_autograd.py", "+ Z.mH - grad", "- grad", "the gradient through W = S^-1 U^H",
+           named("test_gradients or across", REFLECTIONS)),
+    Mutant("rnnkern/ops/householder_autograd.py", "U_bar - U * along", "U_bar", "what points along a vector",
+           named("test_gradients or across", REFLECTIONS)),
     Mutant("orthogonal/cpu_schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
            named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
     # ---- relevancy attention

@@ -1,4 +1,4 @@
-"""ExpRNN, CayleyRNN, NonNormalRNN and OrthogonalInitRNN against the loop that their equations are, and as modules."""
+"""Orthogonal networks against the loop that their equations are, and as modules."""
 
 import copy
 import pickle
@@ -9,13 +9,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import rnnkern
 from rnnkern import reference
-from rnnkern.nn import RNN, CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN
+from rnnkern.nn import EURNN, RNN, CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN, SpectralRNN
 from rnnkern.testing import assert_close
 
 T, B, I, H = 6, 3, 2, 5  # noqa: E741
 F64 = torch.float64
 CONSTRAINED = [ExpRNN, CayleyRNN, NonNormalRNN]
-MODULES = [*CONSTRAINED, OrthogonalInitRNN]
+MODULES = [*CONSTRAINED, HouseholderRNN, EURNN, SpectralRNN, OrthogonalInitRNN]
 modules = pytest.mark.parametrize("cls", MODULES, ids=lambda cls: cls.__name__)
 constrained = pytest.mark.parametrize("cls", CONSTRAINED, ids=lambda cls: cls.__name__)
 
@@ -36,6 +36,14 @@ def recurrent_weight(module, suffix):
     if isinstance(module, OrthogonalInitRNN):
         return getattr(module, name)
     parametrized = module.parametrizations[name]
+    if isinstance(module, SpectralRNN):
+        A, C, p = (getattr(parametrized, f"original{k}") for k in range(3))
+        U, V = (b @ reference.skew_exp(x) for b, x in ((parametrized[0].base_u, A), (parametrized[0].base_v, C)))
+        return U @ torch.diag(1 + 2 * 0.1 * (torch.sigmoid(p) - 0.5)) @ V.T
+    if isinstance(module, EURNN):
+        return reference.givens_product(parametrized.original, size=module.hidden_size)
+    if isinstance(module, HouseholderRNN):
+        return reference.householder_product(parametrized.original)
     B = parametrized[0].base
     if isinstance(module, NonNormalRNN):
         A, theta, gamma, T_ = (getattr(parametrized, f"original{k}") for k in range(4))
@@ -260,6 +268,52 @@ def test_they_are_elman_networks():
         assert [choice.implementation for choice in rnnkern.ops.explain(module, torch.zeros(T, B, I))]
 
 
+def test_reflections_reach_the_weight():
+    module = HouseholderRNN(I, 6, 2, reflections=3)
+    assert [V.shape for V in (p.original for p in module.parametrizations.values())] == [(6, 3), (6, 3)]
+    assert round(torch.linalg.det(module.weight_hh_l1).item()) == -1
+    assert HouseholderRNN(I, 6, num_heads=2).parametrizations.weight_hh_l0.original.shape == (2, 3, 3)
+    with pytest.raises(ValueError, match="`reflections` must be a number from 1 to N = 6, got 7"):
+        HouseholderRNN(I, 6, reflections=7)
+
+
+def test_layers_of_rotations_reach_the_weight():
+    module = EURNN(I, 8, 2, rotation_layers=2, style="butterfly")
+    assert [angles.original.shape for angles in module.parametrizations.values()] == [(2, 4), (2, 4)]
+    wanted = reference.givens_product(module.parametrizations.weight_hh_l1.original, style="butterfly")
+    torch.testing.assert_close(module.weight_hh_l1, wanted)
+    assert EURNN(I, 8).parametrizations.weight_hh_l0.original.shape == (8, 4)
+    assert EURNN(I, 6, num_heads=2).parametrizations.weight_hh_l0.original.shape == (2, 3, 1)
+    with pytest.raises(ValueError, match="N must be a power of two for the style 'butterfly', got 6"):
+        EURNN(I, 6, style="butterfly")
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (HouseholderRNN, {"reflections": 5}),
+        (EURNN, {"rotation_layers": 4}),
+        (EURNN, {"style": "butterfly"}),
+        (SpectralRNN, {"margin": 0}),
+    ],
+)
+def test_factors_train(cls, options):
+    module = cls(I, 16, **options)
+    head = torch.nn.Linear(16, 1)
+    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(torch.nn.ModuleList([module, head]), 1e-3))
+    x = torch.randn(T, B, I)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = (head(module(x)[0][-1]) - x[0, :, :1]).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    V = module.weight_hh_l0
+    assert (V.T @ V - torch.eye(16)).abs().max() < 2e-6
+
+
 def test_schur_penalty():
     model = torch.nn.ModuleList([made(NonNormalRNN, num_layers=2), torch.nn.Linear(2, 2)])
     gammas = [p.original2 for p in model[0].parametrizations.values()]
@@ -269,3 +323,42 @@ def test_schur_penalty():
     torch.testing.assert_close(torch.autograd.grad(penalty, gammas), tuple(2 * (gamma - 1) for gamma in gammas))
     with pytest.raises(ValueError, match="the model must have a weight in Schur form"):
         rnnkern.nn.schur_penalty(ExpRNN(2, 3))
+
+
+def test_singular_values_stay_within_the_margin():
+    module = SpectralRNN(I, 16, margin=0.05)
+    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(module, 0.1))
+    x = torch.randn(T, B, I)
+    for _ in range(40):
+        optimiser.zero_grad()
+        (-module(x)[0].square().sum()).backward()
+        optimiser.step()
+    s = torch.linalg.svdvals(module.weight_hh_l0.detach())
+    assert s.max() > 1.04
+    assert ((s > 0.95 - 1e-6) & (s < 1.05 + 1e-6)).all()
+    with pytest.raises(ValueError, match=r"`margin` must be a number from 0 to 1, got 1\.5"):
+        SpectralRNN(I, 16, margin=1.5)
+
+
+def test_orthogonal_penalty():
+    layers = [
+        RNN(I, 4, 2, bidirectional=True, dtype=F64),
+        torch.nn.RNN(2, 3, dtype=F64),
+        RNN(I, 4, num_heads=2, dtype=F64),
+    ]
+    model = torch.nn.ModuleList([*layers, torch.nn.Linear(2, 2), rnnkern.nn.LSTM(2, 3)])
+    weights = [p for layer in layers for name, p in layer.named_parameters() if name.startswith("weight_hh")]
+    assert len(weights) == 6
+    grams = [V.mT @ V - torch.eye(V.shape[-1], dtype=F64) for V in weights]
+    penalty = rnnkern.nn.orthogonal_penalty(model)
+    torch.testing.assert_close(penalty, sum((G**2).sum() for G in grams))
+    found = torch.autograd.grad(penalty, weights)
+    torch.testing.assert_close(found, tuple(4 * V @ G for V, G in zip(weights, grams, strict=True)))
+    optimiser = torch.optim.SGD(weights, 0.05)
+    for _ in range(200):
+        optimiser.zero_grad()
+        rnnkern.nn.orthogonal_penalty(model).backward()
+        optimiser.step()
+    assert rnnkern.nn.orthogonal_penalty(model) < 1e-6
+    with pytest.raises(ValueError, match="orthogonal_penalty: the model must have an Elman network"):
+        rnnkern.nn.orthogonal_penalty(rnnkern.nn.LSTM(2, 3))

@@ -4,7 +4,7 @@ import itertools
 import pytest
 import torch
 
-from perf import harness, orthogonal, orthogonal_step, record
+from perf import harness, orthogonal, orthogonal_factors, orthogonal_step, record
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -72,3 +72,28 @@ def test_a_step_of_an_optimiser(monkeypatch):
     outcome = harness.attempt([case], None, CPU, "", harness.Effort(0.0, 1, 1))
     assert outcome.rows == []
     assert "torch.nn.utils.parametrizations, step of the optimiser: h" in outcome.refused[0]
+
+
+def test_factors_are_measured_beside_their_peers(tmp_path, monkeypatch):
+    shapes = {"householder_product": ((9, 4), (9, 9)), "givens_product": ((8, 3), (8, 5))}
+    monkeypatch.setattr(orthogonal_factors, "SHAPES", shapes)
+    orthogonal_factors.main(["--seconds", "0", "--threads", "1"], results=tmp_path)
+    (path,) = tmp_path.glob("*/orthogonal-factors.csv")
+    rows = record.read(path)
+    found = {(row["case"], row["shape"], row["direction"], row["provider"]) for row in rows}
+    wanted = [
+        (("reflections", "9x4"), orthogonal_factors.LAPACK),
+        (("reflections", "9x9"), orthogonal_factors.LAPACK),
+        (("butterfly", "8x3"), orthogonal_factors.FORMULA),
+        (("tunable", "8x5"), orthogonal_factors.FORMULA),
+    ]
+    directions = ("forward", "forward+backward")
+    assert found == {(*case, d, who) for case, peer in wanted for d in directions for who in ("rnnkern", peer)}
+
+
+def test_wrong_factors_are_not_timed(monkeypatch):
+    monkeypatch.setattr(orthogonal_factors, "ours", lambda V: 1.001 * orthogonal_factors.formula(V))
+    cases = orthogonal_factors.cases({"householder_product": [(9, 4)]}, "float32")
+    outcome = harness.attempt(cases, None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "rnnkern, forward: V" in outcome.refused[0]

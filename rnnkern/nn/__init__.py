@@ -3,12 +3,23 @@
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.orthogonal import CayleyRNN, ExpRNN, NonNormalRNN, OrthogonalInitRNN, schur_penalty
+from rnnkern.nn.orthogonal import (
+    EURNN,
+    CayleyRNN,
+    ExpRNN,
+    HouseholderRNN,
+    NonNormalRNN,
+    OrthogonalInitRNN,
+    SpectralRNN,
+    orthogonal_penalty,
+    schur_penalty,
+)
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
 
 __all__ = [
+    "EURNN",
     "GRU",
     "LSTM",
     "RNN",
@@ -16,6 +27,7 @@ __all__ = [
     "CayleyRNN",
     "ExpRNN",
     "GRUCell",
+    "HouseholderRNN",
     "LSTMCell",
     "MemLSTM",
     "MemRNN",
@@ -24,5 +36,7 @@ __all__ = [
     "RNNCell",
     "RelLSTM",
     "RelRNN",
+    "SpectralRNN",
+    "orthogonal_penalty",
     "schur_penalty",
 ]

@@ -1,4 +1,4 @@
-"""Elman networks with recurrent weights that begin or stay orthogonal, or have a Schur form."""
+"""Elman networks with recurrent weights that begin or stay orthogonal or nearly so, or have a Schur form."""
 
 from typing import Any
 
@@ -132,6 +132,133 @@ class NonNormalRNN(ExpRNN):
         parametrizations.schur(self, name, **self._how)
 
 
+class HouseholderRNN(_OrthogonalRNN):
+    r"""oRNN: a network with a recurrent weight that is a product of m reflections.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + H_1 H_2 \cdots H_m \, h_{t-1}; b)
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.orthogonal` with V (H, m): at least H - m of its eigenvalues are 1, and its
+    determinant is :math:`(-1)^m`. It is computed once per step of an optimiser, in O(H^2 m).
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        reflections: m, from 1 to H, or to the units of a head; all of them if not given.
+        init: ``"haar"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given; published with
+            leaky relu, which no cell has.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init`` or ``reflections`` is wrong.
+
+    Source: Mhammedi et al. 2017.
+
+    >>> rnn = rnnkern.nn.HouseholderRNN(10, 20, reflections=4)
+    >>> R = rnn.weight_hh_l0
+    >>> torch.allclose(R.T @ R, torch.eye(20), atol=1e-6), rnn.parametrizations.weight_hh_l0.original.shape
+    (True, torch.Size([20, 4]))
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, reflections: int | None = None,
+        init: str = "haar", bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"init": init, "reflections": reflections}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map="householder", **self._how)
+
+
+class EURNN(_OrthogonalRNN):
+    r"""EURNN, real: a network with a recurrent weight that is a product of L layers of plane rotations.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + F_L \cdots F_2 F_1 \, h_{t-1}; b)
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.orthogonal` with angles (L, H // 2). It is formed once per step of an optimiser, in
+    O(H^2 L), and the steps of a sequence multiply by it; :func:`rnnkern.ops.givens_product` applies the layers to
+    vectors without it.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers of the network.
+        rotation_layers: L; if not given H, which reach every rotation, or :math:`\log_2 H` of a butterfly.
+        style: ``"tunable"``, which turns neighbours, or ``"butterfly"``, as in a fast Fourier transform, for which H,
+            or the units of a head, must be a power of two.
+        init: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too, as the published network has not.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init``, ``rotation_layers`` or ``style`` is wrong.
+
+    Source: Jing et al. 2017.
+
+    >>> rnn = rnnkern.nn.EURNN(10, 32, style="butterfly")
+    >>> R = rnn.weight_hh_l0
+    >>> torch.allclose(R.T @ R, torch.eye(32), atol=1e-6), rnn.parametrizations.weight_hh_l0.original.shape
+    (True, torch.Size([5, 16]))
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rotation_layers: int | None = None,
+        style: str = "tunable", init: str = "uniform", bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"init": init, "layers": rotation_layers, "style": style}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.orthogonal(self, name, map="givens", **self._how)
+
+
+class SpectralRNN(_OrthogonalRNN):
+    r"""A network with a recurrent weight whose singular values stay within a margin m around 1.
+
+    .. math::
+        h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
+    :func:`rnnkern.parametrizations.singular_band` and computed once per step of an optimiser; U and V train at a tenth
+    of the learning rate by :func:`rnnkern.optim.param_groups`.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        margin: m, from 0, which keeps the weight orthogonal, to 1.
+        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
+        bias: whether there are additive biases too.
+        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+
+    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+
+    Raises:
+        ValueError, TypeError: as RNN; ``init`` or ``margin`` is wrong.
+
+    Source: Vorontsov et al. 2017.
+
+    >>> rnn = rnnkern.nn.SpectralRNN(10, 20, margin=0.05)
+    >>> output, h_n = rnn(torch.randn(4, 3, 10))
+    >>> output.shape, torch.linalg.cond(rnn.weight_hh_l0).item() < 1.05 / 0.95
+    (torch.Size([4, 3, 20]), True)
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, margin: float = 0.1, init: str = "henaff",
+        bias: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        self._how = {"margin": margin, "init": init}
+        super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+
+    def _constrain(self, name: str) -> None:
+        parametrizations.singular_band(self, name, **self._how)
+
+
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
 
@@ -184,3 +311,30 @@ def schur_penalty(model: Module) -> Tensor:
     0.0
     """
     return parametrizations.schur_penalty(model)
+
+
+def orthogonal_penalty(model: Module) -> Tensor:
+    r"""What a soft constraint adds to the loss, :math:`\sum_V \|V^\top V - I\|_F^2` over all recurrent weights V.
+
+    The caller multiplies by lambda (Vorontsov et al. 2017, section 3.2).
+
+    Args:
+        model: any with Elman networks, of :class:`rnnkern.nn.RNN` or :class:`torch.nn.RNN` and what derives from them;
+            of their layers and directions all count, and of block-diagonal weights each block.
+
+    Returns:
+        (), through which gradients flow to each V.
+
+    Raises:
+        ValueError: the model has no Elman network.
+
+    >>> model = rnnkern.nn.OrthogonalInitRNN(10, 20)
+    >>> rnnkern.nn.orthogonal_penalty(model).item() < 1e-8
+    True
+    """
+    networks = [module for module in model.modules() if isinstance(module, torch.nn.RNN)]
+    if not networks:
+        raise ValueError("orthogonal_penalty: the model must have an Elman network, as rnnkern.nn.RNN is")
+    weights = [getattr(network, names[1]) for network in networks for names in network._all_weights]
+    squares = [(V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)).square().sum() for V in weights]
+    return torch.stack([square.to(squares[0]) for square in squares]).sum()

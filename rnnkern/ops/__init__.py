@@ -2,6 +2,8 @@
 
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.gather_attention import gather_attention
+from rnnkern.ops.givens import givens_product
+from rnnkern.ops.householder import householder_product
 from rnnkern.ops.linear_scan import linear_scan
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
@@ -18,6 +20,8 @@ __all__ = [
     "cayley",
     "explain",
     "gather_attention",
+    "givens_product",
+    "householder_product",
     "linear_scan",
     "project_orthogonal",
     "recurrence",

@@ -22,11 +22,15 @@ def check_shape(op: str, name: str, tensor: Tensor, symbols: str, wanted: tuple[
         raise ValueError(f"{op}: `{name}` must be {symbols} = {wanted}, got {shape_of(tensor)}")
 
 
-def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_dtype(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
     if x.dtype not in dtypes:
         raise TypeError(f"{op}: `{name}` must be of a dtype of {dtypes}, got {x.dtype}")
+
+
+def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    check_dtype(op, name, x, dtypes)
     if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
         raise ValueError(f"{op}: `{name}` must be (..., N, N), got {shape_of(x)}")
 

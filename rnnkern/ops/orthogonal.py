@@ -20,7 +20,7 @@ LEAST_IN_FLOAT32 = 8
 """Rows. Few eigenvalues do not average the errors that squarings double: smaller matrices are computed in float64."""
 
 
-def _without_autocast(function: Callable) -> Callable:
+def without_autocast(function: Callable) -> Callable:
     """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
 
     @functools.wraps(function)
@@ -33,7 +33,7 @@ def _without_autocast(function: Callable) -> Callable:
     return call
 
 
-@_without_autocast
+@without_autocast
 def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
     Martínez-Rubio 2019).
@@ -89,13 +89,13 @@ def _check_skew_exp(A: Tensor, form: str) -> None:
         raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
 
 
-def _cpu_refusal(x: Tensor) -> str | None:
+def cpu_refusal(x: Tensor) -> str | None:
     return _extension.reason if x.device.type == "cpu" else f"the tensors are on {x.device}"
 
 
 def _choose(A: Tensor) -> Choice:
     """The written table."""
-    return choose("skew_exp", {"cpu": _cpu_refusal(A), "triton": triton_refusal(A.device)})
+    return choose("skew_exp", {"cpu": cpu_refusal(A), "triton": triton_refusal(A.device)})
 
 
 def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
@@ -106,7 +106,7 @@ def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
 skew_exp.choose = _choose_checked
 
 
-@_without_autocast
+@without_autocast
 def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
     r"""Cayley's transform :math:`(I + S)^{-1} (I - S) D` of a skew-symmetric S, with D = diag(``scale``) the scaled one
     of scoRNN (Helfrich et al. 2018, eq. 4).
@@ -143,7 +143,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
     return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
 
 
-@_without_autocast
+@without_autocast
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
 
@@ -190,7 +190,7 @@ def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> N
 
 
 def _choose_schur_weight(P: Tensor) -> Choice:
-    return choose("schur_weight", {"cpu": _cpu_refusal(P)})
+    return choose("schur_weight", {"cpu": cpu_refusal(P)})
 
 
 def _choose_checked_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Choice:
@@ -201,7 +201,7 @@ def _choose_checked_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Ten
 schur_weight.choose = _choose_checked_schur_weight
 
 
-@_without_autocast
+@without_autocast
 def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
     :math:`B \leftarrow B (3 I - B^H B) / 2`.

@@ -1,6 +1,8 @@
 """Orthogonal matrices to begin with."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,15 +32,55 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", map: str = "exp") -> T
     >>> torch.allclose(V.T @ V, torch.eye(5), atol=1e-6)
     True
     """
-    if init not in INITS:
-        raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
+    check_init(init)
     *batch, size = like.shape[:-1]
     options = {"dtype": torch.float64, "device": like.device}
     if init == "haar":
         return _rotation(torch.randn(*batch, size, size, **options)).to(like.dtype)
-    uniform = torch.rand(*batch, size // 2, **options)
-    s = {"henaff": math.pi * (2 * uniform - 1), "cayley": (math.pi / 4 * uniform).tan(), "identity": 0 * uniform}[init]
+    s = skew_entries(torch.rand(*batch, size // 2, **options), init)
     return _blocks(s if map == "exp" else -2 * s.atan(), size).to(like.dtype)
+
+
+def check_init(init: str) -> None:
+    if init not in INITS:
+        raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
+
+
+def skew_entries(uniform: Tensor, init: str) -> Tensor:
+    """s, of numbers from U(0, 1)."""
+    return {
+        "henaff": math.pi * (2 * uniform - 1),
+        "cayley": (math.pi / 4 * uniform).tan(),
+        "identity": 0 * uniform,
+    }[init]
+
+
+def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tensor:
+    """V (..., N, m) of :func:`rnnkern.ops.householder_product` to begin with, in float64.
+
+    ``"haar"``: the first m columns of the product are those of a uniformly random orthogonal matrix (Stewart 1980).
+    Otherwise two reflections at a time turn a plane as a block of :func:`orthogonal_matrix` does for ``"exp"``; the
+    last of an odd number reflects the last axis.
+    """
+    *batch, size, count = shape
+    options["dtype"] = torch.float64
+    if init == "haar":
+        V = torch.randn(*batch, size, count, **options).tril()
+        diagonal = V.diagonal(dim1=-2, dim2=-1)
+        diagonal -= torch.linalg.vector_norm(V, dim=-2)
+        if count == size and size:
+            V[..., -1, -1] = 1  # one number has no direction
+        return V
+    pairs = count // 2
+    angle = skew_entries(torch.rand(*batch, pairs, **options), init) / 2
+    V = torch.zeros(*batch, size, count, **options)
+    first = V[..., : 2 * pairs, : 2 * pairs]
+    first.diagonal(dim1=-2, dim2=-1)[..., ::2] = 1
+    first.diagonal(1, -2, -1)[..., ::2] = angle.cos()
+    first.diagonal(dim1=-2, dim2=-1)[..., 1::2] = angle.sin()
+    if count % 2:
+        V[..., -1, -1] = 1
+    return V
 
 
 def _rotation(gaussian: Tensor) -> Tensor:

@@ -9,12 +9,16 @@ from torch.nn import Module
 
 from rnnkern import ops
 from rnnkern.parametrizations import steps
+from rnnkern.parametrizations.factors import Givens, Householder
 from rnnkern.parametrizations.held import PLAIN
-from rnnkern.parametrizations.initial import INITS, orthogonal_matrix
+from rnnkern.parametrizations.initial import check_init, orthogonal_matrix
 from rnnkern.parametrizations.parametrization import Parametrization, register
 from rnnkern.reference.orthogonal import skew
 
 MAPS = ("exp", "cayley", "scaled_cayley")
+"""That have a base."""
+FACTORS = ("householder", "givens")
+"""Those by factors, which have none."""
 BASES = ("static", "dynamic")
 PROJECT = 64
 """After so many moves of a base a step of Newton and Schulz removes what rounding has added up."""
@@ -23,14 +27,16 @@ PROJECT = 64
 class Orthogonal(Parametrization):
     """Of an orthogonal weight; see :func:`orthogonal`, which makes one. B is the buffer ``base``, A the parameter."""
 
+    rotating = (0,)
+
     def __init__(
         self, like: Tensor, map: str = "exp", init: str = "henaff", base: str = "static", every: int = 1,
         negatives: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, value, known in (("map", map, MAPS), ("init", init, INITS), ("base", base, BASES)):
-            if value not in known:
-                raise ValueError(f"orthogonal: `{name}` must be one of {known}, got {value!r}")
+        check_init(init)
+        if base not in BASES:
+            raise ValueError(f"orthogonal: `base` must be one of {BASES}, got {base!r}")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"orthogonal: `every` must be a number of steps from 1 on, got {every!r}")
         size = like.shape[-1]
@@ -181,40 +187,71 @@ def orthogonal(
     every: int = 1,
     *,
     negatives: int | None = None,
+    reflections: int | None = None,
+    layers: int | None = None,
+    style: str | None = None,
 ) -> Module:
     r"""Keeps a square weight of a module orthogonal, whatever an optimiser does to its parameter.
 
     .. math::
-        W = B \exp(A), \quad B (I + A)^{-1} (I - A) \quad \text{or} \quad B (I + A)^{-1} (I - A) D
+        W = B \exp(A), \quad B (I + A)^{-1} (I - A), \quad B (I + A)^{-1} (I - A) D, \quad
+        H_1 H_2 \cdots H_m \quad \text{or} \quad F_L \cdots F_2 F_1
 
-    B is an orthogonal buffer, A the parameter ``module.parametrizations.<name>.original`` (..., N, N), of which the
-    strict lower triangle is read as a skew-symmetric matrix, and D diagonal with entries 1 and -1. B begins as what is
-    drawn, and A as zero. The weight is computed once per step of an optimiser, however often it is asked for, and its
-    gradient goes back to A once per ``backward``.
+    In the first three B is an orthogonal buffer, A the parameter ``module.parametrizations.<name>.original`` (..., N,
+    N), of which the strict lower triangle is read as a skew-symmetric matrix, and D diagonal with entries 1 and -1. B
+    begins as what is drawn, and A as zero. In the fourth the parameter is V (..., N, m), whose columns stand for a
+    reflection each (:func:`rnnkern.ops.householder_product`), in the last angles (..., L, N // 2)
+    (:func:`rnnkern.ops.givens_product`). The weight is computed once per step of an optimiser,
+    however often it is asked for, and its gradient goes back to the parameter once per ``backward``.
 
     Args:
         module: any, with a parameter or buffer ``name`` (..., N, N): real, floating, not parametrized yet. The
-            parameter stays the same object and becomes A.
+            parameter stays the same object and becomes A, V or the angles.
         name: of the weight.
-        map: ``"exp"``, ``"cayley"`` or ``"scaled_cayley"``, for the three above.
-        init: what the weight begins with, see :func:`orthogonal_matrix`; of the last map times D.
+        map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, for those above.
+        init: what the weight begins with, see :func:`orthogonal_matrix`; of the scaled map times D. Reflections turn
+            the first m // 2 planes of ``"henaff"``, ``"cayley"`` and ``"identity"``, and if m is odd reflect the last
+            axis; with ``"haar"`` the first m columns are those of a random orthogonal matrix. Of layers of rotations
+            the first begins so and the others with angles of zero, or all angles with ``"uniform"`` as U(-pi, pi);
+            they have no ``"haar"``.
         base: ``"static"``, B stays; ``"dynamic"``, after every K-th step of an optimiser that has A, :math:`B
             \leftarrow B \exp(A)` and :math:`A \leftarrow 0`. What the optimiser remembers stays as it is: it is about
             A, and means at the new base what it meant at the old one, transported by the group's left translation.
         every: K.
         negatives: how many entries of D are -1, the first ones; half of them if not given.
+        reflections: m, from 1 to N; N if not given.
+        layers: L; if not given N, which reach every rotation, or :math:`\log_2 N` of a butterfly.
+        style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
 
     Returns:
-        The module. ``module.<name> = V`` takes an orthogonal V: B becomes V, and A zero.
+        The module. ``module.<name> = V`` takes an orthogonal V: B becomes V, and A zero. Products of reflections
+        and of layers take none.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
 
-    Source: exp Lezcano-Casado and Martinez-Rubio 2019, dynamic Lezcano-Casado 2019, scaled Helfrich et al. 2018.
+    Source: exp Lezcano-Casado and Martinez-Rubio 2019, dynamic Lezcano-Casado 2019, scaled Helfrich et al. 2018,
+    householder Mhammedi et al. 2017, givens Jing et al. 2017.
 
     >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(6, 6), "weight", base="dynamic", every=100)
     >>> W = linear.weight
     >>> torch.allclose(W.T @ W, torch.eye(6), atol=1e-6), linear.weight is W
     (True, True)
     """
-    return register("orthogonal", module, name, lambda weight: Orthogonal(weight, map, init, base, every, negatives))
+
+    def make(weight: Tensor) -> Parametrization:
+        if map == "householder":
+            return Householder(weight, init, reflections)
+        if map == "givens":
+            return Givens(weight, init, layers, style)
+        return Orthogonal(weight, map, init, base, every, negatives)
+
+    if map not in (*MAPS, *FACTORS):
+        raise ValueError(f"orthogonal: `map` must be one of {(*MAPS, *FACTORS)}, got {map!r}")
+    if map in FACTORS and (base != "static" or every != 1 or negatives is not None):
+        raise ValueError(f"orthogonal: `base`, `every` and `negatives` are not for the map {map!r}")
+    own = {"reflections": ("householder", reflections), "layers": ("givens", layers), "style": ("givens", style)}
+    for option, (of, value) in own.items():
+        if value is not None and map != of:
+            raise ValueError(f"orthogonal: `{option}` is for the map {of!r} alone, got {value!r}")
+    return register("orthogonal", module, name, make)

@@ -31,6 +31,9 @@ class Weak:
 class Parametrization(Module):
     """Of a weight (..., N, N); a subclass has ``weight`` and ``draw``."""
 
+    rotating: tuple[int, ...] = ()
+    """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
+
     def __init__(self) -> None:
         super().__init__()
         self._held = Held()
@@ -46,12 +49,16 @@ class Parametrization(Module):
 
     def forward(self, *originals: Tensor) -> Tensor:
         if originals[0].is_meta:
-            return torch.empty_like(originals[0])  # a shape is all there is
+            return self.empty(*originals)  # a shape is all there is
         return self._held(self.compute, self.weight, originals, tuple(self.buffers()))
 
     def weight(self, *originals: Tensor) -> Tensor:
         """The formula."""
         raise NotImplementedError
+
+    def empty(self, *originals: Tensor) -> Tensor:
+        """Of the weight's shape."""
+        return torch.empty_like(originals[0])
 
     def compute(self, *originals: Tensor) -> Tensor:
         """The same where first derivatives suffice."""

@@ -1,8 +1,16 @@
 """The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
 
 from rnnkern.reference.gather_attention import gather_attention
+from rnnkern.reference.givens import givens_product
 from rnnkern.reference.linear_scan import linear_scan, linear_scan_backward
-from rnnkern.reference.orthogonal import cayley, project_orthogonal, schur_weight, skew, skew_exp
+from rnnkern.reference.orthogonal import (
+    cayley,
+    householder_product,
+    project_orthogonal,
+    schur_weight,
+    skew,
+    skew_exp,
+)
 from rnnkern.reference.recurrence import CELLS, recurrence
 from rnnkern.reference.relevancy import RelevancyMemory, RelevancyState, empty_state, given_scores, relevancy_recurrence
 from rnnkern.reference.sab import SABMemory, SABState, begin_sab, sab_recurrence, sab_slots
@@ -18,6 +26,8 @@ __all__ = [
     "empty_state",
     "gather_attention",
     "given_scores",
+    "givens_product",
+    "householder_product",
     "linear_scan",
     "linear_scan_backward",
     "project_orthogonal",

@@ -54,6 +54,21 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     return (P_ @ Theta @ P_.mT).to(P.dtype)
 
 
+def householder_product(V: Tensor) -> Tensor:
+    """As :func:`rnnkern.ops.householder_product`: one reflection after the other."""
+    vectors = V.to(torch.promote_types(V.dtype, torch.float32))
+    *batch, size, reflections = V.shape
+    Q = torch.eye(size, dtype=vectors.dtype, device=V.device).expand(*batch, size, size)
+    for k in range(reflections):
+        v = vectors[..., k : k + 1]
+        none = (v == 0).all(-2, keepdim=True)
+        v = torch.where(none, 1, v)
+        v = v / v.detach().abs().amax(-2, keepdim=True)  # no square leaves the range of the dtype
+        reflected = Q - (Q @ v) @ v.mH * (2 / (v.mH @ v))
+        Q = torch.where(none, Q, reflected)
+    return Q.to(V.dtype)
+
+
 def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     """As :func:`rnnkern.ops.project_orthogonal`: B <- B (3 I - B^H B) / 2."""
     X = B.to(torch.promote_types(B.dtype, torch.float32))

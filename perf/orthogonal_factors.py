@@ -1,0 +1,132 @@
+"""householder_product beside torch.linalg's by the number of reflections, and givens_product of 100 vectors by layers.
+
+``python -m perf.orthogonal_factors --help``. torch.linalg takes vectors as LAPACK has them, below a diagonal of ones,
+and so all are given such. Floor of the first: the N x m x N products left when everything else is free, one forward and
+three with the backward; of the second: a product of the vectors and an N x N matrix, which the layers save, and three.
+"""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, orthogonal, record
+from perf.floors import products, run
+from perf.harness import OURS, Case, Effort, Problem
+from rnnkern import ops, reference
+
+SHAPES = {
+    "householder_product": tuple((size, m) for size in (128, 512) for m in (size // 32, size // 8, size // 2, size)),
+    "givens_product": ((128, 7), (512, 9), (1024, 10), (128, 4), (512, 4), (512, 16), (512, 64)),
+}
+"""(N, m) and (N, L)."""
+QUICK_SHAPES = {"householder_product": ((24, 5),), "givens_product": ((16, 4), (16, 3))}
+VECTORS = 100
+
+LAPACK = "torch.linalg.householder_product"
+FORMULA = "the formula"
+"""Layer by layer in plain PyTorch: nothing else that is installed has it."""
+
+Function = Callable[..., Tensor]
+
+
+def below(V: Tensor) -> Tensor:
+    return V.tril(-1) + torch.eye(*V.shape[-2:], dtype=V.dtype, device=V.device)
+
+
+def ours(V: Tensor) -> Tensor:
+    return ops.householder_product(below(V))
+
+
+def formula(V: Tensor) -> Tensor:
+    return reference.householder_product(below(V))
+
+
+def lapack(V: Tensor) -> Tensor:
+    """LAPACK makes as many columns as it is given: the rest are of no reflection."""
+    vectors = below(V)
+    size, count = vectors.shape
+    tau = 2 / vectors.square().sum(-2)
+    padded = torch.cat([vectors, vectors.new_zeros(size, size - count)], -1)
+    return torch.linalg.householder_product(padded, torch.cat([tau, tau.new_zeros(size - count)]))
+
+
+def reflections(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    V, upstream = torch.randn(shape, dtype=dtype), torch.randn(shape[0], shape[0], dtype=dtype)
+    orthogonal.refuse_reference(ops.householder_product, V)
+    return problem({OURS: ours, LAPACK: lapack}, formula, {"V": V}, upstream, (V, V.mT.contiguous()))
+
+
+def layers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Problem:
+    """Butterflies where their number is log2 N, else neighbours."""
+    torch.manual_seed(seed)
+    size, count = shape
+    style = style_of(shape)
+    angles, x, upstream = (torch.randn(s, dtype=dtype) for s in ((count, size // 2), *2 * ((VECTORS, size),)))
+    orthogonal.refuse_reference(ops.givens_product, angles)
+    functions = {
+        OURS: functools.partial(ops.givens_product, style=style),
+        FORMULA: functools.partial(reference.givens_product, style=style),
+    }
+    matrix = torch.randn(size, size, dtype=dtype)
+    return problem(functions, functions[FORMULA], {"angles": angles, "x": x}, upstream, (x, matrix))
+
+
+def style_of(shape: tuple[int, int]) -> str:
+    size, count = shape
+    return "butterfly" if 1 << count == size else "tunable"
+
+
+def problem(
+    functions: dict[str, Function], formula: Function, inputs: dict[str, Tensor], upstream: Tensor,
+    factors: tuple[Tensor, Tensor],
+) -> Problem:  # fmt: skip
+    """``factors`` of the product that is the floor."""
+    once = products(*factors, [factors[0].shape[0]], constant=False)
+    return Problem(
+        calls={
+            "forward": {name: functools.partial(orthogonal.value, f, inputs) for name, f in functions.items()},
+            "forward+backward": {
+                name: functools.partial(orthogonal.both, f, inputs, upstream) for name, f in functions.items()
+            },
+        },
+        floors={"forward": functools.partial(run, once), "forward+backward": functools.partial(run, 3 * once)},
+        naive=functools.partial(orthogonal.both, formula, inputs, upstream),
+        truth=functools.partial(
+            orthogonal.both, formula, {name: x.double() for name, x in inputs.items()}, upstream.double()
+        ),
+    )
+
+
+def cases(shapes: dict[str, Sequence[tuple[int, int]]], dtype: str) -> list[Case]:
+    made = []
+    for op, build in (("householder_product", reflections), ("givens_product", layers)):
+        for shape in shapes.get(op, ()):
+            labels = {"op": op, "case": "reflections" if build is reflections else style_of(shape), "cell": op}
+            labels |= {"shape": "x".join(map(str, shape)), "dtype": dtype}
+            made.append(Case(labels, functools.partial(build, shape, getattr(torch, dtype))))
+    return made
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times householder_product and givens_product, forward and forward+backward.")
+    parser.add_argument("--ops", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES))
+    chosen = parser.parse_args(argv)
+    if chosen.dtype == "bfloat16":
+        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
+    torch.set_num_threads(chosen.threads)
+    device = torch.device("cpu")
+    path = None if chosen.quick else record.folder(device, results) / "orthogonal-factors.csv"
+    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
+    command = shlex.join(["python", "-m", "perf.orthogonal_factors", *argv])
+    shapes = {op: (QUICK_SHAPES if chosen.quick else SHAPES)[op] for op in chosen.ops}
+    harness.run(cases(shapes, chosen.dtype), path, device, command, effort)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

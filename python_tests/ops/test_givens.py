@@ -1,0 +1,286 @@
+"""givens_product: its invariants, the reference, gradients, SIMD levels, threads, transforms, errors."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import explain, givens_product
+from rnnkern.testing import assert_close, givens_sample
+
+DTYPES = [torch.float32, torch.float64]
+F64 = torch.float64
+SAMPLES = [
+    ("tunable", (2, 1, 1)),
+    ("tunable", (7, 5, 6)),
+    ("tunable", (33, 40, 100)),
+    ("tunable", (64, 3, 65, 2)),
+    ("butterfly", (2, 3, 4)),
+    ("butterfly", (32, 5, 33)),
+    ("butterfly", (128, 9, 17, 2, 2)),
+]
+"""Style, and N, L, R and the batch."""
+
+_operators = torch.ops.rnnkern
+
+
+def results(function, dtype, angles, x=None, **options):
+    """The value and all gradients."""
+    leaves = [t.to(dtype).detach().requires_grad_() for t in (angles, x) if t is not None]
+    y = function(*leaves, **options)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)
+    return y, *torch.autograd.grad(y, leaves, upstream)
+
+
+def judge(dtype, *args, **options):
+    """By the closeness rule; in float64, which is the truth's own, by the size of a rounding."""
+    found = results(givens_product, dtype, *args, **options)
+    naive, truth = (results(reference.givens_product, kind, *args, **options) for kind in (dtype, F64))
+    for k, (actual, plain, true) in enumerate(zip(found, naive, truth, strict=True)):
+        name = "value" if k == 0 else f"gradient {k}"
+        if dtype == F64:
+            assert (actual - true).norm() <= 30 * torch.finfo(dtype).eps * true.norm(), name
+        else:
+            assert_close(actual, plain, true, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("style", "sizes"), SAMPLES)
+def test_value_and_gradients(style, sizes, dtype):
+    angles, x = (t.to(dtype) for t in givens_sample(*sizes))
+    judge(dtype, angles, x, style=style)
+    judge(dtype, angles, style=style, size=sizes[0])
+
+
+@pytest.mark.parametrize("level", rnnkern.build_info()["simd_levels"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("style", ["tunable", "butterfly"])
+def test_every_simd_level(level, dtype, style, simd):
+    simd(level)
+    size = 64 if style == "butterfly" else 71
+    angles, x = (t.to(dtype) for t in givens_sample(size, 9, 67, 2))
+    judge(dtype, angles, x, style=style)
+    judge(dtype, angles, style=style, size=size)
+
+
+def test_a_plane_by_hand():
+    angles = torch.tensor([[0.3]], dtype=F64)
+    c, s = math.cos(0.3), math.sin(0.3)
+    torch.testing.assert_close(givens_product(angles), torch.tensor([[c, -s], [s, c]], dtype=F64))
+    torch.testing.assert_close(
+        givens_product(angles, torch.tensor([1.0, 2.0]).double()).tolist(), [c - 2 * s, s + 2 * c]
+    )
+
+
+def pairs_of(style, size, layer):
+    """Who moves in a layer, as the matrix shows it."""
+    angles = torch.zeros(layer + 1, size // 2, dtype=F64)
+    angles[layer] = 0.5
+    W = givens_product(angles, style=style, size=size)
+    return [(b, a) for a, b in W.tril(-1).nonzero().tolist()]
+
+
+def test_who_is_paired():
+    assert pairs_of("tunable", 6, 0) == [(0, 1), (2, 3), (4, 5)]
+    assert pairs_of("tunable", 6, 1) == pairs_of("tunable", 6, 3) == [(1, 2), (3, 4)]
+    assert pairs_of("tunable", 5, 1) == [(1, 2), (3, 4)]
+    assert pairs_of("butterfly", 8, 0) == pairs_of("butterfly", 8, 3) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert pairs_of("butterfly", 8, 1) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert pairs_of("butterfly", 8, 2) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize(("style", "sizes"), SAMPLES)
+def test_the_matrix_is_a_rotation_and_the_product_is_its(style, sizes):
+    angles, x = givens_sample(*sizes)
+    W = givens_product(angles, style=style, size=sizes[0])
+    eye = torch.eye(sizes[0], dtype=F64)
+    assert (W.mT @ W - eye).abs().max() < 1e-13
+    torch.testing.assert_close(torch.linalg.det(W), torch.ones(W.shape[:-2], dtype=F64))
+    torch.testing.assert_close(givens_product(angles, x, style=style), x @ W.mT)
+
+
+def test_after_as_many_layers_every_entry_sees_every_other():
+    for style, size, layers in (("butterfly", 16, 4), ("tunable", 7, 7)):
+        W = givens_product(torch.full((layers, size // 2), 0.7, dtype=F64), style=style, size=size)
+        assert W.abs().min() > 1e-4
+        before = givens_product(torch.full((layers - 1, size // 2), 0.7, dtype=F64), style=style, size=size)
+        assert (before == 0).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_thousand_layers_stay_orthogonal(dtype):
+    W = givens_product(torch.randn(1000, 32, dtype=dtype)).double()
+    assert (W.mT @ W - torch.eye(64)).abs().max() <= 150 * torch.finfo(dtype).eps
+
+
+def test_what_the_backward_rotates_back_is_what_came():
+    """1,000 layers of rounding, there and back."""
+    angles, x = (t.float() for t in givens_sample(40, 1000, 20))
+    judge(torch.float32, angles, x)
+
+
+@pytest.mark.parametrize(("style", "size"), [("tunable", 5), ("tunable", 4), ("butterfly", 4)])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gradients(style, size, batch):
+    angles, x = givens_sample(size, 3, 2, *batch, requires_grad=True)
+    for function, leaves in (
+        (lambda angles, x: givens_product(angles, x, style=style), (angles, x)),
+        (lambda angles: givens_product(angles, style=style, size=size), (angles,)),
+        (lambda angles: givens_product(angles, x.detach(), style=style), (angles,)),
+        (lambda x: givens_product(angles.detach(), x, style=style), (x,)),
+    ):
+        assert torch.autograd.gradcheck(function, leaves)
+        assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_an_angle_that_turns_nobody_has_no_gradient():
+    angles = torch.randn(2, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(givens_product(angles).sin().sum(), angles)
+    assert grad[1, 2] == 0
+    assert (grad != 0).sum() == 5
+
+
+@pytest.mark.parametrize("butterfly", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("sizes", [(8, 4, 6), (4, 3, 5, 3), (4, 0, 5), (4, 3, 0), (4, 3, 5, 0)])
+def test_operators_pass_torchs_own_checks(sizes, columns, butterfly):
+    angles, x = givens_sample(*sizes, dtype=torch.float32)
+    x = x.mT.contiguous() if columns else x
+    opcheck(_operators.givens_product.default, (angles, x, columns, butterfly))
+    y = _operators.givens_product(angles, x, columns, butterfly)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for needs_x in (False, True):
+        backward = [t.clone().requires_grad_() for t in (torch.randn_like(y), angles, y)]
+        call = (*backward, columns, butterfly, needs_x)
+        opcheck(_operators.givens_product_backward.default, call, test_utils=checks)
+
+
+@pytest.mark.parametrize(("style", "sizes"), [("tunable", (33, 20, 300)), ("butterfly", (64, 6, 40, 5))])
+def test_threads_do_not_change_a_bit(style, sizes, threads):
+    angles, x = (t.float() for t in givens_sample(*sizes))
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(results(givens_product, torch.float32, angles, x, style=style))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_shapes_and_strides():
+    angles, x = givens_sample(6, 4, 12)
+    wanted = givens_product(angles, x)
+    assert torch.equal(givens_product(angles, x.reshape(2, 3, 2, 6)), wanted.reshape(2, 3, 2, 6))
+    assert torch.equal(givens_product(angles, x[0]), wanted[0])
+    assert torch.equal(givens_product(angles.mT.contiguous().mT, x.mT.contiguous().mT), wanted)
+    assert torch.equal(givens_product(angles, x[:1].expand(5, 6)), wanted[:1].expand(5, 6))
+    assert givens_product(angles, x[:0]).shape == (0, 6)
+    assert torch.equal(givens_product(angles[:0], x), x)
+    assert torch.equal(givens_product(torch.zeros(3, 0), size=1), torch.ones(1, 1))
+
+
+def test_transforms():
+    angles, x = givens_sample(5, 4, 6, 3)
+    torch.testing.assert_close(torch.vmap(givens_product)(angles, x), givens_product(angles, x))
+    torch.testing.assert_close(torch.vmap(givens_product, (None, 0))(angles[0], x), givens_product(angles[0], x))
+
+    def loss(angles, x):
+        return givens_product(angles, x).sin().sum()
+
+    own = [t.clone().requires_grad_() for t in (angles, x)]
+    wanted = torch.autograd.grad(loss(*own), own)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss, (0, 1)))(angles, x), wanted)
+    second = torch.func.jacrev(torch.func.grad(loss))(angles[0], x[0])
+    torch.testing.assert_close(second, torch.autograd.functional.hessian(lambda angles: loss(angles, x[0]), angles[0]))
+    with pytest.raises(NotImplementedError, match="no forward mode"):
+        torch.func.jvp(givens_product, (angles, x), (angles, x))
+
+
+def test_it_compiles():
+    angles, x = givens_sample(8, 3, 5, dtype=torch.float32, requires_grad=True)
+
+    def loss(angles, x):
+        return givens_product(angles, x, style="butterfly").sin().sum() + givens_product(angles).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(angles, x), (angles, x))
+    torch.testing.assert_close(found, torch.autograd.grad(loss(angles, x), (angles, x)))
+
+
+def test_a_result_that_is_changed_is_refused_by_its_backward():
+    angles, x = givens_sample(requires_grad=True)
+    y = givens_product(angles, x)
+    with torch.no_grad():
+        y.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_computed_in_float32(dtype):
+    angles, x = givens_sample(12, 5, 3, dtype=dtype)
+    for args in ((angles,), (angles, x)):
+        found = givens_product(*args)
+        assert found.dtype == dtype
+        assert torch.equal(found, givens_product(*(t.float() for t in args)).to(dtype))
+
+
+def test_autocast_does_not_reach_it():
+    angles, x = givens_sample(12, 5, 3, dtype=torch.float32)
+    wanted = givens_product(angles, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(givens_product(angles, x), wanted)
+
+
+def test_explain_says_what_is_entered():
+    def entered():
+        counts = json.loads(_operators.kernel_counts())
+        return sum(n for kernel, n in counts.items() if kernel.startswith("givens_product/cpu/"))
+
+    angles, x = givens_sample(requires_grad=True)
+    before = entered()
+    assert explain(givens_product, angles, x).implementation == "cpu"
+    givens_product(angles, x).sum().backward()
+    assert entered() == before + 2
+    with rnnkern.use("reference"):
+        assert explain(givens_product, angles).implementation == "reference"
+        givens_product(angles)
+    assert entered() == before + 2
+
+
+@pytest.mark.parametrize(
+    ("error", "args", "options", "said"),
+    [
+        (TypeError, (None,), {}, "givens_product: `angles` must be a tensor, got NoneType"),
+        (TypeError, (torch.zeros(2, 3) + 0j,), {}, "`angles` must be of a dtype of .* got torch.complex64"),
+        (ValueError, (torch.zeros(3),), {}, r"`angles` must be \(..., L, N // 2\), got \(3,\)"),
+        (ValueError, (torch.zeros(2, 3),), {"style": "fft"}, "`style` must be one of .*, got 'fft'"),
+        (ValueError, (torch.zeros(2, 3),), {"size": 8}, "`size` must be 6 or 7 .*, got 8"),
+        (ValueError, (torch.zeros(2, 3),), {"style": "butterfly"}, "N must be a power of two .*, got 6"),
+        (
+            TypeError,
+            (torch.zeros(2, 3), torch.zeros(6).double()),
+            {},
+            "`x` must be of dtype torch.float32 like `angles`",
+        ),
+        (ValueError, (torch.zeros(2, 3), torch.zeros(4, 5)), {}, r"`x` must be .* N // 2 = 3 .*, got \(4, 5\)"),
+        (ValueError, (torch.zeros(2, 3), torch.zeros(6)), {"size": 7}, "`size` must be N = 6 of `x`, or None, got 7"),
+        (
+            ValueError,
+            (torch.zeros(4, 2, 3), torch.zeros(5, 6)),
+            {},
+            r"`x` must be \(..., R, N\) with the batch of `angles`, \(4,\), got \(5, 6\)",
+        ),
+    ],
+)
+def test_errors_name_the_argument(error, args, options, said):
+    with pytest.raises(error, match=said):
+        givens_product(*args, **options)
+
+
+def test_shapes_on_the_meta_device():
+    angles = torch.empty(2, 5, 3, device="meta")
+    assert givens_product(angles, size=7).shape == (2, 7, 7)
+    assert givens_product(angles, torch.empty(2, 4, 6, device="meta")).shape == (2, 4, 6)

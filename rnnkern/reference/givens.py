@@ -1,0 +1,44 @@
+"""Layers of plane rotations. L layers of N // 2 angles, any batch before them."""
+
+import torch
+from torch import Tensor
+
+
+def givens_product(
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None
+) -> Tensor:
+    """As :func:`rnnkern.ops.givens_product`: one layer after the other."""
+    turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
+    if x is None:
+        size = 2 * angles.shape[-1] if size is None else size
+        eye = torch.eye(size, dtype=turns.dtype, device=turns.device).expand(*angles.shape[:-2], size, size)
+        return givens_layers(turns, eye, style).mT.to(angles.dtype)
+    rows = x.to(turns.dtype)
+    if angles.dim() == 2:
+        rows = rows.reshape(-1, x.shape[-1])
+    return givens_layers(turns, rows, style).reshape(x.shape).to(x.dtype)
+
+
+def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False) -> Tensor:
+    """Of rows x (..., R, N); the inverse rotates back, the last layer first."""
+    layers = angles.shape[-2]
+    for k in reversed(range(layers)) if inverse else range(layers):
+        first, second, rest = givens_pairs(x.shape[-1], k, style)
+        turn = angles[..., k, None, : len(first)] * (-1 if inverse else 1)
+        c, s, a, b = turn.cos(), turn.sin(), x[..., first], x[..., second]
+        place = torch.tensor([*first, *second, *rest], device=x.device, dtype=torch.long)
+        x = torch.cat([c * a - s * b, s * a + c * b, x[..., rest]], -1)[..., place.argsort()]
+    return x
+
+
+def givens_pairs(size: int, layer: int, style: str) -> tuple[list[int], list[int], list[int]]:
+    """The first and the second of each pair of a layer, and who has no partner."""
+    if style == "tunable":
+        first = list(range(layer % 2, size - 1, 2))
+        stride = 1
+    else:
+        stages = max(size.bit_length() - 1, 1)
+        stride = 1 << layer % stages
+        first = [i for i in range(size) if not i & stride and i + stride < size]
+    second = [i + stride for i in first]
+    return first, second, sorted(set(range(size)) - set(first) - set(second))
