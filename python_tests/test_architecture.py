@@ -120,7 +120,7 @@ def faults_of_sample(cell: str, root: Path) -> list[str]:
     names = {sample.name for sample in recurrence_samples()}
     options = [name for name, options in RECURRENCE_OPTIONS.items() if takes(cell, options)]
     missing = [f"{cell}-{option}" for option in options if f"{cell}-{option}" not in names]
-    return [f"{cell}: rnnkern/testing.py yields no sample {name!r}" for name in missing]
+    return [f"{cell}: rnnkern/testing yields no sample {name!r}" for name in missing]
 
 
 def faults_of_benchmark(cell: str, root: Path) -> list[str]:
@@ -329,7 +329,12 @@ SPOILT = [
     (faults_of_imports, "ops/recurrence.py", "from rnnkern import build_info", "imports rnnkern, which is not below"),
     (faults_of_imports, "nn/rnn.py", "from rnnkern import _extension", "imports rnnkern._extension"),
     (faults_of_imports, "nn/rnn.py", "from perf import harness", "imports perf, which is neither"),
-    (faults_of_imports, "testing.py", "import python_tests.ops", "imports python_tests.ops, which is neither"),
+    (
+        faults_of_imports,
+        "testing/closeness.py",
+        "import python_tests.ops",
+        "imports python_tests.ops, which is neither",
+    ),
     (faults_of_imports, "attic/old.py", "import torch", "give rnnkern.attic a place"),
     (faults_of_imports, "triton/scan.py", "import triton\nimport rnnkern.ops", "imports rnnkern.ops"),
     (faults_of_operator_calls, "nn/lstm.py", "f = torch.ops.rnnkern.recurrence", "calls torch.ops"),

@@ -1,0 +1,112 @@
+"""The closeness rule: what error a kernel may make."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
+"""How many times the error of honest low precision a kernel may make, by dtype."""
+
+GROSS = 1000.0
+"""How many times the naive error no luck explains."""
+
+
+def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", factor: float | None = None) -> None:
+    """Judges a kernel's result by the error that plain PyTorch makes in the same dtype, both against float64.
+
+    The error may be ``FACTORS[dtype]`` times the naive one, by root mean square and by its largest element. Above 1,000
+    elements the direction (the sine of the angle to the truth) and the bias (the mean signed error) are judged alike: a
+    small error everywhere in one direction passes the first tests and not these.
+
+    A naive error can be small by luck, and then a floor stands in its place: for the root mean square the rounding of a
+    result, ``eps`` of its largest element; for the largest error three times the root mean square; for the bias an
+    eighth of it, as 64 independent errors would have (those of one sequence are not independent).
+
+    Args:
+        actual: the kernel's result.
+        naive: the reference's result in the dtype of ``actual``.
+        truth: the reference's result in float64, from the same inputs.
+        name: what is compared, for the message.
+        factor: another than that of the dtype, for what is computed in less precision than it is stored in.
+
+    Raises:
+        AssertionError: shape, dtype or device differ, NaN or infinity stand in other places, or an error is too large.
+    """
+    assert actual.shape == truth.shape == naive.shape, f"{name}: shapes {actual.shape}, {naive.shape}, {truth.shape}"
+    assert actual.dtype == naive.dtype, f"{name}: dtype {actual.dtype}, wanted {naive.dtype}"
+    assert actual.device == naive.device, f"{name}: device {actual.device}, wanted {naive.device}"
+    if actual.numel() == 0:
+        return
+    a, n, t = (x.detach().double().flatten().cpu() for x in (actual, naive, truth))
+    same = torch.where(n.isfinite(), a.isfinite(), (a == n) | (a.isnan() & n.isnan()))
+    assert same.all(), f"{name}: {int((~same).sum())} of {a.numel()} elements are not finite where plain PyTorch's are"
+    a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
+    if a.numel() == 0:
+        return
+    factor, eps = factor or FACTORS[actual.dtype], torch.finfo(actual.dtype).eps
+
+    def judge(what: str, error: float, naive_error: float, floor: float) -> None:
+        bound = factor * max(naive_error, floor)
+        assert error <= bound, (
+            f"{name}: {what} {error:.3g} exceeds {bound:.3g} = {factor:g} * max(naive {naive_error:.3g}, {floor:.3g})"
+        )
+
+    scale = t.abs().max().item()
+    rms, naive_rms = (_rms(x - t) for x in (a, n))
+    floor = max(naive_rms, eps * scale)
+    judge("root mean square error", rms, naive_rms, eps * scale)
+    judge("largest error", (a - t).abs().max().item(), (n - t).abs().max().item(), 3 * floor)
+    if a.numel() > 1000 and scale > 0:
+        rounding = 64 * torch.finfo(torch.float64).eps  # of the sine itself
+        judge("sine of the angle to the truth", _sine(a, t), _sine(n, t), max(eps, rounding))
+        judge("bias", abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8)
+
+
+def assert_close_over_draws(draws: Iterable[tuple[Tensor, Tensor, Tensor]], name: str = "") -> None:
+    """:func:`assert_close` of a result of few elements, over many random calls at once.
+
+    Of one such call the naive error may be small by luck: of two honest errors of one element either is more than four
+    times the other in one of three cases. So a single call is held to :data:`GROSS` times the naive error, or to as
+    many roundings of its largest element, which finds what is wrong and not what is inexact. The factor of the dtype
+    holds for all calls together, each measured by the larger one of its two errors: what is worse in most calls is
+    found, and no single call decides.
+
+    Args:
+        draws: (actual, naive, truth) as :func:`assert_close` takes them.
+        name: what is compared, for the message.
+
+    Raises:
+        AssertionError: as :func:`assert_close` does.
+    """
+    errors: tuple[list[Tensor], list[Tensor]] = ([], [])
+    dtype = torch.float32
+    for k, (actual, naive, truth) in enumerate(draws):
+        assert_close(actual, naive, truth, f"{name} of call {k}", GROSS)
+        dtype, eps = actual.dtype, torch.finfo(actual.dtype).eps
+        known = naive.isfinite() & truth.isfinite()
+        t = truth[known].double()
+        if t.numel() == 0:
+            continue
+        pair = [x[known].double() - t for x in (actual, naive)]
+        unit = max(*map(_rms, pair), eps * t.abs().max().item())
+        for pool, x in zip(errors, pair, strict=True):
+            pool.append(x / unit if unit > 0 else x)
+    if errors[0]:
+        all_errors, all_naive = (torch.cat(pool) for pool in errors)
+        rms, bound = _rms(all_errors), FACTORS[dtype] * _rms(all_naive)
+        assert rms <= bound, f"{name}: of {len(errors[0])} calls, pooled error {rms:.3g} exceeds {bound:.3g}"
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def _sine(x: Tensor, truth: Tensor) -> float:
+    along = torch.dot(x, truth) / torch.dot(truth, truth)
+    return ((x - along * truth).norm() / x.norm().clamp_min(1e-300)).item()
+
+
+def as_reals(x: Tensor) -> Tensor:
+    """Complex numbers as pairs, for :func:`assert_close`."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x

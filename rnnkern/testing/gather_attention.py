@@ -1,0 +1,25 @@
+"""Samples of gather_attention."""
+
+import torch
+from torch import Tensor
+
+
+def gather_sample(
+    batch: int = 2,
+    queries: int = 5,
+    memories: int = 7,
+    slots: int = 4,
+    hidden: int = 9,
+    *,
+    dtype: torch.dtype = torch.float64,
+    requires_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Random (q, u, h, idx, v) of :func:`rnnkern.ops.gather_attention`, drawn from torch's generator: with -1, and one
+    memory twice in a list beside another, and in each sample a query whose list is empty."""
+    q, u, h = (torch.randn(batch, rows, hidden) for rows in (queries, memories, memories))
+    idx = torch.randint(-1, memories, (batch, queries, slots), dtype=torch.int32)
+    if slots > 2:
+        idx[..., 1], idx[..., 2] = idx[..., 0], (idx[..., 0] + 1) % memories
+    idx[:, :1] = -1
+    q, u, h, v = (x.to(dtype).requires_grad_(requires_grad) for x in (q, u, h, torch.randn(hidden)))
+    return q, u, h, idx, v
