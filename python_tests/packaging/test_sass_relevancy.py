@@ -54,5 +54,5 @@ def test_machine_code(arch):
         assert loop["BAR"] == BARRIERS
         assert loop["STAS"] == (2 if family == "Cluster" else 0)  # h, parts of scores
         assert loop["FFMA"] >= weights
-        # Input, a given score, a reset, the first row of a step and of the next, which a cluster asks for with each gate.
+        # Input, a given score, a reset, the first row of a step and the next, which a cluster reads with each gate.
         assert loop["LDG"] + loop["LD"] <= gates + (4 if family == "Sample" else 3 + gates)
