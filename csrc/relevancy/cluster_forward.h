@@ -169,9 +169,8 @@ struct ClusterForwardKernel {
     if (Cell::states > 1 && real) c = p.last_c[b * n + unit];
     const auto fetch = [&](int64_t t) {
       if (!real || t >= length) return;
-      const float* const from = p.u + (rows.offset(t) + b) * Cell::gates * n + unit;
       RNNKERN_UNROLL
-      for (int g = 0; g < Cell::gates; ++g) u[g] = from[g * n];
+      for (int g = 0; g < Cell::gates; ++g) u[g] = p.u[((rows.offset(t) + b) * Cell::gates + g) * n + unit];
     };
     fetch(0);
     device::cluster_barrier();  // nobody sends before all barriers are there, or writes what others begin with
