@@ -30,7 +30,7 @@ def compare(spectrum, norms, dtype, minus_identity=False):
 
 
 @pytest.mark.parametrize("minus_identity", [False, True])
-@pytest.mark.parametrize(("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64)])
+@pytest.mark.parametrize(("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64), (61, torch.float64)])
 def test_a_matrix_per_program(size, dtype, minus_identity):
     plan = compare(Spectrum(size), [1e-6, 0.3, 1.0, 3.0, 8.0], dtype, minus_identity)
     assert plan[0, 1] == 0 < plan[-1, 1]
@@ -40,7 +40,7 @@ def test_a_matrix_per_program(size, dtype, minus_identity):
 @pytest.mark.parametrize("fused", [True, False])
 def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkeypatch):
     few = {torch.float32: 2, torch.float64: 1}[dtype]
-    monkeypatch.setitem(orthogonal_triton.LARGEST, dtype, 8)
+    monkeypatch.setattr(orthogonal_triton, "LARGEST", 8)
     if fused:
         monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (16, 16, 1))  # several, and not full
     else:

@@ -1,6 +1,6 @@
 """skew_exp on a GPU: the same launches whatever the matrices are, and nothing that waits for them.
 
-Up to 64 rows (32 in float64) a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
+Up to 64 rows a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
 reverse sweep is a launch, which forms the linear combinations that it multiplies as it loads and adds a third as it
 stores. Above, those products are ATen's, and the squarings alone are Triton's. Each matrix takes part in a squaring or
 not by its own norm.
@@ -29,8 +29,9 @@ BOUND = (POWER_STEPS, DOUBLINGS, INSIDE, ROUNDING)
 """Of the 2-norm, as in csrc/orthogonal/cpu_bound.h."""
 LARGEST_FUSED = 512
 """Rows of a matrix whose products are Triton's."""
-LARGEST = {torch.float32: 64, torch.float64: 32}
-"""Rows of a matrix that one program takes: its backward has 128 KB of shared memory then."""
+LARGEST = 64
+"""Rows of a matrix that one program takes: its backward has 96 KB of shared memory then in float64, half of it in
+float32."""
 
 Coefficient = tuple[float, float, int]
 """In the scheme that is not squared and in the one that is, and by which power of 1 / 2^squarings it is multiplied."""
@@ -78,7 +79,7 @@ def forward(A: Tensor, minus_identity: bool, training: bool) -> list[Tensor]:
     plan = torch.empty(*batch, 2, dtype=torch.int64, device=A.device)
     if A.numel() == 0:
         V = torch.empty_like(A)
-    elif size <= LARGEST[A.dtype]:
+    elif size <= LARGEST:
         V = _small_forward(A, kept, plan, minus_identity)
     else:
         with _exact(A.device):
@@ -92,7 +93,7 @@ def backward(grad: Tensor, A: Tensor, kept: Tensor, plan: Tensor) -> Tensor:
     size = A.shape[-1]
     if A.numel() == 0:
         return torch.empty_like(A)
-    if size <= LARGEST[A.dtype]:
+    if size <= LARGEST:
         return _small_backward(grad, A, kept, plan)
     with _exact(A.device):
         flat = (x.view(-1, *x.shape[x.dim() - own :]) for x, own in ((grad, 2), (A, 2), (kept, 3), (plan, 1)))

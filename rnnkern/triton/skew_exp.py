@@ -135,25 +135,31 @@ def small_forward(
 
 
 @triton.jit
+def _kept(kept, m, k, n, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = _places(BLOCK)
+    return tl.load(kept + (m * KEPT + k) * n * n + row * n + column, mask=(row < n) & (column < n), other=0.0)
+
+
+@triton.jit
 def small_backward(
     grad, A, kept, plan, grad_A, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, C: tl.constexpr, SCHEMES: tl.constexpr,
 ):  # fmt: skip
+    """What was kept is read again where it is wanted: a barrier ends what the compiler would hold in shared memory."""
     m = tl.program_id(0).to(tl.int64)
     row, column = _places(BLOCK)
     inside = (row < n) & (column < n)
     at = row * n + column
-    S = _skew(A + m * n * n, n, BLOCK)
-    IDENTITY = tl.where(row == column, 1.0, 0.0).to(S.dtype)
-    P1 = tl.load(kept + m * KEPT * n * n + at, mask=inside, other=0.0)
-    P2 = tl.load(kept + (m * KEPT + 1) * n * n + at, mask=inside, other=0.0)
+    A += m * n * n
     G = tl.load(grad + m * n * n + at, mask=inside, other=0.0)
+    IDENTITY = tl.where(row == column, 1.0, 0.0).to(G.dtype)
     high = tl.load(plan + 2 * m) > SCHEMES[0]
     squarings = tl.load(plan + 2 * m + 1).to(tl.int32)
-    sigma = tl.exp2(-squarings.to(S.dtype))
+    sigma = tl.exp2(-squarings.to(G.dtype))
     square = sigma * sigma
-    X, Y, Z = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     y1, y2 = _pick(high, C[7], C[16]) * sigma, _pick(high, C[8], C[17]) * square
     if squarings > 0:
+        S, P1, P2 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+        X, Y, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
         first = _dot(X, Y) + y1 * S + y2 * P1
         E = first
         done = 0
@@ -164,15 +170,27 @@ def small_backward(
             done += 1
         G += _dot(G, tl.trans(E))
         G += _dot(G, first)
+    tl.debug_barrier()
+    S, P1, P2 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+    _, Y, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     X_bar = _dot(G, tl.trans(Y))
+    tl.debug_barrier()
+    P1, P2 = _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+    X, _, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     Y_bar = _dot(tl.trans(X), G)
     S_bar = y1 * G + _pick(high, C[4], C[13]) * sigma * Y_bar
     P1_bar = y2 * G + _pick(high, C[2], C[11]) * square * X_bar + _pick(high, C[5], C[14]) * square * Y_bar
     P2_bar = X_bar + _pick(high, C[6], C[15]) * Y_bar
-    Z_bar = square * _dot(P1, P2_bar)
+    tl.debug_barrier()
+    Z_bar = square * _dot(_kept(kept, m, 0, n, KEPT, BLOCK), P2_bar)
     S_bar += _pick(high, C[0], C[9]) * sigma * Z_bar
-    P1_bar += square * _dot(P2_bar, tl.trans(Z)) + _pick(high, C[1], C[10]) * square * Z_bar
-    W = S_bar - _dot(P1_bar + tl.trans(P1_bar), S)
+    P1_bar += _pick(high, C[1], C[10]) * square * Z_bar
+    tl.debug_barrier()
+    S, P1 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK)
+    _, _, Z = _sums(S, P1, P1, sigma, high, IDENTITY, C)
+    P1_bar += square * _dot(P2_bar, tl.trans(Z))
+    tl.debug_barrier()
+    W = S_bar - _dot(P1_bar + tl.trans(P1_bar), _skew(A, n, BLOCK))
     tl.store(grad_A + m * n * n + at, tl.where(row > column, W - tl.trans(W), 0.0), mask=inside)
 
 
