@@ -65,17 +65,16 @@ def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkey
 @pytest.mark.parametrize("one_program", [True, False])
 def test_no_norm_is_above_what_its_scheme_serves(one_program, dtype, monkeypatch):
     """And in float32, where the schemes are the same, the choice is that of the CPU's kernel."""
-    _, limits, places, _ = orthogonal_triton.scheme(dtype)
+    limits = orthogonal_triton.scheme(dtype)[1]
     norms = (0.93 * limits[0], 1.001 * 2 * limits[1])
     A = torch.stack([of_norm(KINDS[kind](26), rho) for kind in KINDS for rho in norms]).to(dtype)
-    plan = torch.empty(len(A), 2, dtype=torch.int64)
     if one_program:
-        orthogonal_triton._small_forward(A, None, plan, False)
+        *_, plan = orthogonal_triton.forward(A, False, True)
     else:
-        S = whole(A)
+        S, plan = whole(A), torch.empty(len(A), 2, dtype=torch.int64)
         monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (32, 32, 1))
         orthogonal_triton._make_plan(S @ S, plan)
-    served = torch.where(plan[:, 0] == places[0], limits[0], limits[1] * 2.0 ** plan[:, 1])
+    served = torch.where(plan[:, 1] == 0, limits[0], limits[1] * 2.0 ** plan[:, 1])
     assert (torch.linalg.matrix_norm(whole(A.double()), 2) <= served).all()
     if dtype == torch.float32:
         assert torch.equal(plan, torch.ops.rnnkern.skew_exp(A, False, True)[2].clamp_min(torch.tensor([1, 0])))
