@@ -1,6 +1,6 @@
 // Bounds the 2-norm of a skew-symmetric S from both sides, and chooses by that which scheme serves. The eigenvalues of
-// S come in pairs +-i sigma; those of H = -iS are +-sigma, and T_2(H / c) = -2 P / c^2 - I with P = S^2, T_2d = 2 T_d^2 - I.
-// Included by cpu_kernels.h, once per SIMD level.
+// S come in pairs +-i sigma; those of H = -iS are +-sigma, and T_2(H / c) = -2 P / c^2 - I with P = S^2, T_2d = 2 T_d^2
+// - I. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
 namespace rnnkern {
@@ -101,9 +101,9 @@ Bounds bounds(const T* P, int64_t n, T* room, Member me) {
   return {std::fmax(found, std::sqrt(paired / std::sqrt(double(n / 2)))), std::sqrt(std::fmin(most, paired))};
 }
 
-// The shortest scheme that a bound of the norm allows. Where the bounds leave a doubt, sigma <= c cosh(acosh(x) / d) for
-// any c, with x the paired norm of T_d(H / c), or 1 where that is less: for each doubling a product of symmetric matrices,
-// of which half is made. S is not needed, P is kept; `to` and `other` are N x N.
+// The shortest scheme that a bound of the norm allows. Where the bounds leave a doubt, sigma <= c cosh(acosh(x) / d)
+// for any c, with x the paired norm of T_d(H / c), or 1 where that is less: for each doubling a product of symmetric
+// matrices, of which half is made. S is not needed, P is kept; `to` and `other` are N x N.
 template <class T>
 Plan<T> plan_of(const Factors<T>& factors, const T* P, T* to, T* other, T* room, Member me) {
   const int64_t n = factors.n;

@@ -1,4 +1,5 @@
-// Reads what is skew-symmetric, and says from its 2-norm which scheme serves and how often its result is to be squared. Included by cpu_kernels.h, once per SIMD level.
+// Reads what is skew-symmetric, and says from its 2-norm which scheme serves and how often its result is to be squared.
+// Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
 namespace rnnkern {

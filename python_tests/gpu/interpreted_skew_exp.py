@@ -32,7 +32,9 @@ def compare(spectrum, norms, dtype, minus_identity=False):
 
 
 @pytest.mark.parametrize("minus_identity", [False, True])
-@pytest.mark.parametrize(("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64), (61, torch.float64)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64), (61, torch.float64)]
+)
 def test_a_matrix_per_program(size, dtype, minus_identity):
     plan = compare(Spectrum(size), [1e-6, 0.3, 1.0, 3.0, 8.0], dtype, minus_identity)
     assert plan[0, 1] == 0 < plan[-1, 1]

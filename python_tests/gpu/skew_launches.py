@@ -1,9 +1,8 @@
-"""What skew_exp's way on a GPU launches, seen without one: the calls of its kernels, and PyTorch's operators between."""
+"""What skew_exp's way on a GPU launches, seen without one: calls of its kernels, and PyTorch's operators between."""
 
 import types
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -11,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from rnnkern.ops import orthogonal_triton
 
 KERNELS = ("small_forward", "small_backward", "product")
+
 
 def facts(x):
     """Of an argument: all but a tensor's values."""

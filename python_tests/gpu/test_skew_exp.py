@@ -42,15 +42,18 @@ def test_nothing_waits_for_the_device(size, dtype, monkeypatch):
     if size <= orthogonal_triton.LARGEST:
         assert [name for name in names if name in KERNELS] == ["small_forward", "small_backward"]
     else:
-        squarings = [x for x in recorder.launches if x[0] == "product" and "('IF', 'copy')" in str(x[3]).replace('"', "")]
+        squarings = [
+            x for x in recorder.launches if x[0] == "product" and "('IF', 'copy')" in str(x[3]).replace('"', "")
+        ]
         assert len(squarings) == DOUBLINGS + 4 * most + 2
 
 
 @pytest.mark.parametrize(
     "wait",
     [
-        lambda x: x.sum().item(), lambda x: bool(x[0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.cpu(),
-        lambda x: x.tolist(), lambda x: torch.equal(x, x), lambda x: x + torch.ones(3), lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.sum().item(), lambda x: bool(x[0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0],
+        lambda x: x.cpu(), lambda x: x.tolist(), lambda x: torch.equal(x, x), lambda x: x + torch.ones(3),
+        lambda x: x.copy_(torch.ones(3)),
     ],
 )  # fmt: skip
 def test_what_waits_would_be_seen(wait, monkeypatch):
