@@ -9,6 +9,8 @@
 
 #include "orthogonal/cpu_plan.h"
 
+#include "orthogonal/cpu_bound.h"
+
 #include "orthogonal/cpu_sweep.h"
 
 #include "orthogonal/cpu_schur.h"

@@ -50,7 +50,8 @@ void forward(const SkewForward<T>& problem, Member me) {
     product<T, true>(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
     from_below<1>(Sum<T>(kept), n, kept, me);
     me.meet();
-    const Plan<T> plan(norm(kept, n, room.vectors, me));
+    // What is to hold the result and the second product is free as yet.
+    const Plan<T> plan = plan_of(room.factors, kept, result, kept + elements, room.vectors, me);
     if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
     // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
     // fro between there and the result, and end in the result.

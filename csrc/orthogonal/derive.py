@@ -13,6 +13,9 @@ a third; the last one is exp(S) - I:
 - degree 4 by 2 products, for what is small;
 - degree 8 by 3 (Bader, Blanes and Casas 2019, section 3: the form; here with Chebyshev's coefficients);
 - degree 12 by 4 (the same, section 3: p = b1 + (b2 + P) P with P = b3 + b4^2; here solved by a square root of series).
+
+How the 2-norm is bounded stands here too (``BOUND``; csrc/orthogonal/cpu_bound.h says what it is), so that the CPU's
+kernels and a GPU's have one rule.
 """
 
 from pathlib import Path
@@ -26,6 +29,9 @@ ROUNDOFF = {"float": mpf(2) ** -24, "double": mpf(2) ** -53}
 SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1))}
 """Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
 NAMES = {"float": "float32", "double": "float64"}
+BOUND = {"power_steps": 6, "doublings": 3, "inside": 0.95, "rounding": 1e-5}
+"""Steps of the power method on S^2; the most doublings of Chebyshev's polynomial, whose interval is that part of what
+the steps find; what is added for what rounding may take from a bound."""
 NODES = 40
 INNER = mpf("0.95")
 
@@ -172,6 +178,9 @@ def header(found) -> str:
         "",
         "constexpr int most_products = 4;",
         "",
+        "// The bound of the 2-norm (cpu_bound.h).",
+        *(f"constexpr {'int' if isinstance(x, int) else 'double'} {name} = {x};" for name, x in BOUND.items()),
+        "",
         "// left * right + added, each a sum over S and the products before; `identity` is the part of I on the right.",
         "struct SkewProduct {",
         "  double left[most_products], right[most_products], identity, added[most_products];",
@@ -184,6 +193,7 @@ def header(found) -> str:
         "};",
         "",
     ]
+    lines += ["// clang-format off"]
     for dtype, schemes in found.items():
         lines += [f"constexpr SkewScheme {dtype}_schemes[] = {{"]
         for degree, rho, products in schemes:
@@ -193,9 +203,7 @@ def header(found) -> str:
                 lines += [f"        {{{sums[0]},", f"         {sums[1]}, {right[-1]!r},", f"         {sums[2]}}},"]
             lines += ["    }},"]
         lines += ["};", ""]
-    return "\n".join(
-        [*lines[:18], "// clang-format off", *lines[18:-1], "// clang-format on", "", "}  // namespace rnnkern", ""]
-    )
+    return "\n".join([*lines[:-1], "// clang-format on", "", "}  // namespace rnnkern", ""])
 
 
 def module(found) -> str:
@@ -203,7 +211,9 @@ def module(found) -> str:
         '"""Written by csrc/orthogonal/derive.py, which says what they are: the polynomials of skew_exp.',
         "",
         "For each dtype (degree, limit of the 2-norm, products), each product (left, right, added): sums over S and",
-        'the products before, with the part of I as the last of ``right``."""',
+        'the products before, with the part of I as the last of ``right``. Above it, how the 2-norm is bounded."""',
+        "",
+        *(f"{name.upper()} = {x}" for name, x in BOUND.items()),
         "",
         "# fmt: off",
         "SCHEMES = {",

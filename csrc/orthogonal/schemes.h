@@ -5,6 +5,12 @@ namespace rnnkern {
 
 constexpr int most_products = 4;
 
+// The bound of the 2-norm (cpu_bound.h).
+constexpr int power_steps = 6;
+constexpr int doublings = 3;
+constexpr double inside = 0.95;
+constexpr double rounding = 1e-05;
+
 // left * right + added, each a sum over S and the products before; `identity` is the part of I on the right.
 struct SkewProduct {
   double left[most_products], right[most_products], identity, added[most_products];

@@ -4,7 +4,9 @@ on: test_skew_exp.py runs this file in a process with TRITON_INTERPRET=1."""
 import pytest
 import torch
 
-from python_tests.ops.orthogonal_oracle import Spectrum
+from python_tests.gpu.skew_launches import forward_and_backward, recording
+from python_tests.ops.orthogonal_oracle import Spectrum, whole
+from python_tests.ops.skew_kinds import KINDS, of_norm
 from rnnkern.ops import orthogonal_triton
 
 # Of one number in an array, which the interpreter has for an argument, numpy 2.4 makes no index.
@@ -30,17 +32,18 @@ def compare(spectrum, norms, dtype, minus_identity=False):
 
 
 @pytest.mark.parametrize("minus_identity", [False, True])
-@pytest.mark.parametrize(("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(8, torch.float32), (33, torch.float32), (17, torch.float64), (61, torch.float64)]
+)
 def test_a_matrix_per_program(size, dtype, minus_identity):
     plan = compare(Spectrum(size), [1e-6, 0.3, 1.0, 3.0, 8.0], dtype, minus_identity)
     assert plan[0, 1] == 0 < plan[-1, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fused", [True, False])
-def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkeypatch):
+def fewer_squarings(monkeypatch, dtype, fused):
+    """(how many, the largest norm): launches on the ways of large matrices, here of more than 8 rows."""
     few = {torch.float32: 2, torch.float64: 1}[dtype]
-    monkeypatch.setitem(orthogonal_triton.LARGEST, dtype, 8)
+    monkeypatch.setattr(orthogonal_triton, "LARGEST", 8)
     if fused:
         monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (16, 16, 1))  # several, and not full
     else:
@@ -48,12 +51,56 @@ def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkey
     *facts, most = orthogonal_triton.scheme(dtype)
     assert few < most
     monkeypatch.setattr(orthogonal_triton, "scheme", lambda dtype: (*facts, few))
-    limit = facts[1][1] * 2**few
+    return few, facts[1][1] * 2**few
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fused", [True, False])
+def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkeypatch):
+    few, limit = fewer_squarings(monkeypatch, dtype, fused)
     plan = compare(Spectrum(20), [0.05, 0.9 * limit], dtype)
     assert plan[:, 1].tolist() == [0, few]
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # numpy, of what a GPU takes as it comes
+@pytest.mark.filterwarnings("ignore:divide by zero")  # numpy, of what a GPU takes as it comes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("one_program", [True, False])
+def test_no_norm_is_above_what_its_scheme_serves(one_program, dtype, monkeypatch):
+    """And in float32, where the schemes are the same, the choice is that of the CPU's kernel."""
+    limits = orthogonal_triton.scheme(dtype)[1]
+    norms = (0.93 * limits[0], 1.001 * 2 * limits[1])
+    A = torch.stack([of_norm(KINDS[kind](26), rho) for kind in KINDS for rho in norms]).to(dtype)
+    if one_program:
+        *_, plan = orthogonal_triton.forward(A, False, True)
+    else:
+        S, plan = whole(A), torch.empty(len(A), 2, dtype=torch.int64)
+        monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (32, 32, 1))
+        orthogonal_triton._make_plan(S @ S, plan)
+    served = torch.where(plan[:, 1] == 0, limits[0], limits[1] * 2.0 ** plan[:, 1])
+    assert (torch.linalg.matrix_norm(whole(A.double()), 2) <= served).all()
+    if dtype == torch.float32:
+        assert torch.equal(plan, torch.ops.rnnkern.skew_exp(A, False, True)[2].clamp_min(torch.tensor([1, 0])))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the same
+@pytest.mark.parametrize("way", ["a program per matrix", "fused", "ATen's"])
+def test_launches_do_not_follow_the_norm(way, monkeypatch):
+    """All that is launched and all that PyTorch is asked for, in order: the same for small, large, and no numbers."""
+    if way != "a program per matrix":
+        fewer_squarings(monkeypatch, torch.float32, way == "fused")
+    lists, plans = [], []
+    for rho in (1e-6, 1.3, 2.7, float("nan")):
+        A, upstream = torch.randn(2, 20, 20), torch.randn(2, 20, 20)
+        A *= rho / torch.linalg.matrix_norm(whole(A), 2, keepdim=True)
+        with recording(monkeypatch, "cpu", run=True) as recorder:
+            *_, plan = forward_and_backward(A, upstream)
+        lists.append(recorder.launches)
+        plans.append(plan.tolist())
+    assert plans[:3] == [[[1, 0]] * 2, [[2, 1]] * 2, [[2, 2]] * 2]
+    assert all(other == lists[0] for other in lists[1:])
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
 def test_nothing_and_nan():
     V, kept, plan = orthogonal_triton.forward(torch.zeros(0, 3, 3), False, True)
     assert orthogonal_triton.backward(torch.zeros(0, 3, 3), torch.zeros(0, 3, 3), kept, plan).shape == V.shape

@@ -29,6 +29,7 @@ NORMS = named("float64_agrees and layer_norm")
 HALVES = named("16_bits or every_value")
 TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
+BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
 RELEVANCY = named("500_random", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
@@ -103,7 +104,13 @@ MUTANTS = [
     Mutant("orthogonal/cpu_sweep.h", "output.rest.add(bars[place], T(1));", "", "what a gradient has already",
            EIGENVALUES),
     Mutant("orthogonal/cpu_plan.h", "-(place + 1) * squarings", "-squarings", "the square of the scale", EIGENVALUES),
-    Mutant("orthogonal/cpu_plan.h", "margin = 1.05", "margin = 0.5", "the margin of the norm", EIGENVALUES),
+    Mutant("orthogonal/cpu_bound.h", "std::ldexp(2.0, doubling)", "std::ldexp(4.0, doubling)",
+           "the degree of the norm's bound", BOUNDED),
+    Mutant("orthogonal/cpu_bound.h", "std::sqrt(sum / 2)", "std::sqrt(sum / 8)", "what a pair has of it", BOUNDED),
+    Mutant("orthogonal/cpu_bound.h", "return Plan<T>(bound.most * (1 + rounding));",
+           "return Plan<T>(1.05 * bound.least);", "an estimate for a bound", BOUNDED),
+    Mutant("orthogonal/cpu_bound.h", "const double c = inside", "const double c = 0.5 * inside",
+           "the interval of the bound", named("bound_is_close and 128", "python_tests/ops/test_skew_bound.py")),
     Mutant("orthogonal/cpu_product.h", ">= (i + 1) * tile_rows", ">= i * tile_rows", "tiles on the diagonal",
            EIGENVALUES),
     Mutant("orthogonal/givens_kernels.h", "back = Vec<T>(T(0)) - s;", "back = s;", "the inverse of a rotation",

@@ -1,6 +1,6 @@
 """skew_exp on a GPU: the same launches whatever the matrices are, and nothing that waits for them.
 
-Up to 64 rows (32 in float64) a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
+Up to 64 rows a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
 reverse sweep is a launch, which forms the linear combinations that it multiplies as it loads and adds a third as it
 stores. Above, those products are ATen's, and the squarings alone are Triton's. Each matrix takes part in a squaring or
 not by its own norm.
@@ -18,20 +18,20 @@ from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops.orthogonal_autograd import KEPT
-from rnnkern.ops.skew_schemes import SCHEMES
+from rnnkern.ops.skew_schemes import DOUBLINGS, INSIDE, POWER_STEPS, ROUNDING, SCHEMES
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 DEGREE = 8
 """Of the scheme here, in every dtype."""
-LARGEST_NORM = 1050
-"""Of S, with the margin of its estimate: as many squarings are launched."""
-MARGIN = 1.05
-STEPS = 6
-"""Of the power method, and what is added to what it finds, as in csrc/orthogonal/cpu_plan.h."""
+LARGEST_NORM = 1000
+"""Of S: as many squarings are launched, and no matrix of that norm is squared more often, whatever its bound."""
+BOUND = (POWER_STEPS, DOUBLINGS, INSIDE, ROUNDING)
+"""Of the 2-norm, as in csrc/orthogonal/cpu_bound.h."""
 LARGEST_FUSED = 512
 """Rows of a matrix whose products are Triton's."""
-LARGEST = {torch.float32: 64, torch.float64: 32}
-"""Rows of a matrix that one program takes: its backward has 128 KB of shared memory then."""
+LARGEST = 64
+"""Rows of a matrix that one program takes: its backward has 96 KB of shared memory then in float64, half of it in
+float32."""
 
 Coefficient = tuple[float, float, int]
 """In the scheme that is not squared and in the one that is, and by which power of 1 / 2^squarings it is multiplied."""
@@ -54,7 +54,7 @@ def scheme(dtype: torch.dtype) -> tuple[tuple[float, ...], tuple[float, float], 
         _, limit, (_, (_, (x1, x2, _), _), ((_, x3, _), (x5, x6, x7, x4), (y1, y2, _))) = schemes[place]
         coefficients += [x1, x2, x3, x4, x5, x6, x7, y1, y2]
         limits.append(limit)
-    most = math.ceil(math.log2(LARGEST_NORM * MARGIN / limits[1]))
+    most = math.ceil(math.log2(LARGEST_NORM / limits[1]))
     return tuple(coefficients), tuple(limits), (found[0], found[-1]), most
 
 
@@ -79,7 +79,7 @@ def forward(A: Tensor, minus_identity: bool, training: bool) -> list[Tensor]:
     plan = torch.empty(*batch, 2, dtype=torch.int64, device=A.device)
     if A.numel() == 0:
         V = torch.empty_like(A)
-    elif size <= LARGEST[A.dtype]:
+    elif size <= LARGEST:
         V = _small_forward(A, kept, plan, minus_identity)
     else:
         with _exact(A.device):
@@ -93,7 +93,7 @@ def backward(grad: Tensor, A: Tensor, kept: Tensor, plan: Tensor) -> Tensor:
     size = A.shape[-1]
     if A.numel() == 0:
         return torch.empty_like(A)
-    if size <= LARGEST[A.dtype]:
+    if size <= LARGEST:
         return _small_backward(grad, A, kept, plan)
     with _exact(A.device):
         flat = (x.view(-1, *x.shape[x.dim() - own :]) for x, own in ((grad, 2), (A, 2), (kept, 3), (plan, 1)))
@@ -125,7 +125,7 @@ def _small_forward(A, kept, plan, minus_identity):
     kernels().small_forward[(A.numel() // A.shape[-1] ** 2,)](
         A, V, A if kept is None else kept, plan, A.shape[-1], BLOCK=block, KEPT=KEPT[A.dtype],
         TRAINING=kept is not None, MINUS_IDENTITY=minus_identity, C=coefficients, LIMITS=limits, SCHEMES=places,
-        MARGIN=MARGIN, MOST=most, num_warps=_warps(block), **OPTIONS,
+        BOUND=BOUND, MOST=most, num_warps=_warps(block), **OPTIONS,
     )  # fmt: skip
     return V
 
@@ -217,25 +217,48 @@ def _combined(terms: Sum, plan: Tensor) -> Tensor:
     return result
 
 
-def _norm(P1: Tensor) -> Tensor:
-    """As ``_norm`` of the kernels, (matrices,)."""
-    bound = P1.abs().sum(-1).amax(-1).sqrt()
-    index = torch.arange(1, P1.shape[-1] + 1, device=P1.device)
+def _paired_norm(X: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(X, dim=(1, 2)) / math.sqrt(2)
+
+
+def _choice(norm: Tensor) -> tuple[Tensor, Tensor]:
+    """As that of the kernels."""
+    _, (limit, squared_limit), _, most = scheme(norm.dtype)
+    squared = norm > limit
+    return squared, torch.where(squared, torch.log2(norm / squared_limit).ceil().clamp(0, most), 0.0)
+
+
+def _bound(P1: Tensor) -> Tensor:
+    """As that of the kernels, (matrices,). A doubling is a launch, in which matrices without a doubt take no part."""
+    size, (limit, _) = P1.shape[-1], scheme(P1.dtype)[1]
+    index = torch.arange(1, size + 1, device=P1.device)
     mixed = (index * 2654435761) & 0xFFFFFFFF
     mixed = mixed ^ (mixed >> 15)
     v = ((mixed - ((mixed >> 31) << 32)).to(P1.dtype) / 2147483647.0).expand(P1.shape[0], -1).unsqueeze(-1)
-    for _ in range(STEPS):
+    for _ in range(POWER_STEPS):
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(1e-30)
         v = torch.bmm(P1, v)
-    found = torch.linalg.vector_norm(v, dim=(1, 2)).sqrt()
-    return torch.minimum(MARGIN * found, bound)
+    one, paired = P1.abs().sum(-1).amax(-1), _paired_norm(P1)
+    least = torch.maximum(torch.linalg.vector_norm(v, dim=(1, 2)), paired / math.sqrt(max(size // 2, 1))).sqrt()
+    most = torch.where(one > limit**2, torch.minimum(one, paired), one).sqrt()
+    c = INSIDE * least.clamp_min(1e-15)
+    T = Term((-2 / c.square())[:, None, None] * P1)
+    T.matrix.diagonal(dim1=-2, dim2=-1).sub_(1)
+    in_doubt = torch.zeros(len(P1), 2, dtype=torch.int64, device=P1.device)
+    for doubling in range(1, DOUBLINGS + 1):
+        chosen = zip(_choice(most * (1 + ROUNDING)), _choice(least), strict=True)
+        doubt = torch.logical_or(*(high != low for high, low in chosen))
+        in_doubt[:, 1] = doubt
+        T = _product([T.times(TWO)], [T], [Term(T.matrix, "identity", MINUS_ONE)], in_doubt, "copy")
+        x = _paired_norm(T.matrix)
+        found = c * torch.cosh(torch.acosh(x.clamp_min(1)) / 2 ** (doubling + 1))
+        most = torch.where(doubt, torch.fmin(most, found), most)
+    return most * (1 + ROUNDING)
 
 
 def _make_plan(P1: Tensor, plan: Tensor) -> None:
-    _, (limit, squared_limit), places, most = scheme(P1.dtype)
-    norm = _norm(P1)
-    squared = norm > limit
-    times = torch.where(squared, torch.log2(norm / squared_limit).ceil().clamp(0, most), 0.0)
+    places = scheme(P1.dtype)[2]
+    squared, times = _choice(_bound(P1))
     plan[:, 0] = torch.where(squared, places[1], places[0])
     plan[:, 1] = times.long()
 

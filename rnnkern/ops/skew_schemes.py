@@ -1,7 +1,12 @@
 """Written by csrc/orthogonal/derive.py, which says what they are: the polynomials of skew_exp.
 
 For each dtype (degree, limit of the 2-norm, products), each product (left, right, added): sums over S and
-the products before, with the part of I as the last of ``right``."""
+the products before, with the part of I as the last of ``right``. Above it, how the 2-norm is bounded."""
+
+POWER_STEPS = 6
+DOUBLINGS = 3
+INSIDE = 0.95
+ROUNDING = 1e-05
 
 # fmt: off
 SCHEMES = {

@@ -37,20 +37,53 @@ def _skew(A, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _norm(P1, BLOCK: tl.constexpr, MARGIN: tl.constexpr):
-    """The 2-norm of S from P1 = S^2, which is symmetric, as in csrc/orthogonal/cpu_plan.h."""
-    bound = tl.sqrt(tl.max(tl.sum(tl.abs(P1), 1), 0))
-    index = tl.arange(0, BLOCK).to(tl.uint32)
+def _choice(norm, LIMITS: tl.constexpr, MOST: tl.constexpr):
+    """Whether the scheme is the one that is squared, and how often it is."""
+    high = norm > LIMITS[0]
+    return high, tl.where(high, tl.minimum(tl.ceil(tl.log2(norm / LIMITS[1])), MOST), 0.0)
+
+
+@triton.jit
+def _paired_norm(X):
+    return tl.sqrt(tl.sum(tl.sum(X * X, 1), 0) / 2)
+
+
+@triton.jit
+def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND: tl.constexpr):
+    """No less than the 2-norm of S, from P1 = S^2, which is symmetric, as in csrc/orthogonal/cpu_bound.h. ``BOUND``:
+    steps of the power method, doublings, inside, rounding (csrc/orthogonal/derive.py)."""
+    index = tl.arange(0, P1.shape[0]).to(tl.uint32)
     mixed = (index + 1) * 2654435761
     v = (mixed ^ (mixed >> 15)).to(tl.int32, bitcast=True).to(P1.dtype) / 2147483647.0
-    found = bound * 0
-    for _ in tl.static_range(3):
+    found = tl.sum(v, 0) * 0
+    for _ in tl.static_range(BOUND[0] // 2):
         w = tl.sum(P1 * v[None, :], 1)
         w = w / tl.maximum(tl.sqrt(tl.sum(w * w, 0)), 1e-30)
         v = tl.sum(P1 * w[:, None], 0)
         found = tl.sqrt(tl.sum(v * v, 0))
         v = v / tl.maximum(found, 1e-30)
-    return tl.minimum(MARGIN * tl.sqrt(found), bound)
+    paired = _paired_norm(P1)
+    least = tl.sqrt(tl.maximum(found, paired / tl.sqrt(pairs)))
+    one = tl.max(tl.sum(tl.abs(P1), 1), 0)
+    # Squares of what is small would be lost.
+    most = tl.sqrt(tl.where(one > LIMITS[0] * LIMITS[0], tl.minimum(one, paired), one))
+    c = BOUND[2] * tl.maximum(least, 1e-15)
+    T = P1 * (-2 / (c * c)) - IDENTITY
+    degree = 2.0
+    done = 0
+    while done < BOUND[1]:
+        high, times = _choice(most * (1 + BOUND[3]), LIMITS, MOST)
+        low_high, low_times = _choice(least, LIMITS, MOST)
+        if (high != low_high) | (times != low_times):
+            T = 2 * _dot(T, T) - IDENTITY
+            degree *= 2
+            x = tl.maximum(_paired_norm(T), 1.0)
+            root = tl.exp2(tl.log2(x + tl.sqrt(x * x - 1)) / degree)
+            most = tl.minimum(most, c * (root + 1 / root) / 2)
+            done += 1
+        else:
+            done = BOUND[1]
+    return most * (1 + BOUND[3])
 
 
 @triton.jit
@@ -67,7 +100,7 @@ def _sums(S, P1, P2, sigma, high, IDENTITY, C: tl.constexpr):
 @triton.jit
 def small_forward(
     A, V, kept, plan, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, TRAINING: tl.constexpr, MINUS_IDENTITY: tl.constexpr,
-    C: tl.constexpr, LIMITS: tl.constexpr, SCHEMES: tl.constexpr, MARGIN: tl.constexpr, MOST: tl.constexpr,
+    C: tl.constexpr, LIMITS: tl.constexpr, SCHEMES: tl.constexpr, BOUND: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """A program per matrix. ``C``: x1..x7, y1, y2 of the scheme that is not squared, then of the one that is."""
     m = tl.program_id(0).to(tl.int64)
@@ -77,9 +110,9 @@ def small_forward(
     S = _skew(A + m * n * n, n, BLOCK)
     IDENTITY = tl.where(row == column, 1.0, 0.0).to(S.dtype)
     P1 = _dot(S, S)
-    norm = _norm(P1, BLOCK, MARGIN)
-    high = norm > LIMITS[0]
-    times = tl.where(high, tl.minimum(tl.ceil(tl.log2(norm / LIMITS[1])), MOST), 0.0)
+    inside_identity = tl.where(row < n, IDENTITY, 0.0).to(S.dtype)
+    pairs = tl.maximum(n // 2, 1).to(S.dtype)
+    high, times = _choice(_bound(P1, inside_identity, pairs, LIMITS, MOST, BOUND), LIMITS, MOST)
     squarings = times.to(tl.int32)
     sigma = tl.exp2(-times)
     P2 = P1 * 0
@@ -102,25 +135,31 @@ def small_forward(
 
 
 @triton.jit
+def _kept(kept, m, k, n, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = _places(BLOCK)
+    return tl.load(kept + (m * KEPT + k) * n * n + row * n + column, mask=(row < n) & (column < n), other=0.0)
+
+
+@triton.jit
 def small_backward(
     grad, A, kept, plan, grad_A, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, C: tl.constexpr, SCHEMES: tl.constexpr,
 ):  # fmt: skip
+    """What was kept is read again where it is wanted: a barrier ends what the compiler would hold in shared memory."""
     m = tl.program_id(0).to(tl.int64)
     row, column = _places(BLOCK)
     inside = (row < n) & (column < n)
     at = row * n + column
-    S = _skew(A + m * n * n, n, BLOCK)
-    IDENTITY = tl.where(row == column, 1.0, 0.0).to(S.dtype)
-    P1 = tl.load(kept + m * KEPT * n * n + at, mask=inside, other=0.0)
-    P2 = tl.load(kept + (m * KEPT + 1) * n * n + at, mask=inside, other=0.0)
+    A += m * n * n
     G = tl.load(grad + m * n * n + at, mask=inside, other=0.0)
+    IDENTITY = tl.where(row == column, 1.0, 0.0).to(G.dtype)
     high = tl.load(plan + 2 * m) > SCHEMES[0]
     squarings = tl.load(plan + 2 * m + 1).to(tl.int32)
-    sigma = tl.exp2(-squarings.to(S.dtype))
+    sigma = tl.exp2(-squarings.to(G.dtype))
     square = sigma * sigma
-    X, Y, Z = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     y1, y2 = _pick(high, C[7], C[16]) * sigma, _pick(high, C[8], C[17]) * square
     if squarings > 0:
+        S, P1, P2 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+        X, Y, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
         first = _dot(X, Y) + y1 * S + y2 * P1
         E = first
         done = 0
@@ -131,15 +170,27 @@ def small_backward(
             done += 1
         G += _dot(G, tl.trans(E))
         G += _dot(G, first)
+    tl.debug_barrier()
+    S, P1, P2 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+    _, Y, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     X_bar = _dot(G, tl.trans(Y))
+    tl.debug_barrier()
+    P1, P2 = _kept(kept, m, 0, n, KEPT, BLOCK), _kept(kept, m, 1, n, KEPT, BLOCK)
+    X, _, _ = _sums(S, P1, P2, sigma, high, IDENTITY, C)
     Y_bar = _dot(tl.trans(X), G)
     S_bar = y1 * G + _pick(high, C[4], C[13]) * sigma * Y_bar
     P1_bar = y2 * G + _pick(high, C[2], C[11]) * square * X_bar + _pick(high, C[5], C[14]) * square * Y_bar
     P2_bar = X_bar + _pick(high, C[6], C[15]) * Y_bar
-    Z_bar = square * _dot(P1, P2_bar)
+    tl.debug_barrier()
+    Z_bar = square * _dot(_kept(kept, m, 0, n, KEPT, BLOCK), P2_bar)
     S_bar += _pick(high, C[0], C[9]) * sigma * Z_bar
-    P1_bar += square * _dot(P2_bar, tl.trans(Z)) + _pick(high, C[1], C[10]) * square * Z_bar
-    W = S_bar - _dot(P1_bar + tl.trans(P1_bar), S)
+    P1_bar += _pick(high, C[1], C[10]) * square * Z_bar
+    tl.debug_barrier()
+    S, P1 = _skew(A, n, BLOCK), _kept(kept, m, 0, n, KEPT, BLOCK)
+    _, _, Z = _sums(S, P1, P1, sigma, high, IDENTITY, C)
+    P1_bar += square * _dot(P2_bar, tl.trans(Z))
+    tl.debug_barrier()
+    W = S_bar - _dot(P1_bar + tl.trans(P1_bar), _skew(A, n, BLOCK))
     tl.store(grad_A + m * n * n + at, tl.where(row > column, W - tl.trans(W), 0.0), mask=inside)
 
 

@@ -1,0 +1,72 @@
+"""What skew_exp's way on a GPU launches, seen without one: calls of its kernels, and PyTorch's operators between."""
+
+import types
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rnnkern.ops import orthogonal_triton
+
+KERNELS = ("small_forward", "small_backward", "product")
+
+
+def facts(x):
+    """Of an argument: all but a tensor's values."""
+    if isinstance(x, Tensor):
+        return ("tensor", tuple(x.shape), x.dtype)
+    return tuple(map(facts, x)) if isinstance(x, list | tuple) else repr(x)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps what is launched; refuses tensors of another device."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.launches, self.device, self.inside = [], device, False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if self.inside:  # what Triton's interpreter does with a kernel's tensors
+            return result
+        name = function.overloadpacket.__name__
+        for x in tree_leaves((args, kwargs, result)):
+            if isinstance(x, Tensor) and x.device.type != self.device:
+                raise AssertionError(f"{name} has a tensor on {x.device}")
+        self.launches.append((str(function), facts(args), facts(list(kwargs.values()))))
+        return result
+
+
+class Kernel:
+    """Takes a kernel's place: keeps its grid and arguments, and runs it where it can be run."""
+
+    def __init__(self, name: str, recorder: Recorder, kernel=None):
+        self.name, self.recorder, self.kernel = name, recorder, kernel
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.recorder.launches.append((self.name, grid, facts(args), facts(sorted(constants.items()))))
+            if self.kernel is not None:
+                self.recorder.inside = True
+                self.kernel[grid](*args, **constants)
+                self.recorder.inside = False
+
+        return launch
+
+
+@contextmanager
+def recording(monkeypatch, device: str, run: bool):
+    """The recorder; kernels run if ``run``."""
+    recorder, real = Recorder(device), orthogonal_triton.kernels()
+    kernels = {name: Kernel(name, recorder, getattr(real, name) if run else None) for name in KERNELS}
+    with monkeypatch.context() as patch, recorder:
+        patch.setattr(orthogonal_triton, "kernels", lambda: types.SimpleNamespace(**kernels))
+        yield recorder
+
+
+def forward_and_backward(A: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(V, the gradient, the plan)."""
+    V, kept, plan = orthogonal_triton.forward(A, False, True)
+    return V, orthogonal_triton.backward(upstream, A, kept, plan), plan
