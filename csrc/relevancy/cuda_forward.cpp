@@ -90,7 +90,8 @@ struct ForwardDriver : Driver<T> {
     p.given = this->given ? read<T>(*this->given) : nullptr;
     p.mix = this->mix;
     p.dot = this->dot;
-    const int64_t floats = SampleKernels::forward_packed(this->place, this->plan.padded);
+    const bool on_block = this->plan.padded > 0;
+    const int64_t floats = on_block ? SampleKernels::forward_packed(this->place, this->plan.padded) : 0;
     const Tensor packed = made({floats});
     p.packed = floats > 0 ? write<T>(packed) : nullptr;
     p.last_s = write<T>(last_s);
@@ -103,8 +104,8 @@ struct ForwardDriver : Driver<T> {
     p.log_sums = to.log_sums;
     p.gates = to.gates;
     p.cells = to.cells;
-    succeed(this->plan.padded > 0 ? SampleKernels::forward(p, this->place, this->plan.padded, stream)
-                                  : ClusterKernels::forward(p, this->place, this->plan.cluster, stream));
+    succeed(on_block ? SampleKernels::forward(p, this->place, this->plan.padded, stream)
+                     : ClusterKernels::forward(p, this->place, this->plan.cluster, stream));
   }
 
   // `room` for alpha where it is not kept.
