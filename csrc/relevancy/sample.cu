@@ -21,7 +21,7 @@ constexpr int64_t packed_floats = int64_t(Whole::matrices) * Whole::packed * sam
 // After the weights that it streams, if any, are packed.
 template <class Kernel, class Whole, int P>
 int launch(const typename Kernel::Problem& p, const Rows& rows, bool transposed, int64_t bytes, void* stream) {
-  if (constexpr int count = Whole::packed; count > 0) {
+  if constexpr (constexpr int count = Whole::packed; count > 0) {
     const typename PackKernel<P>::Problem pack{rows.hidden,         transposed,          p.V,   p.W_a,
                                                Whole::matrices - 1, Whole::first_packed, count, p.packed};
     if (const int error = device::launch<PackKernel<P>>({.blocks = Whole::matrices * count}, pack, stream))

@@ -77,14 +77,14 @@ struct Spread {
 // 128 units has 96 quads, 384 KB:
 //           registers   shared memory of 227 KB                               streamed
 // forward   45          46, 184 KB; the rest is for about 40 members          5, 20 KB a step
-// backward  40          51, 204 KB; 11 KB are for sums and the step           5, likewise
+// backward  35          51, 204 KB; 11 KB are for sums and the step           10, 40 KB
 template <int gates, int P>
 constexpr Spread forward_spread = gates > 1 && P > 64 ? Spread{9, 6, 0, 16}
                                   : P > 64            ? Spread{16, 0, 8, 8}
                                                       : Spread{4, 0, 4, 0};
 template <int gates, int P>
 constexpr Spread backward_spread =
-    gates > 1 && P > 64 ? Spread{8, 7, 0, 16} : Spread{Tile<P>::quads, 0, 0, Tile<P>::quads};
+    gates > 1 && P > 64 ? Spread{7, 7, 0, 16} : Spread{Tile<P>::quads, 0, 0, Tile<P>::quads};
 
 // V's gates and W_a, the matrices that are multiplied together, and U_a.
 template <class Cell, int P, Spread spread>
