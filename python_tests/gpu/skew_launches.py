@@ -24,13 +24,11 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, device: str):
         super().__init__()
-        self.launches, self.device, self.inside = [], device, False
+        self.launches, self.device = [], device
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if self.inside:  # what Triton's interpreter does with a kernel's tensors
-            return result
         name = function.overloadpacket.__name__
         for x in tree_leaves((args, kwargs, result)):
             if isinstance(x, Tensor) and x.device.type != self.device:
@@ -40,27 +38,22 @@ class Recorder(TorchDispatchMode):
 
 
 class Kernel:
-    """Takes a kernel's place: keeps its grid and arguments, and runs it where it can be run."""
+    """Takes a kernel's place and keeps its grid and arguments."""
 
-    def __init__(self, name: str, recorder: Recorder, kernel=None):
-        self.name, self.recorder, self.kernel = name, recorder, kernel
+    def __init__(self, name: str, recorder: Recorder):
+        self.name, self.recorder = name, recorder
 
     def __getitem__(self, grid):
         def launch(*args, **constants):
             self.recorder.launches.append((self.name, grid, facts(args), facts(sorted(constants.items()))))
-            if self.kernel is not None:
-                self.recorder.inside = True
-                self.kernel[grid](*args, **constants)
-                self.recorder.inside = False
 
         return launch
 
 
 @contextmanager
-def recording(monkeypatch, device: str, run: bool):
-    """The recorder; kernels run if ``run``."""
-    recorder, real = Recorder(device), orthogonal_triton.kernels()
-    kernels = {name: Kernel(name, recorder, getattr(real, name) if run else None) for name in KERNELS}
+def recording(monkeypatch, device: str):
+    recorder = Recorder(device)
+    kernels = {name: Kernel(name, recorder) for name in KERNELS}
     with monkeypatch.context() as patch, recorder:
         patch.setattr(orthogonal_triton, "kernels", lambda: types.SimpleNamespace(**kernels))
         yield recorder

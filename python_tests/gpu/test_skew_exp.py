@@ -34,7 +34,7 @@ def test_nothing_waits_for_the_device(size, dtype, monkeypatch):
     """Tensors without values: whatever wants one raises, and what is launched follows from the sizes."""
     A = torch.empty(2, size, size, dtype=dtype, device="meta")
     upstream = torch.empty_like(A)
-    with recording(monkeypatch, "meta", run=False) as recorder:
+    with recording(monkeypatch, "meta") as recorder:
         _, gradient, _ = forward_and_backward(A, upstream)
     assert gradient.shape == A.shape
     names = [launch[0] for launch in recorder.launches]
@@ -58,7 +58,7 @@ def test_nothing_waits_for_the_device(size, dtype, monkeypatch):
 )  # fmt: skip
 def test_what_waits_would_be_seen(wait, monkeypatch):
     with (
-        recording(monkeypatch, "meta", run=False),
+        recording(monkeypatch, "meta"),
         pytest.raises((AssertionError, NotImplementedError, RuntimeError)),
     ):
         wait(torch.ones(3, device="meta"))
