@@ -21,11 +21,31 @@ def linear_scan(
 ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
     """By the kernels of its device. ``h0`` is there where ``batch_sizes`` is."""
     if needs_derivatives(a, x, h0):
-        function = LinearScan if forward_ad._current_level < 0 else _LinearScanOfDuals
         args = (a, x, h0, batch_sizes, reset, reverse)
-        return function.apply(*(distinct(args) if torch.compiler.is_dynamo_compiling() else args))
+        if torch.compiler.is_dynamo_compiling():
+            args = distinct(args)
+            if transformed():
+                _keep_whole()
+                return _apply_whole(*args)
+        return _apply(*args)
     *h, last = _operators.linear_scan.default(a, x, h0, batch_sizes, reset, reverse, sequence)
     return h[0] if sequence else None, last
+
+
+def _apply(*args):
+    return (LinearScan if forward_ad._current_level < 0 else _LinearScanOfDuals).apply(*args)
+
+
+def _apply_whole(*args):
+    return _apply(*args)
+
+
+def _keep_whole():
+    """Inside a transform the compiler would take the Function apart and lose its gradient."""
+    torch._dynamo.allow_in_graph(_apply_whole)
+
+
+_keep_whole._dynamo_marked_constant = True
 
 
 def _no_forward_mode(*_):
