@@ -181,7 +181,7 @@ void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const B
   const T* const query = room.queries + row * n;
   if (!p.alpha) {
     (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, room.v, n, x.alpha);
-    decay_all(x.alpha, count, p.log_sum[row]);
+    softmax(x.alpha, count);  // large scores are rounded otherwise than in the forward: its sum would not be theirs
   }
   (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, room.v, n,
                                                                  x.de, x.operand + Cell::gates * n, x.dv);

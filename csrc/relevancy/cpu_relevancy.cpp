@@ -290,7 +290,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     RelevancyBackward<T> p{};
     call.fill(p);
     p.h = read<T>(h), p.s = read<T>(s);
-    (call.full() ? p.log_sum : p.alpha) = read<T>(saved[0]);
+    p.alpha = call.full() ? nullptr : read<T>(saved[0]);
     p.taken = taken;
     if (call.has_c()) p.gates = read<T>(saved[2]), p.c = read<T>(saved[3]);
     if (grad_h) p.grad_h = read<T>(*grad_h);

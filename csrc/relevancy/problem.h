@@ -48,7 +48,7 @@ struct RelevancyForward : RelevancyProblem<T> {
 
 template <class T>
 struct RelevancyBackward : RelevancyProblem<T> {
-  const T *h, *s, *alpha, *log_sum;  // one of the last two is null
+  const T *h, *s, *alpha;  // alpha: null where no event leaves the buffer
   const int32_t* taken;
   const T *gates, *c;
   const T *grad_h, *grad_s;                                                    // or null

@@ -105,6 +105,15 @@ def test_every_level_computes_the_same(level, simd):
         hold_to_the_rule(call_of(cell, 9, 3, 37, reset=0.1, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_made_again_of_large_scores_are_finite(dtype):
+    torch.manual_seed(0)
+    call = call_of("tanh", 6, 3, 20, buffer_size=9, alignment="dot", scale=1e10 if dtype == torch.float32 else 1e19)
+    found, wanted = (everything(op, call.to(dtype)) for op in (relevancy_recurrence, reference.relevancy_recurrence))
+    for name, x in wanted.items():
+        assert torch.equal(found[name].isfinite(), x.isfinite()), name
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_computed_in_float32(dtype):
     call = call_of("lstm", dtype=dtype).to(dtype, requires_grad=False)
