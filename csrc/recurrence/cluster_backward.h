@@ -19,7 +19,7 @@ struct ClusterBackwardKernel {
   using Problem = ClusterBackward<S>;
   using A = Arithmetic<S>;
   using Tile = typename ClusterTiles<Cell, M, D>::Backward;
-  static constexpr int threads = Tile::threads, cluster = Tile::blocks, units = Tile::units;
+  static constexpr int threads = Tile::threads, least_blocks = 1, cluster = Tile::blocks, units = Tile::units;
   static constexpr int values = (units * Tile::columns + threads - 1) / threads;
   using Pairs = ClusterPairs<threads, units>;
   static constexpr int64_t parts_size = int64_t(cluster) * Tile::columns * units;

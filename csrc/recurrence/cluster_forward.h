@@ -20,7 +20,7 @@ struct ClusterForwardKernel {
   using Problem = ClusterForward<S>;
   using A = Arithmetic<S>;
   using Tile = typename ClusterTiles<Cell, M, D>::Forward;
-  static constexpr int threads = Tile::threads, values = Tile::values, cluster = Tile::blocks;
+  static constexpr int threads = Tile::threads, least_blocks = 1, values = Tile::values, cluster = Tile::blocks;
   static constexpr int units = Tile::units, buffers = Cell::two_products ? 3 : 2;
   static constexpr int vectors = Cell::gates + Cell::params;  // the bias by gate, the cell's own
   static constexpr int64_t group_size = Tile::sums_size + buffers * Tile::x_size * sizeof(S);

@@ -196,7 +196,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
   static constexpr int threads = 256, columns = 8, own = D / 16 / 8;
   static constexpr int depth = round_up(gates * units, K::fragment) / K::fragment;
   static constexpr int pitch = K::fragment * depth + K::word, x_size = columns * pitch;
-  using Weights = MmaWeights<own * depth, threads, gates == 3 || own == 8 ? 36 : 38>;
+  using Weights = MmaWeights<own * depth, threads, gates == 3 || own == 5 || own == 8 ? 36 : 38>;
   static constexpr int64_t shared_size = Weights::shared_size;
 
   Weights weights;

@@ -9,7 +9,7 @@ namespace rnnkern::relevancy {
 template <class T>
 struct AttendBackwardKernel {
   using Problem = AttendBackward<T>;
-  static constexpr int threads = attend_threads;
+  static constexpr int threads = attend_threads, least_blocks = 1;
 
   // f(place, event) of each slot after step t, as in the forward.
   template <class F>

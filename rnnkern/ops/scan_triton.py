@@ -41,7 +41,7 @@ def kernels():
 def plan(columns: int, steps: int, bytes_of_real: int) -> Plan:
     """The written table: how a call is cut."""
     block = min(BLOCK * (2 if bytes_of_real == 2 else 1), max(block_of(columns), 32))
-    programs = -(-columns // block)
+    programs = max(1, -(-columns // block))
     chunks = 1 if programs >= SERIAL else max(1, min(-(-steps // LEAST), -(-PROGRAMS // programs)))
     length = max(1, -(-steps // chunks))
     return Plan(block, length, max(1, -(-steps // length)))

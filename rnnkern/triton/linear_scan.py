@@ -46,9 +46,9 @@ def _row(offsets, t, there, column, N, C, PACKED: tl.constexpr):
     if PACKED:
         t = tl.where(there, t, 0)
         begin = tl.load(offsets + t)
-        return begin * C, (column < (tl.load(offsets + t + 1) - begin) * C) & there
+        return begin * C, column < tl.where(there, (tl.load(offsets + t + 1) - begin) * C, 0)
     else:  # noqa: RET505
-        return t * N, (column < N) & there
+        return t * N, column < tl.where(there, N, 0)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def scan(
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
     a_re, a_im = _load(a, column % C, inside, COMPLEX)
-    s_re, s_im = _load(h0, chunk * N + column, inside & HAS_H0, COMPLEX)
+    s_re, s_im = _load(h0, chunk * N + column, column < (N if HAS_H0 else 0), COMPLEX)
     first = chunk * length
     for k in tl.range(0, tl.minimum(length, T - first), num_stages=STAGES):
         t = first + k
@@ -86,7 +86,7 @@ def scan(
         s_im = tl.where(alive, o_im + x_im, s_im)
         if SEQUENCE:
             _store(h, begin + column, s_re, s_im, alive, COMPLEX)
-    _store(last, column, s_re, s_im, inside & (first + length >= T), COMPLEX)
+    _store(last, column, s_re, s_im, column < tl.where(first + length >= T, N, 0), COMPLEX)
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def carry(
     """The state before each chunk."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
-    s_re, s_im = _load(initial, column, inside & HAS_INITIAL, COMPLEX)
+    s_re, s_im = _load(initial, column, column < (N if HAS_INITIAL else 0), COMPLEX)
     for k in tl.range(0, chunks, num_stages=STAGES):
         at = column + k * N
         _store(begins, at, s_re, s_im, inside, COMPLEX)
@@ -177,8 +177,8 @@ def backward(
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
     a_re, a_im = _load(a, column % C, inside, COMPLEX)
-    s_re, s_im = _load(grad_last, chunk * N + column, inside & HAS_LAST, COMPLEX)
-    i_re, i_im = _load(h0, column, inside & HAS_H0, COMPLEX)
+    s_re, s_im = _load(grad_last, chunk * N + column, column < (N if HAS_LAST else 0), COMPLEX)
+    i_re, i_im = _load(h0, column, column < (N if HAS_H0 else 0), COMPLEX)
     zero = tl.full([BLOCK], 0.0, s_re.dtype)
     sum_re, sum_im = zero, zero
     g_re, g_im = zero, zero
@@ -214,6 +214,6 @@ def backward(
         if RESET:
             o_re, o_im = tl.where(gone, 0.0, o_re), tl.where(gone, 0.0, o_im)
         s_re, s_im = tl.where(alive, o_re, s_re), tl.where(alive, o_im, s_im)
-    _store(grad_h0, column, s_re, s_im, inside & (first + length >= T), COMPLEX)
+    _store(grad_h0, column, s_re, s_im, column < tl.where(first + length >= T, N, 0), COMPLEX)
     if NEEDS_A and not PER_STEP:
         _store(grad_a, chunk * N + column, sum_re, sum_im, inside, COMPLEX)
