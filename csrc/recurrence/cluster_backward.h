@@ -28,7 +28,9 @@ struct ClusterBackwardKernel {
   static constexpr int64_t once_size = Tile::shared_size + 2 * Tile::x_size * sizeof(S) + 32;
   static constexpr int64_t waiting_size = int64_t(values) * (carried * 4 + 8) * threads;
   static constexpr int64_t two_size = once_size + 4 * parts_size * 4 + waiting_size;
-  static constexpr int groups = two_size <= cluster_memory ? 2 : 1, columns = groups * Tile::columns;
+  // The registers of two groups are too many where two products are this large.
+  static constexpr bool two_groups = two_size <= cluster_memory && !(Cell::two_products && Tile::own == 6);
+  static constexpr int groups = two_groups ? 2 : 1, columns = groups * Tile::columns;
   static constexpr int64_t shared_size = groups == 2 ? two_size : once_size + 2 * parts_size * 4;
   // The gates whose gradients the cell's `backward` gives: those of the last product.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0, products = 1 + Cell::two_products;

@@ -212,7 +212,9 @@ def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
     matrices = products * -(-(D // along * row_warps // 8) // 2)
     stores = values * products * blocks * 2 // along
-    return Bounds(barriers, values * reads, sum(rows) * D // along // 8, matrices, stores=stores)
+    # Of several values the compiler may write the input's loads twice, for packed sequences and for others.
+    twice = values * (gates + 1) if values > 1 else 0
+    return Bounds(barriers, values * reads + twice, sum(rows) * D // along // 8, matrices, stores=stores)
 
 
 def input_loads(code: list[tuple[int, str]]) -> int:
