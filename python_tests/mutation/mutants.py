@@ -405,6 +405,6 @@ MUTANTS = [
     Mutant(CLOSENESS, "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
     Mutant(CLOSENESS, "floor / 8)", "floor)", "the floor of the bias", RULE),
     Mutant(CLOSENESS, "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
-    Mutant(CLOSENESS, "for name in actual:\n", "for name in list(actual)[:3]:\n",
+    Mutant("rnnkern/testing/recurrence.py", "for name in actual:\n", "for name in list(actual)[:3]:\n",
            "the gradients after the first", RULE),
 ]  # fmt: skip
