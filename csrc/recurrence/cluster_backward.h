@@ -29,7 +29,7 @@ struct ClusterBackwardKernel {
   static constexpr int64_t waiting_size = int64_t(values) * (carried * 4 + 8) * threads;
   static constexpr int64_t two_size = once_size + 4 * parts_size * 4 + waiting_size;
   // The registers of two groups are too many where two products are this large.
-  static constexpr bool two_groups = two_size <= cluster_memory && !(Cell::two_products && Tile::own == 6);
+  static constexpr bool two_groups = two_size <= cluster_memory && !(Cell::two_products && D == 768);
   static constexpr int groups = two_groups ? 2 : 1, columns = groups * Tile::columns;
   static constexpr int64_t shared_size = groups == 2 ? two_size : once_size + 2 * parts_size * 4;
   // The gates whose gradients the cell's `backward` gives: those of the last product.
