@@ -141,12 +141,15 @@ def test_a_breach_in_the_compiled_part_is_found(rule, file, line, said, copy):
 # ---- the table of contents
 
 
+LITERAL = r'"(?:[^"\\]|\\.)*"'
+
+
 def schemas(root: Path) -> tuple[dict[str, str], dict[str, set[str]]]:
     """Of csrc/registration.cpp: operators with their schemas, and dispatch keys with the operators they implement."""
     text = (root / "csrc/registration.cpp").read_text()
     defined = {}
-    for literals in re.findall(r'm\.def\(\s*((?:"[^"]*"\s*)+)\)', text):
-        schema = "".join(re.findall(r'"([^"]*)"', literals))
+    for literals in re.findall(rf"m\.def\(\s*((?:{LITERAL}\s*)+)\)", text):
+        schema = "".join(literal[1:-1].replace(r"\"", '"') for literal in re.findall(LITERAL, literals))
         defined[schema.partition("(")[0]] = schema
     implemented = {}
     for key, body in re.findall(r"STABLE_TORCH_LIBRARY_IMPL\(rnnkern, (\w+), m\) \{(.*?)\}\n", text, re.S):
