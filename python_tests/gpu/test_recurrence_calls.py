@@ -295,7 +295,7 @@ for kernel in (*recurrences.FACTS, "cluster_tf32"):
             torch.backends.cudnn.rnn.fp32_precision = "tf32"
         for cell in ("modrelu", "lstm", "gru_reset_before") if few else CUDA_CELLS:
             for dtype in (torch.float32,) if tf32 else (torch.float32, torch.bfloat16):
-                for reverse in (True,) if kernel == "grid" else (False, True):
+                for reverse in (True,) if tf32 or kernel == "grid" else (False, True):
                     for sizes in ((2, 5, 133),) if few else ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
                         for noise in (0.0, 0.3) if kernel == "stepwise" else (0.0,):
                             options = dict(packed=True, reset=True, grad_scale=2, reverse=reverse, dtype=dtype)
