@@ -112,9 +112,10 @@ def test_what_packed_means():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_threads_do_not_change_a_bit(dtype, threads):
-    for batch, channels in ((1, 80), (1, 200), (3, 1024), (70, 30)):  # shares that are narrow at every level
+    # The first two are a narrow share of each of five threads, and a wide one of one, in short vectors and in long.
+    for steps, batch, channels in ((1700, 1, 80), (800, 1, 200), (100, 3, 1024), (100, 70, 30)):
         for name in ("constant", "per step", "reset", "packed-reset-reverse"):
-            sample = scan_sample(100, batch, channels, dtype=dtype, **SCAN_OPTIONS[name])
+            sample = scan_sample(steps, batch, channels, dtype=dtype, **SCAN_OPTIONS[name])
             found = []
             for count in (1, 2, 3, 5):
                 threads(count)
