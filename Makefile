@@ -23,11 +23,13 @@ $(VENV)/.installed: $(VENV)/.ready setup.py $(shell find csrc)
 demo: install
 	$(BIN)/python -m perf.demo
 
+# A process per core, each with one thread of its own; the tests of a file stay together: they share what they build.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m pytest -n auto --dist loadfile
 test: install
-	$(BIN)/python -m pytest -rs --durations=15
+	$(PYTEST) -rs --durations=15
 
 # The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
-# of its own; races are looked for by python_tests/threads.
+# of its own, and the interpreted kernels; races are looked for by python_tests/threads.
 SANITIZED := build/sanitize
 sanitize: install
 	mkdir -p $(SANITIZED)
@@ -38,14 +40,16 @@ sanitize: install
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 RNNKERN_SOAK=10000 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)" \
-	  $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
+	  $(PYTEST) -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
-	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_orthogonal.py \
+	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
+	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
 	  python_tests/ops/test_linear_scan.py \
 	  -k "not 1000 and not compile"
-	$(BIN)/python -m pytest -q python_tests/threads
+	RNNKERN_SANITIZE=1 $(PYTEST) -q python_tests/threads \
+	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 
 # Breaks the kernels in listed ways, in copies with builds of their own, and prints what the tests do not notice.
 mutate: install

@@ -308,6 +308,7 @@ print("clean")
 """
 
 
+@pytest.mark.skipif("RNNKERN_SANITIZE" not in os.environ, reason="minutes long: `make sanitize` runs it")
 def test_interpret_under_the_address_sanitizer():
     if missing := lacks("interpret"):
         pytest.skip(missing)

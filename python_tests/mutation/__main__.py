@@ -26,6 +26,7 @@ COPIES = ROOT / "build/mutate"
 TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILT_HERE = (".h", ".cpp")
 LONGEST = 900  # seconds: a test that takes longer hangs
+ENVIRONMENT = {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # copies share the cores
 
 
 def broken(text: str, old: str, new: str, where: str) -> str:
@@ -47,7 +48,7 @@ def sources() -> dict[Path, str]:
 def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
     """The exit status, or "hang", and what was said."""
     process = subprocess.Popen(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": "."} | env, start_new_session=True, text=True,
+        command, cwd=folder, env=os.environ | ENVIRONMENT | env, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
