@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, init
 
 import rnnkern.nn
-from rnnkern.parametrizations import Orthogonal
+from rnnkern.parametrizations import Orthogonal, SingularBand
 
 
 class Network(Module):
@@ -40,13 +40,18 @@ def detached(state: Any) -> Any:
 
 
 def size(network: Module) -> int:
-    """How many numbers are learnt: of skew-symmetric parameters and triangles those that are read."""
+    """How many numbers are learnt, of a complex one both parts: of skew-symmetric parameters and triangles those that
+    are read."""
     triangles = set()
     for found in network.modules():
-        if isinstance(found, Orthogonal):
-            triangles |= {id(p) for p in found.originals if p.shape == found.base.shape}
-    return sum(p.numel() * (p.shape[-1] - 1) // (2 * p.shape[-1]) if id(p) in triangles else p.numel()
-               for p in network.parameters())  # fmt: skip
+        if isinstance(found, (Orthogonal, SingularBand)):
+            triangles |= {id(p) for p in found.originals if p.shape[-2:] == (p.shape[-1],) * 2}
+
+    def count(p: Tensor) -> int:
+        size = p.numel() * (2 if p.is_complex() else 1)
+        return size * (p.shape[-1] - 1) // (2 * p.shape[-1]) if id(p) in triangles else size
+
+    return sum(map(count, network.parameters()))
 
 
 # ---- initial values
@@ -97,6 +102,13 @@ MODELS: dict[str, Build] = {
     "rnnkern.CayleyRNN": made(rnnkern.nn.CayleyRNN),
     "rnnkern.NonNormalRNN": made(rnnkern.nn.NonNormalRNN),
     "rnnkern.OrthogonalInitRNN": made(rnnkern.nn.OrthogonalInitRNN),
+    "rnnkern.HouseholderRNN": made(rnnkern.nn.HouseholderRNN),
+    "rnnkern.EURNN": made(rnnkern.nn.EURNN),
+    "rnnkern.SpectralRNN": made(rnnkern.nn.SpectralRNN),
+    "rnnkern.GORU": made(rnnkern.nn.GORU),
+    "rnnkern.UnitaryRNN": made(rnnkern.nn.UnitaryRNN),
+    "rnnkern.UnitaryRNN-givens": made(rnnkern.nn.UnitaryRNN, map="givens", rotation_layers=8),
+    "rnnkern.UnitaryRNN-free": made(rnnkern.nn.UnitaryRNN, map="free"),
     "rnnkern.RelRNN": made(rnnkern.nn.RelRNN),
     "rnnkern.RelRNN-modrelu": made(rnnkern.nn.RelRNN, nonlinearity="modrelu"),
     "rnnkern.RelRNN-sum": made(rnnkern.nn.RelRNN, mix="sum"),

@@ -284,7 +284,7 @@ class Own(NamedTuple):
     """What a model is trained with on a task, where nothing else is chosen."""
 
     rate: float
-    orthogonal: float | None = None  # rate of skew-symmetric parameters; a tenth of the other if None
+    orthogonal: float | None = None  # rate of orthogonal and unitary parameters; a tenth of the other if None
     delta: float = 0.0  # of the penalty on the moduli of a Schur form
     t_decay: float = 0.0  # of its triangle
     init: str | None = None  # of the recurrent weight
@@ -312,6 +312,13 @@ TASKS = {
             "rnnkern.NonNormalRNN": Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff"),
             "rnnkern.CayleyRNN": Own(1e-3, 1e-4),
             "rnnkern.OrthogonalInitRNN": Own(2e-4),
+            "rnnkern.HouseholderRNN": Own(1e-3, 1e-4, init="henaff"),
+            "rnnkern.EURNN": Own(1e-3, 1e-3),
+            "rnnkern.SpectralRNN": Own(1e-3, 1e-4, init="henaff"),
+            "rnnkern.GORU": Own(1e-3, 1e-4, init="henaff"),
+            "rnnkern.UnitaryRNN": Own(1e-3, 1e-3),
+            "rnnkern.UnitaryRNN-givens": Own(1e-3, 1e-3),
+            "rnnkern.UnitaryRNN-free": Own(1e-3, 1e-1),
         },
     ),
     "digits": Kind(

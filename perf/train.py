@@ -49,7 +49,12 @@ class Training:
         self.task, self.settings, self.device = task, settings, device
         self.network = Network(rnn, settings.hidden, task.outputs, task.each_step).to(device)
         groups = rnnkern.optim.param_groups(self.network, own.rate, own.orthogonal, t_decay=own.t_decay)
+        unitary = [p for p in self.network.parameters() if p.is_complex()]  # which need steps of their own
+        for group in groups:
+            group["params"] = [p for p in group["params"] if not p.is_complex()]
         self.optimiser, self.delta = OPTIMISERS[settings.optimiser](groups), own.delta
+        own_rate = own.rate / 10 if own.orthogonal is None else own.orthogonal
+        self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate) if unitary else None
         self.batches = task.training(torch.Generator().manual_seed(seed))
         self.state = None
         self.losses: list[float] = []  # per update
@@ -61,10 +66,12 @@ class Training:
         answers, state = self.network(x, self.state if carried else None)
         loss = self.task.loss(answers, y)
         penalty = self.delta * rnnkern.nn.schur_penalty(self.network) if self.delta else 0.0
-        self.optimiser.zero_grad()
+        self.network.zero_grad()
         (loss + penalty).backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self.optimiser.step()
+        if self.multiplicative is not None:
+            self.multiplicative.step()
         self.state = detached(state)
         self.losses.append(loss.item())
         self.seconds.append(time.perf_counter() - begun)

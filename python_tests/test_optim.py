@@ -1,11 +1,11 @@
-"""Parameter groups."""
+"""Parameter groups, and steps on the unitary matrices."""
 
 import pytest
 import torch
 
 import rnnkern
 from rnnkern.nn import ExpRNN, HouseholderRNN, NonNormalRNN
-from rnnkern.optim import param_groups
+from rnnkern.optim import CayleySGD, param_groups
 
 
 def names_of(model, groups):
@@ -66,3 +66,54 @@ def test_wrong_arguments():
     for name in ("lr", "orthogonal_lr", "weight_decay", "t_decay"):
         with pytest.raises(ValueError, match=f"`{name}` must not be negative, got -1"):
             param_groups(rnnkern.nn.ExpRNN(2, 4), **{"lr": 1.0, "orthogonal_lr": 1.0, name: -1})
+
+
+# ---- multiplicative steps
+
+
+def distance(W):
+    W = W.detach().to(torch.complex128)
+    return (W.mH @ W - torch.eye(W.shape[-1], dtype=W.dtype)).abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_a_cayley_step_is_that_of_the_paper_and_descends(dtype):
+    W = torch.nn.Parameter(torch.linalg.qr(torch.randn(2, 5, 5, dtype=dtype))[0])
+    target = torch.linalg.qr(torch.randn(2, 5, 5, dtype=dtype))[0]
+    optimiser, begun = CayleySGD([W], 0.05), W.detach().clone()
+
+    def closure():
+        optimiser.zero_grad()
+        loss = (W - target).abs().square().sum()
+        loss.backward()
+        return loss
+
+    before = optimiser.step(closure)
+    A = W.grad @ begun.mH - begun @ W.grad.mH
+    eye = torch.eye(5, dtype=dtype)
+    torch.testing.assert_close(W.detach(), torch.linalg.solve(eye + 0.025 * A, (eye - 0.025 * A) @ begun))
+    assert closure() < before
+    assert distance(W) < 1e-14
+
+
+def test_10_000_cayley_steps_do_not_drift():
+    dtype = torch.complex64
+    W = torch.nn.Parameter(torch.linalg.qr(torch.randn(8, 8, dtype=dtype))[0])
+    optimiser, generator = CayleySGD([W], 0.01), torch.Generator().manual_seed(0)
+    for _ in range(10_000):
+        W.grad = torch.randn(8, 8, dtype=dtype, generator=generator)
+        optimiser.step()
+    assert distance(W) < 4e-6
+    assert optimiser.state[W]["step"] == 10_000
+    again = CayleySGD([W], 0.5)
+    again.load_state_dict(optimiser.state_dict())
+    assert (again.state[W]["step"], again.param_groups[0]["lr"]) == (10_000, 0.01)
+
+
+def test_wrong_parameters_of_cayley_steps():
+    with pytest.raises(ValueError, match="`lr` must not be negative, got -1"):
+        CayleySGD([torch.zeros(2, 2, requires_grad=True)], -1)
+    with pytest.raises(ValueError, match=r"a parameter must be \(..., N, N\), got \(2, 3\)"):
+        CayleySGD([torch.zeros(2, 3, requires_grad=True)], 0.1)
+    with pytest.raises(TypeError, match="32 or 64 bits, real or complex, got "):
+        CayleySGD([torch.zeros(2, 2, dtype=torch.float16, requires_grad=True)], 0.1)

@@ -1,9 +1,14 @@
-"""What an optimiser is to be told of a model's parametrized weights."""
+"""What an optimiser is to be told of a model's parametrized weights, and one for weights that are unitary."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 
+from rnnkern import ops
 from rnnkern.parametrizations.parametrization import Parametrization, parametrizations
 from rnnkern.parametrizations.schur import Schur
 
@@ -51,3 +56,82 @@ def param_groups(
     for p in model.parameters():
         groups[1 if id(p) in rotating else 2 if id(p) in strict else 0]["params"].append(p)
     return [group for group in groups if group["params"]]
+
+
+PROJECT = 64
+"""After so many steps one of Newton and Schulz removes what rounding has added up."""
+
+
+class CayleySGD(Optimizer):
+    r"""Gradient descent on the unitary, or real the orthogonal, matrices: full-capacity uRNN's multiplicative step.
+
+    .. math::
+        W \leftarrow \left(I + \tfrac \lambda 2 A\right)^{-1} \left(I - \tfrac \lambda 2 A\right) W, \qquad
+        A = G W^H - W G^H
+
+    G is the gradient, :math:`\lambda` the learning rate. A is skew-Hermitian, so that what multiplies W is unitary. It
+    is applied as what it adds to W, and after every 64th step a step of Newton and Schulz's iteration follows
+    (:func:`rnnkern.ops.project_orthogonal`), so that rounding does not add up. One linear system and three products
+    of N x N matrices per step. All other parameters of a model are another optimiser's.
+
+    Args:
+        params: parameters (..., N, N), orthogonal or unitary, or groups of them.
+        lr: :math:`\lambda`.
+
+    Raises:
+        TypeError: a parameter is not of float32, float64, complex64 or complex128.
+        ValueError: a parameter is not a batch of square matrices, or ``lr`` is negative.
+
+    Source: Wisdom et al. 2016, eqs. 9-11.
+
+    >>> rnn = rnnkern.nn.UnitaryRNN(3, 8, map="free")
+    >>> optimiser = rnnkern.optim.CayleySGD([rnn.weight_hh_l0], lr=1e-3)
+    >>> rnn(torch.randn(5, 2, 3))[0].sum().backward()
+    >>> optimiser.step()
+    >>> W = rnn.weight_hh_l0
+    >>> torch.allclose(W.mH @ W, torch.eye(8, dtype=torch.complex64), atol=1e-6)
+    True
+    """
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float) -> None:
+        if not lr >= 0:
+            raise ValueError(f"CayleySGD: `lr` must not be negative, got {lr}")
+        super().__init__(params, {"lr": lr})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+                raise TypeError(f"CayleySGD: a parameter must be of 32 or 64 bits, real or complex, got {p.dtype}")
+            if p.dim() < 2 or p.shape[-1] != p.shape[-2]:
+                raise ValueError(f"CayleySGD: a parameter must be (..., N, N), got {tuple(p.shape)}")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Moves every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+
+        Returns:
+            What the closure does, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for W in group["params"]:
+                if W.grad is not None:
+                    self._move(W, W.grad, group["lr"])
+        return loss
+
+    def _move(self, W: Tensor, G: Tensor, rate: float) -> None:
+        state = self.state[W]
+        state["step"] = state.get("step", 0) + 1
+        A = G @ W.mH
+        A = A - A.mH
+        eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+        W.sub_(torch.linalg.solve(eye + rate / 2 * A, rate * A @ W))
+        if state["step"] % PROJECT == 0:
+            W.copy_(ops.project_orthogonal(W, steps=1))

@@ -1,7 +1,9 @@
 // Every cell, one line each. Kernels, operators and tests follow from these lists.
 #pragma once
 
+#include "cells/complex_modrelu.h"
 #include "cells/euler.h"
+#include "cells/goru.h"
 #include "cells/gru.h"
 #include "cells/gru_layer_norm.h"
 #include "cells/gru_reset_before.h"
@@ -14,7 +16,7 @@
 #include "cells/relu.h"
 #include "cells/tanh.h"
 
-// Those that a GPU has kernels of.
+// Those that a GPU keeps R for, where it fits.
 #define RNNKERN_CELLS(X) \
   X(Tanh)                \
   X(Relu)                \
@@ -26,9 +28,15 @@
   X(Gru)                 \
   X(GruResetBefore)
 
+// Those that a GPU has kernels of: the same, and after them those that it takes step by step.
+#define RNNKERN_CUDA_CELLS(X) \
+  RNNKERN_CELLS(X)            \
+  X(Goru)                     \
+  X(ComplexModRelu)
+
 // Those that a CPU has kernels of: the same, and after them its own.
 #define RNNKERN_CPU_CELLS(X) \
-  RNNKERN_CELLS(X)           \
+  RNNKERN_CUDA_CELLS(X)      \
   X(LstmProjected)           \
   X(LstmLayerNorm)           \
   X(GruLayerNorm)

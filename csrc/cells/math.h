@@ -25,6 +25,8 @@ RNNKERN_CELL float sigmoid(float x) {
 RNNKERN_CELL double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 RNNKERN_CELL float abs(float x) { return ::fabsf(x); }
 RNNKERN_CELL double abs(double x) { return ::fabs(x); }
+RNNKERN_CELL float sqrt(float x) { return ::sqrtf(x); }
+RNNKERN_CELL double sqrt(double x) { return ::sqrt(x); }
 
 // condition ? a : b, lane by lane for a vector.
 template <class V>

@@ -81,6 +81,10 @@ struct Vec {
   RNNKERN_INLINE friend Vec select(RawBits condition, Vec a, Vec b) { return Vec(condition ? a.v : b.v); }
 
   RNNKERN_INLINE friend Vec abs(Vec a) { return Vec((Raw)((RawBits)a.v & ~(RawBits{} + Lanes<T>::sign))); }
+  RNNKERN_INLINE friend Vec sqrt(Vec a) {
+    for (int k = 0; k < width; ++k) a.v[k] = sizeof(T) == 4 ? __builtin_sqrtf(a.v[k]) : __builtin_sqrt(a.v[k]);
+    return a;
+  }
   RNNKERN_INLINE friend Vec copysign(Vec magnitude, Vec sign) {
     const RawBits bit = RawBits{} + Lanes<T>::sign;
     return Vec((Raw)(((RawBits)magnitude.v & ~bit) | ((RawBits)sign.v & bit)));

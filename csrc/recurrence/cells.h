@@ -22,7 +22,8 @@ constexpr CellInfo cell_list[] = {RNNKERN_CPU_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 
 #define RNNKERN_ONE(Cell) +1
-constexpr int cuda_cells = RNNKERN_CELLS(RNNKERN_ONE);  // the first of the list: those that a GPU has kernels of
+constexpr int resident_cells = RNNKERN_CELLS(RNNKERN_ONE);   // the first of the list: those that a GPU keeps R for
+constexpr int cuda_cells = RNNKERN_CUDA_CELLS(RNNKERN_ONE);  // and with these all that it has kernels of
 #undef RNNKERN_ONE
 
 // Its place in the list, or -1.

@@ -24,6 +24,7 @@ void shapes(Plan& plan, int place) {
 // Why no block kernel can serve, or an empty string; sets its part of the plan.
 std::string refuse_block(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
                          bool noisy) {
+  if (place >= resident_cells) return "the cell runs step by step alone";
   if (noisy) return "zoneout and dropout have no block kernel";
   if (leaves_out("block")) return left_out("block");
   const int64_t d = sizes.hidden / sizes.heads;
@@ -81,8 +82,8 @@ Plan plan_recurrence(const device::Facts& facts, int place, ScalarType dtype, co
     plan.reason = "heads of " + std::to_string(sizes.hidden / sizes.heads) + " units stay on one block";
   } else {
     plan.forward = plan.backward = {};
-    const bool persistent =
-        sizes.heads == 1 && !noisy && dtype != ScalarType::Double && facts.major >= 8 && sizes.most() <= most_size;
+    const bool persistent = place < resident_cells && sizes.heads == 1 && !noisy && dtype != ScalarType::Double &&
+                            facts.major >= 8 && sizes.most() <= most_size;
     const std::string stays = "R of " + std::to_string(sizes.hidden) + " units stays on ";
     plan.tf32 = persistent && dtype == ScalarType::Float && allows_tf32();
     if (plan.tf32) row = nullptr;  // they are of exact products

@@ -15,7 +15,7 @@ int launch(const typename Kernel::Problem& problem, int64_t elements, void* stre
 template <class S>
 int StepKernels<S>::forward(const StepForward<S>& problem, int place, void* stream) {
 #define RNNKERN_KERNEL(Cell) {&launch<StepForwardKernel<Cell, S, false>>, &launch<StepForwardKernel<Cell, S, true>>},
-  constexpr int (*kernels[][2])(const StepForward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
+  constexpr int (*kernels[][2])(const StepForward<S>&, int64_t, void*) = {RNNKERN_CUDA_CELLS(RNNKERN_KERNEL)};
 #undef RNNKERN_KERNEL
   return kernels[place][problem.noise.any()](problem, problem.rows * problem.hidden, stream);
 }
@@ -23,7 +23,7 @@ int StepKernels<S>::forward(const StepForward<S>& problem, int place, void* stre
 template <class S>
 int StepKernels<S>::backward(const StepBackward<S>& problem, int place, void* stream) {
 #define RNNKERN_KERNEL(Cell) {&launch<StepBackwardKernel<Cell, S, false>>, &launch<StepBackwardKernel<Cell, S, true>>},
-  constexpr int (*kernels[][2])(const StepBackward<S>&, int64_t, void*) = {RNNKERN_CELLS(RNNKERN_KERNEL)};
+  constexpr int (*kernels[][2])(const StepBackward<S>&, int64_t, void*) = {RNNKERN_CUDA_CELLS(RNNKERN_KERNEL)};
 #undef RNNKERN_KERNEL
   return kernels[place][problem.noise.any()](problem, problem.threads * problem.sequence.hidden, stream);
 }

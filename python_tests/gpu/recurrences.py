@@ -16,6 +16,7 @@ from python_tests.gpu import builder
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
 from rnnkern.reference import noise
+from rnnkern.reference.recurrence import _product
 from rnnkern.testing import Sample
 
 DTYPES = ("f32", "bf16", "f16")
@@ -171,12 +172,44 @@ def moved(sample: Sample, device: str) -> Sample:
 
 # ---- cells with a kink
 
-KINKS = {
-    "relu": lambda: 0.0,
-    "hardtanh": lambda: 1.0,
-    "modrelu": lambda bias: (-bias).clamp_min(0),  # of |z|
-}
 MARGIN = 0.25
+
+
+def off_elman(kink):
+    """u that keeps z = u + r away from where |z| is kink(*params)."""
+
+    def move(u, r, *params):
+        z, at = u + r, kink(*params)
+        near = (z.abs() - at).abs() < MARGIN
+        return torch.where(near, z.sign() * (at + MARGIN), z) - r
+
+    return move
+
+
+def of_modrelu(bias):
+    return (-bias).clamp_min(0)
+
+
+def off_goru(u, r, bias):
+    gate, candidate = (x.chunk(3, -1) for x in (u, r))
+    damped = torch.sigmoid(gate[0] + candidate[0]) * candidate[2]
+    return torch.cat([*gate[:2], off_elman(of_modrelu)(gate[2], damped, bias)], -1)
+
+
+def off_complex_modrelu(u, r, bias):
+    z = u + r
+    length, at = torch.hypot(*z.chunk(2, -1)), of_modrelu(bias)
+    scale = torch.where((length - at).abs() < MARGIN, (at + MARGIN) / length, 1)
+    return z * scale.repeat(1, 2) - r
+
+
+KINKS = {
+    "relu": off_elman(lambda: 0.0),
+    "hardtanh": off_elman(lambda: 1.0),
+    "modrelu": off_elman(of_modrelu),
+    "goru": off_goru,
+    "complex_modrelu": off_complex_modrelu,
+}
 
 
 def off_kinks(sample: Sample) -> Sample:
@@ -187,19 +220,16 @@ def off_kinks(sample: Sample) -> Sample:
         return sample
     kwargs = {key: sample.to(torch.float64, False).kwargs[key] for key in ("bias", "params")}
     _, wide, matrix, (h0,) = sample.to(torch.float64, False).args
-    kink = KINKS[cell](*kwargs["params"])
     sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
     zoneout, _, dropout, seed = sample.noise()
     sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
+    kept = noise.dropout_mask(seed, dropout, h0) if dropout and seed is not None else None
+    product = _product(matrix, kwargs["bias"], reference.CELLS[cell].gates, None, kept)
     wide = wide.contiguous()
     rows = list(wide.flatten(0, -2).split(sizes))  # views
     for t in reversed(range(len(sizes))) if sample.kwargs["reverse"] else range(len(sizes)):
         h = h0[: sizes[t]] if reset is None else h0[: sizes[t]].masked_fill(reset[t, : sizes[t], None], 0)
-        call = lambda cell, u, h=h, **kwargs: reference.recurrence(cell, u[None], matrix, (h,), **kwargs)[1][0]  # noqa: E731
-        r = call("identity", torch.zeros_like(h), bias=kwargs["bias"], dropout=dropout, seed=seed)
-        z = rows[t] + r
-        near = (z.abs() - kink).abs() < MARGIN
-        rows[t].copy_(torch.where(near, z.sign() * (kink + MARGIN), z) - r)
-        new = call(cell, rows[t], **kwargs, dropout=dropout, seed=seed)
+        rows[t].copy_(KINKS[cell](rows[t], product(h), *kwargs["params"]))
+        new = reference.recurrence(cell, rows[t][None], matrix, (h,), **kwargs, dropout=dropout, seed=seed)[1][0]
         h0[: sizes[t]] = noise.zoned(seed, zoneout, t, 0, h, new)
     return sample._replace(args=(cell, wide.to(u.dtype).requires_grad_(u.requires_grad), R, state))

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from python_tests.gpu.recurrences import FACE, plan
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence import CUDA_CELLS, KERNEL_CELLS
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
@@ -23,9 +23,10 @@ DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
 TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
 """Cells whose R of 128 units in float32 outgrows the shared memory of a device."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+RESIDENT = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", RESIDENT)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("hidden", "heads", "padded"),
@@ -60,6 +61,8 @@ NO_BLOCK = "heads of {} units do not fit one block".format
 STEPWISE = [
     ("lstm", torch.float32, (258, 2), B200, NO_BLOCK(129)),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
+    ("goru", torch.float32, (32, 1), H100, "the cell runs step by step alone"),
+    ("complex_modrelu", torch.bfloat16, (512, 1), H100, "the cell runs step by step alone"),
     ("gru", torch.float64, (129, 1), H100, NO_BLOCK(129)),
     ("gru", torch.float16, (129, 1), T4, NO_BLOCK(129)),
     ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),
@@ -167,7 +170,7 @@ def test_what_fits_no_block_goes_to_a_cluster():
 # ---- and all multiprocessors
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", RESIDENT)
 @pytest.mark.parametrize(
     ("dtype", "hidden", "batch", "blocks", "columns"),
     [

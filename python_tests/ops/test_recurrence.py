@@ -22,7 +22,7 @@ from rnnkern.testing import (
 )
 
 HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
-KINKED = {"relu", "hardtanh", "modrelu"}
+KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
 """Their gradients jump where rounding decides on which side of a kink a unit lies. Over many steps some unit does in
 one computation and not in the other, and the comparison is one of luck: float64, below, takes their long sequences."""
 UNBOUNDED = {"identity", "euler"}
@@ -259,7 +259,7 @@ def test_sequences_without_steps_keep_their_state(cell, reverse):
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize(
-    "cell", ["tanh", "relu", "hardtanh", "modrelu", "lstm", "gru", "lstm_layer_norm", "gru_layer_norm"]
+    "cell", ["tanh", "relu", "hardtanh", "modrelu", "goru", "lstm", "gru", "lstm_layer_norm", "gru_layer_norm"]
 )
 def test_nan_and_infinity_pass_through_as_in_pytorch(cell, dtype):
     sample = recurrence_sample(cell, 3, 6, 5, dtype=dtype)

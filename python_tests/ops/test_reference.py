@@ -100,7 +100,23 @@ def modrelu(z, h, bias):
     return (abs(z) + bias) * (1 if z > 0 else -1)
 
 
+def complex_modrelu(u, R, b, h, p):
+    H = len(h)
+    z = [complex(*(u[k] + dot(R[k], h) + b[k] for k in (j, H + j))) for j in range(H)]
+    return [z[j].real / abs(z[j]) * max(abs(z[j]) + p[j], 0) for j in range(H)]
+
+
+def goru(u, R, b, h, p):
+    H = len(h)
+    a = [dot(R[k], h) + b[k] for k in range(3 * H)]
+    r, z = ([s(u[k] + a[k]) for k in range(g * H, (g + 1) * H)] for g in range(2))
+    n = [modrelu(u[2 * H + j] + r[j] * a[2 * H + j], h[j], p[j]) for j in range(H)]
+    return [(1 - z[j]) * n[j] + z[j] * h[j] for j in range(H)]
+
+
 BY_HAND = {
+    "complex_modrelu": complex_modrelu,
+    "goru": goru,
     "identity": elman(lambda z, h, p: z),
     "hardtanh": elman(lambda z, h, p: -1.0 if z < -1 else 1.0 if z > 1 else z),
     "modrelu": elman(modrelu),

@@ -18,7 +18,7 @@ from rnnkern.testing import outputs_and_gradients, recurrence_sample, takes
 CALLS = int(os.environ.get("RNNKERN_SOAK", "200"))
 COMPARED = 20
 """Every so many calls one is in float64, and compared with the reference."""
-GROWING = ("identity", "relu", "modrelu")
+GROWING = ("identity", "relu", "modrelu", "complex_modrelu", "goru")
 """What dropout leaves over is scaled up: over many steps these cells would leave float16."""
 
 

@@ -52,13 +52,14 @@ def cluster_sizes(gates: int, storage: str) -> list[int]:
 
 
 def expected(cells: dict[str, dict]) -> set[Kernel]:
-    block = itertools.product(["Block"], [False, True], cells, BLOCK, HEAD_SIZES)
+    resident = {cell: facts for cell, facts in cells.items() if facts["resident"]}
+    block = itertools.product(["Block"], [False, True], resident, BLOCK, HEAD_SIZES)
     cluster = (
         ("Cluster", backward, cell, storage, size)
-        for backward, (cell, facts), storage in itertools.product([False, True], cells.items(), CLUSTER)
+        for backward, (cell, facts), storage in itertools.product([False, True], resident.items(), CLUSTER)
         for size in cluster_sizes(facts["gates"], storage)
     )
-    grid = itertools.product(["Grid"], [False, True], cells, BLOCK)
+    grid = itertools.product(["Grid"], [False, True], resident, BLOCK)
     step = itertools.product(["Step"], [False, True], cells, [*BLOCK, "double"], [None], [False, True])
     return {Kernel(*key) for key in (*block, *cluster, *grid, *step)}
 

@@ -1,6 +1,7 @@
 """Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
 
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
+from rnnkern.nn.goru import GORU
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.orthogonal import (
@@ -17,9 +18,11 @@ from rnnkern.nn.orthogonal import (
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
+from rnnkern.nn.unitary import UnitaryRNN
 
 __all__ = [
     "EURNN",
+    "GORU",
     "GRU",
     "LSTM",
     "RNN",
@@ -37,6 +40,7 @@ __all__ = [
     "RelLSTM",
     "RelRNN",
     "SpectralRNN",
+    "UnitaryRNN",
     "orthogonal_penalty",
     "schur_penalty",
 ]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter, RNNBase
+from torch.nn import Module, Parameter, RNNBase, init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -80,6 +80,18 @@ class Recurrent(RNNBase):
             for _, name, *_ in self._all_weights:
                 heads = getattr(self, name).detach()[:, :d].reshape(num_heads, -1, d)
                 setattr(self, name, Parameter(heads.clone(memory_format=torch.contiguous_format)))
+
+    def _add_modrelu_biases(self) -> None:
+        for names in self._all_weights:
+            name = names[0].replace("weight_ih", "modrelu_bias")
+            setattr(self, name, Parameter(getattr(self, names[0]).new_empty(self.hidden_size)))
+            names.append(name)
+        self._reset_modrelu_biases()
+
+    def _reset_modrelu_biases(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.startswith("modrelu_bias"):
+                init.uniform_(parameter, -0.01, 0.01)
 
     def _rates(self, name: str, given, most: int = 1):
         """A rate as it was given, or a tuple of as many as there are states."""

@@ -1,7 +1,6 @@
 """Elman's network."""
 
 import torch
-from torch.nn import Parameter, init
 
 from rnnkern.nn.recurrent import Recurrent
 
@@ -59,20 +58,11 @@ class RNN(Recurrent, torch.nn.RNN):
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"
         if nonlinearity == "modrelu":
-            for names in self._all_weights:
-                name = names[0].replace("weight_ih", "modrelu_bias")
-                setattr(self, name, Parameter(getattr(self, names[0]).new_empty(self.hidden_size)))
-                names.append(name)
-            self._reset_modrelu()
+            self._add_modrelu_biases()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self._reset_modrelu()
-
-    def _reset_modrelu(self) -> None:
-        for name, parameter in self.named_parameters():
-            if name.startswith("modrelu_bias"):
-                init.uniform_(parameter, -0.01, 0.01)
+        self._reset_modrelu_biases()
 
     @property
     def _cell(self) -> str:

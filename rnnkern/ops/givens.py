@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.ops import givens_autograd
-from rnnkern.ops.checks import check_dtype, check_like, shape_of
+from rnnkern.ops.checks import check_dtype, check_like, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose
 from rnnkern.ops.orthogonal import REAL, cpu_refusal, without_autocast
 
@@ -14,15 +14,19 @@ STYLES = ("tunable", "butterfly")
 
 @without_autocast
 def givens_product(
-    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None
-) -> Tensor:
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
+    phases: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     r"""Vectors through L layers of rotations, :math:`W x = F_L \cdots F_2 F_1 x`, or the orthogonal W itself (EUNN:
-    Jing et al. 2017, real).
+    Jing et al. 2017); with phases W is unitary.
 
     A layer takes the entries of a vector in pairs, and turns each pair by an angle of its own:
 
     .. math::
-        x_a \leftarrow x_a \cos\theta - x_b \sin\theta, \qquad x_b \leftarrow x_a \sin\theta + x_b \cos\theta
+        x_a \leftarrow e^{i \phi} (x_a \cos\theta - x_b \sin\theta), \qquad
+        x_b \leftarrow x_a \sin\theta + x_b \cos\theta
+
+    Without phases :math:`\phi = 0` and all is real.
 
     ``"tunable"``: neighbours, (0, 1), (2, 3), ... in the first layer, (1, 2), (3, 4), ... in the second, and so on in
     turns; who has no neighbour stays. N layers reach every rotation. ``"butterfly"``: those at distances 1, 2, 4, ...,
@@ -36,11 +40,13 @@ def givens_product(
             takes R vectors. Costs O(N L) for each, and W is not formed. None for W.
         style: ``"tunable"`` or ``"butterfly"``, which needs N to be a power of two.
         size: N for a W; twice the angles of a layer if not given, which for an odd N is one less.
+        phases: :math:`\phi`, like ``angles``, float32 or float64; ``x`` is then complex. No kernel takes them: the
+            reference runs, and its backward keeps what each layer gave.
 
     Returns:
-        Of the shape of ``x``; or W, (..., N, N), so that ``givens_product(angles, x)`` is ``x @ W.mT``. Gradients flow
-        to ``angles`` and ``x``, gradients of gradients too. For them nothing but the result is kept: the backward
-        rotates it back.
+        Of the shape and dtype of ``x``; or W, (..., N, N), so that ``givens_product(angles, x)`` is ``x @ W.mT``.
+        Gradients flow to ``angles``, ``phases`` and ``x``, gradients of gradients too. For them nothing but the result
+        is kept: the backward rotates it back.
 
     Raises:
         ValueError: a shape is wrong, or ``style`` is none of the two.
@@ -55,9 +61,9 @@ def givens_product(
     >>> torch.allclose(W.T @ W, torch.eye(8), atol=1e-6)
     True
     """
-    count = _check(angles, x, style, size)
-    if _choose(angles).implementation == "reference":
-        return reference.givens_product(angles, x, style=style, size=size)
+    count = _check(angles, x, style, size, phases)
+    if _choose(angles, phases).implementation == "reference":
+        return reference.givens_product(angles, x, style=style, size=size, phases=phases)
     turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
     if x is None:
         columns = torch.eye(count, dtype=turns.dtype, device=turns.device).expand(*angles.shape[:-2], count, count)
@@ -67,9 +73,13 @@ def givens_product(
     return givens_autograd.givens_product(turns, rows, False, style == "butterfly").reshape(x.shape).to(x.dtype)
 
 
-def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None) -> int:
+def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None = None) -> int:
     """Returns N."""
     check_dtype("givens_product", "angles", angles, REAL)
+    if phases is not None:
+        check_like("givens_product", "phases", phases, "angles", angles)
+        check_dtype("givens_product", "phases", phases, (torch.float32, torch.float64))
+        check_shape("givens_product", "phases", phases, "like `angles`", tuple(angles.shape))
     if angles.dim() < 2:
         raise ValueError(f"givens_product: `angles` must be (..., L, N // 2), got {shape_of(angles)}")
     if style not in STYLES:
@@ -81,7 +91,10 @@ def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None) -> in
             raise ValueError(f"givens_product: `size` must be {wanted}, got {size!r}")
         count = 2 * pairs if size is None else size
     else:
-        check_like("givens_product", "x", x, "angles", angles)
+        if phases is None:
+            check_like("givens_product", "x", x, "angles", angles)
+        else:
+            check_dtype("givens_product", "x", x, (angles.dtype.to_complex(),))
         if x.dim() < 1 or x.shape[-1] // 2 != pairs:
             wanted = f"(..., N) with N // 2 = {pairs} as in `angles`"
             raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
@@ -96,15 +109,16 @@ def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None) -> in
     return count
 
 
-def _choose(angles: Tensor) -> Choice:
-    return choose("givens_product", {"cpu": cpu_refusal(angles)})
+def _choose(angles: Tensor, phases: Tensor | None = None) -> Choice:
+    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "`phases` have no kernel"})
 
 
 def _choose_checked(
-    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None
-) -> Choice:
-    _check(angles, x, style, size)
-    return _choose(angles)
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
+    phases: Tensor | None = None,
+) -> Choice:  # fmt: skip
+    _check(angles, x, style, size, phases)
+    return _choose(angles, phases)
 
 
 givens_product.choose = _choose_checked

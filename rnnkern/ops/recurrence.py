@@ -11,6 +11,7 @@ from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
 from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable, needs_derivatives, transformed
+from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
@@ -19,6 +20,9 @@ LEAST_RATE = 2.0**-32
 """Of zoneout and dropout: what is less draws nothing from 32 bits, and counts as 0."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+COMPLEX = {"modrelu": "complex_modrelu"}
+"""Cells of complex numbers, and what computes them part by part."""
 
 
 def recurrence(
@@ -49,20 +53,21 @@ def recurrence(
         cell: name of a cell of :data:`rnnkern.reference.CELLS`, such as ``"tanh"`` (G = 1), ``"gru"`` (G = 3) or
             ``"lstm"`` (G = 4); the documentation's table has all. Gates stand in PyTorch's order.
         u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H) as in
-            :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16. With ``weight_ih`` the
-            input x itself, with I columns.
+            :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16, of ``"modrelu"``
+            complex64 or complex128 too. With ``weight_ih`` the input x itself, with I columns.
         R: (G*H, H), or (K, G*D, D) with H = K*D for K independent heads: unit k*D+d of gate g is row g*D+d of
             head k and column g*H+k*D+d of ``u``.
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
         bias: b_hh, (G*H,).
         params: the cell's own tensors, in the order of its ``CELLS[cell].params``, each (H,). (lstm_projected's
             ``weight_hr`` is (P, H); h then has P columns and R is (4*H, P). ``weight_ln_hh`` of lstm_layer_norm and
-            gru_layer_norm is (G*H,).)
+            gru_layer_norm is (G*H,).) Real where ``u`` is complex.
         batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
         reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
         reverse: run from each sequence's last step to its first.
-        grad_scale: (T,) or (T, B), of the dtype of ``u``: multiplies :math:`R^T \partial L/\partial r_t` in the
-            backward (0 is h-detach, Kanuparthi et al. 2019). A constant: no gradient flows to it.
+        grad_scale: (T,) or (T, B), of the dtype of ``u``, real where that is complex: multiplies
+            :math:`R^T \partial L/\partial r_t` in the backward (0 is h-detach, Kanuparthi et al. 2019). A
+            constant: no gradient flows to it.
         save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
             device's default: True on a CPU, False on a GPU. They come back a block of steps at a time.
         weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here, without a norm. On a CPU a few steps at
@@ -70,10 +75,10 @@ def recurrence(
         bias_ih: b_ih, (G*H,), beside ``weight_ih``.
         zoneout: in [0, 1), for an LSTM of h and of c, or one for both: the probability with which a unit of the state
             keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without one the mean,
-            ``zoneout * old + (1 - zoneout) * new``.
+            ``zoneout * old + (1 - zoneout) * new``. 0 where ``u`` is complex.
         dropout: in [0, 1), the probability with which R does not see a unit of h, the same units at all steps of a
             sequence; the others are multiplied by 1 / (1 - dropout) (Gal and Ghahramani 2016). Drawn from ``seed``;
-            without one nothing is dropped.
+            without one nothing is dropped. 0 where ``u`` is complex.
         seed: int64, one element, on the device of ``u``. Draws are a function of it, the step, the sequence's row and
             the unit, the same on every device, so that none is kept for the backward.
 
@@ -105,6 +110,15 @@ def recurrence(
             grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[: len(state)],
             dropout=rates[2], seed=seed,
         )  # fmt: skip
+    if u.is_complex():
+        u = columns_in_parts(u if weight_ih is None else F.linear(u, weight_ih, bias_ih))
+        bias = None if bias is None else columns_in_parts(bias)
+        h, (final,) = recurrence(
+            COMPLEX[cell], u, rows_in_parts(R), (state_in_parts(state[0]),), bias=bias,
+            params=[x.repeat_interleave(2) for x in params], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
+            grad_scale=grad_scale, save_gates=save_gates,
+        )  # fmt: skip
+        return of_parts(h), (of_parts(final),)
     if implementation == "cuda" and weight_ih is not None:
         if bias is not None and bias_ih is not None and CELLS[cell].joint:
             # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
@@ -148,6 +162,8 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
 def _choose(cell: str, u: Tensor) -> Choice:
     """The written table: a cell with a kernel on the device runs it, in every dtype."""
     why = None
+    if u.is_complex():
+        cell = COMPLEX[cell]
     if not _extension.available:
         why = _extension.reason
     elif cell not in KERNEL_CELLS:
@@ -176,8 +192,9 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
     if facts is None:
         return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    sizes = (steps, state[0].shape[0], state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
-    dtype = str(u.dtype).removeprefix("torch.")
+    parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
+    sizes = (steps, state[0].shape[0], parts * state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
+    cell, dtype = COMPLEX[cell] if u.is_complex() else cell, str(dtype).removeprefix("torch.")
     tf32 = _extension.allows_tf32()
     plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates), tf32))
     return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
@@ -196,8 +213,9 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
     _, gates, states, names, _ = CELLS[cell]
     check_like("recurrence", "u", u, "u", u)
-    if u.dtype not in DTYPES:
-        raise TypeError(f"recurrence: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
+    dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
+    if u.dtype not in dtypes:
+        raise TypeError(f"recurrence: `u` must be of a dtype of {dtypes}, got {u.dtype}")
     for name, group, wanted in (("state", state, ("h0", "c0")[:states]), ("params", params, names)):
         if not isinstance(group, (tuple, list)):
             raise TypeError(f"recurrence: `{name}` must be a tuple of tensors, got {type(group).__name__}")
@@ -206,13 +224,16 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
                 f"recurrence: `{name}` of the cell {cell!r} must be ({', '.join(wanted)}), "
                 f"{len(wanted)} tensors, got {len(group)}"
             )
-    optional = {"bias": bias, "grad_scale": grad_scale, "weight_ih": weight_ih, "bias_ih": bias_ih}
+    optional = {"bias": bias, "weight_ih": weight_ih, "bias_ih": bias_ih}
+    real = ("u.real", u.real) if u.is_complex() else ("u", u)
     for name, tensor in (("R", R), *optional.items()):
         if tensor is not None or name == "R":
             check_like("recurrence", name, tensor, "u", u)
-    for name, group in (("state", state), ("params", params)):
+    if grad_scale is not None:
+        check_like("recurrence", "grad_scale", grad_scale, *real)
+    for name, group, like in (("state", state, ("u", u)), ("params", params, real)):
         for k, tensor in enumerate(group):
-            check_like("recurrence", f"{name}[{k}]", tensor, "u", u)
+            check_like("recurrence", f"{name}[{k}]", tensor, *like)
     for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
         if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
             raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")
@@ -266,6 +287,8 @@ def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[tuple[float,
             raise TypeError(f"recurrence: `{name}` must be a float, got {type(rate).__name__}")
         if not 0 <= rate < 1:
             raise ValueError(f"recurrence: `{name}` must be in [0, 1), got {rate}")
+        if rate and u.is_complex():
+            raise ValueError(f"recurrence: `{name}` must be 0 for a complex `u`, got {rate}")
     if seed is not None:
         if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
             got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__

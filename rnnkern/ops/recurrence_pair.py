@@ -111,7 +111,7 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
     """The written rule: the arguments of both calls, checked and with defaults, or None where they are two calls."""
     if torch.compiler.is_compiling() or transformed() or torch.get_num_threads() < 2:
         return None
-    if not isinstance(x, Tensor) or not x.is_cpu:
+    if not isinstance(x, Tensor) or not x.is_cpu or x.is_complex():
         return None
     defaults = recurrence.__kwdefaults__
     calls = [{**defaults, **first}, {**defaults, **second}]

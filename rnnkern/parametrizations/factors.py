@@ -58,22 +58,28 @@ GIVENS_INITS = ("uniform", "henaff", "cayley", "identity")
 STYLES = ("tunable", "butterfly")
 
 
+def layers_and_style(function: str, size: int, layers: int | None, style: str | None) -> tuple[int, str]:
+    """L and the style, where they are not given those that let all entries meet."""
+    style = style or STYLES[0]
+    if style not in STYLES:
+        raise ValueError(f"{function}: `style` must be one of {STYLES}, got {style!r}")
+    if style == "butterfly" and (size < 1 or size & (size - 1)):
+        raise ValueError(f"{function}: N must be a power of two for the style 'butterfly', got {size}")
+    if layers is None:
+        layers = size if style == "tunable" else max(size.bit_length() - 1, 1)
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"{function}: `layers` must be a number from 1 on, got {layers!r}")
+    return layers, style
+
+
 class Givens(Factored):
     """Of a weight F_L ... F_1; the parameter is angles (..., L, N // 2). See :func:`orthogonal`, which makes one."""
 
     def __init__(self, like: Tensor, init: str = "henaff", layers: int | None = None, style: str | None = None) -> None:
-        style, size = style or STYLES[0], like.shape[-1]
         if init not in GIVENS_INITS:
             raise ValueError(f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens', got {init!r}")
-        if style not in STYLES:
-            raise ValueError(f"orthogonal: `style` must be one of {STYLES}, got {style!r}")
-        if style == "butterfly" and (size < 1 or size & (size - 1)):
-            raise ValueError(f"orthogonal: N must be a power of two for the style 'butterfly', got {size}")
-        if layers is None:
-            layers = size if style == "tunable" else max(size.bit_length() - 1, 1)
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
-            raise ValueError(f"orthogonal: `layers` must be a number from 1 on, got {layers!r}")
-        super().__init__(like, layers, size // 2)
+        layers, style = layers_and_style("orthogonal", like.shape[-1], layers, style)
+        super().__init__(like, layers, like.shape[-1] // 2)
         self.init, self.style = init, style
 
     def weight(self, angles: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What the parametrizations share: a weight that is held, and modules that may be copied and pickled."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
 import torch
@@ -73,8 +73,10 @@ class Parametrization(Module):
         return super()._apply(fn, recurse)
 
 
-def register(function: str, module: Module, name: str, make) -> Module:
-    """Parametrizes a weight by ``make(weight)``, with values that are drawn.
+def register(
+    function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real"
+) -> Module:
+    """Parametrizes a weight (..., G*N, N) by ``make(weight)``, with values that are drawn.
 
     Raises:
         ValueError, TypeError: there is no such weight, or it has another shape or dtype, or is parametrized.
@@ -86,10 +88,12 @@ def register(function: str, module: Module, name: str, make) -> Module:
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"{function}: `name` must be that of a parameter or buffer of the module, got {name!r}")
-    if not weight.is_floating_point():
-        raise TypeError(f"{function}: `{name}` must be real and floating, got {weight.dtype}")
-    if weight.dim() < 2 or weight.shape[-1] != weight.shape[-2]:
-        raise ValueError(f"{function}: `{name}` must be (..., N, N), got {tuple(weight.shape)}")
+    if not (weight.is_floating_point() if field == "real" else weight.is_complex()):
+        wanted = "real and floating" if field == "real" else "complex"
+        raise TypeError(f"{function}: `{name}` must be {wanted}, got {weight.dtype}")
+    if weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]:
+        rows = "N" if gates == 1 else f"{gates}*N"
+        raise ValueError(f"{function}: `{name}` must be (..., {rows}, N), got {tuple(weight.shape)}")
     parametrization = make(weight)
     parametrization.right_inverse = lambda weight: parametrization.draw()  # once: the old weight is nothing special
     parametrize.register_parametrization(module, name, parametrization)

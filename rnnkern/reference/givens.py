@@ -5,29 +5,35 @@ from torch import Tensor
 
 
 def givens_product(
-    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None
-) -> Tensor:
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
+    phases: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """As :func:`rnnkern.ops.givens_product`: one layer after the other."""
     turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
+    computed = turns.dtype if phases is None else turns.dtype.to_complex()
     if x is None:
         size = 2 * angles.shape[-1] if size is None else size
-        eye = torch.eye(size, dtype=turns.dtype, device=turns.device).expand(*angles.shape[:-2], size, size)
-        return givens_layers(turns, eye, style).mT.to(angles.dtype)
-    rows = x.to(turns.dtype)
+        eye = torch.eye(size, dtype=computed, device=turns.device).expand(*angles.shape[:-2], size, size)
+        return givens_layers(turns, eye, style, phases=phases).mT.to(angles.dtype if phases is None else computed)
+    rows = x.to(computed)
     if angles.dim() == 2:
         rows = rows.reshape(-1, x.shape[-1])
-    return givens_layers(turns, rows, style).reshape(x.shape).to(x.dtype)
+    return givens_layers(turns, rows, style, phases=phases).reshape(x.shape).to(x.dtype)
 
 
-def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False) -> Tensor:
-    """Of rows x (..., R, N); the inverse rotates back, the last layer first."""
+def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False, phases: Tensor | None = None) -> Tensor:
+    """Of rows x (..., R, N); the inverse, which has no phases, rotates back, the last layer first."""
     layers = angles.shape[-2]
     for k in reversed(range(layers)) if inverse else range(layers):
         first, second, rest = givens_pairs(x.shape[-1], k, style)
         turn = angles[..., k, None, : len(first)] * (-1 if inverse else 1)
         c, s, a, b = turn.cos(), turn.sin(), x[..., first], x[..., second]
+        to_a, to_b = c * a - s * b, s * a + c * b
+        if phases is not None:
+            phase = phases[..., k, None, : len(first)]
+            to_a = to_a * torch.complex(phase.cos(), phase.sin())
         place = torch.tensor([*first, *second, *rest], device=x.device, dtype=torch.long)
-        x = torch.cat([c * a - s * b, s * a + c * b, x[..., rest]], -1)[..., place.argsort()]
+        x = torch.cat([to_a, to_b, x[..., rest]], -1)[..., place.argsort()]
     return x
 
 

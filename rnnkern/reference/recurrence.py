@@ -66,10 +66,27 @@ def hardtanh(u, product, state):
 
 @_cell(params=("modrelu_bias",))
 def modrelu(u, product, state, modrelu_bias):
-    """Arjovsky et al. 2016, eq. 8, for a real state."""
+    """Arjovsky et al. 2016, eq. 8, for a real or a complex state; the bias is real."""
     (h,) = state
-    z = u + product(h)
-    return (torch.sign(z) * torch.relu(torch.abs(z) + modrelu_bias),)
+    return (_modrelu(u + product(h), modrelu_bias),)
+
+
+def _modrelu(z, bias):
+    if z.is_complex():  # second derivatives of |z| are infinite at 0
+        zero = z == 0
+        z = torch.where(zero, 1, z)
+        return torch.where(zero, 0, torch.sgn(z) * torch.relu(torch.abs(z) + bias))
+    return torch.sign(z) * torch.relu(torch.abs(z) + bias)
+
+
+@_cell(gates=2, params=("modrelu_bias",))
+def complex_modrelu(u, product, state, modrelu_bias):
+    """The same of complex numbers by parts: of a unit the gates are a part, which the state is of, and the other."""
+    (h,) = state
+    part, other = (u + product(h)).chunk(2, dim=-1)
+    zero = (part == 0) & (other == 0)
+    length = torch.hypot(torch.where(zero, 1, part), other)
+    return (torch.where(zero, 0, part / length * torch.relu(length + modrelu_bias)),)
 
 
 @_cell(params=("dt",))
@@ -105,6 +122,17 @@ def gru(u, product, state):
     z = torch.sigmoid(u_z + r_z)
     n = torch.tanh(u_n + r * r_n)
     return ((1 - z) * n + z * h,)
+
+
+@_cell(gates=3, params=("modrelu_bias",), joint=False)
+def goru(u, product, state, modrelu_bias):
+    """Jing et al. 2019: a GRU whose new gate is a modReLU; its rows of R are to be orthogonal."""
+    (h,) = state
+    u_r, u_z, u_n = u.chunk(3, dim=-1)
+    r_r, r_z, r_n = product(h).chunk(3, dim=-1)
+    r = torch.sigmoid(u_r + r_r)
+    z = torch.sigmoid(u_z + r_z)
+    return ((1 - z) * _modrelu(u_n + r * r_n, modrelu_bias) + z * h,)
 
 
 @_cell(gates=4, states=2, params=("weight_ln_hh", "weight_ln_c", "bias_ln_c"), joint=False)

@@ -53,6 +53,8 @@ class Sample(NamedTuple):
 
 RECURRENCE_PARAMS = {
     "modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "complex_modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "goru": lambda hidden: (torch.randn(hidden) * 0.1,),
     "euler": lambda hidden: (torch.rand(hidden) * 0.5,),
     "lstm_projected": lambda hidden: (torch.randn(max(hidden // 2, 1), hidden) / math.sqrt(hidden),),
     "lstm_layer_norm": lambda hidden: (*(0.5 + torch.rand(n * hidden) for n in (4, 1)), 0.2 * torch.randn(hidden)),

@@ -1,0 +1,201 @@
+"""Complex weights that stay unitary: factors, gradients, training, copies."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import explain, givens_product
+from rnnkern.parametrizations import ComplexGivens, Fourier, reset, unitary, unitary_matrix
+
+C64, C128, F64 = torch.complex64, torch.complex128, torch.float64
+MAPS = [{"map": "fourier"}, {"map": "givens"}, {"map": "givens", "style": "butterfly", "layers": 5}]
+maps = pytest.mark.parametrize("options", MAPS, ids=str)
+
+
+def made(*sizes, dtype=C128, **options):
+    module = torch.nn.Module()
+    module.W = torch.nn.Parameter(torch.empty(*(sizes or (8, 8)), dtype=dtype))
+    return unitary(module, "W", **options)
+
+
+def distance(W):
+    W = W.detach().to(C128)
+    return (W.mH @ W - torch.eye(W.shape[-1], dtype=C128)).abs().max().item()
+
+
+def originals(module):
+    return list(module.parametrizations.W.parameters())
+
+
+@maps
+def test_initial_weights_are_unitary_and_held(options):
+    for sizes in ((8, 8), (2, 4, 4)):
+        module = made(*sizes, **options)
+        assert module.W.shape == sizes
+        assert module.W is module.W
+        assert module.W.imag.abs().max() > 0.01
+        assert distance(module.W) < 1e-14
+
+
+def test_one_unit():
+    for map in ("fourier", "givens"):
+        torch.testing.assert_close(made(1, 1, map=map).W.abs(), torch.ones(1, 1, dtype=F64))
+
+
+def test_the_fourier_factors_are_those_of_the_paper():
+    module = made(5, 5)
+    parametrization, (phases, vectors) = module.parametrizations.W[0], originals(module)
+    assert isinstance(parametrization, Fourier)
+    assert phases.numel() + vectors.numel() == 7 * 5
+    D1, D2, D3 = (torch.diag(torch.exp(1j * phase)) for phase in phases)
+    R1, R2 = (
+        torch.eye(5) - 2 * torch.outer(v, v.conj()) / v.abs().square().sum() for v in torch.view_as_complex(vectors)
+    )
+    k = torch.arange(5, dtype=F64)
+    F = torch.exp(-2j * torch.pi * torch.outer(k, k) / 5) / 5**0.5
+    Pi = torch.eye(5, dtype=C128)[parametrization.order]
+    torch.testing.assert_close(module.W, D3 @ R2 @ F.mH @ D2 @ Pi @ R1 @ F @ D1)
+
+
+def test_rotations_with_phases_layer_by_layer():
+    module = made(4, 4, map="givens")
+    assert isinstance(module.parametrizations.W[0], ComplexGivens)
+    angles, phases, first = originals(module)
+    W = torch.eye(4, dtype=C128)
+    for layer, pairs in enumerate([[(0, 1), (2, 3)], [(1, 2)]] * 2):
+        for k, (a, b) in enumerate(pairs):
+            theta, phase = angles[layer, k], torch.exp(1j * phases[layer, k])
+            F = torch.eye(4, dtype=C128)
+            F[a, a], F[a, b], F[b, a], F[b, b] = phase * theta.cos(), -phase * theta.sin(), theta.sin(), theta.cos()
+            W = F @ W
+    torch.testing.assert_close(module.W, W @ torch.diag(torch.exp(1j * first)))
+
+
+@pytest.mark.parametrize("style", ["tunable", "butterfly"])
+def test_phases_of_the_operator(style):
+    angles, phases = torch.randn(2, 3, 2, 2, dtype=F64).unbind()
+    x = torch.randn(3, 5, 4, dtype=C128)
+    W = givens_product(angles, phases=phases, style=style)
+    torch.testing.assert_close(givens_product(angles, x, phases=phases, style=style), x @ W.mT)
+    zero = torch.zeros_like(phases)
+    torch.testing.assert_close(
+        givens_product(angles, phases=zero, style=style).real, givens_product(angles, style=style)
+    )
+    leaves = [y[:1, :1].clone().requires_grad_() for y in (angles, phases)]
+    function = lambda *y: givens_product(y[0], phases=y[1], style=style)  # noqa: E731
+    assert gradcheck(function, leaves)
+    assert gradgradcheck(function, leaves)
+    choice = explain(givens_product, angles, x, phases=phases)
+    assert choice.implementation == "reference"
+    assert "`phases` have no kernel" in choice.reason
+
+
+def test_wrong_phases():
+    angles = torch.zeros(3, 2)
+    for phases, x, kind, said in (
+        (torch.zeros(2, 2), None, ValueError, r"`phases` must be like `angles` = \(3, 2\), got \(2, 2\)"),
+        (torch.zeros(3, 2, dtype=F64), None, TypeError, "`phases` must be of dtype torch.float32 like `angles`"),
+        (angles, torch.zeros(1, 4), TypeError, "`x` must be of a dtype of .*complex64.*, got torch.float32"),
+    ):
+        with pytest.raises(kind, match=said):
+            givens_product(angles, x, phases=phases)
+
+
+@maps
+def test_gradients_of_first_and_second_order(options):
+    module = made(4, 4, **options)
+    G = torch.randn(4, 4, dtype=C128)
+    leaves = originals(module)
+    found = torch.autograd.grad((module.W * G).real.sum(), leaves)
+    wanted = torch.autograd.grad((module.parametrizations.W[0].weight(*leaves) * G).real.sum(), leaves)
+    torch.testing.assert_close(found, wanted)
+    assert all(g.abs().max() > 0 for g in found[:2])
+    assert gradgradcheck(module.parametrizations.W[0].weight, leaves)
+
+
+@maps
+def test_10_000_updates_stay_unitary(options):
+    module, generator = made(16, 16, dtype=C64, **options), torch.Generator().manual_seed(0)
+    begun = module.W.detach().clone()
+    leaves = originals(module)
+    with torch.no_grad():
+        for _ in range(10_000):
+            leaves[0].sub_(1e-3 * torch.randn(leaves[0].shape, generator=generator))
+            leaves[1].sub_(1e-3 * torch.randn(leaves[1].shape, generator=generator))
+    assert (module.W - begun).abs().max() > 0.1
+    assert distance(module.W) < 3e-6
+
+
+def test_every_unitary_matrix_is_reached_by_rotations():
+    target, reached = unitary_matrix(torch.empty(3, 3, dtype=C128)), []
+    assert distance(target) < 1e-14
+    for _ in range(3):  # some beginnings may lead to other minima
+        module = made(3, 3, map="givens")
+        optimiser = torch.optim.LBFGS(module.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+        def closure(module=module, optimiser=optimiser):
+            optimiser.zero_grad()
+            loss = torch.view_as_real(module.W - target).square().sum()
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        reached.append(closure().item())
+    assert min(reached) < 1e-8
+
+
+def test_random_matrices_are_uniform():
+    """Of an entry the mean is 0 and the variance 1 / N, and so is its square's mean: no phase is preferred."""
+    entries = unitary_matrix(torch.empty(4000, 3, 3, dtype=C128))[:, 0, 0]
+    assert entries.mean().abs() < 0.04
+    assert abs(entries.abs().square().mean() - 1 / 3) < 0.02
+    assert entries.square().mean().abs() < 0.03
+
+
+@maps
+def test_checkpoints_copies_and_dtypes(options):
+    module, again = made(dtype=C64, **options), made(dtype=C64, **options)
+    again.load_state_dict(module.state_dict())
+    for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other.W, module.W)
+        reset(other, "W")
+        assert not torch.equal(other.W, module.W)
+    assert module.double().W.dtype == C128
+    assert distance(module.W) < 1e-14
+    meta = torch.nn.Module()
+    meta.W = torch.nn.Parameter(torch.empty(8, 8, dtype=C64, device="meta"))
+    assert unitary(meta, "W", **options).W.shape == (8, 8)
+    meta.to_empty(device="cpu")
+    reset(meta, "W")
+    assert distance(meta.W) < 1e-6
+
+
+def test_the_rate_of_orthogonal_parameters():
+    module = made(map="givens")
+    (group,) = rnnkern.optim.param_groups(module, 1e-3)
+    assert (len(group["params"]), group["lr"]) == (3, 1e-4)
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="unitary: `weight` must be complex, got "):
+        unitary(torch.nn.Linear(3, 3), "weight")
+    module = torch.nn.Module()
+    module.W = torch.nn.Parameter(torch.empty(3, 3, dtype=C64))
+    with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating, got "):
+        rnnkern.parametrizations.orthogonal(module, "W")
+    with pytest.raises(ValueError, match="unitary: `map` must be one of"):
+        made(map="exp")
+    with pytest.raises(ValueError, match="unitary: `layers` is for the map 'givens' alone, got 3"):
+        made(layers=3)
+    with pytest.raises(ValueError, match="unitary: N must be a power of two"):
+        made(6, 6, map="givens", style="butterfly")
+
+
+def test_the_reference_is_what_runs():
+    angles, phases = torch.randn(2, 3, 4).unbind()
+    assert torch.equal(givens_product(angles, phases=phases), reference.givens_product(angles, phases=phases))

@@ -1,0 +1,62 @@
+"""Gated orthogonal recurrent unit."""
+
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from rnnkern import parametrizations
+from rnnkern.nn.recurrent import Recurrent
+
+
+class GORU(Recurrent, torch.nn.GRU):
+    r"""Gated orthogonal recurrent unit: a GRU whose new gate has a modReLU and an orthogonal recurrent weight.
+
+    .. math::
+        r &= \sigma(W_r x_t + b_{ir} + R_r h_{t-1} + b_{hr}) \\
+        z &= \sigma(W_z x_t + b_{iz} + R_z h_{t-1} + b_{hz}) \\
+        n &= \mathrm{modrelu}(W_n x_t + b_{in} + r (B \exp(A) \, h_{t-1} + b_{hn}); b) \\
+        h_t &= (1 - z) n + z h_{t-1}
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
+    by :func:`rnnkern.parametrizations.orthogonal_candidate`, which computes it once per step of an optimiser; A trains
+    at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`. A GPU takes it step by step.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the layers.
+        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the orthogonal rows begin with.
+        base, every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an optimiser.
+        options: all others of torch.nn.GRU, and ``num_heads``, ``zoneout`` and ``recurrent_dropout`` of
+            :class:`rnnkern.nn.GRU`.
+
+    ``modrelu_bias_l{k}`` (H,), b, is drawn from U(-0.01, 0.01), the other free parameters as in torch.nn.
+
+    Raises:
+        ValueError, TypeError: as GRU; ``init``, ``base`` or ``every`` is wrong.
+
+    Source: Jing et al. 2019.
+
+    >>> goru = rnnkern.nn.GORU(10, 20)
+    >>> output, h_n = goru(torch.randn(4, 3, 10))
+    >>> Q = goru.weight_hh_l0[40:]
+    >>> output.shape, torch.allclose(Q.T @ Q, torch.eye(20), atol=1e-6)
+    (torch.Size([4, 3, 20]), True)
+    """
+
+    _cell = "goru"
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "henaff", base: str = "static",
+        every: int = 1, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, **options)
+        self._add_modrelu_biases()
+        for names in self._all_weights:
+            parametrizations.orthogonal_candidate(self, names[1], init=init, base=base, every=every)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_modrelu_biases()
+        for names in self._all_weights:
+            if parametrize.is_parametrized(self, names[1]):
+                parametrizations.reset(self, names[1])
