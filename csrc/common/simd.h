@@ -91,25 +91,38 @@ struct Vec {
   }
 };
 
+// Which lanes of two vectors change sides in a transpose, for blocks of so many lanes: constants, since a compiler
+// would put them together lane by lane, each time.
+template <class T, int Size>
+struct Sides {
+  using Lane = std::remove_const_t<decltype(Lanes<T>::sign)>;
+  Lane low[Vec<T>::width], high[Vec<T>::width];
+
+  constexpr Sides() : low(), high() {
+    for (int lane = 0; lane < Vec<T>::width; ++lane) {
+      low[lane] = lane & Size ? Vec<T>::width + lane - Size : lane;
+      high[lane] = lane & Size ? Vec<T>::width + lane : lane + Size;
+    }
+  }
+};
+
 // v[i][j] becomes v[j][i], for as many vectors as a vector has lanes: blocks of 1, 2, 4, ... lanes change sides.
-template <class T>
+template <class T, int Size = 1>
 RNNKERN_INLINE void transpose(Vec<T>* v) {
   using V = Vec<T>;
-  using Bits = typename V::RawBits;
-#pragma GCC unroll 4
-  for (int size = 1; size < V::width; size *= 2) {
-    Bits low, high;
-    for (int lane = 0; lane < V::width; ++lane) {
-      low[lane] = lane & size ? V::width + lane - size : lane;
-      high[lane] = lane & size ? V::width + lane : lane + size;
-    }
+  if constexpr (Size < V::width) {
+    alignas(RNNKERN_VECTOR_BYTES) static constexpr Sides<T, Size> sides;
+    typename V::RawBits low, high;
+    std::memcpy(&low, sides.low, sizeof(low));
+    std::memcpy(&high, sides.high, sizeof(high));
 #pragma GCC unroll 16
     for (int i = 0; i < V::width; ++i) {
-      if (i & size) continue;
-      const V a = v[i], b = v[i + size];
+      if (i & Size) continue;
+      const V a = v[i], b = v[i + Size];
       v[i] = V(__builtin_shuffle(a.v, b.v, low));
-      v[i + size] = V(__builtin_shuffle(a.v, b.v, high));
+      v[i + Size] = V(__builtin_shuffle(a.v, b.v, high));
     }
+    transpose<T, 2 * Size>(v);
   }
 }
 

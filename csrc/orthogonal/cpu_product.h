@@ -30,6 +30,11 @@ struct Sum {
     for (int k = 0; k < count; ++k) flipped.terms[k].transposed = !terms[k].transposed;
     return flipped;
   }
+  bool straight() const {
+    for (int k = 0; k < count; ++k)
+      if (terms[k].transposed) return false;
+    return true;
+  }
 };
 
 // One result of a product: to = factor * product + rest, whose terms may be `to` itself and are not transposed.
@@ -75,6 +80,9 @@ constexpr int tile_rows = (RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12) / tile_vect
 template <class T>
 constexpr int tile_columns = tile_vectors * Vec<T>::width;
 
+// As far apart as the columns of a left factor are where they are packed: whole vectors.
+constexpr int left_columns = (tile_rows + Vec<float>::width - 1) / Vec<float>::width * Vec<float>::width;
+
 // A vector as U.
 template <class T, class U>
 RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
@@ -85,11 +93,45 @@ RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
   }
 }
 
-// out[k * Width + c] = sum(k, column + c). What a vector writes beyond Width, the next row writes over.
+// A part of a sum of so many terms, none of them transposed, without its identity. Beyond the matrix is what follows in
+// memory or zeros: the products of that are not stored.
+template <int Terms, class T, class U>
+void form(const Sum<T>& sum, int64_t n, int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t stride,
+          U* out) {
+  using V = Vec<T>;
+  for (int64_t r = row; r < row + rows; ++r, out += stride) {
+    for (int64_t c = column; c < column + columns; c += V::width) {
+      V x(0);
+      if (r < n && c < n) {
+#pragma GCC unroll 4
+        for (int k = 0; k < Terms; ++k)
+          x = x + V(sum.terms[k].factor) * V::load(sum.terms[k].x + r * n + c, (n - r) * n - c);
+      }
+      store_as(x, out + c - column);
+    }
+  }
+}
+
+// out[r * stride + c] = sum(row + r, column + c), of a sum whose terms are not transposed; whole vectors.
+template <class T, class U>
+void form(const Sum<T>& sum, int64_t n, int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t stride,
+          U* out) {
+  constexpr void (*forms[])(const Sum<T>&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, U*) = {
+      form<0, T, U>, form<1, T, U>, form<2, T, U>, form<3, T, U>, form<4, T, U>};
+  static_assert(std::size(forms) == most_products + 1);
+  forms[sum.count](sum, n, row, rows, column, columns, stride, out);
+  if (sum.identity == T(0)) return;
+  const int64_t end = smaller(smaller(row + rows, column + columns), n);
+  for (int64_t i = larger(row, column); i < end; ++i) out[(i - row) * stride + i - column] += sum.identity;
+}
+
+// out[k * Width + c] = sum(k, column + c).
 template <int Width, class T, class U>
 void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
   using V = Vec<T>;
-  constexpr int blocks = (Width + V::width - 1) / V::width;
+  constexpr int blocks = Width / V::width;
+  static_assert(Width % V::width == 0);
+  if (sum.straight()) return form(sum, n, 0, n, column, Width, Width, out);
   V v[blocks][V::width];
   for (int64_t row = 0; row < n; row += V::width) {
     for (int b = 0; b < blocks; ++b) {
@@ -104,22 +146,26 @@ void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
   }
 }
 
-// out = a b, a tile of it.
-template <class T>
-void tile(int64_t depth, const T* a, const T* b, T* out) {
+// out = a b, a tile of it. Rows of a are a stride apart; or columns are next to one another, as pack leaves them.
+template <bool InRows, class T>
+void tile(int64_t depth, const T* a, int64_t stride, const T* b, T* out) {
   using V = Vec<T>;
   V sum[tile_rows][tile_vectors];
 #pragma GCC unroll 12
   for (int i = 0; i < tile_rows; ++i)
 #pragma GCC unroll 2
     for (int j = 0; j < tile_vectors; ++j) sum[i][j] = V(0);
-  for (int64_t k = 0; k < depth; ++k, a += tile_rows, b += tile_columns<T>) {
+  constexpr int near = 3;  // rows that a processor reaches from one address
+  const T* rows[tile_rows / near];
+#pragma GCC unroll 4
+  for (int i = 0; i < tile_rows / near; ++i) rows[i] = a + i * near * stride;
+  for (int64_t k = 0; k < depth; ++k, a += left_columns, b += tile_columns<T>) {
     V y[tile_vectors];
 #pragma GCC unroll 2
     for (int j = 0; j < tile_vectors; ++j) y[j] = V::load(b + j * V::width);
 #pragma GCC unroll 12
     for (int i = 0; i < tile_rows; ++i) {
-      const V x(a[i]);
+      const V x(InRows ? rows[i / near][i % near * stride + k] : a[i]);
 #pragma GCC unroll 2
       for (int j = 0; j < tile_vectors; ++j) sum[i][j] = sum[i][j] + x * y[j];
     }
@@ -144,23 +190,32 @@ RNNKERN_INLINE void fetch(const Output<T>& output, int64_t n, int64_t row, int64
   }
 }
 
-// A tile of a product, `columns` wide, goes where it is wanted.
-template <class T>
-RNNKERN_INLINE void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile,
-                          int64_t columns) {
+// A tile of a product goes where it is wanted, with so many terms of the rest, and without its identity.
+template <int Terms, class T>
+void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile, int64_t columns) {
   using V = Vec<T>;
-  const Sum<T>& rest = output.rest;
   const int64_t end = smaller(row + tile_rows, n);
   for (int64_t i = row; i < end; ++i, tile += columns) {
     for (int64_t j = column; j < smaller(column + columns, n); j += V::width) {
-      const int64_t lanes = n - j;
       V x = V(output.factor) * V::load(tile + j - column);
-      for (int k = 0; k < rest.count; ++k)
-        x = x + V(rest.terms[k].factor) * V::load(rest.terms[k].x + i * n + j, lanes);
-      if (rest.identity != T(0) && i >= j && i < j + V::width) x.v[i - j] += rest.identity;
-      x.store(output.to + i * n + j, lanes);
+#pragma GCC unroll 4
+      for (int k = 0; k < Terms; ++k)
+        x = x + V(output.rest.terms[k].factor) * V::load(output.rest.terms[k].x + i * n + j, n - j);
+      x.store(output.to + i * n + j, n - j);
     }
   }
+}
+
+// A tile of a product, `columns` wide, goes where it is wanted.
+template <class T>
+void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile, int64_t columns) {
+  constexpr void (*stores[])(const Output<T>&, int64_t, int64_t, int64_t, const T*, int64_t) = {
+      store<0, T>, store<1, T>, store<2, T>, store<3, T>, store<4, T>};
+  static_assert(std::size(stores) == most_products + 1);
+  stores[output.rest.count](output, n, row, column, tile, columns);
+  if (output.rest.identity == T(0)) return;
+  const int64_t end = smaller(smaller(row + tile_rows, column + columns), n);
+  for (int64_t i = larger(row, column); i < end; ++i) output.to[i * n + i] += output.rest.identity;
 }
 
 // How factors of products in U are packed: the right one once for all members, the left one by each for itself, some
@@ -169,14 +224,15 @@ template <class U>
 struct Layout {
   static constexpr int64_t most_left = 1 << 18;  // bytes, a part of a core's cache
 
-  int64_t panels, panel, left_panels, left;
+  int64_t panels, panel, stride, each, left_panels, left;
 
   explicit Layout(int64_t n) {
     panels = (n + tile_columns<U> - 1) / tile_columns<U>;
     panel = tile_columns<U> * n;
-    const int64_t each = larger(1, n * tile_rows), most = most_left / int64_t(sizeof(U));
-    left_panels = larger(1, smaller(most / each, (n + tile_rows - 1) / tile_rows));
-    left = (left_panels * each + 31) / 16 * 16;  // a vector may be written beyond the last
+    stride = (n + 31) / 16 * 16;  // rows end in whole vectors, and lie in different places of a cache
+    each = larger(tile_rows * stride, left_columns * n);
+    left_panels = larger(1, smaller(most_left / int64_t(sizeof(U)) / each, (n + tile_rows - 1) / tile_rows));
+    left = left_panels * each;
   }
   int64_t bytes(int team) const { return (panels * panel + 15) / 16 * 16 * sizeof(U) + left * team * sizeof(U); }
 };
@@ -202,6 +258,7 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   U* const packed = reinterpret_cast<U*>(factors.room);
   U* const mine = packed + (layout.panels * layout.panel + 15) / 16 * 16 + me.rank * layout.left;
   const Sum<T> flipped = left.transpose();
+  const bool in_rows = left.straight();
   alignas(64) U sums[tile_rows * tile_columns<U>];
   alignas(64) T out[tile_rows * tile_columns<U>];
   for (int64_t p = me.rank; p < layout.panels; p += me.size)
@@ -216,14 +273,23 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   const int64_t last_row = (last + layout.panels - 1) / layout.panels;
   for (int64_t begin = first / layout.panels; begin < last_row; begin += layout.left_panels) {
     const int64_t end = smaller(begin + layout.left_panels, last_row);
-    for (int64_t i = begin; i < end; ++i)
-      pack<tile_rows>(flipped, n, i * tile_rows, mine + (i - begin) * tile_rows * n);
+    for (int64_t i = begin; i < end; ++i) {
+      U* const to = mine + (i - begin) * layout.each;
+      if (in_rows)
+        form(left, n, i * tile_rows, tile_rows, 0, n, layout.stride, to);
+      else
+        pack<left_columns>(flipped, n, i * tile_rows, to);
+    }
     for (int64_t p = 0; p < layout.panels; ++p) {
       for (int64_t i = begin; i < end; ++i) {
         if (const int64_t at = i * layout.panels + p; at < first || at >= last) continue;
         if (Symmetric && p * tile_columns<U> >= (i + 1) * tile_rows) continue;
         for (int k = 0; k < count; ++k) fetch(outputs[k], n, i * tile_rows, p * tile_columns<U>, tile_columns<U>);
-        tile(n, mine + (i - begin) * tile_rows * n, packed + p * layout.panel, sums);
+        const U *const a = mine + (i - begin) * layout.each, *const b = packed + p * layout.panel;
+        if (in_rows)
+          tile<true>(n, a, layout.stride, b, sums);
+        else
+          tile<false>(n, a, layout.stride, b, sums);
         const T* found = out;
         if constexpr (std::is_same_v<T, U>) {
           found = sums;

@@ -44,14 +44,30 @@ void forward(const SkewForward<T>& problem, Member me) {
     T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : room.kept;
     T* const result = problem.result + m * elements;
     const T* basis[most_products] = {room.S, kept, kept + elements, kept + 2 * elements};
-    from_below<-1>(Sum<T>(problem.A + m * elements), n, room.S, me);
+    const Sum<T> A(problem.A + m * elements);
+    from_below<-1>(A, n, room.S, me);
     me.meet();
-    Output<T> first{kept};
+    Output<T> first{kept}, second{kept + elements};
     product<T, true>(room.factors, Sum<T>(room.S), Sum<T>(room.S), &first, 1, me);
     from_below<1>(Sum<T>(kept), n, kept, me);
     me.meet();
-    // What is to hold the result and the second product is free as yet.
-    const Plan<T> plan = plan_of(room.factors, kept, result, kept + elements, room.vectors, me);
+    // Where P alone leaves a doubt, the second product of another plan has what decides, and is made over.
+    Bounds bound = bounds(kept, n, room.vectors, me);
+    const bool made = bound.in_doubt<T>();
+    const Plan<T> guess = Plan<T>::of_degree_8(Plan<T>(bound.least).squarings);
+    if (made) {
+      product<T>(room.factors, guess.left(2, basis), guess.right(2, basis), &second, 1, me);
+      const T half = T(0.5 / guess.fourth());
+      Sum<T> square;
+      square.add(second.to, half);
+      square.add(second.to, half, true);
+      // What is to hold the result is free as yet, and S is there again soon.
+      if (closer(bound, room.factors, kept, square, room.S, result, room.vectors, me)) {
+        from_below<-1>(A, n, room.S, me);
+        me.meet();
+      }
+    }
+    const Plan<T> plan = bound.plan<T>();
     if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
     // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
     // fro between there and the result, and end in the result.
@@ -62,7 +78,16 @@ void forward(const SkewForward<T>& problem, Member me) {
       Output<T> output{last ? E : kept + (k - 1) * elements};
       output.rest = plan.added(k, basis);
       if (last && !plan.squarings) output.rest.identity = last_identity;
-      product<T>(room.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
+      if (k > 2 || !made) {
+        product<T>(room.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
+      } else if (last || !(plan == guess)) {
+        Sum<T> over = plan.second_of(guess, second.to);
+        for (int term = 0; term < output.rest.count; ++term)
+          over.add(output.rest.terms[term].x, output.rest.terms[term].factor);
+        over.identity = output.rest.identity;
+        assign(over, n, output.to, me);
+        me.meet();
+      }
     }
     for (int k = 1; k <= plan.squarings; ++k) {
       square(room.factors, E, next, k == plan.squarings ? last_identity : T(0), me);
