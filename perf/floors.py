@@ -1,7 +1,8 @@
 """The products that no implementation avoids, each by the fastest product at hand.
 
 On a CPU that is PyTorch's own, through MKL, or for float32 oneDNN, which runs at twice MKL's speed on AMD's processors:
-transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand.
+transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand. On a
+GPU it is PyTorch's alone.
 """
 
 import functools
@@ -17,6 +18,7 @@ PATIENCE = 5e-3
 """Seconds in which to find the fastest."""
 
 Job = Callable[[], object]
+CPU = torch.device("cpu")
 
 
 def floors(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
@@ -58,15 +60,16 @@ def products(a: Tensor, b: Tensor, sizes: Sequence[int], constant: bool = True) 
 def ways(a: Tensor, b: Tensor, laid: Tensor, out: Tensor) -> list[list[Job]]:
     """To compute one product, each a list of calls. ``laid`` is the transpose of ``b``, perhaps laid out."""
     found = [[functools.partial(torch.mm, a, b, out=out)]]
-    if has_onednn(a.dtype):
+    if has_onednn(a.dtype, a.device):
         found += [[onednn(rows, laid) for rows in a.split(ROWS)], [onednn(b.t(), a)]]
     return found
 
 
-def has_onednn(dtype: torch.dtype) -> bool:
+def has_onednn(dtype: torch.dtype, device: torch.device = CPU) -> bool:
     """Whether PyTorch offers its products."""
     return (
-        dtype == torch.float32
+        device.type == "cpu"
+        and dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
@@ -79,7 +82,7 @@ def onednn(a: Tensor, b: Tensor) -> Job:
 
 def lay_out(b: Tensor, rows: int) -> Tensor:
     """The transpose, in the order in which oneDNN reads a weight for so many rows."""
-    return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype) else b.t()
+    return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype, b.device) else b.t()
 
 
 def least(found: Sequence[list[Job]]) -> int:

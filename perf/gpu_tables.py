@@ -137,6 +137,7 @@ TABLES = {
         ("the kernel chosen; /x: times faster than x, which could serve too", rivals),
         ("other cases", others),
     ),
+    "relevancy.csv": (("relevancy attention", others),),
     "orthogonal.csv": (("orthogonal weights; /x: times faster than x", weights),),
 }
 

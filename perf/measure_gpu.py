@@ -1,4 +1,5 @@
-"""Measures recurrence and orthogonal weights on a GPU into a folder, within minutes: the last stage of ``make gpu``.
+"""Measures the recurrence, relevancy attention and orthogonal weights on a GPU into a folder, within minutes: the last
+stage of ``make gpu``.
 
 ``python -m perf.measure_gpu --help``. TF32 is off on both sides.
 """
@@ -18,17 +19,19 @@ from typing import NamedTuple
 
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, orthogonal, record
+from perf import flashrnn_peer, gpu_tables, harness, orthogonal, record, relevancy
 from perf import recurrence_gpu as cases
 from perf.harness import Effort, NoKernel, Outcome
 from perf.recurrence_gpu import Spec
 
-SECTIONS = ("memory", "short", "plain", "orthogonal", "variants", "flashrnn")
+SECTIONS = ("memory", "short", "plain", "orthogonal", "relevancy", "variants", "flashrnn")
 EFFORT = Effort(seconds=0.25, least=3, most=20, warm_ups=1, enough=1e-3)
 QUICK_EFFORT = Effort(seconds=0.0, least=3, most=3, warm_ups=1, enough=1e-4)
 QUICK_MEMORY_STEPS = (4, 8)
 COMPILE_SECONDS = 120
 TURN_SECONDS = 30
+RELEVANCY_SECONDS = 40
+"""A loop in PyTorch launches some thirty kernels a step, backwards as many again: a case takes about two seconds."""
 
 
 class Run(NamedTuple):
@@ -128,6 +131,16 @@ def weights(run: Run) -> Outcome:
     return harness.attempt(todo, path, run.device, run.command, run.effort, run.deadline)
 
 
+# ---- relevancy attention
+
+
+def attention(run: Run) -> Outcome:
+    shapes = relevancy.QUICK_SHAPES if run.quick else relevancy.GPU_SHAPES
+    todo = relevancy.cases(relevancy.RELEVANCY_CELLS, shapes, "float32", run.device, relevancy.GPU_PEERS, True)
+    path, deadline = run.folder / "relevancy.csv", min(run.deadline, time.monotonic() + RELEVANCY_SECONDS)
+    return harness.attempt(todo, path, run.device, run.command, run.effort, deadline)
+
+
 # ---- all
 
 
@@ -167,6 +180,8 @@ def measure(run: Run, sections: Sequence[str], options: Sequence[str]) -> Outcom
     add(attempt([spec for spec in plain if spec.batch == first or run.quick]))
     if "orthogonal" in sections:
         add(weights(run))
+    if "relevancy" in sections:
+        add(attention(run))
     if "variants" in sections:
         add(attempt(cases.VARIANTS))
     add(attempt([spec for spec in plain if spec.batch != first and not run.quick]))

@@ -1,14 +1,15 @@
 """relevancy_recurrence, forward and backward, against the same in plain PyTorch (perf/relevancy_peers.py).
 
-``python -m perf.relevancy --help``. The input's projection is on neither side. Floor: the products that no
-implementation avoids, V and W_a times s and U_a times h at each step, their transposes backwards, and the gradients of
-the three at once; each by the fastest product at hand.
+``python -m perf.relevancy --help``; on a GPU ``perf.measure_gpu`` runs the cases. The input's projection is on neither
+side. Floor: the products that no implementation avoids, V and W_a times s and U_a times h at each step, their
+transposes backwards, and the gradients of the three at once; each by the fastest product at hand. On a GPU it makes
+each for all steps at once, as if every s were known.
 """
 
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,12 +28,17 @@ PEERS = {"PyTorch, cached keys": cached_keys, "PyTorch, keys recomputed": recomp
 
 SHAPES = ((120, 64, 128, 10, 10), (120, 10, 128, 10, 10), (400, 16, 64, 10, 10), (60, 16, 512, 10, 5))
 QUICK_SHAPES = ((20, 3, 16, 4, 4),)
+GPU_SHAPES = tuple((128, batch, hidden, 10, 10) for hidden in (128, 512) for batch in (16, 64))
 """(T, B, n, buffer_size, relevant_size)."""
+
+GPU_PEERS = {"PyTorch, cached keys": cached_keys}
+"""The other waits for the device at every step."""
 
 PROOF = (25, 2)
 """Steps and samples of what is checked: the reference takes each sample on its own."""
 
 Function = Callable[..., Tensor]
+CPU = torch.device("cpu")
 
 
 def ours(*args, **kwargs) -> Tensor:
@@ -43,7 +49,10 @@ def by_reference(*args, **kwargs) -> Tensor:
     return reference.relevancy_recurrence(*args, **kwargs)[0]
 
 
-def problem_of(cell: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Problem:
+def problem_of(
+    cell: str, shape: Sequence[int], dtype: torch.dtype, seed: int, device: torch.device = CPU,
+    peers: Mapping[str, Function] = PEERS, names_kernel: bool = False,
+) -> Problem:  # fmt: skip
     torch.manual_seed(seed)
     steps, batch, hidden, buffer_size, relevant_size = shape
     gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
@@ -55,13 +64,13 @@ def problem_of(cell: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -
         **{name: torch.zeros(batch, hidden) for name in ("s0", "c0")[:states]},
         **{name: 0.1 * torch.randn(hidden) for name in params},
     }
-    tensors = {name: x.to(dtype) for name, x in tensors.items()}
+    tensors = {name: x.to(device, dtype) for name, x in tensors.items()}
     sizes = {"buffer_size": buffer_size, "relevant_size": relevant_size}
     chosen = explain(relevancy_recurrence, *arguments(cell, tensors), **options(cell, tensors), **sizes)
     if chosen.implementation == "reference":
         raise NoKernel(f"there is no kernel to measure: {chosen.reason}")
-    upstream = torch.randn(steps, batch, hidden, dtype=dtype)
-    functions = {name: functools.partial(f, **sizes) for name, f in ({OURS: ours} | PEERS).items()}
+    upstream = torch.randn(steps, batch, hidden, dtype=dtype).to(device)
+    functions = {name: functools.partial(f, **sizes) for name, f in {OURS: ours, **peers}.items()}
     exact = functools.partial(by_reference, **sizes)
     return Problem(
         calls={
@@ -72,6 +81,7 @@ def problem_of(cell: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -
         floors=floors(tensors, steps, batch),
         naive=functools.partial(both, exact, cell, tensors, upstream),
         truth=lambda: both(exact, cell, {name: x.double() for name, x in tensors.items()}, upstream.double()),
+        columns=lambda provider: {"kernel": chosen.reason if provider == OURS else ""} if names_kernel else {},
     )  # fmt: skip
 
 
@@ -98,9 +108,10 @@ def both(function: Function, cell: str, tensors: dict[str, Tensor], upstream: Te
 
 def floors(tensors: dict[str, Tensor], steps: int, batch: int) -> dict[str, Callable[[], None]]:
     V, W_a, U_a = (tensors[name] for name in ("V", "W_a", "U_a"))
-    joint, sizes, rows = torch.cat([V, W_a]), [batch] * steps, steps * batch
-    s, h = (torch.randn(rows, V.shape[1], dtype=V.dtype) for _ in range(2))
-    pre, dkey = (torch.randn(rows, W.shape[0], dtype=V.dtype) for W in (joint, U_a))
+    joint, rows = torch.cat([V, W_a]), steps * batch
+    sizes = [batch] * steps if V.device.type == "cpu" else [rows]
+    s, h = (V.new_empty(rows, V.shape[1]).normal_() for _ in range(2))
+    pre, dkey = (V.new_empty(rows, W.shape[0]).normal_() for W in (joint, U_a))
     ahead = products(s, joint.t(), sizes) + products(h, U_a.t(), sizes)
     back = products(pre, joint, sizes) + products(dkey, U_a, sizes)
     for left, right in ((pre, s), (dkey, h)):
@@ -108,7 +119,12 @@ def floors(tensors: dict[str, Tensor], steps: int, batch: int) -> dict[str, Call
     return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
 
 
-def cases(cells: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:
+def cases(
+    cells: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device = CPU,
+    peers: Mapping[str, Function] = PEERS, names_kernel: bool = False,
+) -> list[Case]:  # fmt: skip
+    """``names_kernel``: rows say which kernel ran, in a column of their own."""
+    options = {"device": device, "peers": peers, "names_kernel": names_kernel}
     return [
         Case(
             {
@@ -118,8 +134,8 @@ def cases(cells: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: str) -
                 "shape": "x".join(map(str, shape[:3])),
                 "dtype": dtype,
             },
-            functools.partial(problem_of, cell, shape, getattr(torch, dtype)),
-            functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype)),
+            functools.partial(problem_of, cell, shape, getattr(torch, dtype), **options),
+            functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype), **options),
         )
         for cell in cells
         for shape in shapes
@@ -142,12 +158,11 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     if chosen.dtype == "bfloat16":
         parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
     torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "relevancy.csv"
+    path = None if chosen.quick else record.folder(CPU, results) / "relevancy.csv"
     effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
     command = shlex.join(["python", "-m", "perf.relevancy", *argv])
-    harness.run(cases(chosen.cells, shapes, chosen.dtype), path, device, command, effort)
+    harness.run(cases(chosen.cells, shapes, chosen.dtype), path, CPU, command, effort)
 
 
 if __name__ == "__main__":

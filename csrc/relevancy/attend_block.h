@@ -31,8 +31,6 @@ RNNKERN_DEVICE T warp_sum(T x) {
 
 RNNKERN_DEVICE float exponential(float x) { return ::expf(x); }
 RNNKERN_DEVICE double exponential(double x) { return ::exp(x); }
-RNNKERN_DEVICE float logarithm(float x) { return ::logf(x); }
-RNNKERN_DEVICE double logarithm(double x) { return ::log(x); }
 
 template <class T>
 RNNKERN_DEVICE T greater(T x, T y) {

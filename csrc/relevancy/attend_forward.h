@@ -86,9 +86,9 @@ struct AttendForwardKernel {
     return taken;
   }
 
-  // Leaves alpha, and returns the logarithm of the softmax's sum.
-  RNNKERN_DEVICE static T attend(const Problem& p, const Remembered<T>& memory, const Bench<T>& bench, int64_t b,
-                                 bool reset, T* alpha) {
+  // Leaves alpha.
+  RNNKERN_DEVICE static void attend(const Problem& p, const Remembered<T>& memory, const Bench<T>& bench, int64_t b,
+                                    bool reset, T* alpha) {
     using device::thread;
     const T *const query = p.r + b * p.products + p.products - p.hidden, none = -INFINITY;
     memory.each(device::warp(), attend_warps, [&](int64_t place, int64_t id, const T*, const T* key) {
@@ -112,7 +112,6 @@ struct AttendForwardKernel {
       if (!p.given && place < memory.slots) memory.buffer_scores[place] += alpha[place];
     });
     device::block_barrier();
-    return most + logarithm(sum);
   }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -129,7 +128,7 @@ struct AttendForwardKernel {
     }
     const int64_t taken = enter(p, memory, bench, b);
     T* const alpha = p.alpha + b * memory.members();
-    const T log_sum = attend(p, memory, bench, b, reset, alpha);
+    attend(p, memory, bench, b, reset, alpha);
     for (int64_t first = 0; first < n; first += columns) {
       T sum[1][values] = {};
       memory.each(device::warp(), attend_warps, [&](int64_t place, int64_t id, const T* h, const T*) {
@@ -149,9 +148,7 @@ struct AttendForwardKernel {
         p.ids[b * memory.members() + place] = int32_t(id);
       });
     }
-    if (thread() > 0) return;
-    if (p.slots) p.slots[b] = int32_t(taken);
-    if (p.log_sums) p.log_sums[b] = log_sum;
+    if (thread() == 0 && p.slots) p.slots[b] = int32_t(taken);
   }
 };
 

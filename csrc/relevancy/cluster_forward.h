@@ -14,8 +14,8 @@
 // (300), five barriers 200.
 #pragma once
 
-#include "relevancy/cluster_slots.h"
 #include "relevancy/cluster_tile.h"
+#include "relevancy/sample_slots.h"
 
 namespace rnnkern::relevancy {
 
@@ -28,7 +28,7 @@ struct ClusterForwardKernel {
   static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
 
   struct Room {
-    ClusterSlots memory;
+    SampleSlots memory;
     float *values, *keys;       // (kappa, D), (kappa, units), by where an event lies
     float* parts;               // (R, pitch): of the scores
     float *s, *h;               // (D,)
@@ -40,7 +40,7 @@ struct ClusterForwardKernel {
     static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
       Room room;
       const int64_t kappa = slots + relevant_size;
-      room.memory = ClusterSlots::carve(carver, slots, relevant_size);
+      room.memory = SampleSlots::carve(carver, slots, relevant_size);
       room.pitch = int((kappa + 1) / 2 * 2);
       room.values = carver.take<float>(kappa * D);
       room.keys = carver.take<float>(kappa * T::units);
@@ -61,12 +61,8 @@ struct ClusterForwardKernel {
 
   RNNKERN_DEVICE static void begin(const Problem& p, const Room& room, int64_t b, const Keys& U_a) {
     const int n = int(p.rows.hidden), unit = device::cluster_rank() * T::units + T::unit();
-    const ClusterSlots& memory = room.memory;
-    memory.each_row(b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
-      memory.ids[slot] = (of_buffer ? p.memory.buffer_ids : p.memory.ids)[row];
-      memory.scores[slot] = (of_buffer ? p.memory.buffer_scores : p.memory.scores)[row];
-      memory.where[slot] = slot;
-    });
+    const SampleSlots& memory = room.memory;
+    memory.read(p.memory, b, threads);
     for (int i = device::thread(); i < D; i += threads) room.s[i] = i < n ? p.last_s[b * n + i] : 0;
     if (T::part() == 0) room.v[T::unit()] = unit < n ? p.v[unit] : 0;
     memory.each_row(b, 0, 1, [&](int slot, int64_t row, bool of_buffer) {
@@ -84,14 +80,8 @@ struct ClusterForwardKernel {
   // Each block its own units, the first of them what has none.
   RNNKERN_DEVICE static void end(const Problem& p, const Room& room, int64_t b, int64_t now) {
     const int n = int(p.rows.hidden), rank = device::cluster_rank(), unit = rank * T::units + T::unit();
-    const ClusterSlots& memory = room.memory;
-    if (rank == 0) {
-      memory.each_row(b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
-        (of_buffer ? p.memory.buffer_ids : p.memory.ids)[row] = memory.ids[slot];
-        (of_buffer ? p.memory.buffer_scores : p.memory.scores)[row] = memory.scores[slot];
-      });
-      if (device::thread() == 0) p.memory.time[b] = now;
-    }
+    const SampleSlots& memory = room.memory;
+    if (rank == 0) memory.write(p.memory, b, now, threads);
     if (unit >= n) return;
     if (T::part() == 0) p.last_s[b * n + unit] = room.s[unit];
     memory.each_row(b, T::part(), T::parts, [&](int slot, int64_t row, bool of_buffer) {
@@ -102,7 +92,7 @@ struct ClusterForwardKernel {
 
   // The block's part of the score of a slot, which every lane of the warp has.
   RNNKERN_DEVICE static float score_part(const Problem& p, const Room& room, int slot) {
-    const ClusterSlots& memory = room.memory;
+    const SampleSlots& memory = room.memory;
     if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
     return score(room.query, false, room.keys + memory.where[slot] * T::units, room.v, T::units, p.dot);
   }
@@ -139,7 +129,7 @@ struct ClusterForwardKernel {
     using device::thread, device::warp;
     device::Carver carver{device::shared_memory()};
     const Room room = Room::carve(carver, p.memory.slots, p.memory.relevant_size);
-    const ClusterSlots& memory = room.memory;
+    const SampleSlots& memory = room.memory;
     const Rows& rows = p.rows;
     const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b);
     const int rank = device::cluster_rank(), own = T::unit(), unit = rank * T::units + own;
@@ -217,7 +207,7 @@ struct ClusterForwardKernel {
         memory.e[k] = e;
       });
       device::block_barrier();
-      const float log_sum = memory.weigh(threads, p.given);
+      memory.weigh(threads, p.given);
       device::block_barrier();
 
       for (int i = thread(); i < D; i += threads) {
@@ -229,15 +219,7 @@ struct ClusterForwardKernel {
         room.s[i] = s;
         if (i / T::units == rank && i < n) p.s[row * n + i] = s;
       }
-      if (rank == 0) {
-        const int64_t kappa = memory.members();
-        memory.each(thread(), threads, [&](int k) {
-          if (p.alpha) p.alpha[row * kappa + k] = memory.weights[k];
-          if (p.ids) p.ids[row * kappa + k] = int32_t(memory.ids[k]);
-        });
-        if (thread() == 0 && p.taken) p.taken[row] = memory.taken[0];
-        if (thread() == 0 && p.log_sums) p.log_sums[row] = log_sum;
-      }
+      if (rank == 0) memory.tell(p, row, threads);
       device::block_barrier();
     }
     end(p, room, b, now);

@@ -53,16 +53,15 @@ void decay_all(T* e, int64_t count, T shift) {
   for (int64_t j = 0; j < count; j += V::width) decay(V::load(e + j) - V(shift)).store(e + j);
 }
 
-// In place; returns the log of the sum of exp(e).
+// In place.
 template <class T>
-T softmax(T* e, int64_t count) {
+void softmax(T* e, int64_t count) {
   T most = -std::numeric_limits<T>::infinity();
   for (int64_t j = 0; j < count; ++j) most = e[j] > most ? e[j] : most;
   decay_all(e, count, most);
   T sum = 0;
   for (int64_t j = 0; j < count; ++j) sum += e[j];
   for (int64_t j = 0; j < count; ++j) e[j] /= sum;
-  return most + std::log(sum);
 }
 
 // s = mix (h + sum over j of alpha[j] events[j]).

@@ -199,12 +199,11 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
     x.live_keys[count++] = x.keys + j * width;
   }
   (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, room.v, width, x.e);
-  const T log_sum = softmax(x.e, count);
+  softmax(x.e, count);
   mixed(x.events + slot * width, x.live_events, x.e, count, p.mix, width, x.s);
   std::memcpy(p.s + row * p.hidden, x.s, sizeof(T) * p.hidden);
   if (!p.given)
     for (int64_t i = 0; i < count && x.live[i] < p.slots; ++i) x.scores[x.live[i]] += x.e[i];
-  if (p.log_sum) p.log_sum[row] = log_sum;
   for (T* const to : {p.alpha, p.map}) {
     if (!to) continue;
     std::memset(to + row * kappa, 0, sizeof(T) * kappa);

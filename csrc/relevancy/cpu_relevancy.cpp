@@ -207,7 +207,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
   }
   const size_t saved = results.size();
   if (training) {
-    results.push_back(empty(u, call.full() ? std::vector<int64_t>{call.rows} : std::vector<int64_t>{call.rows, kappa}));
+    if (!call.full()) results.push_back(empty(u, {call.rows, kappa}));
     results.push_back(empty(u, {call.rows}, ScalarType::Int));
     if (call.has_c()) {
       results.push_back(reusable(u, {call.rows, call.cell().saved * n}, call.dtype));
@@ -233,9 +233,10 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
               write<int64_t>(results[at + 6])};
     if (maps) p.map = write<T>(results[saved - 2]), p.ids = write<int32_t>(results[saved - 1]);
     if (training) {
-      (call.full() ? p.log_sum : p.alpha) = write<T>(results[saved]);
-      p.taken = write<int32_t>(results[saved + 1]);
-      if (call.has_c()) p.gates = write<T>(results[saved + 2]), p.c = write<T>(results[saved + 3]);
+      const size_t taken = saved + !call.full();
+      if (!call.full()) p.alpha = write<T>(results[saved]);
+      p.taken = write<int32_t>(results[taken]);
+      if (call.has_c()) p.gates = write<T>(results[taken + 1]), p.c = write<T>(results[taken + 2]);
     }
     run(kernels<T>().forward[call.place], p, u);
   });
@@ -257,12 +258,14 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
   if (grad_h) grad_h = dense(*grad_h), require(like_h(*grad_h), "`grad_h`");
   if (grad_s) grad_s = dense(*grad_s), require(like_h(*grad_s), "`grad_s`");
   for (Tensor& x : saved) x = dense(x);
-  require(saved.size() == (call.has_c() ? 4 : 2) && is(saved[1], {call.rows}, ScalarType::Int) &&
-              (call.full() ? is(saved[0], {call.rows}, call.dtype) : is(saved[0], {call.rows, kappa}, call.dtype)) &&
-              (!call.has_c() || (is(saved[2], {call.rows, call.cell().saved * n}, call.dtype) &&
-                                 is(saved[3], {call.rows, n}, call.dtype))),
+  const size_t after_alpha = !call.full();
+  require(saved.size() == after_alpha + (call.has_c() ? 3 : 1) &&
+              (call.full() || is(saved[0], {call.rows, kappa}, call.dtype)) &&
+              is(saved[after_alpha], {call.rows}, ScalarType::Int) &&
+              (!call.has_c() || (is(saved[after_alpha + 1], {call.rows, call.cell().saved * n}, call.dtype) &&
+                                 is(saved[after_alpha + 2], {call.rows, n}, call.dtype))),
           "`saved`");
-  const int32_t* const taken = read<int32_t>(saved[1]);
+  const int32_t* const taken = read<int32_t>(saved[after_alpha]);
   for (int64_t row = 0; row < call.rows; ++row) require(taken[row] >= -1 && taken[row] < call.relevant, "`saved`");
   Tensors grads;
   if (grad_state)
@@ -292,7 +295,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     p.h = read<T>(h), p.s = read<T>(s);
     p.alpha = call.full() ? nullptr : read<T>(saved[0]);
     p.taken = taken;
-    if (call.has_c()) p.gates = read<T>(saved[2]), p.c = read<T>(saved[3]);
+    if (call.has_c()) p.gates = read<T>(saved[after_alpha + 1]), p.c = read<T>(saved[after_alpha + 2]);
     if (grad_h) p.grad_h = read<T>(*grad_h);
     if (grad_s) p.grad_s = read<T>(*grad_s);
     if (!grads.empty()) {

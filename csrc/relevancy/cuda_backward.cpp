@@ -21,12 +21,12 @@ struct BackwardDriver : Driver<T> {
     Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
   };
 
-  Tensors saved;
+  Tensor kept_alpha, taken, gates, cells;  // what the forward saved, where it is there
   Tensor grad_h, grad_s, du, ds, dc;
   OptionalTensor has_grad_h, has_grad_s;
   Tensors grad_state, dparams;
   Parts values, keys, dh, dkeys;
-  Tensor previous, queries, alpha, dv;
+  Tensor previous, queries, dv;
   Tensor occupants, starts;
   History history{};
 
@@ -48,12 +48,13 @@ struct BackwardDriver : Driver<T> {
       const int64_t each = sizes[k + (k > 0 ? 2 - cell.states : 0)];
       grad_state.push_back(this->sized("grad_state", grad_state_[k], batch * each));
     }
-    STD_TORCH_CHECK(saved_.size() == (cell.states > 1 ? 4u : 2u), "relevancy_recurrence_backward: wrong `saved`");
-    saved.push_back(this->sized("saved", saved_[0], this->keeps_all() ? total : total * this->kappa()));
-    saved.push_back(this->sized("saved", saved_[1], total, ScalarType::Int));
+    const size_t at = !this->keeps_all();
+    STD_TORCH_CHECK(saved_.size() == at + (cell.states > 1 ? 3 : 1), "relevancy_recurrence_backward: wrong `saved`");
+    if (!this->keeps_all()) kept_alpha = this->sized("saved", saved_[0], total * this->kappa());
+    taken = this->sized("saved", saved_[at], total, ScalarType::Int);
     if (cell.states > 1) {
-      saved.push_back(this->sized("saved", saved_[2], total * cell.saved * n));
-      saved.push_back(this->sized("saved", saved_[3], total * n));
+      gates = this->sized("saved", saved_[at + 1], total * cell.saved * n);
+      cells = this->sized("saved", saved_[at + 2], total * n);
     }
   }
 
@@ -134,7 +135,7 @@ struct BackwardDriver : Driver<T> {
                read<int64_t>(this->buffer_ids),
                read<int64_t>(this->ids),
                read<int64_t>(this->time),
-               read<int32_t>(saved[1]),
+               read<int32_t>(taken),
                write<int32_t>(occupants),
                write<int32_t>(starts)};
     succeed(remember_history(history, stream));
@@ -159,7 +160,7 @@ struct BackwardDriver : Driver<T> {
     attend.v = read<T>(this->v);
     attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
     attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
-    attend.alpha = this->keeps_all() ? nullptr : read<T>(saved[0]);
+    attend.alpha = this->keeps_all() ? nullptr : read<T>(kept_alpha);
     attend.mix = this->mix;
     attend.dot = this->dot;
     attend.room = write<T>(room);
@@ -178,8 +179,8 @@ struct BackwardDriver : Driver<T> {
     step.dquery = read<T>(queries);
     step.through_key = read<T>(through_key);
     if (cell.states > 1) {
-      step.gates = read<T>(saved[2]);
-      step.cells = read<T>(saved[3]);
+      step.gates = read<T>(gates);
+      step.cells = read<T>(cells);
       step.c0 = read<T>(this->c0);
       step.dc = write<T>(dc);
     }

@@ -26,10 +26,9 @@ struct ForwardDriver : Driver<T> {
     h = this->rows_of(hidden);
     s = this->rows_of(hidden);
     const Tensor alpha = keeps_alpha || maps ? made({this->total, kappa}) : made({rows.batch, kappa});
-    Tensor map, map_ids, log_sums, taken, gates, cells;
+    Tensor map, map_ids, taken, gates, cells;
     if (maps) map_ids = this->rows_of(kappa, ScalarType::Int);
     if (training) taken = made({this->total}, ScalarType::Int);
-    if (training && !keeps_alpha) log_sums = made({this->total});
     if (training && cell.states > 1) {
       gates = made({this->total, cell.saved * hidden});
       cells = made({this->total, hidden});
@@ -37,10 +36,7 @@ struct ForwardDriver : Driver<T> {
     begin();
     count("relevancy_recurrence/cuda", "forward", cell.name, this->plan.forward_kernel());
     T* const to_alpha = keeps_alpha || maps ? write<T>(alpha) : nullptr;
-    const To to{to_alpha,
-                maps ? write<int32_t>(map_ids) : nullptr,
-                training ? write<int32_t>(taken) : nullptr,
-                training && !keeps_alpha ? write<T>(log_sums) : nullptr,
+    const To to{to_alpha, maps ? write<int32_t>(map_ids) : nullptr, training ? write<int32_t>(taken) : nullptr,
                 training && cell.states > 1 ? write<T>(gates) : nullptr,
                 training && cell.states > 1 ? write<T>(cells) : nullptr};
     if (this->plan.resident()) {
@@ -58,10 +54,8 @@ struct ForwardDriver : Driver<T> {
       outputs.push_back(map);
       outputs.push_back(map_ids);
     }
-    if (training) {
-      outputs.push_back(keeps_alpha ? alpha : log_sums);
-      outputs.push_back(taken);
-    }
+    if (keeps_alpha) outputs.push_back(alpha);
+    if (training) outputs.push_back(taken);
     if (training && cell.states > 1) {
       outputs.push_back(gates);
       outputs.push_back(cells);
@@ -73,7 +67,7 @@ struct ForwardDriver : Driver<T> {
   struct To {
     T* alpha;
     int32_t *ids, *taken;
-    T *log_sums, *gates, *cells;
+    T *gates, *cells;
   };
 
   // All steps by one kernel that keeps the weights.
@@ -101,7 +95,6 @@ struct ForwardDriver : Driver<T> {
     p.alpha = to.alpha;
     p.ids = to.ids;
     p.taken = to.taken;
-    p.log_sums = to.log_sums;
     p.gates = to.gates;
     p.cells = to.cells;
     succeed(on_block ? SampleKernels::forward(p, this->place, this->plan.padded, stream)
@@ -151,7 +144,6 @@ struct ForwardDriver : Driver<T> {
       attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(room);
       attend.ids = to.ids ? to.ids + row * kappa : nullptr;
       attend.slots = to.taken ? to.taken + row : nullptr;
-      attend.log_sums = to.log_sums ? to.log_sums + row : nullptr;
       product(products, in, to_r);
       succeed(AttendKernels<T>::cell_forward(step, this->place, stream));
       product(made_key, made_h, to_key);

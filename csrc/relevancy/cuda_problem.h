@@ -76,7 +76,6 @@ struct AttendForward {
   T* alpha;        // (rows, kappa)
   int32_t* ids;    // (rows, kappa) or null
   int32_t* slots;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
-  T* log_sums;     // (rows,) or null: the logarithm of the softmax's sum
 };
 
 // One sample per block, all steps. `memory` is what the call begins with, and then what it leaves; of it the keys are
@@ -89,11 +88,11 @@ struct SampleForward {
   const float* given;  // (T, B) or null
   float mix;
   bool dot;
-  float* packed;                    // room for the weights that are streamed, or null
-  float *last_s, *last_c;           // (B, n), likewise
-  float *h, *s, *alpha;             // (rows, n), (rows, n), (rows, kappa) or null
-  int32_t *ids, *taken;             // (rows, kappa), (rows,), or null
-  float *log_sums, *gates, *cells;  // or null
+  float* packed;           // room for the weights that are streamed, or null
+  float *last_s, *last_c;  // (B, n), likewise
+  float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
+  int32_t *ids, *taken;    // (rows, kappa), (rows,), or null
+  float *gates, *cells;    // or null
 };
 
 // Something of every event: of those of this call by their step, and of those that it began with.

@@ -39,11 +39,10 @@ struct RelevancyForward : RelevancyProblem<T> {
   const T* given;  // (steps, batch), or null: then attention gives the scores
   T *h, *s;
   RelevancyMemory<T, int64_t> last;
-  T* map;              // (rows, kappa) or null
-  int32_t* ids;        // (rows, kappa) or null
-  T *alpha, *log_sum;  // (rows, kappa) or (rows,), or null
-  int32_t* taken;      // (rows,) or null: the slot of R that was overwritten, or -1
-  T *gates, *c;        // (rows, saved, hidden), (rows, hidden), or null
+  T *map, *alpha;  // (rows, kappa) each, or null: to return, to keep
+  int32_t* ids;    // (rows, kappa) or null
+  int32_t* taken;  // (rows,) or null: the slot of R that was overwritten, or -1
+  T *gates, *c;    // (rows, saved, hidden), (rows, hidden), or null
 };
 
 template <class T>

@@ -333,7 +333,7 @@ MUTANTS = [
     Mutant("relevancy/cluster_forward.h", "room.values[place * D + i] = room.h[i];\n      device::block_barrier();\n",
            "room.values[place * D + i] = room.h[i];\n", "the barrier before others may send the next h",
            interpreted("any_schedule", ATTENDING)),
-    Mutant("relevancy/cluster_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
+    Mutant("relevancy/sample_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
            interpreted("every_cell and everything", ATTENDING)),
     Mutant("relevancy/sample_tile.h", "T::column(first_packed + k)", "T::column(k)", "which columns are streamed",
            interpreted("shipped and 128", ATTENDING_BLOCKS)),

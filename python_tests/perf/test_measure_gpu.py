@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,14 @@ import types
 import pytest
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, providers, record
+from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, providers, record, relevancy
 from perf import recurrence_gpu as cases
 from perf.harness import OURS, Effort, NoKernel
 from perf.recurrence_gpu import Spec
 from rnnkern import reference
 from rnnkern.ops import use
 from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.reference.relevancy import RELEVANCY_CELLS
 
 CPU = torch.device("cpu")
 EFFORT = Effort(0.0, 2, 2, warm_ups=1)
@@ -60,6 +62,28 @@ def test_skew_exp_is_measured_on_every_way_of_a_gpu():
     """A program per matrix, products of Triton in both sizes of tile, and ATen's."""
     assert [shape[-1] for shape in orthogonal.GPU_SHAPES] == [32, 64, 128, 256, 512, 1024]
     assert orthogonal.GPU_SHAPES[0] == (256, 32, 32)
+
+
+def test_relevancy_attention_is_measured_on_every_kernel():
+    """A block, a cluster, and, where they are more than either takes, a few kernels per step."""
+    todo = relevancy.cases(RELEVANCY_CELLS, relevancy.GPU_SHAPES, "float32", CPU, relevancy.GPU_PEERS, True)
+    assert all(case.proof for case in todo)
+    found = {(case.labels["cell"], case.labels["shape"]) for case in todo}
+    shapes = [f"128x{batch}x{hidden}" for hidden in (128, 512) for batch in (16, 64)]
+    assert found == set(itertools.product(RELEVANCY_CELLS, shapes))
+    h200 = (9, 0, 132, 232448, 16, 7)
+    ran = {
+        json.loads(torch.ops.rnnkern.relevancy_plan(cell, "float32", (*shape[:3], shape[3], shape[4]), h200))["forward"]
+        for cell in RELEVANCY_CELLS
+        for shape in relevancy.GPU_SHAPES
+    }
+    assert ran == {"block", "cluster", "stepwise"}
+
+
+def test_relevancy_attention_has_a_time_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_gpu, "RELEVANCY_SECONDS", -1)
+    outcome = measure_gpu.attention(measure_gpu.Run(CPU, tmp_path, True, time.monotonic() + 60, "test"))
+    assert [why for _, why in outcome.left_out] == ["the time was up"] * len(RELEVANCY_CELLS)
 
 
 def test_labels_tell_all_cases_apart():
@@ -246,11 +270,13 @@ def test_a_flashrnn_that_is_no_lstm_is_refused(flashrnn):
 @compiled_part
 def test_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(flashrnn_peer, "installed", lambda: False)
+    monkeypatch.setattr(relevancy, "PROOF", (8, 2))
     options = [
         "--sections",
         "memory",
         "plain",
         "orthogonal",
+        "relevancy",
         "flashrnn",
         "--out",
         str(tmp_path),
@@ -263,7 +289,13 @@ def test_a_run(tmp_path, capsys, monkeypatch):
     assert {(row["case"], row["cell"]) for row in rows} == set(itertools.product(("dense", "heads"), cases.CELLS))
     weights = record.read(tmp_path / "orthogonal.csv")
     assert {row["op"] for row in weights} == {"skew_exp", "schur_weight"}
-    assert all(row["command"] == "python -m perf.measure_gpu --device cpu --quick" for row in rows + weights)
+    attention = record.read(tmp_path / "relevancy.csv")
+    assert {(row["cell"], row["provider"]) for row in attention} == set(
+        itertools.product(RELEVANCY_CELLS, (OURS, "PyTorch, cached keys"))
+    )
+    assert {row["kernel"] for row in attention if row["provider"] == OURS} == {"the cpu kernel serves this call"}
+    command = "python -m perf.measure_gpu --device cpu --quick"
+    assert all(row["command"] == command for row in rows + weights + attention)
     memory = record.read(tmp_path / "memory.csv")
     assert {row["provider"] for row in memory} == {OURS, "torch.nn", "loop"}
     assert all(int(row["peak_bytes"]) > 0 for row in memory)
@@ -345,7 +377,7 @@ def test_tables(tmp_path):
     assert "loop 50.0" in line
     assert not any("gru" in line for line in lines)
     assert "gru" in gpu_tables.text(tmp_path)
-    none = "recurrence.csv: nothing was measured\n\northogonal.csv: nothing was measured"
+    none = "\n\n".join(f"{name}.csv: nothing was measured" for name in ("recurrence", "relevancy", "orthogonal"))
     assert gpu_tables.text(tmp_path / "none") == none
 
 

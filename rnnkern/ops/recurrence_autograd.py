@@ -57,21 +57,26 @@ def _is_in(x, args):
     return any(x is y for y in args)
 
 
+def whole(apply):
+    """(A twin of ``apply``, what keeps the compiler from looking into the twin). Inside a transform it would take the
+    Function apart and lose its gradient without a word. The second is called while it traces: to name the first earlier
+    would import the compiler."""
+
+    def twin(*args):
+        return apply(*args)
+
+    def keep():
+        torch._dynamo.allow_in_graph(twin)
+
+    keep._dynamo_marked_constant = True
+    return twin, keep
+
+
 def _apply(*args):
     return (Recurrence if forward_ad._current_level < 0 else _RecurrenceOfDuals).apply(*args)
 
 
-def _apply_whole(*args):
-    return _apply(*args)
-
-
-def _keep_whole():
-    """Inside a transform the compiler would take the Function apart and lose its gradient without a word. Called while
-    it traces: to name it earlier would import it."""
-    torch._dynamo.allow_in_graph(_apply_whole)
-
-
-_keep_whole._dynamo_marked_constant = True
+_apply_whole, _keep_whole = whole(_apply)
 
 
 def _no_forward_mode(*_):

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rnnkern import _extension
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.recurrence_vmap import one_by_one
 from rnnkern.ops.relevancy_second import differentiate_backward
 from rnnkern.reference import CELLS, RelevancyState
@@ -37,32 +37,18 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
 
 def _differentiable(*args):
     if torch.compiler.is_dynamo_compiling():
-        # The compiler takes no tensor twice, and (zeros, zeros) is how many an LSTM begins.
-        args = [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
+        args = distinct(args)  # (zeros, zeros) is how many an LSTM begins
         if transformed():
             _keep_whole()
             return _apply_whole(*args)
     return _apply(*args)
 
 
-def _is_in(x, args):
-    return any(x is y for y in args)
-
-
 def _apply(*args):
     return (Relevancy if forward_ad._current_level < 0 else _RelevancyOfDuals).apply(*args)
 
 
-def _apply_whole(*args):
-    return _apply(*args)
-
-
-def _keep_whole():
-    """As in rnnkern/ops/recurrence_autograd.py."""
-    torch._dynamo.allow_in_graph(_apply_whole)
-
-
-_keep_whole._dynamo_marked_constant = True
+_apply_whole, _keep_whole = whole(_apply)
 
 
 def _no_forward_mode(*_):
@@ -232,7 +218,7 @@ def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores,
         results += [u.new_empty(*rows, kappa), u.new_empty(*rows, kappa, dtype=torch.int32)]
     if training:
         count = rows.numel() if batch_sizes is None else rows[0]
-        results += [u.new_empty(count) if full else u.new_empty(count, slots + relevant)]
+        results += [] if full else [u.new_empty(count, slots + relevant)]
         results += [u.new_empty(count, dtype=torch.int32)]
         if cell in SAVED_GATES:
             results += [u.new_empty(count, SAVED_GATES[cell] * hidden), u.new_empty(count, hidden)]

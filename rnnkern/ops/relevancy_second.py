@@ -77,7 +77,7 @@ def _input(cell: str, V: Tensor, params, s0, batch_sizes, reset, h, s, saved) ->
     """u, which is not kept: what the cell's function must have been given, less V s."""
     edge = 1 - torch.finfo(h.dtype).eps
     if cell == "lstm":
-        i, f, g, o = saved[2].view(*h.shape[:-1], -1).chunk(4, -1)
+        i, f, g, o = saved[-2].view(*h.shape[:-1], -1).chunk(4, -1)
         i, f, o = (torch.logit(x, 1 - edge) for x in (i, f, o))
         z = torch.cat([i, f, torch.atanh(g.clamp(-edge, edge)), o], -1)
     elif cell == "tanh":

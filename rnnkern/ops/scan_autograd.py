@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed
+from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.recurrence_vmap import one_by_one
 
 _operators = torch.ops.rnnkern
@@ -36,16 +36,7 @@ def _apply(*args):
     return (LinearScan if forward_ad._current_level < 0 else _LinearScanOfDuals).apply(*args)
 
 
-def _apply_whole(*args):
-    return _apply(*args)
-
-
-def _keep_whole():
-    """Inside a transform the compiler would take the Function apart and lose its gradient."""
-    torch._dynamo.allow_in_graph(_apply_whole)
-
-
-_keep_whole._dynamo_marked_constant = True
+_apply_whole, _keep_whole = whole(_apply)
 
 
 def _no_forward_mode(*_):

@@ -1,20 +1,20 @@
-// What each block of a cluster knows of its sample's slots. All of them do the same here in the same order, and so need
-// not tell each other.
+// What a block that has a sample for all steps knows of its slots. The blocks of a cluster do the same here in the same
+// order, and so need not tell each other.
 #pragma once
 
 #include "relevancy/attend_screen.h"
 
 namespace rnnkern::relevancy {
 
-struct ClusterSlots {
+struct SampleSlots {
   int slots, relevant_size;
   float *scores, *weights, *e;  // (kappa,) each, by slot: beta, alpha, and the scores that it is made of
   int64_t* ids;                 // (kappa,)
   int32_t* where;               // (kappa,): an event never moves, slots are renamed
   int32_t* taken;               // the slot of the relevant set that was overwritten, and where the new event lies
 
-  static RNNKERN_HOST_DEVICE ClusterSlots carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
-    ClusterSlots made;
+  static RNNKERN_HOST_DEVICE SampleSlots carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
+    SampleSlots made;
     const int64_t kappa = slots + relevant_size;
     made.slots = int(slots);
     made.relevant_size = int(relevant_size);
@@ -39,6 +39,22 @@ struct ClusterSlots {
   RNNKERN_DEVICE void each_row(int64_t b, int first, int stride, F f) const {
     for (int k = first; k < slots; k += stride) f(k, b * slots + k, true);
     for (int k = first; k < relevant_size; k += stride) f(slots + k, b * relevant_size + k, false);
+  }
+
+  // From and to what the call begins with and leaves, but for the events.
+  RNNKERN_DEVICE void read(const Memory<float>& from, int64_t b, int threads) const {
+    each_row(b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
+      ids[slot] = (of_buffer ? from.buffer_ids : from.ids)[row];
+      scores[slot] = (of_buffer ? from.buffer_scores : from.scores)[row];
+      where[slot] = slot;
+    });
+  }
+  RNNKERN_DEVICE void write(const Memory<float>& to, int64_t b, int64_t now, int threads) const {
+    each_row(b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
+      (of_buffer ? to.buffer_ids : to.ids)[row] = ids[slot];
+      (of_buffer ? to.buffer_scores : to.scores)[row] = scores[slot];
+    });
+    if (device::thread() == 0) to.time[b] = now;
   }
 
   // By one warp: the event `now` enters, another may leave. Lanes see what others wrote before the last barrier alone,
@@ -71,9 +87,8 @@ struct ClusterSlots {
     taken[1] = where[slot];
   }
 
-  // alpha from e, by every warp for itself but for what is written, to beta too unless scores are given: the logarithm
-  // of the softmax's sum.
-  RNNKERN_DEVICE float weigh(int threads, bool given) const {
+  // alpha from e, by every warp for itself but for what is written, to beta too unless scores are given.
+  RNNKERN_DEVICE void weigh(int threads, bool given) const {
     const int lane = device::lane(), warp_size = device::warp_size;
     float most = -INFINITY, sum = 0;
     each(lane, warp_size, [&](int k) {
@@ -90,7 +105,16 @@ struct ClusterSlots {
       weights[k] = there ? exponential(e[k] - most) / sum : 0.0f;
       if (there && !given && k < slots) scores[k] += weights[k];
     });
-    return most + logarithm(sum);
+  }
+
+  // What a call wants of a step beside h and s.
+  RNNKERN_DEVICE void tell(const SampleForward& p, int64_t row, int threads) const {
+    const int64_t kappa = members();
+    each(device::thread(), threads, [&](int k) {
+      if (p.alpha) p.alpha[row * kappa + k] = weights[k];
+      if (p.ids) p.ids[row * kappa + k] = int32_t(ids[k]);
+    });
+    if (device::thread() == 0 && p.taken) p.taken[row] = taken[0];
   }
 };
 
