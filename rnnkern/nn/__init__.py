@@ -2,6 +2,7 @@
 
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.gru import GRU
+from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.orthogonal import (
     EURNN,
@@ -21,6 +22,7 @@ from rnnkern.nn.sab import SABLSTM
 __all__ = [
     "EURNN",
     "GRU",
+    "LRU",
     "LSTM",
     "RNN",
     "SABLSTM",
