@@ -1,6 +1,7 @@
 """Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
 
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
+from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
@@ -27,6 +28,7 @@ __all__ = [
     "RNN",
     "SABLSTM",
     "CayleyRNN",
+    "ContinuousRNN",
     "ExpRNN",
     "GRUCell",
     "HouseholderRNN",

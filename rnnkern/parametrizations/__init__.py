@@ -1,4 +1,4 @@
-"""What keeps a weight orthogonal, nearly so, or in Schur form, under any optimiser (torch.nn.utils.parametrize)."""
+"""What keeps a weight orthogonal, nearly so, in Schur form or stable, under any optimiser."""
 
 from rnnkern.parametrizations.factors import Givens, Householder
 from rnnkern.parametrizations.initial import INITS, orthogonal_matrix
@@ -6,6 +6,7 @@ from rnnkern.parametrizations.orthogonal import Orthogonal, orthogonal
 from rnnkern.parametrizations.parametrization import reset
 from rnnkern.parametrizations.schur import Schur, schur, schur_penalty
 from rnnkern.parametrizations.spectral import SingularBand, singular_band
+from rnnkern.parametrizations.stable import discretise, stable
 
 __all__ = [
     "INITS",
@@ -14,10 +15,12 @@ __all__ = [
     "Orthogonal",
     "Schur",
     "SingularBand",
+    "discretise",
     "orthogonal",
     "orthogonal_matrix",
     "reset",
     "schur",
     "schur_penalty",
     "singular_band",
+    "stable",
 ]

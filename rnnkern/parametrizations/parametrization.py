@@ -29,7 +29,7 @@ class Weak:
 
 
 class Parametrization(Module):
-    """Of a weight (..., N, N); a subclass has ``weight`` and ``draw``."""
+    """Of a weight (..., N, N), or (N,); a subclass has ``weight`` and ``draw``."""
 
     rotating: tuple[int, ...] = ()
     """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
@@ -73,8 +73,8 @@ class Parametrization(Module):
         return super()._apply(fn, recurse)
 
 
-def register(function: str, module: Module, name: str, make) -> Module:
-    """Parametrizes a weight by ``make(weight)``, with values that are drawn.
+def register(function: str, module: Module, name: str, make, diagonal: bool = False) -> Module:
+    """Parametrizes a weight by ``make(weight)``, with values that are drawn. ``diagonal``: it may be a vector.
 
     Raises:
         ValueError, TypeError: there is no such weight, or it has another shape or dtype, or is parametrized.
@@ -88,8 +88,9 @@ def register(function: str, module: Module, name: str, make) -> Module:
         raise ValueError(f"{function}: `name` must be that of a parameter or buffer of the module, got {name!r}")
     if not weight.is_floating_point():
         raise TypeError(f"{function}: `{name}` must be real and floating, got {weight.dtype}")
-    if weight.dim() < 2 or weight.shape[-1] != weight.shape[-2]:
-        raise ValueError(f"{function}: `{name}` must be (..., N, N), got {tuple(weight.shape)}")
+    if not (diagonal and weight.dim() == 1) and (weight.dim() < 2 or weight.shape[-1] != weight.shape[-2]):
+        wanted = "(N,) or (..., N, N)" if diagonal else "(..., N, N)"
+        raise ValueError(f"{function}: `{name}` must be {wanted}, got {tuple(weight.shape)}")
     parametrization = make(weight)
     parametrization.right_inverse = lambda weight: parametrization.draw()  # once: the old weight is nothing special
     parametrize.register_parametrization(module, name, parametrization)
