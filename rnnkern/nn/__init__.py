@@ -5,6 +5,7 @@ from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
+from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.orthogonal import (
     EURNN,
     CayleyRNN,
@@ -35,6 +36,8 @@ __all__ = [
     "LSTMCell",
     "MemLSTM",
     "MemRNN",
+    "MomentumLSTM",
+    "MomentumRNN",
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",
