@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perf import polynomial
+from perf import polynomial, tasks
 from rnnkern.analysis import perturbation_error
 from rnnkern.parametrizations.stable import MAPS
 
@@ -46,6 +46,21 @@ def test_more_exponentials_come_nearer():
     for rates, c in fits:
         assert ((rates < 0) & (c > 0)).all()
         torch.testing.assert_close(c.sum(), torch.ones((), dtype=torch.float64))
+
+
+def test_the_task_is_the_convolution():
+    x, y, _ = tasks.convolutions(9, 3, torch.Generator().manual_seed(0))
+    assert (x.shape, y.shape) == ((9, 3, 1), (9, 3))
+    for t in range(9):
+        wanted = sum((1 + k) ** -1.1 * x[t - k, :, 0] for k in range(t + 1))
+        torch.testing.assert_close(y[t], wanted)
+    settings = tasks.TASKS["polynomial"].settings._replace(held_out=300)
+    task = tasks.polynomial_memory(settings, "test", None)
+    assert sum(y.shape[1] for _, y, _ in task.held_out()) == 300
+    powers = polynomial.memory(torch.arange(200)).square()
+    assert task.constant == pytest.approx(powers.cumsum(0).mean().item(), rel=0.03)
+    with pytest.raises(ValueError, match="polynomial: the length must be at least 1, got 0"):
+        tasks.polynomial_memory(settings._replace(length=0), "test", None)
 
 
 def test_pictures(tmp_path, monkeypatch):
