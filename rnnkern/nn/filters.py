@@ -29,27 +29,57 @@ class Filter(NamedTuple):
     def __call__(
         self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What takes the place of u, like it, and the filter's final state, each (B, G*H)."""
+        """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
         dtype = u.dtype
-        if dtype in (torch.bfloat16, torch.float16):  # in which 1 - beta is no number
-            u = u.float()
-        before = {name: part.to(u) for name, part in zip(STATES[self.kind], state, strict=True)}
+        u = _wide(u)
+        names = STATES[self.kind]
+        state = [part.to(u) for part in state] or [_zeros(u, batch_sizes)] * len(names)
+        before, last = dict(zip(names, state, strict=True)), {}
         options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-        v, last = self.s * u, {}
-        if self.kind == "nag":
-            v, _ = linear_scan(_restarting(self.every, u, **options), v, _empty(u, batch_sizes), **options)
+        v = self.s * u
         if "v" in before:
             v, last["v"] = linear_scan(u.new_full(u.shape[-1:], self.mu), v, before["v"], **options)
         if "q" in before:
             squares = (1 - self.beta) * u.square()
             q, last["q"] = linear_scan(u.new_full(u.shape[-1:], self.beta), squares, before["q"], **options)
             v = v / (q + EPS).sqrt()
-        return v.to(dtype), tuple(last[name] for name in STATES[self.kind])
+        return v.to(dtype), tuple(last[name] for name in names)
+
+    @property
+    def linear(self) -> bool:
+        """Whether it may as well go before the projection, over I columns and not G*H."""
+        return self.kind in ("momentum", "nag")
+
+    def prologue(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
+        """From a state of zero: a filtered input and a weight, of which the product is the filtered projection, and the
+        final state. The bias is a column beside an input of 1."""
+        dtype = x.dtype
+        x = _wide(x)
+        if bias is not None:
+            x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
+            weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
+        weight = self.s * weight
+        options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+        nag = self.kind == "nag"
+        factors = _restarting(self.every, x, **options) if nag else x.new_full(x.shape[-1:], self.mu)
+        z, last = linear_scan(factors, x, _zeros(x, batch_sizes), **options)
+        if nag:
+            return z.to(dtype), weight, ()
+        with torch.autocast(x.device.type, enabled=False):
+            return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
 
 
-def _empty(u: Tensor, batch_sizes: Tensor | None) -> Tensor:
-    batch = u.shape[1] if batch_sizes is None else int(batch_sizes[0])
-    return u.new_zeros(batch, u.shape[-1])
+def _wide(x: Tensor) -> Tensor:
+    """16 bits have no 1 - beta."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
+    batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+    return x.new_zeros(batch, x.shape[-1])
 
 
 def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool) -> Tensor:
@@ -96,12 +126,10 @@ class Filtered(Recurrent):
                 raise ValueError(f"hx must have {plain} or {plain + len(kept)} tensors, got {len(hx)}")
             filtered, hx = hx[plain:] or None, hx[:plain] if plain > 1 else hx[0]
         sequence = super()._check(input, hx, reset)
-        if not kept:
+        if filtered is None:
             return sequence
         rows, batch, _ = sequence.state[0].shape
         wanted = (rows, batch, getattr(self, self._all_weights[0][0]).shape[0])
-        if filtered is None:
-            return sequence._replace(state=sequence.state + (sequence.x.new_zeros(wanted),) * len(kept))
         unbatched = isinstance(input, Tensor) and input.dim() == 2
         for name, part in zip(kept, filtered, strict=True):
             shape = wanted[::2] if unbatched else wanted
@@ -125,17 +153,20 @@ class Filtered(Recurrent):
         return calls
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
-        """Each direction from a filtered projection of its own."""
+        """Each direction from a filtered projection of its own, or where that is the same a projection of what is
+        filtered."""
         if not self.filter:
             return super()._layer(x, calls, one, both)
         results = []
         for k, call in enumerate(calls):
+            W, b, state = call["weight_ih"], call["bias_ih"], call["filtered"]
             rest = {name: call[name] for name in call.keys() - {"weight_ih", "bias_ih", "filtered"}}
-            u = F.linear(x, call["weight_ih"], call["bias_ih"])
-            options = {name: rest[name] for name in ("batch_sizes", "reset")}
-            kept = ()
-            if one is recurrence:
-                u, kept = self.filter(u, call["filtered"], **options, reverse=k == 1)
+            options = {name: rest[name] for name in ("batch_sizes", "reset")} | {"reverse": k == 1}
+            if self.filter.linear and not state:
+                u, weight, kept = self.filter.prologue(x, W, b, **options)
+                rest |= {"weight_ih": weight}
+            else:
+                u, kept = self.filter(F.linear(x, W, b), state, **options)
             u, rest = autocast.cast(u, rest)
             found = one(self._cell, u, **rest, reverse=k == 1)
             results.append((found[0], (*found[1], *kept)) if one is recurrence else found)
