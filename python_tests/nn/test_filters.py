@@ -202,8 +202,8 @@ def test_copies_compiler_autocast_and_explain(monkeypatch):
         output, (_, _, v) = module(x)
         again, _ = module(x, (torch.zeros(1, B, H), torch.zeros(1, B, H), v * 0))
     assert (output.dtype, v.dtype) == (torch.bfloat16, torch.float32)
-    torch.testing.assert_close(output, again)  # v of zeros is none: the two ways to compute it
-    torch.testing.assert_close(output.float(), wanted, rtol=0.05, atol=0.05)
+    for each in (output, again):  # a v of zeros is none: the two ways to compute it
+        torch.testing.assert_close(each.float(), wanted, rtol=0.02, atol=0.01)
     (choice,) = rnnkern.ops.explain(module, x)
     assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")
     assert rnnkern.restore(RNN(I, H, nag=(1.0, 3))).left[0].reason.startswith("torch.nn has no filter=")
