@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Linear, Module, init
+from torch.nn import LayerNorm, Linear, Module, ModuleList, init
 
 import rnnkern.nn
 from rnnkern.parametrizations import Orthogonal, SingularBand
@@ -29,6 +30,30 @@ class Network(Module):
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         h, state = self.rnn(x, state)
         return self.head(h if self.each_step else h[-1]), state
+
+
+class DeepLRU(Module):
+    """Two blocks of norm, LRU, gate and skip connection (Orvieto et al. 2023, figure 1), between a linear layer and the
+    head.
+
+    Args:
+        inputs, hidden: sizes; each LRU has as many complex units as the blocks are wide.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.encoder = Linear(inputs, hidden)
+        self.norms = ModuleList(LayerNorm(hidden) for _ in range(2))
+        self.layers = ModuleList(rnnkern.nn.LRU(hidden, hidden, r_min=0.9, r_max=0.999) for _ in range(2))
+        self.gates = ModuleList(Linear(hidden, 2 * hidden) for _ in range(2))
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x, states = self.encoder(x), []
+        for k, (norm, layer, gate) in enumerate(zip(self.norms, self.layers, self.gates, strict=True)):
+            y, last = layer(norm(x), None if state is None else state[k])
+            x = x + F.glu(gate(F.gelu(y)), dim=-1)
+            states.append(last)
+        return x, tuple(states)
 
 
 def detached(state: Any) -> Any:
@@ -116,6 +141,10 @@ MODELS: dict[str, Build] = {
     "rnnkern.MemRNN": made(rnnkern.nn.MemRNN),
     "rnnkern.RelLSTM": made(rnnkern.nn.RelLSTM),
     "rnnkern.SABLSTM": made(rnnkern.nn.SABLSTM),
+    "rnnkern.MomentumLSTM": made(rnnkern.nn.MomentumLSTM, forget_little, s=1.0),
+    "rnnkern.LRU": made(DeepLRU),
+    "rnnkern.ContinuousRNN": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map="softplus"),
+    "rnnkern.ContinuousRNN-direct": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map="direct"),
     "torch.RNN": made(torch.nn.RNN),
     "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
     "torch.GRU": made(torch.nn.GRU),

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from perf import datasets
+from perf import datasets, polynomial
 from perf.datasets import Images, Text
 
 
@@ -149,6 +149,45 @@ def copies(length: int, batch: int, generator: Generator) -> Batch:
     x, y = torch.zeros(2, length + 2 * COPIED, batch, dtype=torch.long)
     x[:COPIED], x[COPIED + length - 1], y[-COPIED:] = symbols, SYMBOLS + 1, symbols
     return Batch(F.one_hot(x, SYMBOLS + 2).float(), y)
+
+
+# ---- a memory that falls like a power
+
+
+def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Task:
+    """A convolution of white noise with (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D); the answer 0 has its variance.
+
+    Raises:
+        ValueError: T < 1.
+    """
+    if settings.length < 1:
+        raise ValueError(f"polynomial: the length must be at least 1, got {settings.length}")
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            yield convolutions(settings.length, settings.batch, generator)
+
+    x, y, _ = convolutions(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    return Task(
+        inputs=1,
+        outputs=1,
+        each_step=True,
+        training=training,
+        held_out=lambda: map(Batch, x.split(100, dim=1), y.split(100, dim=1)),
+        loss=mean_squared_error,
+        score=squared_error,
+        metric="MSE",
+        constant=y.square().mean().item(),
+        length=settings.length,
+    )
+
+
+def convolutions(length: int, batch: int, generator: Generator) -> Batch:
+    x = torch.randn(length, batch, generator=generator)
+    t = torch.arange(length)
+    lags = t.unsqueeze(1) - t
+    kernel = torch.where(lags >= 0, polynomial.memory(lags.clamp(min=0)), 0)
+    return Batch(x.unsqueeze(-1), kernel @ x)
 
 
 # ---- permuted images
@@ -320,6 +359,11 @@ TASKS = {
             "rnnkern.UnitaryRNN-givens": Own(1e-3, 1e-3),
             "rnnkern.UnitaryRNN-free": Own(1e-3, 1e-1),
         },
+    ),
+    "polynomial": Kind(
+        polynomial_memory,
+        Settings(200, 50, 64, "Adam", 5e-3, 1.0, 600, 500),
+        own={"rnnkern.ContinuousRNN": Own(1e-2), "rnnkern.ContinuousRNN-direct": Own(1e-2)},
     ),
     "digits": Kind(
         digits,

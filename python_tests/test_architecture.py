@@ -223,6 +223,7 @@ FLOORS = {
     "rnnkern.testing": {"rnnkern.reference"},
     "rnnkern.ops": {"rnnkern._extension", "rnnkern.reference", "rnnkern.triton"},
     "rnnkern.parametrizations": {"rnnkern.ops", "rnnkern.reference"},
+    "rnnkern.analysis": set(),
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": {"rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from rnnkern import _extension, nn, ops, optim, parametrizations
+from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
 from rnnkern.ops import use
 from rnnkern.swap import replace, restore
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "analysis",
     "build_info",
     "nn",
     "ops",

@@ -27,6 +27,7 @@ KNOWN = {
     "zoneout": (0, (0, 0)),
     "recurrent_dropout": (0,),
     "recurrent_grad_dropout": (0,),
+    "filter": (None,),
 }
 """Values of rnnkern's options that are torch.nn's way."""
 
@@ -96,7 +97,7 @@ def restore(model: Module) -> Report:
 
     So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
     unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``, other nonlinearities,
-    zoneout, recurrent dropout, of the state or of its gradient.
+    zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
 
     Args:
         model: as for :func:`replace`.

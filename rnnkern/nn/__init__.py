@@ -1,9 +1,12 @@
 """Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
 
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
+from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.goru import GORU
 from rnnkern.nn.gru import GRU
+from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
+from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.orthogonal import (
     EURNN,
     CayleyRNN,
@@ -24,16 +27,20 @@ __all__ = [
     "EURNN",
     "GORU",
     "GRU",
+    "LRU",
     "LSTM",
     "RNN",
     "SABLSTM",
     "CayleyRNN",
+    "ContinuousRNN",
     "ExpRNN",
     "GRUCell",
     "HouseholderRNN",
     "LSTMCell",
     "MemLSTM",
     "MemRNN",
+    "MomentumLSTM",
+    "MomentumRNN",
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",

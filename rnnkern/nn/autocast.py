@@ -40,7 +40,8 @@ def cast_results(
     wide = torch.promote_types(given, output.dtype)
     h = wide if module.mode == "GRU" or (lstm and packed and not projected) else output.dtype
     c = wide if packed or projected else output.dtype
-    return output.to(h), tuple(s.to(dtype) for s, dtype in zip(hidden, (h, c), strict=False))
+    plain = 2 if lstm else 1  # what a filter keeps is as it is
+    return output.to(h), (*(s.to(dtype) for s, dtype in zip(hidden[:plain], (h, c), strict=False)), *hidden[plain:])
 
 
 def cast_state(cell: str, given: torch.dtype, state: Sequence[Tensor]) -> list[Tensor]:

@@ -36,10 +36,13 @@ class GRU(LayerNormed, torch.nn.GRU):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
+            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
+            longer by what the filter keeps.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
-            in [0, 1); ``layer_norm`` stands beside ``num_heads`` or a reset gate before the product.
+            in [0, 1); ``layer_norm`` stands beside ``num_heads``, a filter or a reset gate before the product.
         As torch.nn: every other wrong argument.
 
     Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.

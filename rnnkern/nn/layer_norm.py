@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch.nn import Parameter, init
 
 from rnnkern.nn import autocast
-from rnnkern.nn.recurrent import Recurrent
+from rnnkern.nn.filters import Filtered
 
 
-class LayerNormed(Recurrent):
-    """Between :class:`Recurrent` and a module that may be normalised: the norms' parameters, and that of the input."""
+class LayerNormed(Filtered):
+    """Between :class:`Filtered` and a module that may be normalised: the norms' parameters, and that of the input."""
 
     layer_norm: bool = False
 
@@ -22,6 +22,8 @@ class LayerNormed(Recurrent):
         for name, plain in (("num_heads", 1), ("proj_size", 0)):
             if layer_norm and getattr(self, name) != plain:
                 raise ValueError(f"layer_norm must be False with {name} = {getattr(self, name)}, got True")
+        if layer_norm and self.filter:
+            raise ValueError(f"layer_norm must be False with {self.filter.kind}, got True")
         self.layer_norm = layer_norm
         if layer_norm:
             for names in self._all_weights:

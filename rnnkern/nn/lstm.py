@@ -42,10 +42,13 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
             step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
             2019); none in evaluation. What flows through c, and to R, stays.
+        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
+            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
+            longer by what the filter keeps.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
-            not in its range; ``layer_norm`` stands beside ``num_heads`` or ``proj_size``.
+            not in its range; ``layer_norm`` stands beside ``num_heads``, ``proj_size`` or a filter.
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;

@@ -115,13 +115,15 @@ class Recurrent(RNNBase):
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
             hx: h_0, for an LSTM (h_0, c_0), each (num_layers * directions, B, H), without B for (T, I); h_0 has
-                ``proj_size`` columns if that is given. In the caller's batch order. None is zeros.
+                ``proj_size`` columns if that is given. In the caller's batch order. None is zeros. With a filter the
+                tuple may go on with the filter's states, each (num_layers * directions, B, G*H).
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true an episode begins at step t: no state crosses from t-1 to t, nor backwards
                 from t to t-1.
 
         Returns:
-            The output, like ``input`` with directions * H columns, and h_n or (h_n, c_n), like ``hx``.
+            The output, like ``input`` with directions * H columns, and h_n or (h_n, c_n), like ``hx``; with a filter a
+            tuple that goes on with the filter's states.
 
         Raises:
             TypeError: ``reset`` is no bool tensor or on another device.
@@ -154,12 +156,12 @@ class Recurrent(RNNBase):
             hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
         packed, given = sequence.batch_sizes is not None, sequence.state[0].dtype
         x, hidden = autocast.cast_results(self, packed, given, x, hidden)
-        hidden = hidden if self.mode == "LSTM" else hidden[0]
+        hidden = hidden if len(hidden) > 1 else hidden[0]
         if isinstance(input, PackedSequence):
             _, batch_sizes, order, inverse = input
             return PackedSequence(x, batch_sizes, order, inverse), self.permute_hidden(hidden, inverse)
         if input.dim() == 2:
-            squeezed = tuple(s.squeeze(1) for s in hidden) if self.mode == "LSTM" else hidden.squeeze(1)
+            squeezed = tuple(s.squeeze(1) for s in hidden) if isinstance(hidden, tuple) else hidden.squeeze(1)
             return x.squeeze(1), squeezed
         return x.transpose(0, 1) if self.batch_first else x, hidden
 

@@ -2,20 +2,20 @@
 
 import torch
 
-from rnnkern.nn.recurrent import Recurrent
+from rnnkern.nn.filters import Filtered
 
 NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
 
 
-class RNN(Recurrent, torch.nn.RNN):
+class RNN(Filtered, torch.nn.RNN):
     r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
 
     .. math::
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
-    hidden units, K heads of D = H / K units.
+    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, filters and ``reset``. T steps, B sequences, I
+    inputs, H hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
@@ -29,6 +29,9 @@ class RNN(Recurrent, torch.nn.RNN):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
+            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
+            longer by what the filter keeps.
 
     Raises:
         ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is

@@ -1,4 +1,4 @@
-"""What keeps a weight orthogonal or unitary, nearly so, or in Schur form (torch.nn.utils.parametrize)."""
+"""What keeps a weight orthogonal or unitary, nearly so, in Schur form or stable, under any optimiser."""
 
 from rnnkern.parametrizations.candidate import OrthogonalCandidate, orthogonal_candidate
 from rnnkern.parametrizations.factors import Givens, Householder
@@ -7,6 +7,7 @@ from rnnkern.parametrizations.orthogonal import Orthogonal, orthogonal
 from rnnkern.parametrizations.parametrization import reset
 from rnnkern.parametrizations.schur import Schur, schur, schur_penalty
 from rnnkern.parametrizations.spectral import SingularBand, singular_band
+from rnnkern.parametrizations.stable import discretise, stable
 from rnnkern.parametrizations.unitary import ComplexGivens, Fourier, unitary, unitary_matrix
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "OrthogonalCandidate",
     "Schur",
     "SingularBand",
+    "discretise",
     "orthogonal",
     "orthogonal_candidate",
     "orthogonal_matrix",
@@ -26,6 +28,7 @@ __all__ = [
     "schur",
     "schur_penalty",
     "singular_band",
+    "stable",
     "unitary",
     "unitary_matrix",
 ]

@@ -29,7 +29,7 @@ class Weak:
 
 
 class Parametrization(Module):
-    """Of a weight (..., N, N); a subclass has ``weight`` and ``draw``."""
+    """Of a weight (..., N, N), or (N,); a subclass has ``weight`` and ``draw``."""
 
     rotating: tuple[int, ...] = ()
     """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
@@ -74,9 +74,11 @@ class Parametrization(Module):
 
 
 def register(
-    function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real"
-) -> Module:
-    """Parametrizes a weight (..., G*N, N) by ``make(weight)``, with values that are drawn.
+    function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real",
+    diagonal: bool = False,
+) -> Module:  # fmt: skip
+    """Parametrizes a weight (..., G*N, N) by ``make(weight)``, with values that are drawn. ``diagonal``: it may be a
+    vector.
 
     Raises:
         ValueError, TypeError: there is no such weight, or it has another shape or dtype, or is parametrized.
@@ -91,9 +93,10 @@ def register(
     if not (weight.is_floating_point() if field == "real" else weight.is_complex()):
         wanted = "real and floating" if field == "real" else "complex"
         raise TypeError(f"{function}: `{name}` must be {wanted}, got {weight.dtype}")
-    if weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]:
-        rows = "N" if gates == 1 else f"{gates}*N"
-        raise ValueError(f"{function}: `{name}` must be (..., {rows}, N), got {tuple(weight.shape)}")
+    if not (diagonal and weight.dim() == 1) and (weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]):
+        wanted = f"(..., {'N' if gates == 1 else f'{gates}*N'}, N)"
+        wanted = f"(N,) or {wanted}" if diagonal else wanted
+        raise ValueError(f"{function}: `{name}` must be {wanted}, got {tuple(weight.shape)}")
     parametrization = make(weight)
     parametrization.right_inverse = lambda weight: parametrization.draw()  # once: the old weight is nothing special
     parametrize.register_parametrization(module, name, parametrization)

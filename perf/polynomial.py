@@ -1,0 +1,58 @@
+"""A memory that falls like a power of time, and linear networks of exponentials that have it.
+
+rho(t) = (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D, "polynomial decaying memory").
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from rnnkern.analysis import memory_function
+from rnnkern.nn import ContinuousRNN
+
+POWER = 1.1
+DT, STEPS = 0.5, 200
+RECURRENT = "rnn.parametrizations.weight_hh_l0.original"
+SLOWEST, FASTEST = 1e-4, 1.9
+
+
+def memory(t: Tensor) -> Tensor:
+    return (1 + t) ** -POWER
+
+
+class Readout(Module):
+    """A recurrent layer of one number, and c^T h."""
+
+    def __init__(self, rnn: Module, c: Tensor) -> None:
+        super().__init__()
+        self.rnn, self.input_size, self.c = rnn, rnn.input_size, Parameter(c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x)[0] @ self.c
+
+
+def exponentials(size: int) -> tuple[Tensor, Tensor]:
+    """Rates w < 0 and weights c > 0 with the sum of c e^{wt} near ``memory(t)``: its Laplace integral
+    by the trapezoidal rule in log(-w); what is faster than the fastest rate goes to that."""
+    s = torch.linspace(math.log(SLOWEST), math.log(FASTEST), size, dtype=torch.float64)
+    c = (POWER * s - s.exp()).exp() * (s[1] - s[0]) / math.gamma(POWER)
+    c[-1] += 1 - c.sum()
+    return -s.exp(), c
+
+
+def fitted(map: str, size: int) -> Readout:
+    """A linear network in continuous time with that memory, its recurrent weight by a map of ``stable``."""
+    rates, c = exponentials(size)
+    rnn = ContinuousRNN(1, size, dt=DT, nonlinearity="identity", map=map, bias=False, dtype=torch.float64)
+    rnn.weight_hh_l0 = rates
+    with torch.no_grad():
+        rnn.weight_ih_l0.copy_((rates * DT / torch.expm1(rates * DT))[:, None])  # an impulse counts as one in time
+    return Readout(rnn, c[:, None])
+
+
+def error(model: Module) -> Tensor:
+    """The largest difference of its memory."""
+    t = DT * torch.arange(STEPS, dtype=torch.float64)
+    return (memory_function(model, "impulse", steps=STEPS, dt=DT) - memory(t)).abs().max()

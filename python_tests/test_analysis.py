@@ -1,0 +1,130 @@
+"""Memory functions and perturbation errors: against closed forms, and the figures that the theory promises."""
+
+import math
+
+import pytest
+import torch
+
+import rnnkern
+from perf.polynomial import Readout
+from rnnkern.analysis import KINDS, memory_function, perturbation_error
+from rnnkern.nn import LRU, RNN, ContinuousRNN
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_linear_network_all_are_the_powers_of_its_weight(kind):
+    rnn = RNN(2, 5, nonlinearity="identity", dtype=F64)
+    with torch.no_grad():
+        rnn.weight_hh_l0.mul_(0.6 / torch.linalg.eigvals(rnn.weight_hh_l0).abs().max())
+    c, steps, powers = torch.randn(5, 1, dtype=F64), 30, []
+    power = torch.eye(5, dtype=F64)
+    for _ in range(steps):
+        powers.append((c.T @ power @ rnn.weight_ih_l0).abs().amax())
+        power = power @ rnn.weight_hh_l0
+    found = memory_function(Readout(rnn, c), kind, steps=steps, history=200)
+    torch.testing.assert_close(found, torch.stack(powers).detach(), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_linear_network_in_continuous_time_all_are_the_exponential(kind):
+    """|c^T exp(W t) U| to 1e-8. The difference over a step is the mean of the derivative, its middle to O(dt^2)."""
+    dt, steps = 1e-4, 20_000
+    rnn = ContinuousRNN(1, 6, dt=dt, nonlinearity="identity", timescales=(0.5, 5.0), dtype=F64)
+    c = torch.randn(6, 1, dtype=F64) / 6
+    t = dt * (torch.arange(steps, dtype=F64) + 0.5)
+    wanted = ((rnn.weight_hh_l0 * t[:, None]).exp() * rnn.weight_ih_l0[:, 0]) @ c
+    history = 1_000_000 if kind == "reversed" else None  # 100, of which exp(-20) is left
+    found = memory_function(Readout(rnn, c), kind, steps=steps, dt=dt, history=history)
+    torch.testing.assert_close(found, wanted[:, 0].abs().detach(), rtol=0, atol=1e-8)
+
+
+def symmetric_tanh(eigenvalues, dt):
+    """A tanh network in continuous time with a symmetric W and without b."""
+    size = len(eigenvalues)
+    rnn = ContinuousRNN(1, size, dt=dt, bias=False, dtype=F64)
+    V, _ = torch.linalg.qr(torch.randn(size, size, dtype=F64))
+    rnn.weight_hh_l0 = (V * eigenvalues) @ V.T
+    return rnn
+
+
+def test_the_memory_of_a_tanh_network_falls_by_its_slowest_eigenvalue():
+    """The slope of its logarithm on t in [25, 40] is max Re lambda(W) within 3 %."""
+    dt = 0.02
+    others = torch.linspace(-2.0, -0.8, 15, dtype=F64)
+    rnn = symmetric_tanh(torch.cat([others, torch.tensor([-0.528], dtype=F64)]), dt)
+    model = Readout(rnn, torch.randn(16, 1, dtype=F64))
+    slowest = torch.linalg.eigvals(rnn.weight_hh_l0).real.max().item()
+    for kind in KINDS:
+        memory = memory_function(model, kind, steps=2001, dt=dt)
+        slope = (memory[2000].log() - memory[1250].log()) / 15
+        assert abs(slope / slowest - 1) < 0.03, kind
+
+
+def test_biases_and_layouts_do_not_count():
+    rnn = RNN(2, 5, batch_first=True)
+    found = memory_function(rnn, steps=7)
+    x = torch.eye(2).unsqueeze(1).expand(2, 7, 2)
+    y = rnn(x)[0] - rnn(torch.zeros(1, 7, 2))[0]
+    steps = torch.cat([y[:, :1], y[:, 1:] - y[:, :-1]], 1).norm(dim=-1)
+    torch.testing.assert_close(found, steps.amax(0).detach())
+    double = memory_function(rnn, steps=7, inputs=2 * torch.eye(2)[:1])
+    torch.testing.assert_close(double, _halved(rnn))
+    lru = LRU(3, 8)
+    assert memory_function(lru, "impulse", steps=5).shape == (5,)
+    assert memory_function(lambda x: x, "impulse", steps=3, inputs=torch.ones(1, 1)).tolist() == [1, 0, 0]
+
+
+def _halved(rnn):
+    y = rnn(2 * torch.eye(2)[:1].expand(1, 7, 2))[0] - rnn(torch.zeros(1, 7, 2))[0]
+    return torch.cat([y[:, :1], y[:, 1:] - y[:, :-1]], 1).norm(dim=-1)[0].detach() / 2
+
+
+def test_perturbations_have_the_norm_that_was_asked_for():
+    model = torch.nn.ParameterDict(
+        {"vector": torch.zeros(7), "matrix": torch.zeros(5, 3), "heads": torch.zeros(2, 4, 4), "left": torch.zeros(2)}
+    )
+    seen = []
+
+    def error(model):
+        norms = [model.vector.abs().max(), torch.linalg.matrix_norm(model.matrix, 2)]
+        seen.append([*norms, *torch.linalg.matrix_norm(model.heads, 2), model.left.abs().max()])
+        return len(seen)
+
+    assert perturbation_error(model, error, 0.3, names=["vector", "matrix", "heads"], samples=4) == 5
+    torch.testing.assert_close(torch.tensor(seen), torch.tensor([[0.0] * 5] + 4 * [[0.3] * 4 + [0.0]]))
+    assert not any(p.any() for p in model.values())
+    with pytest.raises(RuntimeError, match="no answer"):
+        perturbation_error(model, _raise, 0.3)
+    assert perturbation_error(model, lambda model: math.nan, 0.3) == math.inf
+
+
+def _raise(model):
+    if model.vector.any():
+        raise RuntimeError("no answer")
+    return 0.0
+
+
+def test_wrong_arguments():
+    rnn = RNN(2, 5)
+    for options, said in (
+        ({"kind": "step"}, "memory_function: `kind` must be one of .* got 'step'"),
+        ({"steps": 0}, "`steps` must be positive, got 0"),
+        ({"dt": -1}, "`dt` must be positive, got -1"),
+        ({"history": 0}, "`history` must be positive, got 0"),
+        ({"inputs": torch.zeros(2, 2)}, r"`inputs` must be \(K, I\), .* got \(2, 2\), one of them zero"),
+        ({"inputs": torch.ones(2)}, r"got \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            memory_function(rnn, **{"steps": 3} | options)
+    with pytest.raises(ValueError, match="`inputs` must be given"):
+        memory_function(lambda x: x, steps=3)
+    for options, said in (
+        ({"radius": -1}, "perturbation_error: `radius` must not be negative, got -1"),
+        ({"samples": -1}, "`samples` must not be negative"),
+        ({"names": ["W"]}, "`names` must be of .* got 'W'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            perturbation_error(rnn, lambda rnn: 0.0, **{"radius": 0.1} | options)
+    assert rnnkern.analysis.memory_function is memory_function

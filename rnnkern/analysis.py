@@ -1,0 +1,162 @@
+"""What a trained or untrained recurrent model remembers, and what happens when its weights are perturbed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+KINDS = ("heaviside", "impulse", "reversed")
+
+
+@torch.no_grad()
+def memory_function(
+    model: Callable[..., Any], kind: str = "heaviside", *, steps: int, inputs: Tensor | None = None, dt: float = 1.0,
+    history: int | None = None,
+) -> Tensor:  # fmt: skip
+    r"""How much of what was read at time 0 still moves the output at time t.
+
+    .. math::
+        \rho(t) = \sup_x \frac{1}{|x|} \left| \frac{d}{dt} y_t(u^x) \right|
+
+    - ``"heaviside"``: :math:`u^x` is x from time 0 on.
+    - ``"impulse"``: it is x during the first step; y itself takes the place of its derivative.
+    - ``"reversed"``: it is x before time 0, for ``history`` steps, and 0 from then on.
+
+    Of a linear model all three are the same, :math:`|c^\top e^{W t} U|` of :math:`\dot h = W h + U x, y = c^\top h`.
+    The output for an input of zeros is subtracted from y, so that biases do not count. The derivative is the difference
+    over a step, divided by dt; of the impulse y is, whose area is x dt. Norms are Euclidean.
+
+    Args:
+        model: any recurrent module, or a function; called with (T, B, I), or (B, T, I) where it has ``batch_first``. It
+            returns the output, like that with O columns, or a tuple that begins with it. Put it in evaluation mode
+            where it has dropout.
+        kind: of the three above.
+        steps: T, how many values are returned.
+        inputs: (K, I), the x over which the largest value is taken; none may be zero. The I unit vectors if not given,
+            of the dtype and on the device of the model's first parameter.
+        dt: the time of a step.
+        history: of ``"reversed"``; ``steps`` if not given. What the model remembers beyond it is missed.
+
+    Returns:
+        (T,), at the times 0, dt, ..., (T - 1) dt; without gradients.
+
+    Raises:
+        ValueError: ``kind`` is unknown, a number is not positive, ``inputs`` are misshapen, zero, or needed and not
+            given.
+
+    Source: Wang, Li and Li 2024, definition 3.1 and appendices F and G.
+
+    >>> rnn = rnnkern.nn.RNN(1, 1, nonlinearity="identity", bias=False)
+    >>> with torch.no_grad():
+    ...     _ = rnn.weight_hh_l0.fill_(0.5), rnn.weight_ih_l0.fill_(1.0)
+    >>> rnnkern.analysis.memory_function(rnn, steps=4)
+    tensor([1.0000, 0.5000, 0.2500, 0.1250])
+    """
+    if kind not in KINDS:
+        raise ValueError(f"memory_function: `kind` must be one of {KINDS}, got {kind!r}")
+    history = steps if history is None else history
+    for name, value in (("steps", steps), ("dt", dt), ("history", history)):
+        if not value > 0:
+            raise ValueError(f"memory_function: `{name}` must be positive, got {value}")
+    x = _unit_inputs(model) if inputs is None else inputs
+    if x.dim() != 2 or not len(x) or not x.any(dim=1).all():
+        raise ValueError(f"memory_function: `inputs` must be (K, I), K > 0, and none of them zero, got {_told(x)}")
+    before = history if kind == "reversed" else 0
+    u = x.new_zeros(before + steps, len(x) + 1, x.shape[1])  # the last sequence is that of zeros
+    shown = {"heaviside": slice(None), "impulse": slice(1), "reversed": slice(before)}[kind]
+    u[shown, :-1] = x
+    swapped = getattr(model, "batch_first", False)
+    found = model(u.transpose(0, 1) if swapped else u)
+    y = found[0] if isinstance(found, tuple) else found
+    y = y.transpose(0, 1) if swapped else y
+    y = y[:, :-1] - y[:, -1:]
+    if kind != "impulse":
+        y = y.diff(dim=0, prepend=torch.zeros_like(y[:1]))
+    return (y[before:].norm(dim=-1) / x.norm(dim=-1)).amax(1) / dt
+
+
+def _unit_inputs(model: Any) -> Tensor:
+    first = next(model.parameters(), None) if isinstance(model, Module) else None
+    size = getattr(model, "input_size", None)
+    if first is None or size is None:
+        raise ValueError("memory_function: `inputs` must be given where the model has no `input_size` and parameters")
+    return torch.eye(size, dtype=first.dtype, device=first.device)
+
+
+def _told(x: Tensor) -> str:
+    return f"{tuple(x.shape)}{', one of them zero' if x.dim() == 2 and len(x) else ''}"
+
+
+@torch.no_grad()
+def perturbation_error(
+    model: Module, error: Callable[[Module], Tensor | float], radius: float, *, names: Sequence[str] | None = None,
+    samples: int = 10, generator: Generator | None = None,
+) -> float:  # fmt: skip
+    r"""The largest error of a model over perturbations of its parameters.
+
+    .. math::
+        E(\beta) = \sup_{\|\Delta\| \le \beta} \mathrm{error}(\theta + \Delta)
+
+    It is estimated from below, by the parameters as they are and ``samples`` perturbations of norm :math:`\beta`, of
+    normally distributed entries: each matrix of spectral norm :math:`\beta`, of stacked ones each, and each vector, a
+    diagonal, of largest magnitude :math:`\beta`. Parametrized weights are perturbed in their own parameters
+    (``parametrizations.weight_hh_l0.original``). The model is left as it was.
+
+    Args:
+        model: any module.
+        error: of the model as it is when called, such as the largest difference between its output and a target; called
+            without gradients.
+        radius: :math:`\beta`; 0 is the error itself.
+        names: of the parameters that are perturbed, as ``model.named_parameters()`` has them; all if not given.
+        samples: how many perturbations.
+        generator: for the entries, on the CPU; torch's own if not given.
+
+    Returns:
+        The largest error; infinity where one is no number.
+
+    Raises:
+        ValueError: ``radius`` or ``samples`` is negative, or a name is unknown.
+
+    Source: Wang, Li and Li 2024, definition 3.4.
+
+    >>> rnn, x = rnnkern.nn.RNN(1, 4), torch.randn(10, 1, 1)
+    >>> y = rnn(x)[0].detach()
+    >>> rnnkern.analysis.perturbation_error(rnn, lambda rnn: (rnn(x)[0] - y).abs().max(), 0.0)
+    0.0
+    """
+    parameters = dict(model.named_parameters())
+    names = list(parameters) if names is None else names
+    unknown = [name for name in names if name not in parameters]
+    if unknown:
+        raise ValueError(f"perturbation_error: `names` must be of {list(parameters)}, got {unknown[0]!r}")
+    for name, value in (("radius", radius), ("samples", samples)):
+        if not value >= 0:
+            raise ValueError(f"perturbation_error: `{name}` must not be negative, got {value}")
+    begun = {name: parameters[name].clone() for name in names}
+    largest = _number(error(model))
+    try:
+        for _ in range(samples):
+            for name, value in begun.items():
+                parameters[name].copy_(value + radius * _direction(value, generator))
+            largest = max(largest, _number(error(model)))
+    finally:
+        for name, value in begun.items():
+            parameters[name].copy_(value)
+    return largest
+
+
+def _direction(like: Tensor, generator: Generator | None) -> Tensor:
+    """Of norm 1."""
+    drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    if drawn.dim() < 2:
+        norm = drawn.abs().amax() if drawn.numel() else drawn.new_ones(())
+    else:
+        norm = torch.linalg.matrix_norm(drawn, 2, keepdim=True)
+    return (drawn / norm).to(like)
+
+
+def _number(error: Tensor | float) -> float:
+    value = float(error)
+    return value if value == value else float("inf")

@@ -1,0 +1,200 @@
+"""Filters of the input projection, each named after the optimiser whose step it is."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rnnkern.nn import autocast
+from rnnkern.nn.recurrent import Recurrent, TimeFirst
+from rnnkern.ops import linear_scan, recurrence
+
+EPS = 1e-2
+"""Beside q under the root. The slope at a projection of 0 is s / sqrt(EPS), 10 s, after nothing but zeros."""
+OPTIONS = {"momentum": ("mu", "s"), "adam": ("mu", "s", "beta"), "rmsprop": ("s", "beta"), "nag": ("s", "every")}
+STATES = {"momentum": ("v",), "adam": ("v", "q"), "rmsprop": ("q",), "nag": ()}
+
+
+class Filter(NamedTuple):
+    """What the module makes of its input projection u; see docs, "Momentum"."""
+
+    kind: str
+    mu: float = 0.0
+    s: float = 1.0
+    beta: float = 0.0
+    every: int = 1
+
+    def __call__(
+        self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
+        dtype = u.dtype
+        u = _wide(u)
+        names = STATES[self.kind]
+        state = [part.to(u) for part in state] or [_zeros(u, batch_sizes)] * len(names)
+        before, last = dict(zip(names, state, strict=True)), {}
+        options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+        v = self.s * u
+        if "v" in before:
+            v, last["v"] = linear_scan(u.new_full(u.shape[-1:], self.mu), v, before["v"], **options)
+        if "q" in before:
+            squares = (1 - self.beta) * u.square()
+            q, last["q"] = linear_scan(u.new_full(u.shape[-1:], self.beta), squares, before["q"], **options)
+            v = v / (q + EPS).sqrt()
+        return v.to(dtype), tuple(last[name] for name in names)
+
+    @property
+    def linear(self) -> bool:
+        """Whether it may as well go before the projection, over I columns and not G*H."""
+        return self.kind in ("momentum", "nag")
+
+    def prologue(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
+        """From a state of zero: a filtered input and a weight, of which the product is the filtered projection, and the
+        final state. The bias is a column beside an input of 1."""
+        dtype = x.dtype
+        x = _wide(x)
+        if bias is not None:
+            x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
+            weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
+        weight = self.s * weight
+        options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+        nag = self.kind == "nag"
+        factors = _restarting(self.every, x, **options) if nag else x.new_full(x.shape[-1:], self.mu)
+        z, last = linear_scan(factors, x, _zeros(x, batch_sizes), **options)
+        if nag:
+            return z.to(dtype), weight, ()
+        with torch.autocast(x.device.type, enabled=False):
+            return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """16 bits have no 1 - beta."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
+    batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+    return x.new_zeros(batch, x.shape[-1])
+
+
+def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool) -> Tensor:
+    """Nesterov's (k - 1) / (k + 2), like ``u``, k = 1, 2, ... ``every``, 1 and so on from where a sequence, or an
+    episode, begins."""
+    steps, batch = u.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
+    t = torch.arange(steps, device=u.device).unsqueeze(1)
+    alive = torch.ones(steps, batch, dtype=torch.bool, device=u.device)
+    if batch_sizes is not None:
+        alive = torch.arange(batch, device=u.device) < batch_sizes.to(u.device).unsqueeze(1)
+    done = alive.sum(0) - 1 - t if reverse else t.expand(steps, batch)  # steps of the sequence before this one
+    if reset is not None:
+        begun = torch.where(reset, done, 0)
+        done = done - (begun.flip(0).cummax(0).values.flip(0) if reverse else begun.cummax(0).values)
+    k = done % every + 1
+    factors = ((k - 1) / (k + 2)).to(u.dtype)
+    return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)
+
+
+class Filtered(Recurrent):
+    """Between :class:`Recurrent` and a module: the options ``momentum``, ``adam``, ``rmsprop`` and ``nag``."""
+
+    filter: Filter | None = None
+
+    def __init__(self, *args, momentum=None, adam=None, rmsprop=None, nag=None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        given = {"momentum": momentum, "adam": adam, "rmsprop": rmsprop, "nag": nag}
+        given = {kind: values for kind, values in given.items() if values is not None}
+        if len(given) > 1:
+            raise ValueError(f"at most one of {', '.join(OPTIONS)} may be given, got {' and '.join(given)}")
+        for kind, values in given.items():
+            self.filter = _checked(kind, values)
+
+    @property
+    def _plain_states(self) -> int:
+        """Of the cell."""
+        return 2 if self.mode == "LSTM" else 1
+
+    def _check(self, input, hx, reset) -> TimeFirst:
+        kept = STATES[self.filter.kind] if self.filter else ()
+        plain, filtered = self._plain_states, None
+        if kept and isinstance(hx, tuple):
+            if len(hx) not in (plain, plain + len(kept)):
+                raise ValueError(f"hx must have {plain} or {plain + len(kept)} tensors, got {len(hx)}")
+            filtered, hx = hx[plain:] or None, hx[:plain] if plain > 1 else hx[0]
+        sequence = super()._check(input, hx, reset)
+        if filtered is None:
+            return sequence
+        rows, batch, _ = sequence.state[0].shape
+        wanted = (rows, batch, getattr(self, self._all_weights[0][0]).shape[0])
+        unbatched = isinstance(input, Tensor) and input.dim() == 2
+        for name, part in zip(kept, filtered, strict=True):
+            shape = wanted[::2] if unbatched else wanted
+            if tuple(part.shape) != shape:
+                raise RuntimeError(f"Expected {name} of size {shape}, got {list(part.shape)}")
+        filtered = tuple(part.unsqueeze(1) if unbatched else part for part in filtered)
+        order = None if isinstance(input, Tensor) else input.sorted_indices
+        return sequence._replace(state=sequence.state + self.permute_hidden(filtered, order))
+
+    def permute_hidden(self, hx, permutation):
+        if not isinstance(hx, tuple) or not self.filter:
+            return super().permute_hidden(hx, permutation)
+        return hx if permutation is None else tuple(part.index_select(1, permutation) for part in hx)
+
+    def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
+        calls = super()._calls(sequence)
+        if self.filter:
+            for call in (call for at_once in calls for call in at_once):
+                state, plain = call["state"], self._plain_states
+                call |= {"state": state[:plain], "filtered": state[plain:]}
+        return calls
+
+    def _layer(self, x, calls, one, both) -> Sequence[Any]:
+        """Each direction from a filtered projection of its own, or where that is the same a projection of what is
+        filtered."""
+        if not self.filter:
+            return super()._layer(x, calls, one, both)
+        results = []
+        for k, call in enumerate(calls):
+            W, b, state = call["weight_ih"], call["bias_ih"], call["filtered"]
+            rest = {name: call[name] for name in call.keys() - {"weight_ih", "bias_ih", "filtered"}}
+            options = {name: rest[name] for name in ("batch_sizes", "reset")} | {"reverse": k == 1}
+            if self.filter.linear and not state:
+                u, weight, kept = self.filter.prologue(x, W, b, **options)
+                rest |= {"weight_ih": weight}
+            else:
+                u, kept = self.filter(F.linear(x, W, b), state, **options)
+            u, rest = autocast.cast(u, rest)
+            found = one(self._cell, u, **rest, reverse=k == 1)
+            results.append((found[0], (*found[1], *kept)) if one is recurrence else found)
+        return results
+
+    def _stacks(self) -> bool:
+        return not self.filter and super()._stacks()
+
+    def _step(self, input, hx):
+        return None if self.filter else super()._step(input, hx)
+
+    def extra_repr(self) -> str:
+        if not self.filter:
+            return super().extra_repr()
+        values = tuple(getattr(self.filter, name) for name in OPTIONS[self.filter.kind])
+        return super().extra_repr() + f", {self.filter.kind}={values}"
+
+
+def _checked(kind: str, values: Any) -> Filter:
+    names = OPTIONS[kind]
+    wanted = f"{kind} must be ({', '.join(names)})"
+    if not isinstance(values, (tuple, list)) or len(values) != len(names):
+        raise TypeError(f"{wanted}, a tuple, got {values!r}")
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
+        raise TypeError(f"{wanted}, numbers, got {values!r}")
+    made = Filter(kind, **dict(zip(names, values, strict=True)))
+    if not (0 <= made.mu < 1 and made.s > 0 and 0 <= made.beta < 1 and made.every >= 1):
+        raise ValueError(f"{wanted}, mu and beta in [0, 1), s positive, every at least 1, got {values!r}")
+    if not isinstance(made.every, int):
+        raise TypeError(f"{wanted}, every of type int, got {made.every!r}")
+    return made

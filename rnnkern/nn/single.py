@@ -1,0 +1,97 @@
+"""What modules of one layer share: options, and input and state on their way to an operator and back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.utils.rnn import PackedSequence
+
+from rnnkern.nn.recurrent import TimeFirst, reset_in_order
+
+
+class SingleLayer(Module):
+    """One layer in one direction, whose state is a tuple of tensors, one row for each sequence."""
+
+    input_size: int
+    hidden_size: int
+    batch_first: bool
+    _plain: dict[str, Any]  # the options with their defaults
+
+    def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
+        """Checks and keeps each size, at least 1 or what ``least`` says, and each choice of those there are."""
+        super().__init__()
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
+            if size < least.get(name, 1):
+                raise ValueError(f"{name} must be at least {least.get(name, 1)}, got {size}")
+            setattr(self, name, size)
+        for name, (choice, there_are) in choices.items():
+            if choice not in there_are:
+                raise ValueError(f"{name} must be one of {there_are}, got {choice!r}")
+            setattr(self, name, choice)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self.weight_ih_l0.dtype
+
+    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
+        """The state that a sequence begins with."""
+        raise NotImplementedError
+
+    def _time_first(self, input, state, reset) -> TimeFirst:
+        name = type(self).__name__
+        batch_sizes = order = None
+        packed = isinstance(input, PackedSequence)
+        x = input.data if packed else input
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: `input` must be a tensor or a PackedSequence, got {type(x).__name__}")
+        if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
+            wanted = f"packed, {self.input_size} columns" if packed else f"(T, B, {self.input_size}), or without B"
+            raise ValueError(f"{name}: `input` must be {wanted}, got {tuple(x.shape)}")
+        if x.dtype != self._dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name}: `input` must be of the parameters' {self._dtype}, got {x.dtype}")
+        unbatched = not packed and x.dim() == 2
+        if packed:
+            _, batch_sizes, order, _ = input
+            steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
+        else:
+            x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
+            steps, batch = x.shape[:2]
+        if state is None:
+            state = self._zeros(x, batch)
+        elif unbatched:
+            state = _each(state, lambda part: part.unsqueeze(0))
+        elif order is not None:
+            state = _each(state, lambda part: part.index_select(0, order))
+        if reset is not None:
+            reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
+        return TimeFirst(x, state, batch_sizes, reset)
+
+    def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
+        """What the operator gives for each step, as the caller's input."""
+        if isinstance(input, PackedSequence):
+            return input._replace(data=rows)
+        if input.dim() == 2:
+            return rows.squeeze(1)
+        return rows.transpose(0, 1) if self.batch_first else rows
+
+    def _returned_state(self, input, state: Any) -> Any:
+        if isinstance(input, PackedSequence):
+            inverse = input.unsorted_indices
+            return state if inverse is None else _each(state, lambda part: part.index_select(0, inverse))
+        return _each(state, lambda part: part.squeeze(0)) if input.dim() == 2 else state
+
+    def extra_repr(self) -> str:
+        given = {name: getattr(self, name, plain) for name, plain in self._plain.items()}
+        shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
+        return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+
+
+def _each(state: Any, change: Callable) -> Any:
+    """The tensors of a state, changed."""
+    changed = [change(part) if isinstance(part, Tensor) else part for part in state]
+    return type(state)(*changed) if hasattr(state, "_fields") else tuple(changed)
