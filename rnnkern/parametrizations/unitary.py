@@ -63,7 +63,7 @@ def _reflected(X: Tensor, v: Tensor) -> Tensor:
 
 
 class ComplexGivens(_Unitary):
-    """Of a weight F_L ... F_1 D; see :func:`unitary`, which makes one. On the left phases of F_L would do what D does."""
+    """Of a weight F_L ... F_1 D; see :func:`unitary`, which makes one. On the left F_L would do what D does."""
 
     rotating = (0, 1, 2)
 
