@@ -116,10 +116,10 @@ class UnitaryRNN(Module):
         if reset is not None:
             reset = reset_in_order(self, reset, x, steps, batch if batched else None)
         finals = []
-        for layer, h0 in enumerate(state.unbind(0)):
+        for layer in range(self.num_layers):
             W, R, b = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "modrelu_bias"))
             u = torch.view_as_complex((x @ W.mT).unflatten(-1, (self.hidden_size, 2)))
-            h, (final,) = recurrence("modrelu", u, R, (h0,), params=(b,), reset=reset)
+            h, (final,) = recurrence("modrelu", u, R, (state[layer],), params=(b,), reset=reset)
             x = torch.view_as_real(h).flatten(-2)
             finals.append(final)
         h_n = torch.stack(finals)
