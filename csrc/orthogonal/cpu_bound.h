@@ -154,9 +154,9 @@ Moments moments(const T* P, const Sum<T>& square, int64_t n, T* room, Member me)
 constexpr int intervals = 13;
 constexpr double narrowest = 0.5, widest = 1.1;
 
-// Closer bounds where `bound` leaves a doubt. P^2 is `square`, terms of which may be `square`'s own; `to` and `other`
-// are N x N and hold polynomials where P and P^2 do not decide: for each doubling a product of symmetric matrices, of
-// which half is made. Says whether they were written. `room` is 3 N elements.
+// Closer bounds where `bound` leaves a doubt. `square` is P^2; `to` and `other` are N x N, and hold polynomials where P
+// and P^2 do not decide: for each doubling a product of symmetric matrices, of which half is made. Says whether they
+// were written. `room` is 3 N elements.
 template <class T>
 bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& square, T* to, T* other, T* room,
             Member me) {

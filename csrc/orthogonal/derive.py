@@ -30,8 +30,8 @@ SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1
 """Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
 NAMES = {"float": "float32", "double": "float64"}
 BOUND = {"power_steps": 6, "doublings": 3, "inside": 0.95, "rounding": 1e-5}
-"""Steps of the power method on S^2; the most doublings of Chebyshev's polynomial, whose interval is that part of what
-the steps find; what is added for what rounding may take from a bound."""
+"""Steps of the power method on S^2; the most doublings of Chebyshev's polynomial T_2, whose interval is that part of
+what the steps find; what is added for what rounding may take from a bound."""
 NODES = 40
 INNER = mpf("0.95")
 
