@@ -2,7 +2,6 @@
 reference around that, which selects the same events again."""
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 from rnnkern import _extension
