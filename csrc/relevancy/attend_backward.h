@@ -142,16 +142,13 @@ struct LeaveKernel {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const History& history = p.history;
     const int64_t index = int64_t(device::block()) * threads + device::thread();
-    const int64_t n = history.rows.hidden, kappa = history.members(), L = history.slots, rho = history.relevant_size;
+    const int64_t n = history.rows.hidden, kappa = history.members(), L = history.slots;
     const int64_t b = index / (kappa * n), place = index / n % kappa, i = index % n;
     if (b >= history.rows.batch) return;
     const T* const grad = place < L ? p.grad_buffer : p.grad_relevant;
-    const int64_t t = history.rows.length(b) - 1, row = t < 0 ? 0 : history.rows.offset(t) + b;
-    const int32_t event = place < L ? history.buffered(b, t, t < 0 ? -1 : history.starts[row], place)
-                          : t < 0   ? history.first_relevant(b, place - L)
-                                    : history.occupants[row * rho + place - L];
+    const int32_t event = history.event(b, history.rows.length(b) - 1, place);
     if (!grad || event == no_event) return;
-    history.at(p.dh, b, event)[i] = grad[(place < L ? b * L + place : b * rho + place - L) * n + i];
+    history.at(p.dh, b, event)[i] = grad[(place < L ? b * L + place : b * (kappa - L) + place - L) * n + i];
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "device/launch.h"
 #include "relevancy/cells.h"
+#include "relevancy/cluster_backward.h"
 #include "relevancy/cluster_forward.h"
 #include "relevancy/cuda_kernels.h"
 
@@ -13,7 +14,9 @@ namespace {
 struct Entry {
   int blocks = 0;
   int64_t (*forward_bytes)(int64_t slots, int64_t relevant_size) = nullptr;
+  int64_t (*backward_bytes)(int64_t slots, int64_t relevant_size) = nullptr;
   int (*forward)(const device::Launch& shape, const SampleForward& problem, void* stream) = nullptr;
+  int (*backward)(const device::Launch& shape, const SampleBackward& problem, void* stream) = nullptr;
 };
 
 // What registers and shared memory of 16 blocks hold; one block holds less than the least.
@@ -35,11 +38,24 @@ constexpr int cluster_held(int D) {
   return quads < most ? quads : most;
 }
 
+// Likewise backward: quads of rows of each column, of V and W_a and of U_a.
+template <class Cell>
+constexpr int rows_held(int D) {
+  return Cell::gates == 1 ? (Cell::gates + 1) * D / cluster_blocks<Cell>(D) / 4 : D > 256 ? 12 : D > 128 ? 14 : 20;
+}
+template <class Cell>
+constexpr int rows_held_keys(int D) {
+  return Cell::gates > 1 || D > 384 ? 0 : D / cluster_blocks<Cell>(D) / 4;
+}
+
 template <class Cell, int D>
 constexpr Entry entry() {
   if constexpr (has_cluster<Cell>(D)) {
-    using Kernel = ClusterForwardKernel<Cell, D, cluster_blocks<Cell>(D), cluster_held<Cell>(D)>;
-    return {Kernel::cluster, &Kernel::shared_bytes, &device::launch<Kernel>};
+    constexpr int blocks = cluster_blocks<Cell>(D);
+    using Forward = ClusterForwardKernel<Cell, D, blocks, cluster_held<Cell>(D)>;
+    using Backward = ClusterBackwardKernel<Cell, D, blocks, rows_held<Cell>(D), rows_held_keys<Cell>(D)>;
+    return {blocks, &Forward::shared_bytes, &Backward::shared_bytes, &device::launch<Forward>,
+            &device::launch<Backward>};
   } else {
     return {};
   }
@@ -68,12 +84,25 @@ int64_t ClusterKernels::forward_bytes(int place, int padded, int64_t slots, int6
   return find(place, padded).forward_bytes(slots, relevant_size);
 }
 
+int64_t ClusterKernels::backward_bytes(int place, int padded, int64_t slots, int64_t relevant_size) {
+  return find(place, padded).backward_bytes(slots, relevant_size);
+}
+
 int ClusterKernels::forward(const SampleForward& problem, int place, int padded, void* stream) {
   const Entry& entry = find(place, padded);
   const device::Launch shape{.blocks = problem.rows.batch * entry.blocks,
                              .shared_bytes = entry.forward_bytes(problem.memory.slots, problem.memory.relevant_size),
                              .cluster = entry.blocks};
   return entry.forward(shape, problem, stream);
+}
+
+int ClusterKernels::backward(const SampleBackward& problem, int place, int padded, void* stream) {
+  const Entry& entry = find(place, padded);
+  const History& history = problem.attend.history;
+  const device::Launch shape{.blocks = problem.cell.rows.batch * entry.blocks,
+                             .shared_bytes = entry.backward_bytes(history.slots, history.relevant_size),
+                             .cluster = entry.blocks};
+  return entry.backward(shape, problem, stream);
 }
 
 }  // namespace rnnkern::relevancy

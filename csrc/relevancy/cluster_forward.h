@@ -97,26 +97,6 @@ struct ClusterForwardKernel {
     return score(room.query, false, room.keys + memory.where[slot] * T::units, room.v, T::units, p.dot);
   }
 
-  // A pair of slots by each warp, to all blocks.
-  RNNKERN_DEVICE static void give_scores(const Problem& p, const Room& room) {
-    for (int k = 2 * device::warp(); k < room.pitch; k += 2 * T::warps) {
-      const float pair[2] = {score_part(p, room, k), score_part(p, room, k + 1)};
-      device::Word8 word;
-      std::memcpy(&word, pair, sizeof word);
-      float* const place = room.parts + device::cluster_rank() * room.pitch + k;
-      const int other = device::lane();
-      if (other < R) {
-        device::store_async(device::map(place, other), word, device::map(room.arrived + 1, other));
-      }
-    }
-  }
-
-  // Until all that this step brings has arrived.
-  RNNKERN_DEVICE static void receive(device::Mbarrier* arrived, int64_t t, int bytes) {
-    device::wait(arrived, int(t % 2));
-    if (device::thread() == 0) device::expect(arrived, bytes);
-  }
-
   RNNKERN_DEVICE static void run(const Problem& p) {
     if constexpr (device::has_clusters) {
       work(p);
@@ -192,14 +172,14 @@ struct ClusterForwardKernel {
 
       const int place = memory.taken[1];
       float key[1];
-      receive(room.arrived, t, h_bytes);
+      T::receive(room.arrived, t, h_bytes);
       U_a.multiply(room.h, key);
       if (T::part() == 0) room.keys[place * T::units + own] = key[0];
       for (int i = thread(); i < D; i += threads) room.values[place * D + i] = room.h[i];
       device::block_barrier();
 
-      give_scores(p, room);
-      receive(room.arrived + 1, t, parts_bytes);
+      T::give_pairs(room.pitch, room.parts, room.arrived + 1, [&](int k) { return score_part(p, room, k); });
+      T::receive(room.arrived + 1, t, parts_bytes);
       memory.each(thread(), threads, [&](int k) {
         float e = 0;
         RNNKERN_UNROLL

@@ -188,8 +188,9 @@ struct BackwardDriver : Driver<T> {
     step.step = write<T>(step_gradients);
 
     if constexpr (std::is_same_v<T, float>) {
-      if (this->plan.padded > 0 && this->plan.backward) {
-        const int64_t floats = SampleKernels::backward_packed(this->place, this->plan.padded);
+      if (this->plan.backward) {
+        const bool on_block = this->plan.padded > 0;
+        const int64_t floats = on_block ? SampleKernels::backward_packed(this->place, this->plan.padded) : 0;
         const Tensor packed = made({floats});
         const SampleBackward p{attend,
                                step,
@@ -197,7 +198,8 @@ struct BackwardDriver : Driver<T> {
                                read<T>(this->W_a),
                                read<T>(this->U_a),
                                floats > 0 ? write<T>(packed) : nullptr};
-        succeed(SampleKernels::backward(p, this->place, this->plan.padded, stream));
+        succeed(on_block ? SampleKernels::backward(p, this->place, this->plan.padded, stream)
+                         : ClusterKernels::backward(p, this->place, this->plan.cluster, stream));
         return;
       }
     }

@@ -39,7 +39,9 @@ constexpr int cluster_sizes[] = {128, 256, 384, 512};  // n that a kernel of one
 struct ClusterKernels {
   static int blocks(int place, int padded);  // of a cluster; none where there is no kernel of this cell and size
   static int64_t forward_bytes(int place, int padded, int64_t slots, int64_t relevant_size);  // of shared memory
+  static int64_t backward_bytes(int place, int padded, int64_t slots, int64_t relevant_size);
   static int forward(const SampleForward& problem, int place, int padded, void* stream);
+  static int backward(const SampleBackward& problem, int place, int padded, void* stream);
 };
 
 int remember_history(const History& history, void* stream);

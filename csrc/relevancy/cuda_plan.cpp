@@ -74,14 +74,19 @@ Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, con
   plan.reason = refuse(plan, facts, place, dtype, sizes);
   if (plan.padded == 0) {
     const std::string refusal = refuse_cluster(plan, facts, place, dtype, sizes);
-    plan.reason = plan.cluster == 0 ? plan.reason + ", and " + refusal
-                                    : "weights of " + std::to_string(sizes.hidden) + " units stay on a cluster of " +
-                                          std::to_string(ClusterKernels::blocks(place, plan.cluster)) +
-                                          " blocks, backward they do not";
-    return plan;
+    if (plan.cluster == 0) {
+      plan.reason += ", and " + refusal;
+      return plan;
+    }
   }
-  plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
-  plan.backward = SampleKernels::backward_bytes(place, plan.padded) <= facts.shared_bytes;
+  const bool on_block = plan.padded > 0;
+  const int64_t bytes = on_block
+                            ? SampleKernels::backward_bytes(place, plan.padded)
+                            : ClusterKernels::backward_bytes(place, plan.cluster, sizes.slots, sizes.relevant_size);
+  plan.backward = bytes <= facts.shared_bytes;
+  plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on ";
+  plan.reason += on_block ? "one block"
+                          : "a cluster of " + std::to_string(ClusterKernels::blocks(place, plan.cluster)) + " blocks";
   if (!plan.backward) plan.reason += ", backward they do not";
   return plan;
 }

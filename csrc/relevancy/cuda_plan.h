@@ -27,12 +27,12 @@ struct Sizes {
 struct Plan {
   std::string reason;
   int padded;     // the n that the block kernels are compiled for, or 0
-  bool backward;  // whether there is one of the backward too
-  int cluster;    // the n that the cluster kernel is compiled for, which serves the forward, or 0
+  int cluster;    // the n that the cluster kernels are compiled for, or 0
+  bool backward;  // whether either serves the backward too
 
   bool resident() const { return padded > 0 || cluster > 0; }
   const char* forward_kernel() const { return padded > 0 ? "block" : cluster > 0 ? "cluster" : "stepwise"; }
-  const char* backward_kernel() const { return padded > 0 && backward ? "block" : "stepwise"; }
+  const char* backward_kernel() const { return backward ? forward_kernel() : "stepwise"; }
 };
 
 Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);

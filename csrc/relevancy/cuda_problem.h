@@ -127,6 +127,18 @@ struct History {
     return ids[b * relevant_size + slot] >= 0 ? first_event(first_slots + slot) : no_event;
   }
 
+  // The event in any slot after step t.
+  RNNKERN_HOST_DEVICE int32_t event(int64_t b, int64_t t, int64_t slot) const {
+    const int64_t row = t < 0 ? 0 : rows.offset(t) + b;
+    if (slot < slots) return buffered(b, t, t < 0 ? -1 : starts[row], slot);
+    return t < 0 ? first_relevant(b, slot - slots) : occupants[row * relevant_size + slot - slots];
+  }
+  // The one that the event of step t takes.
+  RNNKERN_HOST_DEVICE int64_t taken_by(int64_t b, int64_t t) const {
+    const int64_t wanted = slot_of(time[b] + t, buffer_size);
+    return wanted < slots ? wanted : slots - 1;  // of a sound state it is below L
+  }
+
   template <class T>
   RNNKERN_HOST_DEVICE T* at(const Events<T>& events, int64_t b, int32_t event) const {
     if (event >= 0) return events.steps + (rows.offset(event) + b) * rows.hidden;
@@ -184,12 +196,12 @@ struct CellBackward {
   T* dparams[1];                // (B, n), added to
 };
 
-// One sample per block, all steps: `t`, `alive`, `through_key` and `step` are not read.
+// One sample per block or cluster, all steps: `t`, `alive`, `through_key` and `step` are not read.
 struct SampleBackward {
   AttendBackward<float> attend;
   CellBackward<float> cell;
   const float *V, *W_a, *U_a;
-  float* packed;  // room for the weights that are streamed, or null
+  float* packed;  // room for the weights that a block streams, or null
 };
 
 // to += from.

@@ -87,6 +87,15 @@ struct SampleSlots {
     taken[1] = where[slot];
   }
 
+  // Undoes `enter`, but that it says whether the slot that the event then freed holds one: its place is the new
+  // event's.
+  RNNKERN_DEVICE void withdraw(int slot, int overwritten, bool there) const {
+    const int other = overwritten < 0 ? slot : slots + overwritten, place = where[other];
+    where[other] = where[slot];
+    where[slot] = place;
+    ids[other] = there ? 0 : -1;
+  }
+
   // alpha from e, by every warp for itself but for what is written, to beta too unless scores are given.
   RNNKERN_DEVICE void weigh(int threads, bool given) const {
     const int lane = device::lane(), warp_size = device::warp_size;

@@ -1,26 +1,15 @@
 """The written table: what is broken, one place at a time, and the tests that are to notice. Neither runs anything."""
 
-from typing import NamedTuple
+from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
+from python_tests.mutation.mutants_relevancy import RELEVANCY
 
-RECURRENCE = "python_tests/ops/test_recurrence.py"
-ON_A_GPU = "python_tests/gpu/test_recurrence.py"
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
 ON_THE_GRID = "python_tests/gpu/test_recurrence_grid.py"
-ATTENDING = "python_tests/gpu/test_relevancy_cluster.py"
-ATTENDING_BLOCKS = "python_tests/gpu/test_relevancy.py"
 
 
 def values(cell: str) -> tuple[str, ...]:
     return RECURRENCE, "-k", f"float64_agrees and {cell}-"
-
-
-def named(words: str, file: str = RECURRENCE) -> tuple[str, ...]:
-    return file, "-k", words
-
-
-def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
-    return file, "-k", f"interpret and ({words})"
 
 
 DRAWN = ("python_tests/ops/test_properties.py",)
@@ -31,36 +20,12 @@ TEAMS = named("same_bits")
 BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
-RELEVANCY = named("500_random", "python_tests/ops/test_relevancy.py")
-TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
-SAB = named("random_calls", "python_tests/ops/test_sab.py")
-GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
 SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
 GIVENS = "python_tests/ops/test_givens.py"
 REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 CLOSENESS = "rnnkern/testing/closeness.py"
-
-
-class Mutant(NamedTuple):
-    file: str  # below csrc, or of rnnkern
-    old: str  # stands there once
-    new: str
-    breaks: str
-    tests: tuple[str, ...]
-    explained: str = ""  # why no test can notice
-
-    @property
-    def place(self) -> str:
-        return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
-
-    @property
-    def for_a_gpu(self) -> bool:
-        """Its tests build what it breaks."""
-        families = ("block_", "cluster_", "grid_", "cuda_", "step")
-        attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
-        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending))
 
 
 ONE_LEVEL = [
@@ -76,6 +41,7 @@ LEFT_OUT = {level: f"csrc/recurrence/cpu_{level}.cpp" for level in ("avx2", "avx
 STUB = '#include "recurrence/problem.h"\nrnnkern::Level rnnkern::level_{}() {{ return level_plain(); }}\n'
 
 MUTANTS = [
+    *RELEVANCY,
     # ---- cells
     Mutant("cells/lstm.h", "grad[1] + grad[0] * save[3]", "grad[1] - grad[0] * save[3]", "a sign in dc",
            values("lstm")),
@@ -133,25 +99,6 @@ MUTANTS = [
            named("test_gradients or across", REFLECTIONS)),
     Mutant("orthogonal/cpu_schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
            named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
-    # ---- relevancy attention
-    Mutant("relevancy/cpu_forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
-           "which of equal least scores goes",
-           named("equal_least", "python_tests/ops/test_relevancy_adversarial.py")),
-    Mutant("relevancy/cpu_forward.h", "x.scores[slot] > x.scores[to]", "x.scores[slot] >= x.scores[to]",
-           "that the older of two equal scores stays", TIES),
-    Mutant("relevancy/cpu_forward.h", "i < count && x.live[i] < p.slots", "i < count", "that scores in R are frozen",
-           RELEVANCY),
-    Mutant("relevancy/cpu_backward.h", "std::memcpy(grads + slot * width, grads + from * width, bytes);",
-           "std::memset(grads + slot * width, 0, bytes);", "what came to an event while it was in R", RELEVANCY),
-    Mutant("relevancy/cpu_backward.h", "x.in_slot[from] = x.overwritten[t];", "x.in_slot[from] = no_event;",
-           "what was in R before", RELEVANCY),
-    Mutant("relevancy/cpu_backward.h", "      replay(p, first + i, t, x[i]);\n", "", "what was there before a reset",
-           RELEVANCY),
-    Mutant("relevancy/sab_backward.h", "d_weights[k - 1] = -sum", "d_weights[k - 1] = sum", "a sign of the threshold",
-           SAB),
-    Mutant("relevancy/sab_backward.h", "/ call.sums[row]", "", "the divisor of the weights", SAB),
-    Mutant("relevancy/gather_backward.h", "grad_alpha[members[c]] - along", "grad_alpha[members[c]]",
-           "the softmax's mean in its gradient", GATHER),
     # ---- linear scans
     Mutant("scan/cpu_strips.h", "bool(lane & 1) == conjugate", "bool(lane & 1) != conjugate",
            "signs of complex products", SCAN),
@@ -329,23 +276,6 @@ MUTANTS = [
            interpreted("asks_anew", IN_TF32)),
     Mutant("recurrence/cuda_driver.h", "if (plan.tf32) return", "if (false) return", "that TF32 is what runs",
            interpreted("asks_anew", IN_TF32)),
-    Mutant("relevancy/cluster_forward.h", "device::wait(arrived, int(t % 2));\n", "",
-           "the waits for h and for parts of scores", interpreted("first_call", ATTENDING)),
-    Mutant("relevancy/cluster_forward.h", "e += room.parts", "e = room.parts", "the sum of parts of scores",
-           interpreted("first_call", ATTENDING)),
-    Mutant("relevancy/cluster_forward.h", "room.values[place * D + i] = room.h[i];\n      device::block_barrier();\n",
-           "room.values[place * D + i] = room.h[i];\n", "the barrier before others may send the next h",
-           interpreted("any_schedule", ATTENDING)),
-    Mutant("relevancy/sample_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
-           interpreted("every_cell and everything", ATTENDING)),
-    Mutant("relevancy/sample_tile.h", "T::column(first_packed + k)", "T::column(k)", "which columns are streamed",
-           interpreted("shipped and 128", ATTENDING_BLOCKS)),
-    Mutant("relevancy/sample_tile.h", "p.transposed ? 1 : p.n, column_step", "p.n, column_step",
-           "that the backward streams columns", interpreted("shipped and 128", ATTENDING_BLOCKS)),
-    Mutant("relevancy/sample_tile.h", "T::column(spread.held_keys + k)", "T::column(k)",
-           "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING_BLOCKS)),
-    Mutant("relevancy/attend_backward.h", "exponential(alpha[place] - most)", "exponential(alpha[place])",
-           "the largest score in weights that are made again", interpreted("large_scores", ATTENDING_BLOCKS)),
     Mutant("recurrence/grid_words.h", "words[f].w != tag", "words[f].w == 0", "whose step a word is of",
            interpreted("every_cell and lstm", ON_THE_GRID)),
     Mutant("recurrence/grid_forward.h", "exchanges + exchange) * 2 + step % 2) * size.sets + set;",

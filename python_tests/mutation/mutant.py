@@ -1,0 +1,34 @@
+"""What a row of the tables of mutants is: what is broken, and the tests that are to notice."""
+
+from typing import NamedTuple
+
+RECURRENCE = "python_tests/ops/test_recurrence.py"
+ON_A_GPU = "python_tests/gpu/test_recurrence.py"
+
+
+def named(words: str, file: str = RECURRENCE) -> tuple[str, ...]:
+    return file, "-k", words
+
+
+def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
+    return file, "-k", f"interpret and ({words})"
+
+
+class Mutant(NamedTuple):
+    file: str  # below csrc, or of rnnkern
+    old: str  # stands there once
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+    explained: str = ""  # why no test can notice
+
+    @property
+    def place(self) -> str:
+        return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
+
+    @property
+    def for_a_gpu(self) -> bool:
+        """Its tests build what it breaks."""
+        families = ("block_", "cluster_", "grid_", "cuda_", "step")
+        attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
+        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending))

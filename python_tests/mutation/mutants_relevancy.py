@@ -1,0 +1,59 @@
+"""Mutants of relevancy attention."""
+
+from python_tests.mutation.mutant import Mutant, interpreted, named
+
+ATTENDING = "python_tests/gpu/test_relevancy_cluster.py"
+ATTENDING_BLOCKS = "python_tests/gpu/test_relevancy.py"
+RANDOM = named("500_random", "python_tests/ops/test_relevancy.py")
+TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
+SAB = named("random_calls", "python_tests/ops/test_sab.py")
+GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
+
+RELEVANCY = [
+    Mutant("relevancy/cpu_forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
+           "which of equal least scores goes",
+           named("equal_least", "python_tests/ops/test_relevancy_adversarial.py")),
+    Mutant("relevancy/cpu_forward.h", "x.scores[slot] > x.scores[to]", "x.scores[slot] >= x.scores[to]",
+           "that the older of two equal scores stays", TIES),
+    Mutant("relevancy/cpu_forward.h", "i < count && x.live[i] < p.slots", "i < count", "that scores in R are frozen",
+           RANDOM),
+    Mutant("relevancy/cpu_backward.h", "std::memcpy(grads + slot * width, grads + from * width, bytes);",
+           "std::memset(grads + slot * width, 0, bytes);", "what came to an event while it was in R", RANDOM),
+    Mutant("relevancy/cpu_backward.h", "x.in_slot[from] = x.overwritten[t];", "x.in_slot[from] = no_event;",
+           "what was in R before", RANDOM),
+    Mutant("relevancy/cpu_backward.h", "      replay(p, first + i, t, x[i]);\n", "", "what was there before a reset",
+           RANDOM),
+    Mutant("relevancy/sab_backward.h", "d_weights[k - 1] = -sum", "d_weights[k - 1] = sum", "a sign of the threshold",
+           SAB),
+    Mutant("relevancy/sab_backward.h", "/ call.sums[row]", "", "the divisor of the weights", SAB),
+    Mutant("relevancy/gather_backward.h", "grad_alpha[members[c]] - along", "grad_alpha[members[c]]",
+           "the softmax's mean in its gradient", GATHER),
+    # ---- CUDA kernels, on the interpreter
+    Mutant("relevancy/cluster_tile.h", "device::wait(arrived, int(step % 2));\n", "",
+           "the waits for what other blocks send", interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_forward.h", "e += room.parts", "e = room.parts", "the sum of parts of scores",
+           interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_forward.h", "room.values[place * D + i] = room.h[i];\n      device::block_barrier();\n",
+           "room.values[place * D + i] = room.h[i];\n", "the barrier before others may send the next h",
+           interpreted("any_schedule", ATTENDING)),
+    Mutant("relevancy/sample_slots.h", "&& !given && k < slots", "&& !given", "that scores in R are frozen",
+           interpreted("every_cell and everything", ATTENDING)),
+    Mutant("relevancy/sample_slots.h", "overwritten < 0 ? slot : slots + overwritten", "slot",
+           "that what came to an event in R goes back to S", interpreted("every_cell and everything", ATTENDING)),
+    Mutant("relevancy/cluster_backward.h", "        recall(p, room, b, t - 1, unit);\n", "",
+           "what was there before a reset", interpreted("everything_at_once", ATTENDING)),
+    Mutant("relevancy/cluster_backward.h", "a * (memory.scores[k] - mean)", "a * memory.scores[k]",
+           "the softmax's mean in its gradient", interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_backward.h", "      device::block_barrier();\n\n      of_gates.send", "of_gates.send",
+           "the barrier before the gates' gradients are multiplied", interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/cluster_tile.h", "place = to + device::cluster_rank() * pitch + column", "place = to + column",
+           "the row of parts that is each block's own", interpreted("first_call", ATTENDING)),
+    Mutant("relevancy/sample_tile.h", "T::column(first_packed + k)", "T::column(k)", "which columns are streamed",
+           interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/sample_tile.h", "p.transposed ? 1 : p.n, column_step", "p.n, column_step",
+           "that the backward streams columns", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/sample_tile.h", "T::column(spread.held_keys + k)", "T::column(k)",
+           "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/attend_backward.h", "exponential(alpha[place] - most)", "exponential(alpha[place])",
+           "the largest score in weights that are made again", interpreted("large_scores", ATTENDING_BLOCKS)),
+]  # fmt: skip
