@@ -69,9 +69,7 @@ def listed_cells(root: Path) -> list[Listed]:
             if base := re.search(rf"struct {struct} : (?:CellFacts<{number}>|(\w+))", text):
                 *own, alias = base.groups()
                 facts = dict(zip(Facts._fields, aliases.get(alias, own), strict=False))
-                facts |= re.findall(
-                    r"\b(params|saved|joint) = (\w+)", text
-                )  # where it differs from what it derives from
+                facts |= re.findall(r"\b(params|saved|joint) = (\w+)", text)  # where it differs from its base
                 facts |= {fact: int(number) for fact, number in facts.items() if fact != "joint"}
                 facts["params"] += "projected = true" in text
                 facts |= {"joint": facts["joint"] == "true"}
