@@ -6,7 +6,7 @@ rho(t) = (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D, "polynomial decaying me
 import math
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import Module, Parameter
 
 from rnnkern.analysis import memory_function
@@ -20,6 +20,15 @@ SLOWEST, FASTEST = 1e-4, 1.9
 
 def memory(t: Tensor) -> Tensor:
     return (1 + t) ** -POWER
+
+
+def convolutions(length: int, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """White noise (T, B, 1), and what that memory makes of it, (T, B)."""
+    x = torch.randn(length, batch, generator=generator)
+    t = torch.arange(length)
+    lags = t.unsqueeze(1) - t
+    kernel = torch.where(lags >= 0, memory(lags.clamp(min=0)), 0)
+    return x.unsqueeze(-1), kernel @ x
 
 
 class Readout(Module):

@@ -165,9 +165,9 @@ def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Tas
 
     def training(generator: Generator) -> Iterator[Batch]:
         while True:
-            yield convolutions(settings.length, settings.batch, generator)
+            yield Batch(*polynomial.convolutions(settings.length, settings.batch, generator))
 
-    x, y, _ = convolutions(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    x, y = polynomial.convolutions(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
     return Task(
         inputs=1,
         outputs=1,
@@ -180,14 +180,6 @@ def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Tas
         constant=y.square().mean().item(),
         length=settings.length,
     )
-
-
-def convolutions(length: int, batch: int, generator: Generator) -> Batch:
-    x = torch.randn(length, batch, generator=generator)
-    t = torch.arange(length)
-    lags = t.unsqueeze(1) - t
-    kernel = torch.where(lags >= 0, polynomial.memory(lags.clamp(min=0)), 0)
-    return Batch(x.unsqueeze(-1), kernel @ x)
 
 
 # ---- permuted images
