@@ -16,7 +16,7 @@ from rnnkern.testing import (
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 HEADS = {1: 1, 2: 2, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}
-CARRIED = {"euler", "lstm", "gru", "gru_reset_before"}
+CARRIED = {"euler", "lstm", "gru", "gru_reset_before", "goru"}
 """Their state goes on in float32 beside the h that is stored, where tensors have 16 bits."""
 
 COVERING = covering_rows(

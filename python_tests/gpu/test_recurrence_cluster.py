@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import off_kinks
-from rnnkern.ops.recurrence import CUDA_CELLS, KERNEL_CELLS
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
 from rnnkern.testing import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -14,7 +14,7 @@ TILES = {1: "modrelu", 3: "gru", 4: "lstm"}
 
 COVERING = covering_rows(
     {
-        "cell": list(CUDA_CELLS),
+        "cell": list(RESIDENT_CELLS),
         "dtype": DTYPES,
         "steps": [3, 0, 1, 2],
         "batch": [3, 0, 1, 11, 17],
@@ -97,7 +97,7 @@ def test_several_chunks(clusters):
 
 TWO_GROUPS = [
     (cell, dtype, (5 if dtype == torch.float32 else 9) + (3 * k + j) % (4 if dtype == torch.float32 else 8))
-    for k, cell in enumerate(CUDA_CELLS)
+    for k, cell in enumerate(RESIDENT_CELLS)
     for j, dtype in enumerate(DTYPES)
 ]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import off_kinks
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
 from rnnkern.testing import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -47,11 +47,11 @@ def check(grid, sample, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", RESIDENT_CELLS)
 def test_every_cell_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype, grid):
     for seed, (reverse, multiprocessors) in enumerate([(False, 3), (True, 6)]):
         pretend(grid, multiprocessors)
-        grid.set_seed(2 * CUDA_CELLS.index(cell) + seed)
+        grid.set_seed(2 * RESIDENT_CELLS.index(cell) + seed)
         hidden = 20 if dtype == torch.float32 else 40  # three blocks
         check(
             grid, recurrence_sample(cell, 3, 11, hidden, reverse=reverse, **EVERYTHING, dtype=dtype, requires_grad=True)

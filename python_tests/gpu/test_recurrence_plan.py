@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from python_tests.gpu.recurrences import FACE, plan
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS, KERNEL_CELLS
+from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
@@ -23,10 +23,9 @@ DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
 TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
 """Cells whose R of 128 units in float32 outgrows the shared memory of a device."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-RESIDENT = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
 
 
-@pytest.mark.parametrize("cell", RESIDENT)
+@pytest.mark.parametrize("cell", RESIDENT_CELLS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("hidden", "heads", "padded"),
@@ -170,7 +169,7 @@ def test_what_fits_no_block_goes_to_a_cluster():
 # ---- and all multiprocessors
 
 
-@pytest.mark.parametrize("cell", RESIDENT)
+@pytest.mark.parametrize("cell", RESIDENT_CELLS)
 @pytest.mark.parametrize(
     ("dtype", "hidden", "batch", "blocks", "columns"),
     [

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from python_tests.gpu.recurrences import off_kinks, plan
 from rnnkern import _extension, reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
 from rnnkern.testing import assert_close, check_recurrence, outputs_and_gradients, recurrence_sample
 
 SIZES = (256, 384, 512, 640, 768, 1024)
@@ -61,7 +61,7 @@ def check(place, sample):
         assert_close(results["h"], exact["h"], truth["h"])
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", RESIDENT_CELLS)
 def test_everything_at_once(cell, rounded):
     rounded.set_seed(len(cell))
     check(rounded, recurrence_sample(cell, 3, 17, 133, **EVERYTHING, dtype=torch.float32, requires_grad=True))
@@ -85,7 +85,7 @@ def test_every_tile(cell, hidden, rounded):
     )
 
 
-@pytest.mark.parametrize(("cell", "batch"), [(cell, 9 + 3 * k % 8) for k, cell in enumerate(CUDA_CELLS)])
+@pytest.mark.parametrize(("cell", "batch"), [(cell, 9 + 3 * k % 8) for k, cell in enumerate(RESIDENT_CELLS)])
 def test_more_rows_than_a_product_has_take_turns(cell, batch, rounded):
     rounded.set_facts(*rounded.facts[:4], 1, 1)
     rounded.set_seed(batch)
