@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern.reference import CELLS
-from rnnkern.testing.closeness import assert_close
+from rnnkern.testing.closeness import assert_close, assert_close_over_draws
 
 
 class Sample(NamedTuple):
@@ -194,10 +194,19 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
     return {**results, **{f"grad of {name}": g for name, g in zip(names, gradients, strict=True)}}
 
 
-def check_recurrence(op: Any, sample: Sample) -> None:
-    """Holds results and gradients of a recurrence in the sample's dtype to :func:`assert_close`."""
-    actual = outputs_and_gradients(op, sample)
-    naive = outputs_and_gradients(reference.recurrence, sample)
-    truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
-    for name in actual:
-        assert_close(actual[name], naive[name], truth[name], f"{sample.name}: {name}")
+def check_recurrence(op: Any, *samples: Sample) -> None:
+    """Holds results and gradients of a recurrence in the sample's dtype to :func:`assert_close`; of several samples all
+    together to :func:`assert_close_over_draws`."""
+    found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for sample in samples:
+        actual = outputs_and_gradients(op, sample)
+        naive = outputs_and_gradients(reference.recurrence, sample)
+        truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
+        for name, value in actual.items():
+            found.setdefault(name, []).append((value, naive[name], truth[name]))
+    for name, results in found.items():
+        what = f"{samples[0].name}: {name}"
+        if len(samples) == 1:
+            assert_close(*results[0], what)
+        else:
+            assert_close_over_draws(results, what)
