@@ -119,7 +119,7 @@ MUTANTS = [
     Mutant("common/simd_math.h", "a < V(-60)", "a < V(-6)", "where tanh is 1", ("python_tests/ops/test_simd_math.py",)),
     Mutant("common/simd.h", "k < n; ++k) p[k] = v[k]", "k < n - 1; ++k) p[k] = v[k]", "the last of some lanes",
            values("tanh")),
-    Mutant("common/simd.h", "if (i & size) continue;", "if (i & 1) continue;", "half of a transposition",
+    Mutant("common/simd.h", "if (i & Size) continue;", "if (i & 1) continue;", "half of a transposition",
            DRAWN),
     Mutant("recurrence/cpu_storage.h", "bits + 0x7fff + ((bits >> 16) & 1)", "bits + 0x8000", "ties of bfloat16",
            HALVES),

@@ -191,13 +191,13 @@ def test_other_options_stay(options):
     torch.testing.assert_close(*results)
 
 
-def test_copies_compiler_autocast_and_explain(monkeypatch):
+def test_copies_compiler_autocast_and_explain():
     module, x = MomentumLSTM(I, H), torch.randn(T, B, I)
     wanted, _ = module(x)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(other(x)[0], wanted)
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
-    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(x)[0], wanted)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(x)[0], wanted)
     with torch.autocast("cpu", torch.bfloat16):
         output, (_, _, v) = module(x)
         again, _ = module(x, (torch.zeros(1, B, H), torch.zeros(1, B, H), v * 0))

@@ -51,7 +51,7 @@ SCALES = "`grad_scale` must be (T,) = (3,) or (T, B) = (3, 2), got "
 # A good call, the change that spoils it, the error, and its message, where "..." stands for anything.
 REFUSED = [
     # the cell
-    ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['euler', 'gru', ...], got 'elman'"),
+    ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['complex_modrelu', 'euler', ...], got 'elman'"),
     ({}, {"cell": None}, SHAPE, "`cell` must be one of [...], got None"),
     # u
     ({}, {"u": [0.0]}, KIND, "`u` must be a tensor, got list"),

@@ -11,7 +11,14 @@ from torch.utils._pytree import tree_leaves
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import RECURRENCE_OPTIONS, assert_close, covering_rows, recurrence_sample, takes
+from rnnkern.testing import (
+    RECURRENCE_OPTIONS,
+    assert_close,
+    assert_close_over_draws,
+    covering_rows,
+    recurrence_sample,
+    takes,
+)
 
 MEMBERS = 3
 
@@ -105,12 +112,17 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
 def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
     transform = TRANSFORMS[row["transform"]]
-    sample = recurrence_sample(row["cell"], 3, 3, 6, **RECURRENCE_OPTIONS[row["option"]])
-    single, double = sample.to(torch.float32), sample.to(torch.float64)
-    calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
-    results = [tree_leaves(transform(call)) for call in calls]
-    for k, (actual, naive, truth) in enumerate(zip(*results, strict=True)):
-        assert_close(actual, naive, truth, f"result {k}")
+    draws = []
+    for _ in range(4 if "layer_norm" in row["cell"] else 1):  # of few units a norm may divide by little: luck decides
+        sample = recurrence_sample(row["cell"], 3, 3, 6, **RECURRENCE_OPTIONS[row["option"]])
+        single, double = sample.to(torch.float32), sample.to(torch.float64)
+        calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
+        draws.append(list(zip(*(tree_leaves(transform(call)) for call in calls), strict=True)))
+    for k, results in enumerate(zip(*draws, strict=True)):
+        if len(results) == 1:
+            assert_close(*results[0], f"result {k}")
+        else:
+            assert_close_over_draws(results, f"result {k}")
 
 
 def entered(run):

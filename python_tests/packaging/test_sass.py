@@ -76,7 +76,7 @@ def test_machine_code(arch):
 
 # ---- the readers find faults
 
-TANH = {"gates": 1, "states": 1, "params": 0, "saved": 0, "first_gates": 1, "joint": True}
+TANH = {"gates": 1, "states": 1, "params": 0, "saved": 0, "first_gates": 1, "joint": True, "resident": True}
 MANGLED = "_ZN7rnnkern6device5entryINS_18BlockForwardKernelINS_4TanhENS0_8bfloat16ELi32EEEEEvNT_7ProblemE"
 REPORT = f"""
 Fatbin elf code:
