@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant("orthogonal/cpu_bound.h", "k < doublings; ++k", "k <= doublings; ++k", "the degree of the norm's bound",
            BOUNDED),
     Mutant("orthogonal/cpu_bound.h", "std::sqrt(sum / 2)", "std::sqrt(sum / 8)", "what a pair has of it", BOUNDED),
-    Mutant("orthogonal/cpu_bound.h", "sum = sum + sum;", "", "what is above the diagonal too", BOUNDED),
+    Mutant("orthogonal/cpu_bound.h", "sum = sum + sum;", "sum = sum + V(0);", "what is above the diagonal too", BOUNDED),
     Mutant("orthogonal/cpu_bound.h", "return Plan<T>(most * (1 + rounding));",
            "return Plan<T>(1.05 * least);", "an estimate for a bound", BOUNDED),
     Mutant("orthogonal/cpu_bound.h", "const double c = inside", "const double c = 0.5 * inside",
@@ -341,6 +341,6 @@ MUTANTS = [
     Mutant(CLOSENESS, "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
     Mutant(CLOSENESS, "floor / 8)", "floor)", "the floor of the bias", RULE),
     Mutant(CLOSENESS, "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
-    Mutant("rnnkern/testing/recurrence.py", "for name in actual:\n", "for name in list(actual)[:3]:\n",
+    Mutant("rnnkern/testing/recurrence.py", "in actual.items():\n", "in list(actual.items())[:3]:\n",
            "the gradients after the first", RULE),
 ]  # fmt: skip

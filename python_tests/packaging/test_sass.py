@@ -135,7 +135,7 @@ def test_names():
     assert kernel(MANGLED.replace("18Block", "20Cluster"), cells) == Kernel("Cluster", False, "tanh", "bfloat16", 32)
     rounded = MANGLED.replace("18Block", "20Cluster").replace("bfloat16", "tfloat32")
     assert kernel(rounded, cells) == Kernel("Cluster", False, "tanh", "tfloat32", 32)
-    facts = {"tanh": {"gates": 1}, "gru": {"gates": 3}}
+    facts = {"tanh": {"gates": 1, "resident": True}, "gru": {"gates": 3, "resident": True}}
     assert len(expected(facts)) == 2 * 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 6 + 3) + 2 * (5 + 5 + 3 + 3)
 
 
