@@ -284,7 +284,7 @@ SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
 SANITIZED = """
 import torch
 from python_tests.gpu import recurrences
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence_autograd import CUDA_CELLS, RESIDENT_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = recurrences.interpreted({flags})
@@ -293,7 +293,8 @@ for kernel in (*recurrences.FACTS, "cluster_tf32"):
         tf32, few = kernel == "cluster_tf32", kernel.startswith("cluster")  # thousands of threads
         if tf32:  # until the last `routed` ends
             torch.backends.cudnn.rnn.fp32_precision = "tf32"
-        for cell in ("modrelu", "lstm", "gru_reset_before") if few else CUDA_CELLS:
+        cells = CUDA_CELLS if kernel == "stepwise" else RESIDENT_CELLS
+        for cell in ("modrelu", "lstm", "gru_reset_before") if few else cells:
             for dtype in (torch.float32,) if tf32 else (torch.float32, torch.bfloat16):
                 for reverse in (True,) if tf32 or kernel == "grid" else (False, True):
                     for sizes in ((2, 5, 133),) if few else ((3, 9, 33), (0, 2, 5), (2, 0, 5), (66, 1, 1)):
