@@ -106,7 +106,9 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match=said):
             UnitaryRNN(*arguments, **options)
     module = UnitaryRNN(I, H)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(T, I)])
     for x, hx, kind, said in (
+        (packed, None, TypeError, "`input` must be a tensor, got PackedSequence"),
         (torch.zeros(T, B, I, dtype=F64), None, TypeError, "`input` must be of dtype torch.float32"),
         (torch.zeros(T, B, I + 1), None, ValueError, r"`input` must be \(T, B, 2\).* got \(6, 3, 3\)"),
         (torch.zeros(T, B, I), torch.zeros(B, H), ValueError, r"`hx` must be \(1, 3, 4\), got \(3, 4\)"),

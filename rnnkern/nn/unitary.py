@@ -130,6 +130,8 @@ class UnitaryRNN(Module):
     def _check(self, input: Tensor, hx: Tensor | None) -> bool:
         """Returns whether there is a batch."""
         dtype = self.weight_ih_l0.dtype
+        if not isinstance(input, Tensor):
+            raise TypeError(f"UnitaryRNN: `input` must be a tensor, got {type(input).__name__}")
         if input.dtype != dtype:
             raise TypeError(f"UnitaryRNN: `input` must be of dtype {dtype} like the parameters, got {input.dtype}")
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:

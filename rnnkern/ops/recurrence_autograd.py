@@ -20,8 +20,10 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 """The facts of the cells that have a kernel on a CPU (csrc/cells/list.h)."""
 
 CUDA_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["cuda"]]
-RESIDENT_CELLS = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
 """Those that have one on a GPU too."""
+
+RESIDENT_CELLS = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
+"""Of these, those with kernels that keep R on the chip for the whole sequence; the others go step by step."""
 
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
