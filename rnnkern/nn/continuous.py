@@ -1,5 +1,6 @@
 """A recurrent network in continuous time."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.single import SingleLayer
-from rnnkern.ops import Choice, linear_scan, recurrence
+from rnnkern.ops import linear_scan, recurrence
 
 NONLINEARITIES = ("tanh", "identity")
 
@@ -110,21 +111,15 @@ class ContinuousRNN(SingleLayer):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        operator, args, options = self._call(input, state, reset)
-        h, last = operator(*args, **options)
+        args, options = self._call(input, state, reset)
+        h, last = self._operator(*args, **options)
         return self._returned(input, h), self._returned_state(input, (last,) if isinstance(last, Tensor) else last)[0]
 
-    @torch.no_grad()
-    def choose(
-        self, input: Tensor | PackedSequence, state: Tensor | None = None, reset: Tensor | None = None
-    ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
-        recurrence."""
-        operator, args, options = self._call(input, state, reset)
-        return [operator.choose(*args, **options)]
+    @property
+    def _operator(self) -> Callable:
+        return linear_scan if self.nonlinearity == "identity" else recurrence
 
-    def _call(self, input, state, reset) -> tuple[Any, tuple, dict[str, Any]]:
-        """The operator and its arguments, time first."""
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
         if state is not None and not isinstance(state, Tensor):
             raise TypeError(f"ContinuousRNN: `state` must be a tensor, got {type(state).__name__}")
         x, states, batch_sizes, reset = self._time_first(input, None if state is None else (state,), reset)
@@ -133,11 +128,11 @@ class ContinuousRNN(SingleLayer):
         if self.nonlinearity == "identity":
             factors, integrals = parametrizations.discretise(W, self.dt)
             u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
-            return linear_scan, (factors, u.to(self._dtype), *states), options
+            return (factors, u.to(self._dtype), *states), options
         dt = W.new_full((self.hidden_size,), self.dt)
         weights = {"R": W, "state": states, "weight_ih": U, "bias_ih": b, "params": (dt,)}
         x, weights = autocast.cast(x, weights)
-        return recurrence, ("euler", x), weights | options
+        return ("euler", x), weights | options
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
         return (x.new_zeros(batch, self.hidden_size, dtype=self._dtype),)

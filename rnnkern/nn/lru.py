@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer
-from rnnkern.ops import Choice, linear_scan
+from rnnkern.ops import linear_scan
 
 DTYPES = (torch.float32, torch.float64)
 LEAST = 2.0**-24
@@ -57,6 +58,7 @@ class LRU(SingleLayer):
     True
     """
 
+    _operator = staticmethod(linear_scan)
     _plain: ClassVar = {"output_size": None, "r_min": 0.0, "r_max": 1.0, "max_phase": 2 * math.pi, "batch_first": False}
 
     def __init__(
@@ -121,32 +123,29 @@ class LRU(SingleLayer):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        x, args, options = self._call(input, state, reset)
-        h, last = linear_scan(*args, **options)
+        sequence = self._sequence(input, state, reset)
+        args, options = self._arguments(sequence)
+        (h, last), x = self._operator(*args, **options), sequence.x
         shape, h = x.shape[:-1], torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
         C = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(-2)
         skip = x * self.D if self.D.dim() == 1 else F.linear(x, self.D)
         output = torch.addmm(skip.flatten(0, -2), h.flatten(0, -2), C.mT).unflatten(0, shape)
         return self._returned(input, output), self._returned_state(input, (last,))[0]
 
-    @torch.no_grad()
-    def choose(
-        self, input: Tensor | PackedSequence, state: Tensor | None = None, reset: Tensor | None = None
-    ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
-        recurrence."""
-        _, args, options = self._call(input, state, reset)
-        return [linear_scan.choose(*args, **options)]
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+        return self._arguments(self._sequence(input, state, reset))
 
-    def _call(self, input, state, reset) -> tuple[Tensor, tuple, dict[str, Any]]:
-        """The input time first, and the scan's arguments."""
+    def _sequence(self, input, state, reset) -> TimeFirst:
         if state is not None and not isinstance(state, Tensor):
             raise TypeError(f"LRU: `state` must be a tensor, got {type(state).__name__}")
-        x, (h0,), batch_sizes, reset = self._time_first(input, None if state is None else (state,), reset)
+        return self._time_first(input, None if state is None else (state,), reset)
+
+    def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
+        x, (h0,), batch_sizes, reset = sequence
         gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without its rounding
         B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)  # (2N, I): one real product
         u = torch.view_as_complex(F.linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
-        return x, (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
+        return (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
+from rnnkern.ops import Choice
 
 
 class SingleLayer(Module):
@@ -17,6 +18,7 @@ class SingleLayer(Module):
     input_size: int
     hidden_size: int
     batch_first: bool
+    _operator: Callable  # of rnnkern.ops: (output, state)
     _plain: dict[str, Any]  # the options with their defaults
 
     def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
@@ -41,6 +43,17 @@ class SingleLayer(Module):
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         """The state that a sequence begins with."""
         raise NotImplementedError
+
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+        """The operator's arguments, time first and in the order of packed rows."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
+        recurrence."""
+        args, options = self._call(input, state, reset)
+        return [self._operator.choose(*args, **options)]
 
     def _time_first(self, input, state, reset) -> TimeFirst:
         name = type(self).__name__
