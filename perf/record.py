@@ -14,6 +14,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "perf" / "results"
+CPUINFO = Path("/proc/cpuinfo")
 OURS = "rnnkern"
 """This package, among the providers of rows."""
 
@@ -63,11 +64,14 @@ def commit() -> str:
 
 
 def device_name(device: torch.device) -> str:
+    """A CPU's too: its family and model, where a hypervisor leaves the maker's name alone."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    said = CPUINFO.read_text() if CPUINFO.exists() else ""
+    told = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", said, re.MULTILINE))
+    name = told.get("model name", "").strip() or platform.processor() or platform.machine()
+    hidden = "model" in told and not re.search(r"\d", name)
+    return f"{name} family {told['cpu family']} model {told['model']}" if hidden else name
 
 
 def folder(device: torch.device, results: Path = RESULTS) -> Path:

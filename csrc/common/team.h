@@ -1,10 +1,10 @@
 // A team of threads that lives for a whole sequence and meets at barriers.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace rnnkern {
 
@@ -14,12 +14,15 @@ inline void relax() {
 #endif
 }
 
-// Spins, then yields: a thread that lost its core must not keep the others from theirs.
+// Spins, then sleeps: the thread that is waited for may have lost its core, and takes that of one that sleeps.
 template <class F>
 void wait_until(F done) {
   for (int spins = 0; !done(); ++spins) {
-    relax();
-    if (spins >= 4096) sched_yield();
+    if (spins < 4096) {
+      relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 }
 

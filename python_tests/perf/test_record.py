@@ -51,6 +51,18 @@ def test_a_folder_for_each_device(tmp_path, monkeypatch):
     assert folder == tmp_path / f"cpu-amd-epyc-9b45-turin-{torch.get_num_threads()}t"
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("AMD EPYC 9B45", "AMD EPYC 9B45"), ("AMD EPYC", "AMD EPYC family 26 model 2"), ("", "AMD EPYC 9B45")],
+)
+def test_a_cpu_whose_model_is_hidden_is_told_by_its_numbers(tmp_path, monkeypatch, name, told):
+    monkeypatch.setattr(record, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(record.platform, "processor", lambda: "AMD EPYC 9B45")
+    if name:
+        record.CPUINFO.write_text(f"cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n\n")
+    assert record.device_name(CPU) == told
+
+
 def test_table_aligns():
     lines = record.table([{"cell": "lstm", "ms": 1.5}, {"cell": "x", "ms": 10.25}]).splitlines()
     assert lines == ["cell     ms", "lstm    1.5", "x     10.25"]
