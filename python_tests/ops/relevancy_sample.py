@@ -128,3 +128,15 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0) -> di
 def same_selection(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """All that says which events were where."""
     return all(torch.equal(a[name], b[name]) for name in ("ids", "last ids", "last buffer_ids", "last time"))
+
+
+def with_leaves(call, leaves):
+    """The call on other tensors in the places of its leaves."""
+    cell, _, _, state = call.args
+    if isinstance(state, RelevancyState):
+        state = state._replace(**{name: leaves[name] for name in PASSED_ON if name in leaves})
+    else:
+        state = tuple(leaves[name] for name in "sc" if name in leaves)
+    params = tuple(x for name, x in leaves.items() if name.startswith("params"))
+    args = cell, leaves["u"], tuple(leaves[name] for name in ("V", "W_a", "U_a", "v")), state
+    return call._replace(args=args, kwargs=call.kwargs | {"params": params})

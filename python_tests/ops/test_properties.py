@@ -1,21 +1,17 @@
 """Whatever is asked of the recurrence, kernel and reference give the same numbers: calls drawn by Hypothesis."""
 
-from contextlib import contextmanager
-
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import rnnkern
 from python_tests.gpu.recurrences import KINKS, off_kinks
+from python_tests.ops.drawn import FEW, LEVELS, batch_sizes_of, laid_out, machine
 from python_tests.ops.test_pair import DIRECTIONS, LAYERS, is_sum, run
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import RECURRENCE_PARAMS, Sample, assert_close, outputs_and_gradients, takes
 
-LEVELS = rnnkern.build_info()["simd_levels"]
-FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 FEWER = settings(FEW, max_examples=25)
 
 USES = {
@@ -26,38 +22,6 @@ USES = {
     "sums": lambda h, final: (h.sum(0), tuple(s.sum(0) for s in final)),
 }
 """What becomes of the results: gradients that are there or not, strided, or expanded."""
-
-
-@contextmanager
-def machine(level, threads):
-    before = torch.ops.rnnkern.set_simd_level(level), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.ops.rnnkern.set_simd_level(before[0])
-        torch.set_num_threads(before[1])
-
-
-@st.composite
-def laid_out(draw, *sizes, scale=1.0):
-    """Random values in any order of dimensions, with gaps between them, or one row for all."""
-    order = draw(st.permutations(range(len(sizes))))
-    gaps = draw(st.tuples(*(st.integers(1, 3) for _ in sizes)))
-    storage = torch.randn([sizes[d] * gap for d, gap in zip(order, gaps, strict=True)], dtype=torch.float64)
-    values = (scale * storage)[tuple(slice(gap - 1, None, gap) for gap in gaps)]
-    values = values.permute([order.index(d) for d in range(len(sizes))])
-    if draw(st.integers(0, 4)) == 0 and sizes[0] > 0:
-        values = values[:1].expand(sizes)
-    assert values.shape == sizes
-    return values
-
-
-@st.composite
-def batch_sizes_of(draw, steps, batch):
-    """Never growing, with sequences that have no step and steps that have no sequence."""
-    sizes = draw(st.lists(st.integers(0, batch), min_size=steps, max_size=steps))
-    return torch.tensor(sorted(sizes, reverse=True), dtype=torch.int64)
 
 
 RATES = st.just(0.0) | st.floats(0, 0.9)

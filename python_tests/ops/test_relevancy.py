@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import rnnkern
-from python_tests.ops.relevancy_sample import PASSED_ON, call_of, everything, random_call, same_selection
+from python_tests.ops.relevancy_sample import PASSED_ON, call_of, everything, random_call, same_selection, with_leaves
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import RelevancyState
@@ -34,18 +34,6 @@ _operators = torch.ops.rnnkern
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def with_leaves(call, leaves):
-    """The call on other tensors in the places of its leaves."""
-    cell, _, _, state = call.args
-    if isinstance(state, RelevancyState):
-        state = state._replace(**{name: leaves[name] for name in PASSED_ON if name in leaves})
-    else:
-        state = tuple(leaves[name] for name in "sc" if name in leaves)
-    params = tuple(x for name, x in leaves.items() if name.startswith("params"))
-    args = cell, leaves["u"], tuple(leaves[name] for name in ("V", "W_a", "U_a", "v")), state
-    return call._replace(args=args, kwargs=call.kwargs | {"params": params})
 
 
 def outputs(call, **more):

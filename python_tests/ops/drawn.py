@@ -1,0 +1,50 @@
+"""What Hypothesis draws calls of operators from: layouts of tensors, packed lengths, machines."""
+
+from contextlib import contextmanager
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+
+import rnnkern
+
+LEVELS = rnnkern.build_info()["simd_levels"]
+FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+@contextmanager
+def machine(level, threads):
+    before = torch.ops.rnnkern.set_simd_level(level), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.ops.rnnkern.set_simd_level(before[0])
+        torch.set_num_threads(before[1])
+
+
+@st.composite
+def spread(draw, values):
+    """The same values, their dimensions in any order in memory, with NaN between them."""
+    sizes = values.shape
+    order = draw(st.permutations(range(len(sizes))))
+    gaps = draw(st.tuples(*(st.integers(1, 3) for _ in sizes)))
+    storage = values.new_full([sizes[d] * gap for d, gap in zip(order, gaps, strict=True)], float("nan"))
+    view = storage[tuple(slice(gap - 1, None, gap) for gap in gaps)].permute(
+        [order.index(d) for d in range(len(sizes))]
+    )
+    return view.copy_(values)
+
+
+@st.composite
+def laid_out(draw, *sizes, scale=1.0, dtype=torch.float64):
+    """Random values, spread, or one row for all."""
+    values = draw(spread(scale * torch.randn(sizes, dtype=dtype)))
+    return values[:1].expand(sizes) if draw(st.integers(0, 4)) == 0 and sizes[0] > 0 else values
+
+
+@st.composite
+def batch_sizes_of(draw, steps, batch):
+    """Never growing, with sequences that have no step and steps that have no sequence."""
+    sizes = draw(st.lists(st.integers(0, batch), min_size=steps, max_size=steps))
+    return torch.tensor(sorted(sizes, reverse=True), dtype=torch.int64)
