@@ -110,7 +110,7 @@ def read_functions(lines: Iterable[str]) -> Iterator[Function]:
     for line in lines:
         if found := instruction.match(line):
             function.code.append((int(found[1], 16), found[2]))
-        elif found := re.match(r"\s*Function : (\S+)", line):
+        elif "Function" in line and (found := re.match(r"\s*Function : (\S+)", line)):
             if function:
                 yield function
             function = Function(found[1])

@@ -1,17 +1,12 @@
-"""What the compiler made of the kernels: nothing spills, and the loops over time hold what a step needs, no more."""
+"""What the compiler made of the kernels, but those of the relevancy recurrence: nothing spills, and the loops over time
+hold what a step needs, no more."""
 
-import importlib.util
 import json
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-import rnnkern
+from python_tests.packaging.machine_code import ARCHS, LIBRARY, dump, functions, needs_library
 from python_tests.packaging.sass import (
     Bounds,
     Kernel,
@@ -26,48 +21,22 @@ from python_tests.packaging.sass import (
     time_loops,
 )
 
-LIBRARY = Path(rnnkern.__file__).parent / "_C.abi3.so"
-ARCHS = ["sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in rnnkern.build_info()["cuda_archs"] or ()]
 CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
 CELLS = {cell: facts for cell, facts in CELLS.items() if facts["cuda"]}
 
 
-def find_cuobjdump() -> str | None:
-    triton = importlib.util.find_spec("triton")
-    folders = [os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin"]
-    if triton and triton.origin:
-        folders.append(str(Path(triton.origin).parent / "backends/nvidia/bin"))
-    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.pathsep.join(folders))
-
-
-CUOBJDUMP = find_cuobjdump()
-needs_library = pytest.mark.skipif(
-    not ARCHS or CUOBJDUMP is None, reason="no cuobjdump" if ARCHS else "the library has no CUDA part"
-)
-
-
-def dump(*arguments: str) -> Iterator[str]:
-    """The lines that cuobjdump prints of the library."""
-    with subprocess.Popen(
-        [CUOBJDUMP, *arguments, LIBRARY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        yield from process.stdout
-        errors = process.stderr.read()
-    assert process.returncode == 0, errors
-
-
 @needs_library
 def test_report():
-    report = read_report(dump("-res-usage"))
+    report = read_report(dump("-res-usage", LIBRARY))
     assert set(report) >= set(ARCHS)
     assert {arch: report_faults(report[arch], CELLS) for arch in ARCHS} == {arch: [] for arch in ARCHS}
 
 
 @needs_library
 @pytest.mark.parametrize("arch", ARCHS)
-def test_machine_code(arch):
+def test_machine_code(arch, tmp_path):
     seen, faults = set(), []
-    for function in read_functions(dump("-sass", "-arch", arch)):
+    for function in functions(arch, tmp_path, relevancy=False):
         seen.add(kernel(function.name, CELLS))
         faults += code_faults(function, CELLS, arch)
     assert faults == []

@@ -1,14 +1,13 @@
-"""What the compiler made of the relevancy recurrence's kernels: all are there, nothing spills (test_sass.py holds all
-kernels to that), and the block and cluster kernels' loop over time fetches no weights from global memory but those that
-a block streams."""
+"""What the compiler made of the relevancy recurrence's kernels: all are there, nothing spills, and the block and the
+cluster kernels' loops over time fetch no weights from global memory but those that a block streams."""
 
 import re
 from collections import Counter
 
 import pytest
 
-from python_tests.packaging.sass import Function, count, loops_over, read_functions, time_loops
-from python_tests.packaging.test_sass import ARCHS, dump, needs_library
+from python_tests.packaging.machine_code import ARCHS, functions, needs_library
+from python_tests.packaging.sass import Function, count, loops_over, time_loops
 
 NAME = re.compile(
     r"9relevancy\d+(Sample|Cluster|Attend|Cell|Pack)(Forward|Backward|)KernelI(?:NS_\d+([A-Za-z]+)E)?([fd]|Li\d+)E"
@@ -47,14 +46,14 @@ def time_loop(function: Function, family: str) -> Counter:
 
 @needs_library
 @pytest.mark.parametrize("arch", ARCHS)
-def test_machine_code(arch):
+def test_machine_code(arch, tmp_path):
     seen = {}
-    for function in read_functions(dump("-sass", "-arch", arch)):
+    for function in functions(arch, tmp_path, relevancy=True):
+        assert not count(function.code)["LDL"] + count(function.code)["STL"], function.name
         if found := NAME.search(function.name):
             seen[found.groups()] = function
     assert set(seen) == EXPECTED
     for (family, way, cell, size), function in seen.items():
-        assert not count(function.code)["LDL"] + count(function.code)["STL"]
         if family not in ("Sample", "Cluster") or (family == "Cluster" and arch == "sm_80"):
             continue
         if (family, way) == ("Sample", "Backward"):
