@@ -84,11 +84,26 @@ def test_settings_of_a_model_reach_its_training():
     assert gamma.grad.mean().item() == pytest.approx(1e4 * 2 * (0.5 - 1), rel=0.01)  # mostly the penalty's
 
 
+def test_a_soft_constraint_is_in_the_loss():
+    settings = TINY._replace(clip=math.inf)
+    task, distances = tasks.copying(settings, "test", None), []
+    for soft in (0.0, 10.0):
+        training = Training(task, "rnnkern.OrthogonalInitRNN", 0, settings, CPU, Own(1e-2, soft=soft))
+        V = training.network.rnn.weight_hh_l0
+        with torch.no_grad():
+            V.mul_(2)
+        for _ in range(30):
+            training.update()
+        distances.append((V.T @ V - torch.eye(12)).norm().item())
+    assert distances[1] < 0.5 * distances[0]
+
+
 def test_settings_are_written_out():
     assert str(Own(1e-3)) == "0.001"
     assert str(Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff")) == (
         "0.0005, orthogonal 1e-06, delta 0.0001, T decay 1e-06, init henaff"
     )
+    assert str(Own(1e-3, soft=0.01)) == "0.001, soft 0.01"
 
 
 def test_models_have_settings_of_their_own_and_what_they_learn_is_kept(tmp_path, capsys):
