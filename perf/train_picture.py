@@ -10,7 +10,7 @@ from perf.figure import STYLE, plt, save
 from perf.record import OURS, Row
 
 COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
+DASHES = ("-", (0, (4, 1.5)), (0, (6, 1.5, 1, 1.5)))
 """For more kinds than there are colours."""
 
 PANELS = ("train_loss", "measured")

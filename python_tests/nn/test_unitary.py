@@ -39,7 +39,8 @@ def loop(module, x, h0, reset):
     return x, torch.stack(finals)
 
 
-@pytest.mark.parametrize(("options", "bidirectional"), [*zip(MAPS, [False, True, False]), ({"map": "free"}, True)], ids=str)
+@maps
+@pytest.mark.parametrize("bidirectional", [False, True])
 def test_as_the_loop(options, bidirectional):
     module = UnitaryRNN(I, H, 2, bidirectional=bidirectional, dtype=F64, **options)
     rows = 4 if bidirectional else 2
