@@ -141,7 +141,7 @@ def test_fresh_values():
         assert all(not torch.equal(p, before[name]) for name, p in module.named_parameters())
         assert module.modrelu_bias_l0.abs().max() <= 0.01
     module = UnitaryRNN(I, H, 2, map="givens", bidirectional=True)
-    assert repr(module).startswith("UnitaryRNN(\n  2, 4, num_layers=2, map=givens, bidirectional=True")
+    assert "2, 4, num_layers=2, map=givens, bidirectional=True\n" in repr(module)
 
 
 def test_wrong_arguments():
