@@ -64,8 +64,10 @@ def fourier(size: int) -> UnitaryRNN:
 
 
 def fourier_formed(size: int) -> Call:
-    found = fourier(size).parametrizations.weight_hh_l0[0]
-    return with_backward(lambda: torch.view_as_real(found.weight(*found.originals)), found.originals)
+    rnn = fourier(size)
+    found = rnn.parametrizations.weight_hh_l0[0]
+    originals = found.originals  # while the network is there
+    return with_backward(lambda: torch.view_as_real(found.weight(*originals)), originals)
 
 
 def fourier_applied(size: int) -> Call:
