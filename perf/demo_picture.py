@@ -3,19 +3,13 @@
 import statistics
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
+from perf.figure import STYLE, plt, save
 from perf.harness import OURS
 
 COLOURS = (("#9ecae8", "#08519c"), ("#fdc38d", "#b63c02"))
 """For each network its peer's and ours."""
-INK = "#333333"
-STYLE = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"}
-STYLE |= {"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def draw(path: Path, pairs: dict, about: str) -> None:
@@ -40,9 +34,7 @@ def draw(path: Path, pairs: dict, about: str) -> None:
         bars(cost, pairs)
         figure.suptitle("Handwritten digits, pixel by pixel: the same weights, the same batches", fontsize=13)
         figure.supxlabel(about, fontsize=8, color="#777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def bars(axes: plt.Axes, pairs: dict) -> None:

@@ -3,14 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 from perf.record import Row
 from perf.train_picture import COLOURS
 from rnnkern.ops import RelevancyMemory
@@ -43,9 +39,7 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x
         figure.suptitle(f"{title}{len(x) - 10}", fontsize=12)
         about = f"{last['device']}, PyTorch {last['torch']}; marks: symbols and the mark; shade: the root of alpha"
         figure.supxlabel(about, fontsize=8, color="#777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def by_event(memory: RelevancyMemory) -> Tensor:

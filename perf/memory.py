@@ -8,7 +8,6 @@ for the backward is held to 2 n + K + 1 floats per sequence and step of RelRNN, 
 import argparse
 import ctypes
 import gc
-import math
 import shlex
 import sys
 import time
@@ -195,7 +194,7 @@ def fits(rows: Sequence[Row]) -> list[Row]:
         line["floats kept"] = significant(float(last["saved_bytes"]) / (4 * steps))
         line["allowed"] = significant(float(allowed) / (4 * steps)) if allowed != "" else ""
         for column, words in (("saved_bytes", "kept"), ("peak_bytes", "peak"), ("seconds", "time")):
-            line[f"{words} ~"] = f"T^{exponent(long, column):.2f}"
+            line[f"{words} ~"] = f"T^{record.exponent((row['T'], row[column]) for row in long):.2f}"
         line["ms per step"] = significant(1e3 * float(last["seconds"]) / int(last["T"]))
         line["peak MB"] = significant(float(last["peak_bytes"]) / 1e6)
         found.append(line)
@@ -206,15 +205,6 @@ def newest(rows: Sequence[Row]) -> list[Row]:
     """Of each layer and form the newest measurements."""
     dates = {(row["layer"], row["form"]): row["date"] for row in rows}
     return [row for row in rows if row["date"] == dates[row["layer"], row["form"]]]
-
-
-def exponent(rows: Sequence[Row], column: str) -> float:
-    """The slope of the least-squares line through the logarithms."""
-    points = [(math.log(float(row["T"])), math.log(float(row[column]))) for row in rows if float(row[column]) > 0]
-    if len(points) < 2:
-        return math.nan
-    x, y = (torch.tensor(values, dtype=torch.float64) for values in zip(*points, strict=True))
-    return (((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
 
 
 # ---- the command

@@ -10,13 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from perf import memory, record
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 from perf.record import Row
 from perf.train import PICTURES
 from perf.train_picture import COLOURS
@@ -54,9 +49,7 @@ def draw(path: Path, memories: Sequence[Row], gradients: Sequence[Row]) -> None:
             f"left and right: denoise, right at T = {lengths}; {memories[-1]['device']}, n = {memories[-1]['hidden']}"
         )
         figure.supxlabel(about, fontsize=8, color="#777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def columns(rows: Sequence[Row], x: str, y: str) -> tuple[list[float], list[float]]:

@@ -1,11 +1,12 @@
 """What is kept of a measurement: the facts that a number depends on, CSVs that only grow, and a printed table."""
 
 import csv
+import math
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,15 @@ def read(path: Path) -> list[dict[str, str]]:
 def significant(x: float) -> float:
     """Four digits: no measurement here has more."""
     return float(f"{x:.4g}")
+
+
+def exponent(points: Iterable[tuple[Any, Any]]) -> float:
+    """p of y ~ x^p by least squares of the logarithms, of pairs (x, y); those with y = 0 do not count."""
+    logarithms = [(math.log(float(x)), math.log(float(y))) for x, y in points if float(y) > 0]
+    if len(logarithms) < 2:
+        return math.nan
+    x, y = torch.tensor(logarithms, dtype=torch.float64).unbind(-1)
+    return (((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -8,17 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.colors import LogNorm
 from torch import Tensor
 
 import rnnkern
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 
 LEAST = 1e-4
 """What is smaller is drawn as this."""
@@ -61,9 +57,7 @@ def draw(path: Path, state: dict[str, Tensor], title: str) -> None:
         axes.set(xlabel="below the main diagonal", xlim=(0, len(Theta) - 1))
         axes.grid(color="#eeeeee")
         figure.suptitle(title, fontsize=12)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,14 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 
 from perf import polynomial
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 from perf.models import forget_little
 from rnnkern import nn
 from rnnkern.analysis import KINDS, memory_function, perturbation_error
@@ -77,12 +73,6 @@ def draw_memories(path: Path) -> None:
         axes[0].set_ylabel("memory, its first value 1")
         axes[0].legend(frameon=False)
         save(figure, path)
-
-
-def save(figure: plt.Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    plt.close(figure)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ class Task(NamedTuple):
     inputs: int  # I
     outputs: int
     each_step: bool  # an answer at each step, or one after the last
-    training: Callable[[Generator], Iterator[Batch]]  # endless
+    training: Callable[[Generator], Iterator[Batch]]  # without end
     held_out: Callable[[], Iterable[Batch]]
     loss: Callable[[Tensor, Tensor], Tensor]  # from answers and y
     score: Callable[[Tensor, Tensor], Tensor]  # of each answer; the metric is their mean over all that is held out
@@ -60,8 +60,27 @@ Build = Callable[[Settings, str, Path | None], Task]
 
 
 def pieces(x: Tensor, y: Tensor) -> Iterator[Batch]:
-    """Sequences (T, N, I) and their answers (N,), a few hundred at a time."""
-    return map(Batch, x.split(500, dim=1), y.split(500))
+    """Sequences (T, N, I) and their answers, (N,) or (T, N, ...), some at a time."""
+    if y.dim() == 1:
+        return map(Batch, x.split(500, dim=1), y.split(500))
+    return map(Batch, x.split(100, dim=1), y.split(100, dim=1))
+
+
+HELD_OUT_SEEDS = {"valid": -2, "test": -1}
+"""Trainings have others: theirs are not negative."""
+
+
+def generated(
+    draw: Callable[[int, int, Generator], Batch], settings: Settings, part: str
+) -> tuple[Callable[[Generator], Iterator[Batch]], Tensor, Tensor]:
+    """Of a task whose sequences are drawn, ``draw(T, B, generator)``: training, and x and y of what is held out."""
+
+    def training(generator: Generator) -> Iterator[Batch]:
+        while True:
+            yield draw(settings.length, settings.batch, generator)
+
+    x, y, _ = draw(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    return training, x, y
 
 
 # ---- adding problem
@@ -76,12 +95,7 @@ def adding(settings: Settings, part: str, folder: Path | None) -> Task:
     """
     if settings.length < 2:
         raise ValueError(f"adding: the length must be at least 2, one step for each number, got {settings.length}")
-
-    def training(generator: Generator) -> Iterator[Batch]:
-        while True:
-            yield sums(settings.length, settings.batch, generator)
-
-    x, y, _ = sums(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    training, x, y = generated(sums, settings, part)
     return Task(
         inputs=2,
         outputs=1,
@@ -94,10 +108,6 @@ def adding(settings: Settings, part: str, folder: Path | None) -> Task:
         constant=(y - 1).square().mean().item(),
         length=settings.length,
     )
-
-
-HELD_OUT_SEEDS = {"valid": -2, "test": -1}
-"""Trainings have others: theirs are not negative."""
 
 
 def sums(length: int, batch: int, generator: Generator) -> Batch:
@@ -123,18 +133,13 @@ def copying(settings: Settings, part: str, folder: Path | None) -> Task:
     """
     if settings.length < 1:
         raise ValueError(f"copy: the length must be at least 1, got {settings.length}")
-
-    def training(generator: Generator) -> Iterator[Batch]:
-        while True:
-            yield copies(settings.length, settings.batch, generator)
-
-    x, y, _ = copies(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    training, x, y = generated(copies, settings, part)
     return Task(
         inputs=SYMBOLS + 2,
         outputs=SYMBOLS + 1,
         each_step=True,
         training=training,
-        held_out=lambda: map(Batch, x.split(100, dim=1), y.split(100, dim=1)),
+        held_out=functools.partial(pieces, x, y),
         loss=cross_entropy,
         score=nats,
         metric="cross entropy",
@@ -162,18 +167,13 @@ def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Tas
     """
     if settings.length < 1:
         raise ValueError(f"polynomial: the length must be at least 1, got {settings.length}")
-
-    def training(generator: Generator) -> Iterator[Batch]:
-        while True:
-            yield Batch(*polynomial.convolutions(settings.length, settings.batch, generator))
-
-    x, y = polynomial.convolutions(settings.length, settings.held_out, Generator().manual_seed(HELD_OUT_SEEDS[part]))
+    training, x, y = generated(lambda *sizes: Batch(*polynomial.convolutions(*sizes)), settings, part)
     return Task(
         inputs=1,
         outputs=1,
         each_step=True,
         training=training,
-        held_out=lambda: map(Batch, x.split(100, dim=1), y.split(100, dim=1)),
+        held_out=functools.partial(pieces, x, y),
         loss=mean_squared_error,
         score=squared_error,
         metric="MSE",
@@ -319,10 +319,12 @@ class Own(NamedTuple):
     delta: float = 0.0  # of the penalty on the moduli of a Schur form
     t_decay: float = 0.0  # of its triangle
     init: str | None = None  # of the recurrent weight
+    soft: float = 0.0  # of the penalty on V^T V - I of a free weight V
 
     def __str__(self) -> str:
         """All that is not left as it was."""
         shown = {"orthogonal": self.orthogonal, "delta": self.delta, "T decay": self.t_decay, "init": self.init}
+        shown["soft"] = self.soft
         return ", ".join([str(self.rate), *(f"{name} {value}" for name, value in shown.items() if value)])
 
 
@@ -343,8 +345,10 @@ TASKS = {
             "rnnkern.NonNormalRNN": Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff"),
             "rnnkern.CayleyRNN": Own(1e-3, 1e-4),
             "rnnkern.OrthogonalInitRNN": Own(2e-4),
+            "rnnkern.OrthogonalInitRNN-soft": Own(2e-4, soft=1e-2),
             "rnnkern.HouseholderRNN": Own(1e-3, 1e-4, init="henaff"),
             "rnnkern.EURNN": Own(1e-3, 1e-3),
+            "rnnkern.EURNN-butterfly": Own(1e-3, 1e-3),
             "rnnkern.SpectralRNN": Own(1e-3, 1e-4, init="henaff"),
             "rnnkern.GORU": Own(1e-3, 1e-4, init="henaff"),
             "rnnkern.UnitaryRNN": Own(1e-3, 1e-3),

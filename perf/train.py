@@ -52,7 +52,7 @@ class Training:
         unitary = [p for p in self.network.parameters() if p.is_complex()]  # which need steps of their own
         for group in groups:
             group["params"] = [p for p in group["params"] if not p.is_complex()]
-        self.optimiser, self.delta = OPTIMISERS[settings.optimiser](groups), own.delta
+        self.optimiser, self.own = OPTIMISERS[settings.optimiser](groups), own
         own_rate = own.rate / 10 if own.orthogonal is None else own.orthogonal
         self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate) if unitary else None
         self.batches = task.training(torch.Generator().manual_seed(seed))
@@ -65,7 +65,9 @@ class Training:
         begun = time.perf_counter()
         answers, state = self.network(x, self.state if carried else None)
         loss = self.task.loss(answers, y)
-        penalty = self.delta * rnnkern.nn.schur_penalty(self.network) if self.delta else 0.0
+        penalty = self.own.delta * rnnkern.nn.schur_penalty(self.network) if self.own.delta else 0.0
+        if self.own.soft:
+            penalty += self.own.soft * rnnkern.nn.orthogonal_penalty(self.network)
         self.network.zero_grad()
         (loss + penalty).backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)

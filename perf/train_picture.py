@@ -4,17 +4,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 from perf.record import OURS, Row
 
 COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
-
+DASHES = ("-", (0, (4, 1.5)), (0, (6, 1.5, 1, 1.5)))
+"""For more kinds than there are colours."""
 
 PANELS = ("train_loss", "measured")
 """Columns of the CSV."""
@@ -26,11 +23,12 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     kinds = list(dict.fromkeys(model.split(".", 1)[1] for model in models))
     last = rows[-1]
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, 2, figsize=(13, 4.2), layout="constrained")
+        figure, panels = plt.subplots(1, 2, figsize=(13, max(4.2, 0.3 * len(models))), layout="constrained")
         for axes, column, title in zip(panels, PANELS, ("training loss", last["metric"]), strict=True):
             for model in models:
                 library, kind = model.split(".", 1)
-                line = {"color": COLOURS[kinds.index(kind) % len(COLOURS)], "label": model, "solid_capstyle": "round"}
+                again, colour = divmod(kinds.index(kind), len(COLOURS))
+                line = {"color": COLOURS[colour], "linestyle": DASHES[again % len(DASHES)], "label": model}
                 line |= {"linewidth": 1.5} if library == OURS else {"linewidth": 6, "alpha": 0.35, "zorder": 1}
                 curve(axes, [row for row in rows if row["model"] == model], column, line)
             axes.set(title=title, xlabel="update", xlim=(0, None), ylim=(0, top(rows, column)))
@@ -42,16 +40,14 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
         figure.suptitle(f"{last['task']}: T = {last['length']}, {last['data']}", fontsize=12)
         about = f"{last['device']}, PyTorch {last['torch']}; median and range over seeds; dots: a constant answer"
         figure.supxlabel(about, fontsize=8, color="#777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict) -> None:
     """The median over seeds, and the band."""
     updates = sorted({int(row["update"]) for row in rows})
     values = np.array([[float(row[column]) for row in rows if int(row["update"]) == update] for update in updates])
-    axes.plot(updates, np.median(values, 1), **line)
+    axes.plot(updates, np.median(values, 1), solid_capstyle="round", **line)
     axes.fill_between(updates, values.min(1), values.max(1), color=line["color"], alpha=0.15, linewidth=0)
 
 

@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
-from perf.demo_picture import STYLE
+from perf.figure import STYLE, plt, save
 from perf.record import Row
 from perf.train_picture import COLOURS
 
@@ -42,9 +38,7 @@ def draw(path: Path, rows: Sequence[Row], memories: Sequence[Row] = ()) -> None:
         figure.suptitle(f"{last['task']}: K = {last['copied']}, {last['hidden']} hidden units", fontsize=12)
         about = f"{last['device']}, PyTorch {last['torch']}; a line per seed; median and range over seeds"
         figure.supxlabel(about, fontsize=8, color="#777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-        plt.close(figure)
+        save(figure, path)
 
 
 def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:

@@ -100,6 +100,18 @@ def test_the_candidate_stays_orthogonal(base):
     assert (Q.T @ Q - torch.eye(H, dtype=F64)).abs().max() < 2e-6
 
 
+def test_10_000_updates_of_a_moving_base_stay_orthogonal():
+    cell = orthogonal_candidate(torch.nn.GRUCell(2, 16), "weight_hh", base="dynamic", every=10)
+    A, begun = cell.parametrizations.weight_hh.original0, cell.weight_hh[32:].detach().clone()
+    optimiser, generator = torch.optim.SGD([A], 1e-3), torch.Generator().manual_seed(0)
+    for _ in range(10_000):
+        A.grad = torch.randn(16, 16, generator=generator)
+        optimiser.step()
+    Q = cell.weight_hh[32:].detach()
+    assert (Q - begun).abs().max() > 0.1
+    assert (Q.double().T @ Q.double() - torch.eye(16, dtype=F64)).abs().max() < 2e-6
+
+
 def test_checkpoints_copies_and_fresh_values():
     module, again = made(base="dynamic"), made(base="dynamic")
     again.load_state_dict(module.state_dict())

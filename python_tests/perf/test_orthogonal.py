@@ -1,10 +1,11 @@
 import importlib.util
 import itertools
+import time
 
 import pytest
 import torch
 
-from perf import harness, orthogonal, orthogonal_factors, orthogonal_step, record
+from perf import harness, orthogonal, orthogonal_cost, orthogonal_factors, orthogonal_step, record
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -97,3 +98,49 @@ def test_wrong_factors_are_not_timed(monkeypatch):
     outcome = harness.attempt(cases, None, CPU, "", harness.Effort(0.0, 1, 1))
     assert outcome.rows == []
     assert "rnnkern, forward: V" in outcome.refused[0]
+
+
+# ---- how the cost grows
+
+
+def test_exponents_are_fitted_written_and_shown(tmp_path, monkeypatch):
+    """Of times that are as the formula says, whatever is run."""
+    tiny = [cost._replace(sizes=(64, 128) if cost.varied == "N" else (4, 8)) for cost in orthogonal_cost.COSTS]
+    monkeypatch.setattr(orthogonal_cost, "COSTS", tiny)
+    monkeypatch.setattr(orthogonal_cost, "STEPS", 3)
+    times = iter(3.0 * cost.work(size) for cost in tiny for size in cost.sizes)
+
+    def cpu_ms(call, seconds):
+        call()
+        return next(times)
+
+    monkeypatch.setattr(orthogonal_cost, "cpu_ms", cpu_ms)
+    orthogonal_cost.main([], results=tmp_path)
+    (path,) = tmp_path.glob("*/orthogonal-cost.csv")
+    rows = record.read(path)
+    assert len(rows) == 2 * len(tiny)
+    assert all(float(row["exponent"]) == pytest.approx(float(row["of the formula"]), rel=1e-3) for row in rows)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- growth:begin -->\n<!-- growth:end -->\n<!-- forms:begin -->\n<!-- forms:end -->\n")
+    orthogonal_cost.main(["--page", path.parent.name], tmp_path, page)
+    text = page.read_text()
+    assert "| reflections, formed | N^2 m | N = 512 | m = 4 to 8 | 12 | 24 | 1.00 | 1.00 |" in text
+    assert "| T = 50, B = 100 | 128 |" in text
+
+
+def test_the_time_is_that_of_a_call():
+    def call():
+        begun = time.process_time()
+        while time.process_time() - begun < 4e-3:
+            pass
+
+    assert 4 <= orthogonal_cost.cpu_ms(call, 0.0) < 6
+
+
+def test_wrong_products_are_not_timed(monkeypatch):
+    rnn = orthogonal_cost.fourier(8)
+    monkeypatch.setattr(orthogonal_cost, "fourier", lambda size: rnn)
+    orthogonal_cost.network_applied(2, 8)
+    rnn.forward = lambda x: (torch.ones(len(x), 2, 16), None)
+    with pytest.raises(AssertionError, match="not close"):
+        orthogonal_cost.network_applied(2, 8)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -75,3 +77,11 @@ def test_numbers_between_blanks_align():
 @pytest.mark.parametrize(("x", "rounded"), [(0.0123456, 0.01235), (123456.0, 123500.0), (0.0, 0.0)])
 def test_four_digits(x, rounded):
     assert record.significant(x) == rounded
+
+
+def test_exponents():
+    points = [(str(x), 3 * x**2) for x in (10, 20, 50)]
+    assert record.exponent([*points, (99, 0)]) == pytest.approx(2)
+    assert math.isnan(record.exponent(points[:1]))
+    noisy = [(x, x**1.5 * (1.1 if k % 2 else 0.9)) for k, x in enumerate((1, 2, 4, 8, 16, 32))]
+    assert record.exponent(noisy) == pytest.approx(1.5, abs=0.05)

@@ -84,11 +84,24 @@ def test_settings_of_a_model_reach_its_training():
     assert gamma.grad.mean().item() == pytest.approx(1e4 * 2 * (0.5 - 1), rel=0.01)  # mostly the penalty's
 
 
+def test_a_soft_constraint_is_in_the_loss():
+    settings = TINY._replace(clip=math.inf)
+    task = tasks.copying(settings, "test", None)
+    training = Training(task, "rnnkern.OrthogonalInitRNN", 0, settings, CPU, Own(1e-2, soft=1e4))
+    V = training.network.rnn.weight_hh_l0
+    with torch.no_grad():
+        V.mul_(0.5)
+    before = V.detach().clone()
+    training.update()
+    torch.testing.assert_close(V.grad, 1e4 * 4 * before @ (before.T @ before - torch.eye(12)), rtol=0.01, atol=10)
+
+
 def test_settings_are_written_out():
     assert str(Own(1e-3)) == "0.001"
     assert str(Own(5e-4, 1e-6, 1e-4, 1e-6, "henaff")) == (
         "0.0005, orthogonal 1e-06, delta 0.0001, T decay 1e-06, init henaff"
     )
+    assert str(Own(1e-3, soft=0.01)) == "0.001, soft 0.01"
 
 
 def test_models_have_settings_of_their_own_and_what_they_learn_is_kept(tmp_path, capsys):

@@ -148,11 +148,6 @@ def test_a_line_ends_before_it_takes_too_long():
     assert [row["T"] for row in rows] == [10]
 
 
-def test_exponents():
-    rows = [{"T": t, "x": 3 * t**2} for t in (10, 20, 50)]
-    assert memory.exponent(rows, "x") == pytest.approx(2)
-
-
 # ---- gradients
 
 

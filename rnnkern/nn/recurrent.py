@@ -49,6 +49,14 @@ def reset_in_order(
     return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
 
 
+def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
+    """What each direction is given of a (T, B) ``reset``."""
+    if reset is None or not bidirectional:
+        return [reset, reset]
+    # Backwards, step t takes its state from t+1: it is zeroed where an episode starts at t+1.
+    return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
+
+
 class Recurrent(RNNBase):
     """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
 
@@ -247,10 +255,7 @@ class Recurrent(RNNBase):
         """The operator's arguments, but for cell, input and direction, of what is called at once: both directions of a
         layer, two layers with nothing between them, or one."""
         _, state, batch_sizes, reset = sequence
-        masks = [reset, reset]
-        if reset is not None and self.bidirectional:
-            # Backwards, step t takes its state from t+1: it is zeroed where an episode starts at t+1.
-            masks[1] = F.pad(reset, (0, 0, 0, 1))[1:]
+        masks = reset_of_directions(reset, self.bidirectional)
         states = list(zip(*(s.unbind(0) for s in state), strict=True))
         noise = {}
         if self.zoneout or self.recurrent_dropout:

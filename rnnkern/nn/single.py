@@ -1,4 +1,4 @@
-"""What modules of one layer share: options, and input and state on their way to an operator and back."""
+"""What modules that torch.nn has not share: options, and input and state on their way to an operator and back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,13 @@ from rnnkern.nn.recurrent import TimeFirst, reset_in_order
 from rnnkern.ops import Choice
 
 
-class SingleLayer(Module):
-    """One layer in one direction, whose state is a tuple of tensors, one row for each sequence."""
+class Layers(Module):
+    """Layers whose state is a tuple of tensors."""
 
     input_size: int
     hidden_size: int
     batch_first: bool
-    _operator: Callable  # of rnnkern.ops: (output, state)
+    _batch_dim = 0  # of the tensors of a state
     _plain: dict[str, Any]  # the options with their defaults
 
     def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
@@ -44,16 +44,8 @@ class SingleLayer(Module):
         """The state that a sequence begins with."""
         raise NotImplementedError
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        """The operator's arguments, time first and in the order of packed rows."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
-        recurrence."""
-        args, options = self._call(input, state, reset)
-        return [self._operator.choose(*args, **options)]
+    def _check_state(self, state: Any, batch: int | None) -> None:
+        """What an operator does not say of a given state; ``batch`` is None for an unbatched one."""
 
     def _time_first(self, input, state, reset) -> TimeFirst:
         name = type(self).__name__
@@ -74,12 +66,14 @@ class SingleLayer(Module):
         else:
             x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
             steps, batch = x.shape[:2]
+        if state is not None:
+            self._check_state(state, None if unbatched else batch)
         if state is None:
             state = self._zeros(x, batch)
         elif unbatched:
-            state = _each(state, lambda part: part.unsqueeze(0))
+            state = _each(state, lambda part: part.unsqueeze(self._batch_dim))
         elif order is not None:
-            state = _each(state, lambda part: part.index_select(0, order))
+            state = _each(state, lambda part: part.index_select(self._batch_dim, order))
         if reset is not None:
             reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
         return TimeFirst(x, state, batch_sizes, reset)
@@ -95,13 +89,30 @@ class SingleLayer(Module):
     def _returned_state(self, input, state: Any) -> Any:
         if isinstance(input, PackedSequence):
             inverse = input.unsorted_indices
-            return state if inverse is None else _each(state, lambda part: part.index_select(0, inverse))
-        return _each(state, lambda part: part.squeeze(0)) if input.dim() == 2 else state
+            return state if inverse is None else _each(state, lambda part: part.index_select(self._batch_dim, inverse))
+        return _each(state, lambda part: part.squeeze(self._batch_dim)) if input.dim() == 2 else state
 
     def extra_repr(self) -> str:
         given = {name: getattr(self, name, plain) for name, plain in self._plain.items()}
         shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
         return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+
+
+class SingleLayer(Layers):
+    """One layer in one direction around one operator; its state has a row for each sequence."""
+
+    _operator: Callable  # of rnnkern.ops: (output, state)
+
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+        """The operator's arguments, time first and in the order of packed rows."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
+        recurrence."""
+        args, options = self._call(input, state, reset)
+        return [self._operator.choose(*args, **options)]
 
 
 def _each(state: Any, change: Callable) -> Any:

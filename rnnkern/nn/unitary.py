@@ -1,30 +1,36 @@
 """Elman networks of complex numbers with a recurrent weight that stays unitary."""
 
+from typing import Any, ClassVar
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Parameter, init
 from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
-from rnnkern.nn.recurrent import reset_in_order
-from rnnkern.ops import recurrence
+from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
+from rnnkern.nn.single import Layers
+from rnnkern.ops import Choice, recurrence
 
 MAPS = ("fourier", "givens", "free")
 
 
-class UnitaryRNN(Module):
+class UnitaryRNN(Layers):
     r"""uRNN, unitary EURNN and full-capacity uRNN: a complex modReLU network with a unitary recurrent weight.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + R h_{t-1}; b), \quad
         \mathrm{modrelu}(z; b) = \frac{z}{|z|} \mathrm{relu}(|z| + b), \quad R^H R = I
 
-    The input is real, the state complex. The output is real, the 2*H parts of h, real and imaginary in turns: what the
-    published networks send through a linear layer, which is the caller's here. T steps, B sequences, I inputs, H
-    complex hidden units.
+    The input is real, the state complex. The output is real, the 2*H parts of h, real and imaginary in turns, in both
+    directions 2*H of each: what the published networks send through a linear layer, which is the caller's here. T
+    steps, B sequences, I inputs, H complex hidden units.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers; a layer above the first has 2*H inputs.
+        input_size, hidden_size, num_layers: I, H and the layers; a layer above the first has the columns of the output
+            as inputs.
         map: what R is. ``"fourier"``, uRNN's product of 7 H parameters, or ``"givens"``, EURNN's layers of rotations
             with phases, both by :func:`rnnkern.parametrizations.unitary` and computed once per step of an optimiser,
             with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`; or
@@ -33,6 +39,7 @@ class UnitaryRNN(Module):
             choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.
         rotation_layers, style: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
         batch_first: input and output are (B, T, ...) instead of (T, B, ...).
+        bidirectional: each layer runs in both directions, with parameters of their own, ``..._l{k}_reverse``.
         device, dtype: of the real parameters; float32 or float64.
 
     ``weight_ih_l{k}`` (2*H, I) has the rows of W's real and imaginary parts in turns and is drawn from Glorot's normal
@@ -40,7 +47,7 @@ class UnitaryRNN(Module):
     begins as zeros, where the published network learns it.
 
     Raises:
-        ValueError: a size is not positive, ``map`` is unknown, or an option does not fit it.
+        ValueError, TypeError: a size is not a positive number, ``map`` is unknown, or an option does not fit it.
 
     Source: fourier Arjovsky et al. 2016; givens Jing et al. 2017; free Wisdom et al. 2016.
 
@@ -50,102 +57,119 @@ class UnitaryRNN(Module):
     (torch.Size([4, 3, 40]), torch.Size([1, 3, 20]), torch.complex64)
     """
 
+    _batch_dim = 1
+    _plain: ClassVar = {"num_layers": 1, "map": "fourier", "batch_first": False, "bidirectional": False}
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, map: str = "fourier",
         rotation_layers: int | None = None, style: str | None = None, batch_first: bool = False,
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        bidirectional: bool = False, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        for name, size in {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"UnitaryRNN: `{name}` must be a positive number, got {size!r}")
-        if map not in MAPS:
-            raise ValueError(f"UnitaryRNN: `map` must be one of {MAPS}, got {map!r}")
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+        super().__init__(sizes, {}, {"map": (map, MAPS)})
         for name, value in {"rotation_layers": rotation_layers, "style": style}.items():
             if value is not None and map != "givens":
                 raise ValueError(f"UnitaryRNN: `{name}` is for the map 'givens' alone, got {value!r}")
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.output_size, self.map, self.batch_first = 2 * hidden_size, map, batch_first
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self._directions = ("", "_reverse") if bidirectional else ("",)
+        self.output_size = 2 * hidden_size * len(self._directions)
         for layer in range(num_layers):
-            inputs = 2 * hidden_size if layer else input_size
-            W = torch.empty(2 * hidden_size, inputs, device=device, dtype=dtype)
-            setattr(self, f"weight_ih_l{layer}", Parameter(W))
-            setattr(self, f"modrelu_bias_l{layer}", Parameter(W.new_empty(hidden_size)))
-            R = W.new_empty(hidden_size, hidden_size, dtype=W.dtype.to_complex())
-            setattr(self, f"weight_hh_l{layer}", Parameter(R))
-            if map != "free":
-                parametrizations.unitary(self, f"weight_hh_l{layer}", map, layers=rotation_layers, style=style)
+            for direction in self._directions:
+                W = torch.empty(2 * hidden_size, self._columns(layer), device=device, dtype=dtype)
+                setattr(self, f"weight_ih_l{layer}{direction}", Parameter(W))
+                setattr(self, f"modrelu_bias_l{layer}{direction}", Parameter(W.new_empty(hidden_size)))
+                R = W.new_empty(hidden_size, hidden_size, dtype=W.dtype.to_complex())
+                setattr(self, name := f"weight_hh_l{layer}{direction}", Parameter(R))
+                if map != "free":
+                    parametrizations.unitary(self, name, map, layers=rotation_layers, style=style)
         self.reset_parameters()
+
+    def _columns(self, layer: int) -> int:
+        """Of a layer's input."""
+        return self.output_size if layer else self.input_size
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         for layer in range(self.num_layers):
-            init.xavier_normal_(getattr(self, f"weight_ih_l{layer}"))
-            init.uniform_(getattr(self, f"modrelu_bias_l{layer}"), -0.01, 0.01)
-            name = f"weight_hh_l{layer}"
-            if parametrize.is_parametrized(self, name):
-                parametrizations.reset(self, name)
-            else:
-                weight = getattr(self, name)
-                weight.copy_(parametrizations.unitary_matrix(weight))
+            for direction in self._directions:
+                init.xavier_normal_(getattr(self, f"weight_ih_l{layer}{direction}"))
+                init.uniform_(getattr(self, f"modrelu_bias_l{layer}{direction}"), -0.01, 0.01)
+                name = f"weight_hh_l{layer}{direction}"
+                if parametrize.is_parametrized(self, name):
+                    parametrizations.reset(self, name)
+                else:
+                    weight = getattr(self, name)
+                    weight.copy_(parametrizations.unitary_matrix(weight))
 
-    def forward(self, input: Tensor, hx: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layers over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, or (T, I); real, of the parameters' dtype. T may be 0.
-            hx: h_0, (num_layers, B, H), without B for (T, I); complex. None is zeros.
-            reset: bool, (T, B), (B, T) with ``batch_first``, (T,) for (T, I). Where true the state before step t is
-                zeros.
+            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`; real, of the parameters' dtype. T may be 0.
+            hx: h_0, (num_layers * directions, B, H), without B for (T, I); complex. In the caller's batch order. None
+                is zeros.
+            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
+                batch order. Where true an episode begins at step t: no state crosses from t-1 to t, nor backwards
+                from t to t-1.
 
         Returns:
-            The output, like ``input`` with 2*H columns, and h_n, like ``hx``.
+            The output, like ``input`` with directions * 2*H columns, and h_n, like ``hx``. Under autocast the
+            projections are in its dtype, and the recurrence stays in the parameters'.
 
         Raises:
             ValueError, TypeError: a shape or a dtype is wrong.
         """
-        batched = self._check(input, hx)
-        x, state = input, hx
-        if not batched:
-            x, state = x.unsqueeze(1), None if hx is None else hx.unsqueeze(1)
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        steps, batch = x.shape[:2]
-        if state is None:
-            state = x.new_zeros(self.num_layers, batch, self.hidden_size, dtype=x.dtype.to_complex())
-        if reset is not None:
-            reset = reset_in_order(self, reset, x, steps, batch if batched else None)
-        finals = []
+        sequence = self._sequence(input, hx, reset)
+        x, finals = sequence.x, []
         for layer in range(self.num_layers):
-            W, R, b = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "modrelu_bias"))
-            u = torch.view_as_complex((x @ W.mT).unflatten(-1, (self.hidden_size, 2)))
-            h, (final,) = recurrence("modrelu", u, R, (state[layer],), params=(b,), reset=reset)
-            x = torch.view_as_real(h).flatten(-2)
-            finals.append(final)
-        h_n = torch.stack(finals)
-        if not batched:
-            return x.squeeze(1), h_n.squeeze(1)
-        return x.transpose(0, 1) if self.batch_first else x, h_n
+            outputs = []
+            for args, options in self._calls(layer, x, sequence):
+                h, (final,) = recurrence(*args, **options)
+                outputs.append(torch.view_as_real(h).flatten(-2))
+                finals.append(final)
+            x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
+        return self._returned(input, x), self._returned_state(input, (torch.stack(finals),))[0]
 
-    def _check(self, input: Tensor, hx: Tensor | None) -> bool:
-        """Returns whether there is a batch."""
-        dtype = self.weight_ih_l0.dtype
-        if not isinstance(input, Tensor):
-            raise TypeError(f"UnitaryRNN: `input` must be a tensor, got {type(input).__name__}")
-        if input.dtype != dtype:
-            raise TypeError(f"UnitaryRNN: `input` must be of dtype {dtype} like the parameters, got {input.dtype}")
-        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
-            wanted = f"(T, B, {self.input_size}), (B, T, {self.input_size}) or (T, {self.input_size})"
-            raise ValueError(f"UnitaryRNN: `input` must be {wanted}, got {tuple(input.shape)}")
-        batch = (input.shape[0 if self.batch_first else 1],) if input.dim() == 3 else ()
-        wanted = (self.num_layers, *batch, self.hidden_size)
-        if hx is not None and tuple(hx.shape) != wanted:
+    @torch.no_grad()
+    def choose(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
+    ) -> list[Choice]:
+        """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
+        sequence, choices = self._sequence(input, hx, reset), []
+        for layer in range(self.num_layers):
+            x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], self._columns(layer))
+            choices += [recurrence.choose(*args, **options) for args, options in self._calls(layer, x, sequence)]
+        return choices
+
+    def _sequence(self, input, hx, reset) -> TimeFirst:
+        return self._time_first(input, None if hx is None else (hx,), reset)
+
+    def _calls(self, layer: int, x: Tensor, sequence: TimeFirst) -> list[tuple[tuple, dict[str, Any]]]:
+        """The operator's arguments for each direction of a layer over its input."""
+        _, (h0,), batch_sizes, reset = sequence
+        resets, calls = reset_of_directions(reset, self.bidirectional), []
+        for k, direction in enumerate(self._directions):
+            names = (f"{name}_l{layer}{direction}" for name in ("weight_ih", "weight_hh", "modrelu_bias"))
+            W, R, b = (getattr(self, name) for name in names)
+            u = F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2))
+            state = (h0[layer * len(self._directions) + k],)
+            options = {"params": (b,), "batch_sizes": batch_sizes, "reset": resets[k], "reverse": k == 1}
+            calls.append((("modrelu", torch.view_as_complex(u), R, state), options))
+        return calls
+
+    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
+        rows = self.num_layers * len(self._directions)
+        return (x.new_zeros(rows, batch, self.hidden_size, dtype=self._dtype.to_complex()),)
+
+    def _check_state(self, state: tuple[Any], batch: int | None) -> None:
+        hx, dtype = state[0], self._dtype.to_complex()
+        if not isinstance(hx, Tensor):
+            raise TypeError(f"UnitaryRNN: `hx` must be a tensor, got {type(hx).__name__}")
+        wanted = (self.num_layers * len(self._directions), *(() if batch is None else (batch,)), self.hidden_size)
+        if tuple(hx.shape) != wanted:
             raise ValueError(f"UnitaryRNN: `hx` must be {wanted}, got {tuple(hx.shape)}")
-        if hx is not None and hx.dtype != dtype.to_complex():
-            raise TypeError(f"UnitaryRNN: `hx` must be of dtype {dtype.to_complex()}, got {hx.dtype}")
-        return bool(batch)
-
-    def extra_repr(self) -> str:
-        layers = f", num_layers={self.num_layers}" if self.num_layers > 1 else ""
-        first = ", batch_first=True" if self.batch_first else ""
-        return f"{self.input_size}, {self.hidden_size}{layers}, map={self.map}{first}"
+        if hx.dtype != dtype:
+            raise TypeError(f"UnitaryRNN: `hx` must be of dtype {dtype}, got {hx.dtype}")

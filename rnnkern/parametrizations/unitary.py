@@ -40,11 +40,22 @@ class Fourier(_Unitary):
         self.register_buffer("order", torch.arange(like.shape[-1], device=like.device))
 
     def weight(self, phases: Tensor, vectors: Tensor) -> Tensor:
-        first, second, third = (_phase(x).unsqueeze(-1) for x in phases.unbind(-2))
-        v, w = torch.view_as_complex(vectors).unbind(-2)
-        X = torch.fft.fft(torch.diag_embed(first.squeeze(-1)), dim=-2, norm="ortho")
-        X = second * _reflected(X, v)[..., self.order, :]
-        return third * _reflected(torch.fft.ifft(X, dim=-2, norm="ortho"), w)
+        eye = torch.eye(self.sizes[-1], dtype=phases.dtype.to_complex(), device=phases.device)
+        return self.applied(eye, *self.factors(phases, vectors)).mT.contiguous()
+
+    @staticmethod
+    def factors(phases: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        """D_1, D_2 and D_3 (..., 1, N), and the vectors of R_1 and R_2 at length 1 (..., N, 1)."""
+        vectors = torch.view_as_complex(vectors)
+        vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        first, second, third = _phase(phases).unsqueeze(-2).unbind(-3)
+        return first, second, third, *vectors.unsqueeze(-1).unbind(-3)
+
+    def applied(self, x: Tensor, first: Tensor, second: Tensor, third: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """What the weight of these :meth:`factors` makes of vectors x (..., K, N), in O(K N log N)."""
+        x = torch.fft.fft(first * x, norm="ortho")
+        x = second * _reflected(x, v)[..., self.order]
+        return third * _reflected(torch.fft.ifft(x, norm="ortho"), w)
 
     def draw(self) -> tuple[Tensor, ...]:
         size = self.sizes[-1]
@@ -56,10 +67,9 @@ def _phase(angle: Tensor) -> Tensor:
     return torch.complex(angle.cos(), angle.sin())
 
 
-def _reflected(X: Tensor, v: Tensor) -> Tensor:
-    """(I - 2 v v^H / |v|^2) X."""
-    v = (v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)).unsqueeze(-1)
-    return X - 2 * v @ (v.mH @ X)
+def _reflected(x: Tensor, v: Tensor) -> Tensor:
+    """(I - 2 v v^H) x of each row x (..., K, N), by v (..., N, 1) of length 1."""
+    return x - 2 * (x @ v.conj()) @ v.mT
 
 
 class ComplexGivens(_Unitary):
