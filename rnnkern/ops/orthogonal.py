@@ -24,11 +24,12 @@ def without_autocast(function: Callable) -> Callable:
     """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
 
     @functools.wraps(function)
-    def call(x, *args, **kwargs):
+    def call(*args, **kwargs):
+        x = next(iter((*args, *kwargs.values())), None)
         if not isinstance(x, Tensor) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
-            return function(x, *args, **kwargs)
+            return function(*args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
-            return function(x, *args, **kwargs)
+            return function(*args, **kwargs)
 
     return call
 
