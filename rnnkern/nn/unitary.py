@@ -7,7 +7,8 @@ from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
 from rnnkern.nn.recurrent import reset_in_order
-from rnnkern.ops import recurrence
+from rnnkern.nn.rotations import layers_inside
+from rnnkern.ops import givens_recurrence, recurrence
 
 MAPS = ("fourier", "givens", "free")
 
@@ -31,7 +32,7 @@ class UnitaryRNN(Module):
             ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
             :class:`rnnkern.optim.CayleySGD`'s to train: under others it does not stay unitary. Of such a network
             choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.
-        rotation_layers, style: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
+        rotation_layers, style, inside: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
         batch_first: input and output are (B, T, ...) instead of (T, B, ...).
         device, dtype: of the real parameters; float32 or float64.
 
@@ -50,10 +51,12 @@ class UnitaryRNN(Module):
     (torch.Size([4, 3, 40]), torch.Size([1, 3, 20]), torch.complex64)
     """
 
+    inside: bool | None = None
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, map: str = "fourier",
-        rotation_layers: int | None = None, style: str | None = None, batch_first: bool = False,
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        rotation_layers: int | None = None, style: str | None = None, inside: bool | None = None,
+        batch_first: bool = False, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         for name, size in {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}.items():
@@ -61,11 +64,14 @@ class UnitaryRNN(Module):
                 raise ValueError(f"UnitaryRNN: `{name}` must be a positive number, got {size!r}")
         if map not in MAPS:
             raise ValueError(f"UnitaryRNN: `map` must be one of {MAPS}, got {map!r}")
-        for name, value in {"rotation_layers": rotation_layers, "style": style}.items():
+        if not (inside is None or isinstance(inside, bool)):
+            raise TypeError(f"UnitaryRNN: `inside` must be True, False or None, got {inside!r}")
+        for name, value in {"rotation_layers": rotation_layers, "style": style, "inside": inside}.items():
             if value is not None and map != "givens":
                 raise ValueError(f"UnitaryRNN: `{name}` is for the map 'givens' alone, got {value!r}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.output_size, self.map, self.batch_first = 2 * hidden_size, map, batch_first
+        self.inside = inside
         for layer in range(num_layers):
             inputs = 2 * hidden_size if layer else input_size
             W = torch.empty(2 * hidden_size, inputs, device=device, dtype=dtype)
@@ -112,20 +118,27 @@ class UnitaryRNN(Module):
             x = x.transpose(0, 1)
         steps, batch = x.shape[:2]
         if state is None:
-            state = x.new_zeros(self.num_layers, batch, self.hidden_size, dtype=x.dtype.to_complex())
+            state = torch.view_as_complex(x.new_zeros(self.num_layers, batch, self.hidden_size, 2))
         if reset is not None:
             reset = reset_in_order(self, reset, x, steps, batch if batched else None)
         finals = []
         for layer in range(self.num_layers):
-            W, R, b = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "modrelu_bias"))
+            W, b = (getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "modrelu_bias"))
             u = torch.view_as_complex((x @ W.mT).unflatten(-1, (self.hidden_size, 2)))
-            h, (final,) = recurrence("modrelu", u, R, (state[layer],), params=(b,), reset=reset)
+            h, final = self._recurrence(f"weight_hh_l{layer}", u, state[layer], b, reset)
             x = torch.view_as_real(h).flatten(-2)
             finals.append(final)
         h_n = torch.stack(finals)
         if not batched:
             return x.squeeze(1), h_n.squeeze(1)
         return x.transpose(0, 1) if self.batch_first else x, h_n
+
+    def _recurrence(self, name: str, u: Tensor, h0: Tensor, b: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        layers = layers_inside(self, name, self.inside, b, h0.shape[0])
+        if layers is not None:
+            return givens_recurrence(u, h0=h0, modrelu_bias=b, reset=reset, **layers)
+        h, (last,) = recurrence("modrelu", u, getattr(self, name), (h0,), params=(b,), reset=reset)
+        return h, last
 
     def _check(self, input: Tensor, hx: Tensor | None) -> bool:
         """Returns whether there is a batch."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rnnkern import reference
+from rnnkern import _extension, reference
 from rnnkern.ops import givens_recurrence_autograd
 from rnnkern.ops.checks import check_batch_sizes, check_dtype, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose
@@ -17,6 +17,11 @@ REALS = {
     torch.complex64: torch.float32, torch.complex128: torch.float64,
 }  # fmt: skip
 DTYPES = tuple(REALS)
+LANES = 16
+"""Sequences that fill a register of the widest level in float32."""
+MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
+"""Of real and of complex numbers: from how many sequences on, and N over the most layers that were faster than the
+matrix, on one thread with AVX-512 (``python -m perf.givens_recurrence``)."""
 
 
 @without_autocast
@@ -131,10 +136,22 @@ def _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_si
         check_reset(OP, reset, u, steps, batch)
 
 
-def pays(size: int, layers: int, batch: int | None, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether L layers inside the recurrence were faster than their matrix, forward and backward on a CPU
-    (``python -m perf.givens_recurrence``). The batch is None for any."""
-    return False
+def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: torch.device) -> bool:
+    """Whether L layers inside the recurrence are faster than their matrix, forward and backward, by what was measured.
+
+    Args:
+        size, layers: N and L.
+        batch: B, or None for code that is compiled for any.
+        is_complex: whether u is.
+        device: of u; without a kernel there nothing is faster.
+    """
+    if device.type != "cpu" or not _extension.available:
+        return False
+    sequences = LANES if batch is None else batch
+    if not is_complex and size < 128:
+        return sequences >= LANES and 32 * layers <= size
+    shares = (share for least, share in MOST_LAYERS[is_complex] if sequences >= least)
+    return layers * next(shares, size + 1) <= size
 
 
 def _choose(u: Tensor) -> Choice:
