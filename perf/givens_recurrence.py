@@ -7,6 +7,7 @@ a sequence that is linear in L, a + b L.
 """
 
 import functools
+import itertools
 import math
 import shlex
 import sys
@@ -73,21 +74,23 @@ def build(size: int, layers: int, batch: int, style: str, dtype: torch.dtype, se
     )
 
 
-def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
-    """Milliseconds of CPU time of each call in each round, in turns, after they were found right."""
-    calls = harness.checked(case).calls[DIRECTION]
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    deadline = time.monotonic() + effort.seconds
+def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
+    """Of each case the milliseconds of CPU time of each call, after all were found right: the least over rounds that go
+    through all cases, so that what else the machine does hits all alike."""
+    calls = [harness.checked(case).calls[DIRECTION] for case in cases]
+    least = [dict.fromkeys(named, math.inf) for named in calls]
+    deadline = time.monotonic() + effort.seconds * len(cases)
     for k in range(effort.most):
         if k >= effort.least and time.monotonic() > deadline:
             break
-        for name in calls if k % 2 == 0 else reversed(calls):
-            repeats, begun = 0, time.process_time()
-            while not repeats or time.process_time() - begun < effort.enough:
-                calls[name]()
-                repeats += 1
-            times[name].append(1e3 * (time.process_time() - begun) / repeats)
-    return times
+        for named, ms in zip(calls, least, strict=True):
+            for name, call in named.items():
+                repeats, begun = 0, time.process_time()
+                while not repeats or time.process_time() - begun < effort.enough:
+                    call()
+                    repeats += 1
+                ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+    return least
 
 
 def exponents(sizes: Sequence[int], layers: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
@@ -138,17 +141,17 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     path = None if chosen.quick else record.folder(device, results) / "givens-recurrence.csv"
     effort = Effort(0.0, 3, 5) if chosen.quick else Effort(chosen.seconds, enough=5e-3)
     facts = record.facts(device, shlex.join(["python", "-m", "perf.givens_recurrence", *argv]))
-    rows: list[Row] = []
-    for size in chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES):
-        for layers in chosen.layers or (QUICK_LAYERS if chosen.quick else LAYERS):
-            labels = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
-            dtype = getattr(torch, chosen.dtype)
-            problem = functools.partial(build, size, layers, chosen.batch, chosen.style, dtype)
-            times = measure(Case({name: str(x) for name, x in labels.items()}, problem), effort)
-            labels |= {"steps": STEPS, "size": size, "layers": layers}
-            found = {name: significant(min(ms)) for name, ms in times.items()}
-            over = significant(found[MATRIX] / found[OURS])
-            rows += [facts | labels | {"provider": name, "ms": ms, "over": over} for name, ms in found.items()]
+    labels = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
+    labels |= {"steps": STEPS}
+    sizes = chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES)
+    grid = list(itertools.product(sizes, chosen.layers or (QUICK_LAYERS if chosen.quick else LAYERS)))
+    dtype, rows, cases = getattr(torch, chosen.dtype), [], []
+    for size, layers in grid:
+        problem = functools.partial(build, size, layers, chosen.batch, chosen.style, dtype)
+        cases.append(Case({name: str(x) for name, x in labels.items()} | {"shape": f"{size}x{layers}"}, problem))
+    for (size, layers), ms in zip(grid, measure(cases, effort), strict=True):
+        own = labels | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
+        rows += [facts | own | {"provider": name, "ms": significant(t)} for name, t in ms.items()]
     if path is not None:
         record.append(path, rows)
     shown = ("style", "dtype", "batch", "size", "layers", "provider", "ms", "over")
