@@ -44,6 +44,7 @@ sanitize: install
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
 	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
 	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
+	  python_tests/ops/test_givens_recurrence.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
 	  python_tests/ops/test_linear_scan.py \

@@ -79,6 +79,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "givens_product_backward(Tensor grad, Tensor angles, Tensor y, bool columns, bool butterfly, bool needs_x) -> "
       "Tensor[]");
+  m.def(
+      "givens_recurrence(Tensor u, Tensor angles, Tensor? phases, Tensor? diagonal, Tensor bias, Tensor h0, "
+      "Tensor? batch_sizes, Tensor? reset, bool reverse, bool butterfly) -> Tensor[]");
+  m.def(
+      "givens_recurrence_backward(Tensor? grad_h, Tensor? grad_last, Tensor u, Tensor angles, Tensor? phases, "
+      "Tensor? diagonal, Tensor bias, Tensor h0, Tensor h, Tensor? batch_sizes, Tensor? reset, bool reverse, "
+      "bool butterfly) -> Tensor[]");
 
   m.def(
       "sab_recurrence(Tensor u, Tensor R, Tensor? bias, Tensor[] attention, Tensor[] state, Tensor? batch_sizes, "
@@ -123,6 +130,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("schur_weight_backward", TORCH_BOX(&schur_weight_backward_cpu));
   m.impl("givens_product", TORCH_BOX(&givens_product_cpu));
   m.impl("givens_product_backward", TORCH_BOX(&givens_product_backward_cpu));
+  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cpu));
+  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cpu));
   m.impl("sab_recurrence", TORCH_BOX(&sab_recurrence_cpu));
   m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
   m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));

@@ -1,39 +1,14 @@
-// Layers of rotations on a CPU: what is checked for the sake of memory, what is allocated, and how many threads take
-// it.
+// Layers of rotations on a CPU: what is checked for the sake of memory, and what is allocated.
 #include "orthogonal/givens.h"
 
-#include <omp.h>
-
-#include "common/counters.h"
-#include "common/levels.h"
-#include "common/reuse.h"
-#include "orthogonal/givens_problem.h"
+#include "orthogonal/givens_call.h"
 
 namespace rnnkern {
 namespace {
 
-constexpr int64_t worth_sharing = 32768;  // rotations of one vector
-
-template <class T>
-const GivensKernels<T>& kernels() {
-  static const GivensLevel levels[] = {
-      givens_level_plain(),
-#if defined(__x86_64__)
-      givens_level_avx2(),
-      givens_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
-}
-
 template <class F>
 auto by_dtype(const Tensor& x, F f) {
   return by_float_or_double(x, "givens_product: `angles` must be float32 or float64", f);
-}
-
-void count_kernel(const char* direction, const Tensor& x) {
-  const char* dtype = x.scalar_type() == ScalarType::Double ? "float64" : "float32";
-  count("givens_product/cpu", direction, dtype, name(simd_level()));
 }
 
 // Dense, of one dtype and of sizes that belong together.
@@ -59,19 +34,7 @@ GivensSizes check(Tensor& angles, Tensor& x, bool columns, bool butterfly) {
   return sizes;
 }
 
-template <class Problem>
-void run(GivensKernel<Problem> kernel, Problem problem, const Tensor& like) {
-  const GivensSizes& sizes = problem.sizes;
-  const int64_t all = omp_in_parallel() ? 1 : get_num_threads();
-  const int64_t worth = 1 + sizes.count * sizes.vectors * sizes.angles() / worth_sharing;
-  const int threads = int(worth < all ? worth : all);
-  const Tensor memory = reusable(like, {kernel.room(problem, threads)}, like.scalar_type());
-  problem.room = write<std::remove_reference_t<decltype(*problem.room)>>(memory);
-  if (threads == 1) return kernel.run(problem, Member{0, 1, nullptr});
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  kernel.run(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
-}
+int64_t rotations(const GivensSizes& sizes) { return sizes.count * sizes.vectors * sizes.angles(); }
 
 }  // namespace
 
@@ -81,9 +44,9 @@ Tensor givens_product_cpu(Tensor angles, Tensor x, bool columns, bool butterfly)
     using T = decltype(zero);
     const Tensor y = empty_of_sizes(x, x);
     if (!y.numel()) return y;
-    count_kernel("forward", angles);
+    count_givens_kernel("givens_product/cpu", "forward", angles);
     const GivensForward<T> problem{.sizes = sizes, .angles = read<T>(angles), .x = read<T>(x), .y = write<T>(y)};
-    run(kernels<T>().forward, problem, angles);
+    run_givens(givens_kernels_in_use<T>().forward, problem, rotations(sizes), angles);
     return y;
   });
 }
@@ -101,14 +64,14 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
       fill_zero(results[0]);
       return results;
     }
-    count_kernel("backward", angles);
+    count_givens_kernel("givens_product/cpu", "backward", angles);
     const GivensBackward<T> problem{.sizes = sizes,
                                     .angles = read<T>(angles),
                                     .y = read<T>(y),
                                     .grad = read<T>(grad),
                                     .grad_angles = write<T>(results[0]),
                                     .grad_x = needs_x ? write<T>(results[1]) : nullptr};
-    run(kernels<T>().backward, problem, angles);
+    run_givens(givens_kernels_in_use<T>().backward, problem, rotations(sizes), angles);
     return results;
   });
 }

@@ -7,4 +7,5 @@
 #include <limits>
 #include <type_traits>
 
+#include "cells/math.h"
 #include "orthogonal/givens_problem.h"

@@ -223,9 +223,22 @@ void givens_backward(const GivensBackward<T>& problem, Member me) {
   }
 }
 
+}  // namespace
+}  // namespace rnnkern
+
+#include "orthogonal/givens_recurrence_forward.h"
+
+#include "orthogonal/givens_recurrence_backward.h"
+
+namespace rnnkern {
+namespace {
+
 template <class T>
 GivensKernels<T> givens_kernels() {
-  return {{givens_forward<T>, givens_forward_room<T>}, {givens_backward<T>, givens_backward_room<T>}};
+  return {{givens_forward<T>, givens_forward_room<T>},
+          {givens_backward<T>, givens_backward_room<T>},
+          {givens_recurrence_forward<T>, givens_recurrence_forward_room<T>},
+          {givens_recurrence_backward<T>, givens_recurrence_backward_room<T>}};
 }
 
 }  // namespace

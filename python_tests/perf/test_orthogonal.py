@@ -5,7 +5,15 @@ import time
 import pytest
 import torch
 
-from perf import harness, orthogonal, orthogonal_cost, orthogonal_factors, orthogonal_step, record
+from perf import (
+    givens_recurrence,
+    harness,
+    orthogonal,
+    orthogonal_cost,
+    orthogonal_factors,
+    orthogonal_step,
+    record,
+)  # fmt: skip
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -144,3 +152,30 @@ def test_wrong_products_are_not_timed(monkeypatch):
     rnn.forward = lambda x: (torch.ones(len(x), 2, 16), None)
     with pytest.raises(AssertionError, match="not close"):
         orthogonal_cost.network_applied(2, 8)
+
+
+def test_the_layers_inside_are_measured_beside_their_matrix(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(givens_recurrence, "STEPS", 3)
+    arguments = ["--seconds", "0", "--sizes", "8", "12", "--layers", "1", "2", "3", "--batch", "2"]
+    givens_recurrence.main(arguments, results=tmp_path)
+    (path,) = tmp_path.glob("*/givens-recurrence.csv")
+    found = {(row["size"], row["layers"], row["provider"]) for row in record.read(path)}
+    providers = ("rnnkern", givens_recurrence.MATRIX)
+    assert found == set(itertools.product(("8", "12"), ("1", "2", "3"), providers))
+    assert "what layers add is N^" in capsys.readouterr().out
+
+
+def test_the_fits_find_what_they_are_given():
+    grid = [(n, count) for n in (64, 256, 1024) for count in (1, 2, 8, 16)]
+    sizes, layers = zip(*grid, strict=True)
+    p, q = givens_recurrence.exponents(sizes, layers, [n + 1e-3 * n**1.5 * (count - 1) ** 2 for n, count in grid])
+    assert (p, q) == pytest.approx((1.5, 2.0))
+    assert givens_recurrence.line(layers, [3 + 0.5 * count for count in layers]) == pytest.approx((3, 0.5, 0), abs=1e-9)
+
+
+def test_a_wrong_recurrence_is_not_timed(monkeypatch):
+    monkeypatch.setattr(
+        givens_recurrence, "by_matrix", lambda W, u, h0, modrelu_bias: (u * W[0] + h0 * modrelu_bias, h0)
+    )
+    with pytest.raises(harness.WrongResult, match="the matrix, forward"):
+        givens_recurrence.main(["--quick"])

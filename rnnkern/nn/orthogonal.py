@@ -1,14 +1,19 @@
 """Elman networks with recurrent weights that begin or stay orthogonal or nearly so, or have a Schur form."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, init
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
+from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.rnn import RNN
+from rnnkern.nn.rotations import layers_inside, said_inside
+from rnnkern.ops import givens_recurrence, recurrence
 
 
 class _OrthogonalRNN(RNN):
@@ -181,9 +186,9 @@ class EURNN(_OrthogonalRNN):
         h_t = \mathrm{modrelu}(W x_t + F_L \cdots F_2 F_1 \, h_{t-1}; b)
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal` with angles (L, H // 2). It is formed once per step of an optimiser, in
-    O(H^2 L), and the steps of a sequence multiply by it; :func:`rnnkern.ops.givens_product` applies the layers to
-    vectors without it.
+    :func:`rnnkern.parametrizations.orthogonal` with angles (L, H // 2). Either the layers are applied to the state
+    inside the recurrence (:func:`rnnkern.ops.givens_recurrence`), in O(H L) per sequence and step, or the matrix is
+    formed once per step of an optimiser, in O(H^2 L), and every step multiplies by it, in O(H^2).
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers of the network.
@@ -191,13 +196,16 @@ class EURNN(_OrthogonalRNN):
         style: ``"tunable"``, which turns neighbours, or ``"butterfly"``, as in a fast Fourier transform, for which H,
             or the units of a head, must be a power of two.
         init: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
+        inside: True for the layers inside the recurrence, False for the matrix, None for what was measured to be the
+            faster. It is the matrix always in 16 bits, under autocast, and with a nonlinearity, heads, zoneout, dropout
+            of the state or a filter that the layers inside do not serve; True is an error there, but for 16 bits.
         bias: whether there are additive biases too, as the published network has not.
         options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
 
     The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init``, ``rotation_layers`` or ``style`` is wrong.
+        ValueError, TypeError: as RNN; ``init``, ``rotation_layers``, ``style`` or ``inside`` is wrong.
 
     Source: Jing et al. 2017.
 
@@ -207,15 +215,64 @@ class EURNN(_OrthogonalRNN):
     (True, torch.Size([5, 16]))
     """
 
+    inside: bool | None = None
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, rotation_layers: int | None = None,
-        style: str = "tunable", init: str = "uniform", bias: bool = False, **options: Any,
+        style: str = "tunable", init: str = "uniform", inside: bool | None = None, bias: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self._how = {"init": init, "layers": rotation_layers, "style": style}
+        if not (inside is None or isinstance(inside, bool)):
+            raise TypeError(f"EURNN: `inside` must be True, False or None, got {inside!r}")
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
+        self.inside = inside
+        if inside and (unserved := self._unserved()):
+            raise ValueError(f"EURNN: layers inside the recurrence have no {unserved}: `inside` must be False or None")
 
     def _constrain(self, name: str) -> None:
         parametrizations.orthogonal(self, name, map="givens", **self._how)
+
+    def _unserved(self) -> str:
+        """The options that the layers inside do not serve."""
+        given = {
+            f"nonlinearity {self.nonlinearity!r}": self.nonlinearity != "modrelu",
+            "heads": self.num_heads > 1,
+            "zoneout": bool(self.zoneout),
+            "recurrent_dropout": bool(self.recurrent_dropout),
+            "filter": self.filter is not None,
+        }
+        return ", ".join(name for name, there in given.items() if there)
+
+    def _weight(self, name: str, sequence: TimeFirst) -> Any:
+        """Of a recurrent weight the layers, by name, where all of them go inside."""
+        if name.startswith("weight_hh") and not self._unserved():
+            x, batch = sequence.x, sequence.state[0].shape[1]
+            found = {names[1]: layers_inside(self, names[1], self.inside, x, batch) for names in self._all_weights}
+            if None not in found.values():
+                return found[name]
+        return super()._weight(name, sequence)
+
+    def _layer(self, x, calls, one, both) -> Sequence[Any]:
+        if not isinstance(calls[0]["R"], dict):
+            return super()._layer(x, calls, one, both)
+        results, stacked = [], len(calls) > 1 and not self.bidirectional
+        for k, call in enumerate(calls):
+            bias = None if call["bias_ih"] is None else call["bias_ih"] + call["bias"]
+            h = F.linear(x, call["weight_ih"], bias)
+            options = call["R"] | {"h0": call["state"][0], "modrelu_bias": call["params"][0]}
+            options |= {"batch_sizes": call["batch_sizes"], "reset": call["reset"]}
+            options |= {"reverse": self.bidirectional and k == 1}
+            if one is recurrence:
+                h, last = givens_recurrence(h, **options)
+                results.append((h, (last,)))
+            else:
+                choice = givens_recurrence.choose(h, **options)
+                results.append(said_inside(choice))
+            x = h if stacked else x
+        if stacked and one is recurrence:
+            (_, lower), (h, upper) = results
+            return h, lower, upper
+        return results
 
 
 class SpectralRNN(_OrthogonalRNN):

@@ -263,7 +263,7 @@ class Recurrent(RNNBase):
         directions = 2 if self.bidirectional else 1
         calls = []
         for k, names in enumerate(self._all_weights):
-            weight_ih, weight_hh, *rest = [getattr(self, name) for name in names]
+            weight_ih, weight_hh, *rest = [self._weight(name, sequence) for name in names]
             bias_ih, bias_hh = rest[:2] if self.bias else (None, None)
             arguments = {
                 "weight_ih": weight_ih,
@@ -279,6 +279,10 @@ class Recurrent(RNNBase):
             calls.append(arguments)
         at_once = 2 if self.bidirectional or self._stacks() else 1
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
+
+    def _weight(self, name: str, sequence: TimeFirst) -> Any:
+        """What a call is given of a parameter."""
+        return getattr(self, name)
 
     def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
         """What a call in training takes from torch's generator."""

@@ -1,5 +1,6 @@
 """Elman networks of complex numbers with a recurrent weight that stays unitary."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
+from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
-from rnnkern.ops import Choice, recurrence
+from rnnkern.ops import Choice, givens_recurrence, recurrence
 
 MAPS = ("fourier", "givens", "free")
 
@@ -37,7 +39,7 @@ class UnitaryRNN(Layers):
             ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
             :class:`rnnkern.optim.CayleySGD`'s to train: under others it does not stay unitary. Of such a network
             choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.
-        rotation_layers, style: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
+        rotation_layers, style, inside: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
         batch_first: input and output are (B, T, ...) instead of (T, B, ...).
         bidirectional: each layer runs in both directions, with parameters of their own, ``..._l{k}_reverse``.
         device, dtype: of the real parameters; float32 or float64.
@@ -58,19 +60,23 @@ class UnitaryRNN(Layers):
     """
 
     _batch_dim = 1
+    inside: bool | None = None
     _plain: ClassVar = {"num_layers": 1, "map": "fourier", "batch_first": False, "bidirectional": False}
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, map: str = "fourier",
-        rotation_layers: int | None = None, style: str | None = None, batch_first: bool = False,
-        bidirectional: bool = False, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        rotation_layers: int | None = None, style: str | None = None, inside: bool | None = None,
+        batch_first: bool = False, bidirectional: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
         super().__init__(sizes, {}, {"map": (map, MAPS)})
-        for name, value in {"rotation_layers": rotation_layers, "style": style}.items():
+        if not (inside is None or isinstance(inside, bool)):
+            raise TypeError(f"UnitaryRNN: `inside` must be True, False or None, got {inside!r}")
+        for name, value in {"rotation_layers": rotation_layers, "style": style, "inside": inside}.items():
             if value is not None and map != "givens":
                 raise ValueError(f"UnitaryRNN: `{name}` is for the map 'givens' alone, got {value!r}")
-        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.batch_first, self.bidirectional, self.inside = batch_first, bidirectional, inside
         self._directions = ("", "_reverse") if bidirectional else ("",)
         self.output_size = 2 * hidden_size * len(self._directions)
         for layer in range(num_layers):
@@ -126,10 +132,10 @@ class UnitaryRNN(Layers):
         x, finals = sequence.x, []
         for layer in range(self.num_layers):
             outputs = []
-            for args, options in self._calls(layer, x, sequence):
-                h, (final,) = recurrence(*args, **options)
+            for operator, args, options in self._calls(layer, x, sequence):
+                h, final = operator(*args, **options)
                 outputs.append(torch.view_as_real(h).flatten(-2))
-                finals.append(final)
+                finals.append(final if isinstance(final, Tensor) else final[0])
             x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
         return self._returned(input, x), self._returned_state(input, (torch.stack(finals),))[0]
 
@@ -141,23 +147,28 @@ class UnitaryRNN(Layers):
         sequence, choices = self._sequence(input, hx, reset), []
         for layer in range(self.num_layers):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], self._columns(layer))
-            choices += [recurrence.choose(*args, **options) for args, options in self._calls(layer, x, sequence)]
+            for operator, args, options in self._calls(layer, x, sequence):
+                choice = operator.choose(*args, **options)
+                choices.append(choice if operator is recurrence else said_inside(choice))
         return choices
 
     def _sequence(self, input, hx, reset) -> TimeFirst:
         return self._time_first(input, None if hx is None else (hx,), reset)
 
-    def _calls(self, layer: int, x: Tensor, sequence: TimeFirst) -> list[tuple[tuple, dict[str, Any]]]:
-        """The operator's arguments for each direction of a layer over its input."""
+    def _calls(self, layer: int, x: Tensor, sequence: TimeFirst) -> list[tuple[Callable, tuple, dict[str, Any]]]:
+        """The operator and its arguments for each direction of a layer over its input."""
         _, (h0,), batch_sizes, reset = sequence
         resets, calls = reset_of_directions(reset, self.bidirectional), []
         for k, direction in enumerate(self._directions):
-            names = (f"{name}_l{layer}{direction}" for name in ("weight_ih", "weight_hh", "modrelu_bias"))
-            W, R, b = (getattr(self, name) for name in names)
-            u = F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2))
-            state = (h0[layer * len(self._directions) + k],)
-            options = {"params": (b,), "batch_sizes": batch_sizes, "reset": resets[k], "reverse": k == 1}
-            calls.append((("modrelu", torch.view_as_complex(u), R, state), options))
+            W, b = (getattr(self, f"{name}_l{layer}{direction}") for name in ("weight_ih", "modrelu_bias"))
+            u = torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
+            state, name = h0[layer * len(self._directions) + k], f"weight_hh_l{layer}{direction}"
+            options = {"batch_sizes": batch_sizes, "reset": resets[k], "reverse": k == 1}
+            layers = layers_inside(self, name, self.inside, b, state.shape[0])
+            if layers is None:
+                calls.append((recurrence, ("modrelu", u, getattr(self, name), (state,)), {"params": (b,)} | options))
+            else:
+                calls.append((givens_recurrence, (u,), {"h0": state, "modrelu_bias": b} | layers | options))
         return calls
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:

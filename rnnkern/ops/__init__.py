@@ -3,6 +3,7 @@
 from rnnkern.ops.dispatch import Choice, explain, use
 from rnnkern.ops.gather_attention import gather_attention
 from rnnkern.ops.givens import givens_product
+from rnnkern.ops.givens_recurrence import givens_recurrence
 from rnnkern.ops.householder import householder_product
 from rnnkern.ops.linear_scan import linear_scan
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
@@ -21,6 +22,7 @@ __all__ = [
     "explain",
     "gather_attention",
     "givens_product",
+    "givens_recurrence",
     "householder_product",
     "linear_scan",
     "project_orthogonal",

@@ -43,7 +43,7 @@ def over_members(function: Callable, members: int, dims: Sequence[int | None], a
     args = list(args)
     if args[10] is not None:
         args[10] = args[10] * members
-    return _as_sequences(function, members, dims, args, sequences)
+    return as_sequences(function, members, dims, args, sequences)
 
 
 def one_by_one(function: Callable, members: int, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
@@ -56,7 +56,9 @@ def one_by_one(function: Callable, members: int, dims: Sequence[int | None], arg
     return stacked, (0,) * len(stacked)
 
 
-def _as_sequences(function, members, dims, args, sequences):
+def as_sequences(
+    function: Callable, members: int, dims: Sequence[int | None], args: Sequence[Any], sequences: Sequence[int | None]
+) -> Batched:
     """Sequence b of member n is sequence b*N+n, so that packed rows stay in order. ``sequences`` says which dimension
     of each of ``args`` is theirs, from the end; None if none is."""
 

@@ -1,7 +1,7 @@
 """The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
 
 from rnnkern.reference.gather_attention import gather_attention
-from rnnkern.reference.givens import givens_product
+from rnnkern.reference.givens import givens_product, givens_recurrence
 from rnnkern.reference.linear_scan import linear_scan, linear_scan_backward
 from rnnkern.reference.orthogonal import (
     cayley,
@@ -27,6 +27,7 @@ __all__ = [
     "gather_attention",
     "given_scores",
     "givens_product",
+    "givens_recurrence",
     "householder_product",
     "linear_scan",
     "linear_scan_backward",

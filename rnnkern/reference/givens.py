@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rnnkern.reference.recurrence import recurrence
+
 
 def givens_product(
     angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
@@ -19,6 +21,20 @@ def givens_product(
     if angles.dim() == 2:
         rows = rows.reshape(-1, x.shape[-1])
     return givens_layers(turns, rows, style, phases=phases).reshape(x.shape).to(x.dtype)
+
+
+def givens_recurrence(
+    u: Tensor, angles: Tensor, h0: Tensor, modrelu_bias: Tensor, *, phases: Tensor | None = None,
+    diagonal_phases: Tensor | None = None, style: str = "tunable", batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None, reverse: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As :func:`rnnkern.ops.givens_recurrence`: by the matrix that the layers are."""
+    W = givens_product(angles, style=style, size=u.shape[-1], phases=phases)
+    if diagonal_phases is not None:
+        W = W * torch.complex(diagonal_phases.cos(), diagonal_phases.sin())
+    options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+    h, (last,) = recurrence("modrelu", u, W.to(u.dtype), (h0,), params=(modrelu_bias,), **options)
+    return h, last
 
 
 def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False, phases: Tensor | None = None) -> Tensor:

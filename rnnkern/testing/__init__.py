@@ -3,6 +3,12 @@
 from rnnkern.testing.closeness import FACTORS, GROSS, as_reals, assert_close, assert_close_over_draws
 from rnnkern.testing.covering import covering_rows
 from rnnkern.testing.gather_attention import gather_sample
+from rnnkern.testing.givens_recurrence import (
+    GIVENS_OPTIONS,
+    GivensCall,
+    check_givens_recurrence,
+    givens_recurrence_sample,
+)
 from rnnkern.testing.linear_scan import (
     SCAN_OPTIONS,
     Scan,
@@ -27,19 +33,23 @@ from rnnkern.testing.recurrence import (
 __all__ = [
     "DENSE",
     "FACTORS",
+    "GIVENS_OPTIONS",
     "GROSS",
     "RECURRENCE_OPTIONS",
     "RECURRENCE_PARAMS",
     "SCAN_OPTIONS",
+    "GivensCall",
     "Sample",
     "Scan",
     "as_reals",
     "assert_close",
     "assert_close_over_draws",
+    "check_givens_recurrence",
     "check_recurrence",
     "check_scan",
     "covering_rows",
     "gather_sample",
+    "givens_recurrence_sample",
     "givens_sample",
     "householder_sample",
     "outputs_and_gradients",

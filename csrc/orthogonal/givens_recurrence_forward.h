@@ -1,0 +1,92 @@
+// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Included by givens_kernels.h, once per SIMD level.
+#pragma once
+
+#include "cells/complex_modrelu.h"
+#include "cells/modrelu.h"
+#include "orthogonal/givens_tile.h"
+
+namespace rnnkern {
+namespace {
+
+template <class T>
+struct GivensRecurrenceForwardRoom {
+  GivensTurns<T> turns;
+  T* state;
+
+  GivensRecurrenceForwardRoom(const GivensRecurrenceForward<T>& problem, Room<T>& room, Member me)
+      : turns(problem, room), state(room.take(problem.sequences.reals * Vec<T>::width, me)) {}
+};
+
+template <class T>
+int64_t givens_recurrence_forward_room(const GivensRecurrenceForward<T>& problem, int team) {
+  Room<T> room{nullptr};
+  GivensRecurrenceForwardRoom<T>(problem, room, Member{0, team, nullptr});
+  return room.used;
+}
+
+// What the complex cell says of the number whose parts are the rows x and x + 1 of a tile.
+template <class T>
+struct ComplexActivation {
+  Vec<T> next[1], saved[3];  // the real part of the result; its length over z's, and the parts of z / |z|
+
+  RNNKERN_INLINE ComplexActivation(const Vec<T> (&z)[2], Vec<T> bias) {
+    const Vec<T> none[2] = {Vec<T>(T(0)), Vec<T>(T(0))};
+    ComplexModRelu::forward(z, none, static_cast<const Vec<T>*>(nullptr), &bias, next, saved);
+  }
+};
+
+template <int parts, class T>
+void activate_tile(const GivensRecurrence<T>& problem, T* tile) {
+  using V = Vec<T>;
+  for (int64_t i = 0; i < problem.numbers(); ++i) {
+    T* const x = tile + i * parts * V::width;
+    const V b(problem.bias[i]);
+    if constexpr (parts == 1) {
+      ModRelu::of(V::load(x), b).store(x);
+    } else {
+      const V z[2] = {V::load(x), V::load(x + V::width)};
+      const ComplexActivation<T> found(z, b);
+      found.next[0].store(x);
+      (found.saved[0] * z[1]).store(x + V::width);
+    }
+  }
+}
+
+template <int parts, class T>
+void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile, const GivensTurns<T>& turns,
+                  T* state) {
+  const GivensSequences& sequences = tile.sequences;
+  int64_t before = 0;
+  for (int64_t place = 0; place < sequences.steps; ++place) {
+    const int64_t step = sequences.step_at(place), alive = tile.alive(step);
+    // The state is in the tile, but where a sequence begins, ends or is reset.
+    if (alive != before || tile.any_reset(step, alive))
+      load_rows<false>(tile.before(step, alive, problem.h, problem.h0), sequences.reals, state);
+    before = alive;
+    if (!alive) continue;
+    rotate_tile<parts>(problem, turns, state);
+    load_rows<true>(tile.at(problem.u, step, alive), sequences.reals, state);
+    activate_tile<parts>(problem, state);
+    store_rows(state, sequences.reals, tile.at(problem.h, step, alive));
+  }
+  for (int64_t sequence = tile.first; sequence < tile.first + tile.count; ++sequence) {
+    const int64_t row = sequences.length(sequence) ? sequences.row(sequences.last_step(sequence), sequence) : 0;
+    const T* const from =
+        sequences.length(sequence) ? problem.h + row * sequences.reals : problem.h0 + sequence * sequences.reals;
+    std::memcpy(problem.last + sequence * sequences.reals, from, sizeof(T) * sequences.reals);
+  }
+}
+
+template <class T>
+void givens_recurrence_forward(const GivensRecurrenceForward<T>& problem, Member me) {
+  Room<T> cut{problem.room};
+  const GivensRecurrenceForwardRoom<T> room(problem, cut, me);
+  room.turns.compute(problem, me);
+  const auto [begin, end] = share(tile_count<T>(problem.sequences), me);
+  for (int64_t tile = begin; tile < end; ++tile)
+    (problem.is_complex() ? forward_tile<2, T> : forward_tile<1, T>)(problem, tile_at<T>(problem.sequences, tile),
+                                                                     room.turns, room.state);
+}
+
+}  // namespace
+}  // namespace rnnkern

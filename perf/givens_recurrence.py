@@ -1,0 +1,163 @@
+"""What a recurrence through layers of rotations costs by N and L, forward and backward, beside that with their matrix.
+
+``python -m perf.givens_recurrence --help``. Times are the least CPU time of one thread over some rounds. The matrix is
+there already, as a module has it: formed once per step of an optimiser. Printed beside the times are two fits of those
+of the layers: the exponents of N and of L - 1 in what the layers after the first add, and a time per number and step of
+a sequence that is linear in L, a + b L.
+"""
+
+import functools
+import itertools
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, orthogonal, record
+from perf.harness import OURS, Case, Effort, Problem, Values
+from perf.record import Row, significant
+from rnnkern import ops, reference
+
+SIZES, QUICK_SIZES = (64, 128, 256, 512, 1024), (8, 16)
+LAYERS, QUICK_LAYERS = (1, 2, 4, 8, 16), (1, 2)
+STEPS = 50
+MATRIX = f"{OURS}, the matrix"
+DIRECTION = "forward+backward"
+
+
+def both(run: Callable[..., tuple[Tensor, Tensor]], inputs: Mapping[str, Tensor], upstream: Tensor) -> Values:
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    h, _ = run(**leaves)
+    grads = torch.autograd.grad(h, list(leaves.values()), upstream)
+    return {"h": h.detach()} | {f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def by_matrix(W: Tensor, u: Tensor, h0: Tensor, modrelu_bias: Tensor) -> tuple[Tensor, Tensor]:
+    h, (last,) = ops.recurrence("modrelu", u, W, (h0,), params=(modrelu_bias,))
+    return h, last
+
+
+def with_matrix(inputs: Mapping[str, Tensor], W: Tensor, upstream: Tensor) -> Values:
+    """The gradient of W is computed, and compared with nothing: angles have one, which is not W's."""
+    values = both(by_matrix, {"W": W} | {name: inputs[name] for name in ("u", "h0", "modrelu_bias")}, upstream)
+    return {name: value for name, value in values.items() if name != "grad of W"}
+
+
+def build(size: int, layers: int, batch: int, style: str, dtype: torch.dtype, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    inputs = {
+        "u": torch.randn(STEPS, batch, size, dtype=dtype),
+        "angles": torch.randn(layers, size // 2, dtype=dtype),
+        "h0": torch.randn(batch, size, dtype=dtype),
+        "modrelu_bias": 0.02 * torch.rand(size, dtype=dtype) - 0.01,
+    }
+    upstream = torch.randn_like(inputs["u"])
+    orthogonal.refuse_reference(ops.givens_recurrence, *inputs.values())
+    W = ops.givens_product(inputs["angles"], style=style)
+    inside, formula = (functools.partial(f.givens_recurrence, style=style) for f in (ops, reference))
+    wide = {name: x.double() for name, x in inputs.items()}
+    return Problem(
+        calls={
+            DIRECTION: {
+                OURS: functools.partial(both, inside, inputs, upstream),
+                MATRIX: functools.partial(with_matrix, inputs, W, upstream),
+            }
+        },
+        floors={},
+        naive=functools.partial(both, formula, inputs, upstream),
+        truth=functools.partial(both, formula, wide, upstream.double()),
+    )
+
+
+def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
+    """Of each case the milliseconds of CPU time of each call, after all were found right: the least over rounds that go
+    through all cases, so that what else the machine does hits all alike."""
+    calls = [harness.checked(case).calls[DIRECTION] for case in cases]
+    least = [dict.fromkeys(named, math.inf) for named in calls]
+    deadline = time.monotonic() + effort.seconds * len(cases)
+    for k in range(effort.most):
+        if k >= effort.least and time.monotonic() > deadline:
+            break
+        for named, ms in zip(calls, least, strict=True):
+            for name, call in named.items():
+                repeats, begun = 0, time.process_time()
+                while not repeats or time.process_time() - begun < effort.enough:
+                    call()
+                    repeats += 1
+                ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+    return least
+
+
+def exponents(sizes: Sequence[int], layers: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
+    """p and q of ms - ms_1 ~ N^p (L - 1)^q, where ms_1 is that of one layer, by least squares of the logarithms;
+    NaN where too few sizes have more than one layer."""
+    first = {n: t for n, count, t in zip(sizes, layers, ms, strict=True) if count == 1}
+    added = [(n, count - 1, t - first[n]) for n, count, t in zip(sizes, layers, ms, strict=True) if t > first[n]]
+    if len(added) < 3:
+        return math.nan, math.nan
+    logs = torch.tensor(added, dtype=torch.float64).T.log()
+    terms = torch.stack([torch.ones_like(logs[0]), *logs[:2]], 1)
+    _, p, q = torch.linalg.lstsq(terms, logs[2].unsqueeze(1)).solution.flatten().tolist()
+    return p, q
+
+
+def line(layers: Sequence[int], each: Sequence[float]) -> tuple[float, float, float]:
+    """a and b of each ~ a + b L, and the largest deviation, all by relative errors."""
+    L, y = torch.tensor(layers, dtype=torch.float64), torch.tensor(each, dtype=torch.float64)
+    terms = torch.stack([torch.ones_like(L), L], 1) / y.unsqueeze(1)
+    found = torch.linalg.lstsq(terms, torch.ones_like(y).unsqueeze(1)).solution
+    a, b = found.flatten().tolist()
+    return a, b, (terms @ found - 1).abs().max().item()
+
+
+def report(rows: Sequence[Row], batch: int) -> str:
+    ours = [row for row in rows if row["provider"] == OURS]
+    sizes, layers, ms = ([row[name] for row in ours] for name in ("size", "layers", "ms"))
+    p, q = exponents(sizes, layers, ms)
+    each = [1e6 * t / (STEPS * batch * size) for t, size in zip(ms, sizes, strict=True)]
+    a, b, off = line(layers, each)
+    return (
+        f"what layers add is N^{p:.2f} (L - 1)^{q:.2f}; {a:.2f} + {b:.2f} L ns per number and step of a sequence, "
+        f"within {100 * off:.0f} % of each"
+    )
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times givens_recurrence and the recurrence with its matrix, forward and backward.")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--style", default="tunable", choices=("tunable", "butterfly"))
+    parser.add_argument("--sizes", type=int, nargs="+", help="N")
+    parser.add_argument("--layers", type=int, nargs="+", help="L")
+    chosen = parser.parse_args(argv)
+    if chosen.dtype == "bfloat16":
+        parser.error("--dtype must be float32 or float64")
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    path = None if chosen.quick else record.folder(device, results) / "givens-recurrence.csv"
+    effort = Effort(0.0, 3, 5) if chosen.quick else Effort(chosen.seconds, enough=5e-3)
+    facts = record.facts(device, shlex.join(["python", "-m", "perf.givens_recurrence", *argv]))
+    labels = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
+    labels |= {"steps": STEPS}
+    sizes = chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES)
+    grid = list(itertools.product(sizes, chosen.layers or (QUICK_LAYERS if chosen.quick else LAYERS)))
+    dtype, rows, cases = getattr(torch, chosen.dtype), [], []
+    for size, layers in grid:
+        problem = functools.partial(build, size, layers, chosen.batch, chosen.style, dtype)
+        cases.append(Case({name: str(x) for name, x in labels.items()} | {"shape": f"{size}x{layers}"}, problem))
+    for (size, layers), ms in zip(grid, measure(cases, effort), strict=True):
+        own = labels | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
+        rows += [facts | own | {"provider": name, "ms": significant(t)} for name, t in ms.items()]
+    if path is not None:
+        record.append(path, rows)
+    shown = ("style", "dtype", "batch", "size", "layers", "provider", "ms", "over")
+    print(record.table([{name: row[name] for name in shown} for row in rows]))
+    print(report(rows, chosen.batch))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
