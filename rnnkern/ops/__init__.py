@@ -5,6 +5,7 @@ from rnnkern.ops.gather_attention import gather_attention
 from rnnkern.ops.givens import givens_product
 from rnnkern.ops.householder import householder_product
 from rnnkern.ops.linear_scan import linear_scan
+from rnnkern.ops.moment_filter import moment_filter
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
@@ -23,6 +24,7 @@ __all__ = [
     "givens_product",
     "householder_product",
     "linear_scan",
+    "moment_filter",
     "project_orthogonal",
     "recurrence",
     "recurrence_bidirectional",
