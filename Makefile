@@ -47,7 +47,7 @@ sanitize: install
 	  python_tests/ops/test_givens_recurrence.py \
 	  python_tests/ops/test_gather_attention.py python_tests/ops/test_relevancy.py \
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
-	  python_tests/ops/test_linear_scan.py \
+	  python_tests/ops/test_linear_scan.py python_tests/ops/test_moment_filter.py \
 	  -k "not 1000 and not compile"
 	RNNKERN_SANITIZE=1 $(PYTEST) -q python_tests/threads \
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer

@@ -107,6 +107,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "linear_scan_backward(Tensor? grad_h, Tensor? grad_last, Tensor a, Tensor? h0, Tensor h, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool needs_a) -> Tensor[]");
+  m.def(
+      "moment_filter(Tensor u, Tensor? v0, Tensor? q0, Tensor? batch_sizes, Tensor? reset, bool reverse, float mu, "
+      "float s, float? beta, float eps, int every) -> Tensor[]");
+  m.def(
+      "moment_filter_backward(Tensor? grad_y, Tensor? grad_v, Tensor? grad_q, Tensor u, Tensor? v0, Tensor? q0, "
+      "Tensor? kept, Tensor? batch_sizes, Tensor? reset, bool reverse, float mu, float s, float? beta, float eps, "
+      "int every) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
@@ -138,6 +145,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
   m.impl("linear_scan", TORCH_BOX(&linear_scan_cpu));
   m.impl("linear_scan_backward", TORCH_BOX(&linear_scan_backward_cpu));
+  m.impl("moment_filter", TORCH_BOX(&moment_filter_cpu));
+  m.impl("moment_filter_backward", TORCH_BOX(&moment_filter_backward_cpu));
 }
 
 #if defined(RNNKERN_WITH_CUDA)

@@ -57,9 +57,13 @@ PIECE = 16
 """Steps; factors are at least 0.9, so that little precision is lost."""
 
 
+PEERS = ("loop", "prefix sums")
+"""Of every device."""
+
+
 def peers(kind: str, x: Tensor) -> dict[str, Function]:
     """What else runs on the device; libraries for GPUs take factors of each step, and no initial state."""
-    functions: dict[str, Function] = {"loop": loop, "prefix sums": prefix_sums}
+    functions: dict[str, Function] = dict(zip(PEERS, (loop, prefix_sums), strict=True))
     if x.device.type == "cuda" and not x.is_complex():
         functions |= {name: make() for name, make in LIBRARIES.items() if is_there(name)}
     return functions

@@ -146,7 +146,10 @@ MODELS: dict[str, Build] = {
     "rnnkern.MomentumLSTM": made(rnnkern.nn.MomentumLSTM, forget_little, s=1.0),
     "rnnkern.LRU": made(DeepLRU),
     "rnnkern.ContinuousRNN": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map="softplus"),
-    "rnnkern.ContinuousRNN-direct": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map="direct"),
+    **{
+        f"rnnkern.ContinuousRNN-{map}": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map=map)
+        for map in ("inverse", "exp", "direct")
+    },
     "torch.RNN": made(torch.nn.RNN),
     "torch.RNN-relu": made(torch.nn.RNN, identity, nonlinearity="relu"),
     "torch.GRU": made(torch.nn.GRU),

@@ -1,6 +1,6 @@
-"""Writes the tables of README and docs/benchmarks.md, each between its marks, from the newest rows of a device's CSVs.
+"""Writes the tables of README and docs/benchmarks.md, each between its marks, from the newest rows of devices' CSVs.
 
-``python -m perf.tables cpu-amd-epyc-2t``
+``python -m perf.tables cpu-amd-epyc-1t cpu-amd-epyc-2t``
 """
 
 import functools
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import orthogonal, orthogonal_factors, overhead, record
+from perf import linear_scan, orthogonal, orthogonal_factors, overhead, record
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
 
@@ -230,6 +230,18 @@ def factors(peers: Sequence[str], rows: Sequence[Record]) -> str:
     return markdown(head, lines, words=2)
 
 
+def scans(rows: Sequence[Record]) -> str:
+    lines = []
+    for row in where(rows, provider=OURS):
+        same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
+        ratios = (number(same, ratio, provider=provider) for provider in linear_scan.PEERS)
+        words = [sizes(row["shape"]), row["case"], DIRECTIONS[row["direction"]].lower()]
+        share = f"{100 / float(row['over_floor']):.0f} %"
+        lines.append([*words, f"{float(row['ms_50']):.3g}", share, *ratios])
+    head = ["T, B, C", "", "", "ms", "of the copy's bandwidth", *(f"over {peer}" for peer in linear_scan.PEERS)]
+    return markdown(head, lines, words=3)
+
+
 def updates(rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider=OURS):
@@ -297,6 +309,11 @@ TABLES = {
         functools.partial(factors, [orthogonal_factors.FORMULA]),
         f"givens_product of {orthogonal_factors.VECTORS} vectors; times faster than plain PyTorch; {LOSSES}",
     ),
+    "scans": Table(
+        functools.partial(where, op="linear_scan"),
+        scans,
+        f"linear_scan; times faster than plain PyTorch; {LOSSES}",
+    ),
     "updates": Table(
         functools.partial(where, op="optimiser step"),
         updates,
@@ -310,13 +327,19 @@ def filled(page: str, rows: Sequence[Record]) -> str:
     return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]].text(rows)}\n{match[3]}", page)
 
 
-def main(device: str, pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
-    folder = record.RESULTS / device
-    paths = [folder / name for name in ("recurrence.csv", "overhead.csv", *ORTHOGONAL)]
-    rows = newest([row for path in paths if path == paths[0] or path.exists() for row in record.read(path)])
+def main(devices: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
+    """Of what several devices have, the last one's is the newest.
+
+    Raises:
+        FileNotFoundError: the last one has no recurrence.csv.
+    """
+    names = ("recurrence.csv", "overhead.csv", *ORTHOGONAL, "linear_scan.csv")
+    paths = [record.RESULTS / device / name for device in devices for name in names]
+    needed = record.RESULTS / devices[-1] / names[0]
+    rows = newest([row for path in paths if path == needed or path.exists() for row in record.read(path)])
     for page in pages:
         page.write_text(filled(page.read_text(), rows))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

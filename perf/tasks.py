@@ -335,6 +335,8 @@ class Kind(NamedTuple):
     own: Mapping[str, Own] = MappingProxyType({})  # of models that have settings of their own
 
 
+CONTINUOUS = [f"rnnkern.ContinuousRNN{name}" for name in ("", "-inverse", "-exp", "-direct")]
+
 TASKS = {
     "adding": Kind(adding, Settings(100, 50, 64, "Adam", 5e-3, 1.0, 2000, 1000)),
     "copy": Kind(
@@ -359,7 +361,7 @@ TASKS = {
     "polynomial": Kind(
         polynomial_memory,
         Settings(200, 50, 64, "Adam", 5e-3, 1.0, 600, 500),
-        own={"rnnkern.ContinuousRNN": Own(1e-2), "rnnkern.ContinuousRNN-direct": Own(1e-2)},
+        own=dict.fromkeys(CONTINUOUS, Own(1e-2)),
     ),
     "digits": Kind(
         digits,
@@ -367,7 +369,8 @@ TASKS = {
         own={
             "rnnkern.ExpRNN": Own(5e-3, init="cayley"),
             "rnnkern.NonNormalRNN": Own(5e-3, delta=0.15, t_decay=1e-4, init="cayley"),
-        },
+        }
+        | dict.fromkeys(CONTINUOUS, Own(1e-2)),
     ),
     "stdlib": Kind(
         stdlib,

@@ -34,7 +34,7 @@ RNNKERN_INLINE void forward_block(const ScanForward<T> p, int64_t group, int64_t
 
 template <bool complex, bool per_step, class T>
 void forward_share(const ScanForward<T>& p, Member me) {
-  over_blocks<T, false>(p.sizes, me,
+  over_blocks<T, false>(p.sizes, few_steps, me,
                         [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last)
                             RNNKERN_INLINE_LAMBDA {
                               forward_block<complex, per_step, vectors.value>(p, group, column, lanes, first, last);

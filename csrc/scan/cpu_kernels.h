@@ -1,4 +1,4 @@
-// Linear scans for one SIMD level. Included once per level file, which says the vector's width.
+// Linear scans and moment filters for one SIMD level. Included once per level file, which says the vector's width.
 #pragma once
 
 #include "common/simd.h"
@@ -9,12 +9,14 @@
 
 #include "scan/cpu_backward.h"
 
+#include "scan/cpu_moments.h"
+
 namespace rnnkern {
 namespace {
 
 template <class T>
 ScanKernels<T> scan_kernels() {
-  return {scan_forward<T>, scan_backward<T>};
+  return {scan_forward<T>, scan_backward<T>, moments_forward<T>, moments_backward<T>};
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t few_steps = 8;    // how far one goes down a strip before the next: the rows stay streams
 constexpr int64_t few_vectors = 8;  // a thread that has no more columns keeps their state in registers for the sequence
 
 // Steps first..last-1 in the order of processing, as they are where time is counted from the sequences' beginning. Of
@@ -27,10 +26,10 @@ inline int64_t step_at(const ScanSizes& sizes, int64_t place) {
 }
 
 // f(group, column, vectors, lanes, first, last) for blocks of columns of this thread's share, over steps first..last-1
-// in the order of processing: `vectors`, a constant, of which the last has `lanes`. A block's calls come in the order
-// of the steps, or from the last on.
+// in the order of processing, `few` or all of them: `vectors`, a constant, of which the last has `lanes`. A block's
+// calls come in the order of the steps, or from the last on.
 template <class T, bool backward, class F>
-void over_blocks(const ScanSizes& sizes, Member me, F f) {
+void over_blocks(const ScanSizes& sizes, int64_t few, Member me, F f) {
   using V = Vec<T>;
   constexpr int64_t line = 64 / sizeof(T);
   constexpr std::integral_constant<int, 1> one{};
@@ -38,7 +37,7 @@ void over_blocks(const ScanSizes& sizes, Member me, F f) {
   const int64_t lines = (sizes.width + line - 1) / line, all = lines * sizes.groups;
   const int64_t begin = all * me.rank / me.size, end = all * (me.rank + 1) / me.size;
   const bool narrow = (end - begin) * line <= few_vectors * V::width;
-  const int64_t tile = narrow ? larger(sizes.steps, 1) : few_steps, tiles = (sizes.steps + tile - 1) / tile;
+  const int64_t tile = narrow ? larger(sizes.steps, 1) : few, tiles = (sizes.steps + tile - 1) / tile;
   for (int64_t done = 0; done < tiles; ++done) {
     const int64_t first = (backward ? tiles - 1 - done : done) * tile, last = smaller(sizes.steps, first + tile);
     for (int64_t at = begin; at < end;) {
@@ -69,6 +68,30 @@ RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
     return _mm256_fmadd_pd(a.v, b.v, c.v);
 #else
   return a * b + c;
+#endif
+}
+
+// The loop over lanes in common/simd.h asks each of them whether it must set errno; and of the plain intrinsic GCC 12
+// says that something is not initialised.
+template <class T>
+RNNKERN_INLINE Vec<T> root(Vec<T> x) {
+#if RNNKERN_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_sqrt_ps(__mmask16(-1), x.v);
+  else
+    return _mm512_maskz_sqrt_pd(__mmask8(-1), x.v);
+#elif RNNKERN_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4)
+    return _mm256_sqrt_ps(x.v);
+  else
+    return _mm256_sqrt_pd(x.v);
+#elif defined(__x86_64__)
+  if constexpr (sizeof(T) == 4)
+    return _mm_sqrt_ps(x.v);
+  else
+    return _mm_sqrt_pd(x.v);
+#else
+  return sqrt(x);
 #endif
 }
 

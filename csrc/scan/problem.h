@@ -1,5 +1,4 @@
-// What a kernel of linear scans is told: pointers and sizes, all checked and allocated by the caller. Tensors are
-// dense.
+// What a kernel of this family is told: pointers and sizes, all checked and allocated by the caller. Tensors are dense.
 #pragma once
 
 #include <cstdint>
@@ -41,10 +40,46 @@ struct ScanBackward {
   T* grad_a;   // or null; of a constant one, what each column of all groups gives, added to what is there
 };
 
+// What a moment filter is made of; scan/cpu_moments.h has the equations.
+template <class T>
+struct MomentRule {
+  T mu, s, beta, eps;
+  bool squares;   // whether there is a q
+  int64_t every;  // steps of a piece, before which v and q are kept
+};
+
+constexpr int64_t longest_piece = 16;
+
+// How far a kernel goes down a strip before the next: the rows stay streams. Rows that lie a power of two apart share
+// their places in the first cache, which has eight of each: four that are read and four that are written fit.
+constexpr int64_t few_steps = 4;
+
+template <class T>
+struct MomentsForward {
+  ScanSizes sizes;
+  MomentRule<T> rule;
+  const T *u, *v0, *q0;  // the states of all groups, each may be null
+  T* y;
+  T *v, *q;  // the state, while the kernel runs
+  T* kept;   // (pieces - 1, 2, groups, width), or null
+};
+
+template <class T>
+struct MomentsBackward {
+  ScanSizes sizes;
+  MomentRule<T> rule;
+  const T *grad_y, *grad_v, *grad_q;  // each may be null
+  const T *u, *v0, *q0, *kept;        // read where there is a q
+  T* grad_u;
+  T *grad_v0, *grad_q0;  // the state's gradient, while the kernel runs
+};
+
 template <class T>
 struct ScanKernels {
   void (*forward)(const ScanForward<T>&, Member);
   void (*backward)(const ScanBackward<T>&, Member);
+  void (*moments_forward)(const MomentsForward<T>&, Member);
+  void (*moments_backward)(const MomentsBackward<T>&, Member);
 };
 
 struct ScanLevel {

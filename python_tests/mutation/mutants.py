@@ -21,6 +21,7 @@ BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
 SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
+MOMENTS = named("values_and_gradients", "python_tests/ops/test_moment_filter.py")
 GIVENS = "python_tests/ops/test_givens.py"
 REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
@@ -110,8 +111,13 @@ MUTANTS = [
     Mutant("scan/cpu_backward.h", "s[i] = zeroed ? V(0) : a[i].times(g);", "s[i] = a[i].times(g);",
            "that a reset passes no gradient on", SCAN),
     Mutant("scan/cpu_backward.h", "k % few_steps == 0 || k == span.first", "k == span.first",
-           "that sums are of eight steps, whatever a thread's share",
+           "that sums are of four steps, whatever a thread's share",
            named("threads_do", "python_tests/ops/test_linear_scan.py")),
+    Mutant("scan/cpu_moments.h", "V(T(-0.5)) * (state", "V(T(0.5)) * (state", "a sign in dq", MOMENTS),
+    Mutant("scan/cpu_moments.h", "begin % p.rule.every == 0", "begin % few_steps == 0",
+           "which states are kept", MOMENTS),
+    Mutant("scan/cpu_moments.h", "to.q[i] = zeroed ? V(0) : V(rule.beta)", "to.q[i] = V(rule.beta)",
+           "that a reset passes no gradient on to q", MOMENTS),
     # ---- vectors
     Mutant("common/simd_math.h", "terms = 6", "terms = 4", "two terms of the series",
            ("python_tests/ops/test_simd_math.py",)),

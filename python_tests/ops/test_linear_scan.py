@@ -325,8 +325,9 @@ def test_errors_name_the_argument(error, changed, said):
     ("changed", "said"),
     [
         ({"a": A[1:]}, "`a` must be"), ({"x": X[0]}, "`x` must be"), ({"h0": H0[:, 1:]}, "`h0` must be"),
-        ({"h0": H0[:1]}, "differ in B"), ({"reset": X[0].bool()}, "`reset` must be"), ({"a": A.half()}, "`a` must be"),
-        ({"x": X[:, 0], "batch_sizes": SIZES + 1}, "must never grow"), ({"x": X[0], "batch_sizes": SIZES}, "must sum"),
+        ({"h0": H0[:1]}, "`h0` has another B"), ({"reset": X[0].bool()}, "`reset` must be"),
+        ({"a": A.half()}, "`a` must be"), ({"x": X[:, 0], "batch_sizes": SIZES + 1}, "must never grow"),
+        ({"x": X[0], "batch_sizes": SIZES}, "must sum"),
     ],
 )  # fmt: skip
 def test_the_operator_reads_no_memory_that_is_not_there(changed, said):

@@ -99,6 +99,13 @@ def test_updates():
     )
 
 
+def test_scans_have_a_share_of_the_copys_bandwidth():
+    labels = {"op": "linear_scan", "case": "constant factors"}
+    found = text("scans", row("rnnkern", over_floor=1.25, **labels), row("loop", 40.0, **labels), row("rnnkern"))
+    assert "| 5, 4, 3 | constant factors | forward and backward | 2.5 | 80 % | 40.00 |  |" in found.splitlines()
+    assert "over prefix sums |" in found
+
+
 def test_only_what_stands_between_the_marks_changes():
     page = "a\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nb\n<!-- steps:begin -->\n<!-- steps:end -->\nc\n"
     none = "*Not measured yet.*\n"
@@ -114,13 +121,13 @@ def test_pages_are_made_from_all_csvs(monkeypatch, tmp_path):
     record.append(tmp_path / "here" / "recurrence.csv", [row("torch.nn", 2.0)])
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in ("dense", "calls")))
-    tables.main("here", [page])
+    tables.main(["here"], [page])
     assert page.read_text().count("Not measured yet") == 1
     record.append(tmp_path / "here" / "overhead.csv", [row("torch.nn", 2.0, case=overhead.CALL)])
-    tables.main("here", [page])
+    tables.main(["here"], [page])
     assert "Not measured yet" not in page.read_text()
     with pytest.raises(FileNotFoundError):
-        tables.main("nowhere", [page])
+        tables.main(["nowhere"], [page])
 
 
 def test_every_table_stands_on_a_page():

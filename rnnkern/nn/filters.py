@@ -9,10 +9,8 @@ from torch import Tensor
 
 from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import Recurrent, TimeFirst
-from rnnkern.ops import linear_scan, recurrence
+from rnnkern.ops import linear_scan, moment_filter, recurrence
 
-EPS = 1e-2
-"""Beside q under the root. The slope at a projection of 0 is s / sqrt(EPS), 10 s, after nothing but zeros."""
 OPTIONS = {"momentum": ("mu", "s"), "adam": ("mu", "s", "beta"), "rmsprop": ("s", "beta"), "nag": ("s", "every")}
 STATES = {"momentum": ("v",), "adam": ("v", "q"), "rmsprop": ("q",), "nag": ()}
 
@@ -30,20 +28,14 @@ class Filter(NamedTuple):
         self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
-        dtype = u.dtype
-        u = _wide(u)
         names = STATES[self.kind]
-        state = [part.to(u) for part in state] or [_zeros(u, batch_sizes)] * len(names)
-        before, last = dict(zip(names, state, strict=True)), {}
-        options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-        v = self.s * u
-        if "v" in before:
-            v, last["v"] = linear_scan(u.new_full(u.shape[-1:], self.mu), v, before["v"], **options)
-        if "q" in before:
-            squares = (1 - self.beta) * u.square()
-            q, last["q"] = linear_scan(u.new_full(u.shape[-1:], self.beta), squares, before["q"], **options)
-            v = v / (q + EPS).sqrt()
-        return v.to(dtype), tuple(last[name] for name in names)
+        before = {f"{name}0": part.to(_wide(u)) for name, part in zip(names, state, strict=False)}
+        beta = self.beta if "q" in names else None
+        y, v, q = moment_filter(
+            u, **before, mu=self.mu, s=self.s, beta=beta, batch_sizes=batch_sizes, reset=reset, reverse=reverse
+        )
+        last = {"v": v, "q": q}
+        return y, tuple(last[name] for name in names)
 
     @property
     def linear(self) -> bool:
@@ -57,7 +49,7 @@ class Filter(NamedTuple):
         """From a state of zero: a filtered input and a weight, of which the product is the filtered projection, and the
         final state. The bias is a column beside an input of 1."""
         dtype = x.dtype
-        x = _wide(x)
+        x = x.to(_wide(x))
         if bias is not None:
             x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
@@ -72,9 +64,9 @@ class Filter(NamedTuple):
             return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _wide(x: Tensor) -> torch.dtype:
     """16 bits have no 1 - beta."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
 def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ from rnnkern.ops.givens import givens_product
 from rnnkern.ops.givens_recurrence import givens_recurrence
 from rnnkern.ops.householder import householder_product
 from rnnkern.ops.linear_scan import linear_scan
+from rnnkern.ops.moment_filter import moment_filter
 from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops.recurrence import recurrence
 from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
@@ -25,6 +26,7 @@ __all__ = [
     "givens_recurrence",
     "householder_product",
     "linear_scan",
+    "moment_filter",
     "project_orthogonal",
     "recurrence",
     "recurrence_bidirectional",

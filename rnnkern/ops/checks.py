@@ -1,5 +1,7 @@
 """What operators ask of their arguments: errors name the operator, the argument, what was wanted and what came."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -8,11 +10,13 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor) -> None:
+def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Of the same dtype, unless another is wanted."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
-    if x.dtype != like.dtype:
-        raise TypeError(f"{op}: `{name}` must be of dtype {like.dtype} like `{other}`, got {x.dtype}")
+    if x.dtype != (dtype or like.dtype):
+        wanted = f"{like.dtype} like" if dtype in (None, like.dtype) else f"{dtype} beside {like.dtype} of"
+        raise TypeError(f"{op}: `{name}` must be of dtype {wanted} `{other}`, got {x.dtype}")
     if x.device != like.device:
         raise TypeError(f"{op}: `{name}` must be on {like.device} like `{other}`, got {x.device}")
 
@@ -42,6 +46,35 @@ def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of
     if reset.device != like.device:
         raise TypeError(f"{op}: `reset` must be on {like.device} like `{of_like}`, got {reset.device}")
     check_shape(op, "reset", reset, "(T, B)", (steps, batch))
+
+
+def check_rows(
+    op: str, name: str, x: Tensor, states: Mapping[str, Tensor | None], batch_sizes: Tensor | None, reset: Tensor | None
+) -> None:
+    """Of what is elementwise over channels: (T, B, C), or packed (rows, C), and states (B, C), of which the first says
+    B where rows are packed; without it the lengths do."""
+    if x.dim() != (3 if batch_sizes is None else 2):
+        wanted = "(T, B, C)" if batch_sizes is None else "(sum of batch_sizes, C) when `batch_sizes` is given"
+        raise ValueError(f"{op}: `{name}` must be {wanted}, got {shape_of(x)}")
+    (first, initial), *_ = states.items()
+    steps, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
+    if batch_sizes is not None:
+        if initial is not None:
+            batch = initial.shape[0] if initial.dim() else 0
+        else:
+            batch = first_batch(batch_sizes) if isinstance(batch_sizes, Tensor) and batch_sizes.dim() == 1 else 0
+    for state, given in states.items():
+        if given is not None:
+            check_shape(op, state, given, "(B, C)", (batch, channels))
+    if batch_sizes is not None:
+        steps = check_batch_sizes(op, batch_sizes, x.shape[0], batch, name, first)
+    if reset is not None:
+        check_reset(op, reset, x, steps, batch, name)
+
+
+def first_batch(batch_sizes: Tensor) -> int:
+    """How many sequences there are."""
+    return int(batch_sizes[0]) if batch_sizes.numel() else 0
 
 
 def check_batch_sizes(

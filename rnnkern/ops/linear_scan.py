@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rnnkern import _extension, reference
 from rnnkern.ops import scan_autograd, scan_triton  # noqa: F401  (one registers kernels)
-from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
+from rnnkern.ops.checks import check_like, check_rows, first_batch, shape_of
 from rnnkern.ops.dispatch import Choice, choose
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
@@ -62,7 +62,7 @@ def linear_scan(
     """
     _check(a, x, h0, batch_sizes, reset, reverse, return_sequence)
     if h0 is None and batch_sizes is not None:
-        h0 = x.new_zeros(_batch(batch_sizes), x.shape[-1])
+        h0 = x.new_zeros(first_batch(batch_sizes), x.shape[-1])
     dtype, implementation = x.dtype, _choose(x).implementation
     if dtype in HALVES and implementation != "triton":
         a, x, h0 = (None if y is None else y.float() for y in (a, x, h0))
@@ -87,10 +87,6 @@ def _choose_checked(a, x, h0=None, *, batch_sizes=None, reset=None, reverse=Fals
 linear_scan.choose = _choose_checked
 
 
-def _batch(batch_sizes: Tensor) -> int:
-    return int(batch_sizes[0]) if batch_sizes.numel() else 0
-
-
 def _check(a, x, h0, batch_sizes, reset, reverse, return_sequence) -> None:
     check_like(OP, "x", x, "x", x)
     if x.dtype not in DTYPES:
@@ -99,21 +95,9 @@ def _check(a, x, h0, batch_sizes, reset, reverse, return_sequence) -> None:
     for name, flag in (("reverse", reverse), ("return_sequence", return_sequence)):
         if not isinstance(flag, bool):
             raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
-    if x.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, C)" if batch_sizes is None else "(sum of batch_sizes, C) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `x` must be {wanted}, got {shape_of(x)}")
+    if h0 is not None:
+        check_like(OP, "h0", h0, "x", x)
+    check_rows(OP, "x", x, {"h0": h0}, batch_sizes, reset)
     channels = x.shape[-1]
     if tuple(a.shape) not in ((channels,), tuple(x.shape)):
         raise ValueError(f"{OP}: `a` must be (C,) = ({channels},) or like `x` {shape_of(x)}, got {shape_of(a)}")
-    steps, batch = x.shape[0], x.shape[1]
-    if h0 is not None:
-        check_like(OP, "h0", h0, "x", x)
-        if batch_sizes is not None and h0.dim() == 2:
-            batch = h0.shape[0]
-        check_shape(OP, "h0", h0, "(B, C)", (h0.shape[0] if batch_sizes is not None and h0.dim() else batch, channels))
-    if batch_sizes is not None:
-        if h0 is None:
-            batch = _batch(batch_sizes) if isinstance(batch_sizes, Tensor) and batch_sizes.dim() == 1 else 0
-        steps = check_batch_sizes(OP, batch_sizes, x.shape[0], batch, "x", "h0")
-    if reset is not None:
-        check_reset(OP, reset, x, steps, batch, "x")

@@ -46,7 +46,7 @@ def _no_forward_mode(*_):
     )
 
 
-def _over_members(function, info, dims, args, shared: Sequence[int]):
+def over_channels(function, info, dims, args, shared: Sequence[int]):
     """Members of vmap become channels, (..., C) of each as (..., V * C); ``shared`` says which of ``args`` have none.
     Where one of those differs from member to member, each is a call."""
     if any(dims[k] is not None for k in shared):
@@ -85,7 +85,7 @@ class LinearScan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, *args):
-        return _over_members(LinearScan.apply, info, dims, args, shared=(3, 4))
+        return over_channels(LinearScan.apply, info, dims, args, shared=(3, 4))
 
 
 class _LinearScanOfDuals(LinearScan):
@@ -115,7 +115,7 @@ class LinearScanBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, *args):
-        return _over_members(LinearScanBackward.apply, info, dims, args, shared=(5, 6))
+        return over_channels(LinearScanBackward.apply, info, dims, args, shared=(5, 6))
 
     jvp = staticmethod(_no_forward_mode)
 

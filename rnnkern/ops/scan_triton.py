@@ -58,7 +58,7 @@ class _Call:
         self.like = torch.view_as_real(x) if self.complex else x
         self.plan = plan(columns, self.steps, self.like.element_size())
         self.a, self.reset = self.reals(a), None if reset is None else reset.contiguous().view(torch.uint8)
-        self.offsets = None if batch_sizes is None else _offsets(batch_sizes, x.device)
+        self.offsets = None if batch_sizes is None else offsets_of(batch_sizes, x.device)
         self.sizes = (self.steps, columns, channels, self.plan.length)
         self.programs = -(-columns // self.plan.block)
         self.flags = {"PER_STEP": a.dim() != 1, "PACKED": batch_sizes is not None, "RESET": reset is not None}
@@ -97,7 +97,7 @@ class _Call:
         return found
 
 
-def _offsets(batch_sizes: Tensor, device: torch.device) -> Tensor:
+def offsets_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     """Rows before each step, and all."""
     offsets = torch.nn.functional.pad(batch_sizes.cumsum(0), (1, 0))
     if device.type == "cuda" and not is_fake(offsets):

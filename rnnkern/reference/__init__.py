@@ -3,6 +3,7 @@
 from rnnkern.reference.gather_attention import gather_attention
 from rnnkern.reference.givens import givens_product, givens_recurrence
 from rnnkern.reference.linear_scan import linear_scan, linear_scan_backward
+from rnnkern.reference.moment_filter import moment_filter
 from rnnkern.reference.orthogonal import (
     cayley,
     householder_product,
@@ -31,6 +32,7 @@ __all__ = [
     "householder_product",
     "linear_scan",
     "linear_scan_backward",
+    "moment_filter",
     "project_orthogonal",
     "recurrence",
     "relevancy_recurrence",

@@ -16,16 +16,16 @@ def linear_scan(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.linear_scan`."""
-    rows = _rows(x, batch_sizes)
+    rows = rows_of(x, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
     batch = rows[0].shape[0] if rows else x.shape[1] if x.dim() == 3 else 0
     state = x.new_zeros(batch, x.shape[-1]) if h0 is None else h0
     found = {}
     for t in reversed(range(len(rows))) if reverse else range(len(rows)):
         alive = rows[t].shape[0]
-        found[t] = factors[t] * _kept(state[:alive], reset, t) + rows[t]
+        found[t] = factors[t] * kept(state[:alive], reset, t) + rows[t]
         state = torch.cat([found[t], state[alive:]])
-    return _joined(found, x, batch_sizes), state
+    return joined(found, x, batch_sizes), state
 
 
 def linear_scan_backward(
@@ -40,7 +40,7 @@ def linear_scan_backward(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of (x, h0, a), from those of the results and from h itself: x need not be kept. Differentiable."""
-    rows, grads = _rows(h, batch_sizes), _rows(grad_h, batch_sizes)
+    rows, grads = rows_of(h, batch_sizes), rows_of(grad_h, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
     order = list(reversed(range(len(rows))) if reverse else range(len(rows)))
     to_x, to_a, to_state = {}, {}, grad_last
@@ -49,25 +49,25 @@ def linear_scan_backward(
         of_before = h0[:0] if before is None else rows[before][:alive]
         state = torch.cat([of_before, h0[of_before.shape[0] : alive]])
         to_x[t] = grads[t] + to_state[:alive]
-        to_a[t] = _kept(state, reset, t).conj() * to_x[t]
-        to_state = torch.cat([_kept(factors[t].conj() * to_x[t], reset, t), to_state[alive:]])
-    grad_a = _joined(to_a, h, batch_sizes)
-    return _joined(to_x, h, batch_sizes), to_state, grad_a.flatten(0, -2).sum(0) if a.dim() == 1 else grad_a
+        to_a[t] = kept(state, reset, t).conj() * to_x[t]
+        to_state = torch.cat([kept(factors[t].conj() * to_x[t], reset, t), to_state[alive:]])
+    grad_a = joined(to_a, h, batch_sizes)
+    return joined(to_x, h, batch_sizes), to_state, grad_a.flatten(0, -2).sum(0) if a.dim() == 1 else grad_a
 
 
-def _rows(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
+def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
     """Of each step the sequences that are alive."""
     return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
 
 
 def _factors(a: Tensor, batch_sizes: Tensor | None, steps: int) -> list[Tensor]:
-    return [a] * steps if a.dim() == 1 else _rows(a, batch_sizes)
+    return [a] * steps if a.dim() == 1 else rows_of(a, batch_sizes)
 
 
-def _kept(state: Tensor, reset: Tensor | None, t: int) -> Tensor:
+def kept(state: Tensor, reset: Tensor | None, t: int) -> Tensor:
     return state if reset is None else state.masked_fill(reset[t, : state.shape[0]].unsqueeze(-1), 0)
 
 
-def _joined(found: dict[int, Tensor], like: Tensor, batch_sizes: Tensor | None) -> Tensor:
+def joined(found: dict[int, Tensor], like: Tensor, batch_sizes: Tensor | None) -> Tensor:
     join: Callable[..., Tensor] = torch.stack if batch_sizes is None else torch.cat
     return join([found[t] for t in range(len(found))]) if found else torch.zeros_like(like)

@@ -17,6 +17,13 @@ from rnnkern.testing.linear_scan import (
     scan_sample,
     scan_samples,
 )
+from rnnkern.testing.moment_filter import (
+    FILTER_OPTIONS,
+    Filtering,
+    check_filter,
+    filter_outputs_and_gradients,
+    filter_sample,
+)
 from rnnkern.testing.orthogonal import givens_sample, householder_sample
 from rnnkern.testing.recurrence import (
     DENSE,
@@ -33,21 +40,26 @@ from rnnkern.testing.recurrence import (
 __all__ = [
     "DENSE",
     "FACTORS",
+    "FILTER_OPTIONS",
     "GIVENS_OPTIONS",
     "GROSS",
     "RECURRENCE_OPTIONS",
     "RECURRENCE_PARAMS",
     "SCAN_OPTIONS",
+    "Filtering",
     "GivensCall",
     "Sample",
     "Scan",
     "as_reals",
     "assert_close",
     "assert_close_over_draws",
+    "check_filter",
     "check_givens_recurrence",
     "check_recurrence",
     "check_scan",
     "covering_rows",
+    "filter_outputs_and_gradients",
+    "filter_sample",
     "gather_sample",
     "givens_recurrence_sample",
     "givens_sample",

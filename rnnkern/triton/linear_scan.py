@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _load(p, at, mask, COMPLEX: tl.constexpr):
+def load(p, at, mask, COMPLEX: tl.constexpr):
     """(real, imaginary), as float64 or else float32."""
     WIDE: tl.constexpr = tl.float64 if p.dtype.element_ty == tl.float64 else tl.float32
     if COMPLEX:
@@ -41,7 +41,7 @@ def _times(a_re, a_im, s_re, s_im, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def _row(offsets, t, there, column, N, C, PACKED: tl.constexpr):
+def row_at(offsets, t, there, column, N, C, PACKED: tl.constexpr):
     """Where the row of step t begins, and which columns it has; none where the step is not there."""
     if PACKED:
         t = tl.where(there, t, 0)
@@ -52,7 +52,7 @@ def _row(offsets, t, there, column, N, C, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _is_reset(reset, t, column, N, C, mask):
+def is_reset(reset, t, column, N, C, mask):
     return tl.load(reset + t * (N // C) + column // C, mask=mask, other=0) != 0
 
 
@@ -66,20 +66,20 @@ def scan(
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
-    a_re, a_im = _load(a, column % C, inside, COMPLEX)
-    s_re, s_im = _load(h0, chunk * N + column, column < (N if HAS_H0 else 0), COMPLEX)
+    a_re, a_im = load(a, column % C, inside, COMPLEX)
+    s_re, s_im = load(h0, chunk * N + column, column < (N if HAS_H0 else 0), COMPLEX)
     first = chunk * length
     for k in tl.range(0, tl.minimum(length, T - first), num_stages=STAGES):
         t = first + k
         if FLIP:
             t = T - 1 - t
-        begin, alive = _row(offsets, t, t >= 0, column, N, C, PACKED)
+        begin, alive = row_at(offsets, t, t >= 0, column, N, C, PACKED)
         if PER_STEP:
-            a_re, a_im = _load(a, begin + column, alive, COMPLEX)
-        x_re, x_im = _load(x, begin + column, alive, COMPLEX)
+            a_re, a_im = load(a, begin + column, alive, COMPLEX)
+        x_re, x_im = load(x, begin + column, alive, COMPLEX)
         o_re, o_im = s_re, s_im
         if RESET:
-            gone = _is_reset(reset, t, column, N, C, alive)
+            gone = is_reset(reset, t, column, N, C, alive)
             o_re, o_im = tl.where(gone, 0.0, s_re), tl.where(gone, 0.0, s_im)
         o_re, o_im = _times(a_re, a_im, o_re, o_im, COMPLEX)
         s_re = tl.where(alive, o_re + x_re, s_re)
@@ -100,7 +100,7 @@ def summarise(
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
-    a_re, a_im = _load(a, column % C, inside, COMPLEX)
+    a_re, a_im = load(a, column % C, inside, COMPLEX)
     p_re, p_im = tl.full([BLOCK], 1.0, a_re.dtype), tl.full([BLOCK], 0.0, a_re.dtype)
     s_re, s_im = p_im, p_im
     x_re, x_im = p_im, p_im
@@ -110,18 +110,18 @@ def summarise(
         t = first + k
         if FLIP:
             t = T - 1 - t
-        begin, alive = _row(offsets, t, t >= 0, column, N, C, PACKED)
+        begin, alive = row_at(offsets, t, t >= 0, column, N, C, PACKED)
         if PER_STEP:
-            a_re, a_im = _load(a, begin + column, alive, COMPLEX)
+            a_re, a_im = load(a, begin + column, alive, COMPLEX)
         if HAS_X:
-            x_re, x_im = _load(x, begin + column, alive, COMPLEX)
+            x_re, x_im = load(x, begin + column, alive, COMPLEX)
         o_re, o_im = s_re, s_im
         c_im = a_im
         if BACKWARD:
             o_re, o_im = o_re + x_re, o_im + x_im
             c_im = -a_im
         if RESET:
-            gone = _is_reset(reset, t, column, N, C, alive)
+            gone = is_reset(reset, t, column, N, C, alive)
             cut = cut | gone
             if not BACKWARD:
                 o_re, o_im = tl.where(gone, 0.0, o_re), tl.where(gone, 0.0, o_im)
@@ -149,12 +149,12 @@ def carry(
     """The state before each chunk."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
-    s_re, s_im = _load(initial, column, column < (N if HAS_INITIAL else 0), COMPLEX)
+    s_re, s_im = load(initial, column, column < (N if HAS_INITIAL else 0), COMPLEX)
     for k in tl.range(0, chunks, num_stages=STAGES):
         at = column + k * N
         _store(begins, at, s_re, s_im, inside, COMPLEX)
-        p_re, p_im = _load(products, at, inside, COMPLEX)
-        e_re, e_im = _load(ends, at, inside, COMPLEX)
+        p_re, p_im = load(products, at, inside, COMPLEX)
+        e_re, e_im = load(ends, at, inside, COMPLEX)
         o_re, o_im = _times(p_re, p_im, s_re, s_im, COMPLEX)
         nothing = s_re == 0
         if COMPLEX:
@@ -176,9 +176,9 @@ def backward(
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
-    a_re, a_im = _load(a, column % C, inside, COMPLEX)
-    s_re, s_im = _load(grad_last, chunk * N + column, column < (N if HAS_LAST else 0), COMPLEX)
-    i_re, i_im = _load(h0, column, column < (N if HAS_H0 else 0), COMPLEX)
+    a_re, a_im = load(a, column % C, inside, COMPLEX)
+    s_re, s_im = load(grad_last, chunk * N + column, column < (N if HAS_LAST else 0), COMPLEX)
+    i_re, i_im = load(h0, column, column < (N if HAS_H0 else 0), COMPLEX)
     zero = tl.full([BLOCK], 0.0, s_re.dtype)
     sum_re, sum_im = zero, zero
     g_re, g_im = zero, zero
@@ -189,19 +189,19 @@ def backward(
         if FLIP:
             t = T - 1 - t
             before = t - 1
-        begin, alive = _row(offsets, t, t >= 0, column, N, C, PACKED)
+        begin, alive = row_at(offsets, t, t >= 0, column, N, C, PACKED)
         if PER_STEP:
-            a_re, a_im = _load(a, begin + column, alive, COMPLEX)
+            a_re, a_im = load(a, begin + column, alive, COMPLEX)
         if HAS_GRAD:
-            g_re, g_im = _load(grad_h, begin + column, alive, COMPLEX)
+            g_re, g_im = load(grad_h, begin + column, alive, COMPLEX)
         to_re, to_im = g_re + s_re, g_im + s_im
         _store(grad_x, begin + column, to_re, to_im, alive, COMPLEX)
         if RESET:
-            gone = _is_reset(reset, t, column, N, C, alive)
+            gone = is_reset(reset, t, column, N, C, alive)
         if NEEDS_A:
-            from_, has = _row(offsets, before, (before >= 0) & (before < T), column, N, C, PACKED)
+            from_, has = row_at(offsets, before, (before >= 0) & (before < T), column, N, C, PACKED)
             has = has & alive
-            h_re, h_im = _load(h, from_ + column, has, COMPLEX)
+            h_re, h_im = load(h, from_ + column, has, COMPLEX)
             h_re, h_im = tl.where(has, h_re, i_re), tl.where(has, h_im, i_im)
             if RESET:
                 h_re, h_im = tl.where(gone, 0.0, h_re), tl.where(gone, 0.0, h_im)

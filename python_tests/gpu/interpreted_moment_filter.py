@@ -1,0 +1,101 @@
+"""moment_filter's kernels for GPUs on tensors of the CPU; test_moment_filter.py runs this file in a process with
+TRITON_INTERPRET=1."""
+
+import pytest
+import torch
+
+from python_tests.gpu.interpreted_linear_scan import nan_memory, ranges_over_tensors  # noqa: F401
+from rnnkern import reference
+from rnnkern.ops import filter_triton
+from rnnkern.testing import FILTER_OPTIONS, check_filter, filter_outputs_and_gradients, filter_sample
+
+EVERY = 4
+"""A power of two, so that there are several pieces of few steps."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(filter_triton, "BLOCK", 8)
+    monkeypatch.setattr(filter_triton, "STEPS", EVERY)
+
+
+class ByTriton(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u, v0, q0, batch_sizes, reset, reverse, *rule):
+        args = (u, v0, q0, batch_sizes, reset, reverse, *rule)
+        y, v, *rest = filter_triton.forward(*args, EVERY)
+        for mine, other in zip((y, v, *rest), filter_triton.forward(*args, 0), strict=False):
+            assert torch.equal(mine, other)
+        q, kept = rest or (None, None)
+        ctx.save_for_backward(u, v0, q0, kept, batch_sizes, reset)
+        ctx.rest = (reverse, *rule)
+        return y, v, q
+
+    @staticmethod
+    def backward(ctx, grad_y, grad_v, grad_q):
+        if ctx.rest[3] is None:
+            grad_q = None
+        du, *states = filter_triton.backward(grad_y, grad_v, grad_q, *ctx.saved_tensors, *ctx.rest, EVERY)
+        states = [g if need else None for g, need in zip(states, ctx.needs_input_grad[1:3], strict=False)]
+        return du, *states, *[None] * (9 - len(states))
+
+
+def by_triton(u, v0=None, q0=None, *, mu, s, beta, eps, batch_sizes=None, reset=None, reverse=False):
+    if v0 is None and batch_sizes is not None:
+        v0 = u.new_zeros(int(batch_sizes[0]), u.shape[-1], dtype=torch.promote_types(u.dtype, torch.float32))
+    return ByTriton.apply(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps)
+
+
+@pytest.mark.parametrize("option", FILTER_OPTIONS)
+def test_values_and_gradients(option):
+    check_filter(by_triton, filter_sample(9, 3, 5, dtype=torch.float32, **FILTER_OPTIONS[option]), option)
+
+
+def test_double_precision():
+    sample = filter_sample(10, 2, 5, packed=True, reset=True)
+    actual, truth = (filter_outputs_and_gradients(op, sample) for op in (by_triton, reference.moment_filter))
+    for name, x in actual.items():
+        torch.testing.assert_close(x, truth[name], rtol=0, atol=1e-12, msg=name)
+
+
+def test_half_precision_is_computed_in_float32():
+    sample = filter_sample(9, 2, 5, dtype=torch.float16)
+    found = filter_outputs_and_gradients(by_triton, sample)
+    wide = filter_outputs_and_gradients(by_triton, sample._replace(u=sample.u.float()))
+    assert found["y"].dtype == found["grad of u"].dtype == torch.float16
+    assert torch.equal(found["y"], wide["y"].half())
+    assert torch.equal(found["q"], wide["q"])
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3), (4, 0, 3), (4, 2, 0), (1, 1, 1)], ids=str)
+def test_nothing_and_one(sizes):
+    check_filter(by_triton, filter_sample(*sizes, dtype=torch.float32))
+    check_filter(by_triton, filter_sample(*sizes, dtype=torch.float32, initial=False, beta=None))
+
+
+def test_a_reset_stops_nan():
+    u = torch.ones(9, 2, 1)
+    u[0] = torch.nan
+    reset = torch.zeros(9, 2, dtype=torch.bool)
+    reset[4, 1] = True
+    y, _, _, kept = filter_triton.forward(u, None, None, None, reset, False, 0.5, 1.0, 0.9, 0.01, EVERY)
+    assert y[:, 0].isnan().all()
+    assert torch.equal(y[:, 1, 0].isnan(), torch.arange(9) < 4)
+    args = (None, None, torch.ones_like(u), None, None, kept, None, reset, False, 0.5, 1.0, 0.9, 0.01, EVERY)
+    du, *_ = filter_triton.backward(u.flip(0), *args)
+    assert du[:, 0].isnan().all()
+    assert torch.equal(du[:, 1, 0].isnan(), torch.arange(9) >= 4)
+
+
+@pytest.mark.parametrize("kind", ["grad_y", "grad_v", "grad_q"])
+def test_a_gradient_that_is_missing_is_zero(kind):
+    u, v0, q0, kwargs = filter_sample(8, 2, 5, packed=True)
+    rule = tuple(kwargs[name] for name in ("mu", "s", "beta", "eps"))
+    layout = (kwargs["batch_sizes"], None, False)
+    kept = filter_triton.forward(u, v0, q0, *layout, *rule, EVERY)[3]
+    given = {"grad_y": torch.randn_like(u), "grad_v": torch.randn_like(v0), "grad_q": torch.randn_like(q0)}
+    rest = (u, v0, q0, kept, *layout, *rule, EVERY)
+    missing = filter_triton.backward(*(given | {kind: None}).values(), *rest)
+    zeros = given | {kind: torch.zeros_like(given[kind])}
+    for mine, other in zip(missing, filter_triton.backward(*zeros.values(), *rest), strict=True):
+        assert torch.equal(mine, other)

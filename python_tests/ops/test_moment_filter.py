@@ -1,0 +1,342 @@
+"""moment_filter against its reference: values, derivatives, every kind of call."""
+
+import json
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.ops import explain, linear_scan, moment_filter
+from rnnkern.ops.filter_autograd import EVERY
+from rnnkern.testing import FILTER_OPTIONS, check_filter, covering_rows, filter_outputs_and_gradients, filter_sample
+
+LEVELS = rnnkern.build_info()["simd_levels"]
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+
+_operators = torch.ops.rnnkern
+
+
+def check(sample, name=""):
+    """By the closeness rule; in float64, where the reference is the truth, to 1e-10."""
+    if sample.u.dtype != torch.float64:
+        return check_filter(moment_filter, sample, name)
+    found, wanted = (filter_outputs_and_gradients(op, sample) for op in (moment_filter, reference.moment_filter))
+    for what in wanted:
+        torch.testing.assert_close(found[what], wanted[what], rtol=1e-10, atol=1e-10, msg=f"{name}: {what}")
+    return None
+
+
+def calls(sample, requires_grad=False):
+    """The sample's tensors and, of the rest, a function of them."""
+    leaves = {name: y.detach().requires_grad_(requires_grad) for name, y in sample.leaves().items()}
+
+    def call(*given):
+        results = moment_filter(**dict(zip(leaves, given, strict=True)), **sample.kwargs)
+        return tuple(y for y in results if y is not None)
+
+    return list(leaves.values()), call
+
+
+# ---- values and gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_and_gradients(dtype):
+    factors = {
+        "steps": [0, 1, EVERY, 2 * EVERY + 1, 150], "batch": [0, 1, 3, 17], "channels": [1, 5, 33, 200],
+        "option": list(FILTER_OPTIONS),
+    }  # fmt: skip
+    for row in covering_rows(factors):
+        option = FILTER_OPTIONS[row.pop("option")]
+        check(filter_sample(**row, **option, dtype=dtype), f"{row} {option}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_simd_level(level, dtype, simd):
+    simd(level)
+    for channels in (1, 37, 64):
+        for name, options in FILTER_OPTIONS.items():
+            check(filter_sample(35, 3, channels, dtype=dtype, **options), name)
+
+
+def test_momentum_alone_is_a_linear_scan():
+    u, v0 = torch.randn(20, 3, 5), torch.randn(3, 5)
+    y, v, q = moment_filter(u, v0, mu=0.8, s=0.5)
+    h, last = linear_scan(torch.full((5,), 0.8), 0.5 * u, v0)
+    assert q is None
+    assert torch.equal(v, y[-1])
+    torch.testing.assert_close((y, v), (h, last))
+
+
+@pytest.mark.parametrize("option", ["adam", "momentum-reset-reverse", "reset-no state"])
+def test_two_halves_are_the_whole(option):
+    cut = 2 * EVERY  # so that pieces are the same, and with them all bits
+    sample = filter_sample(cut + 7, 3, 5, **FILTER_OPTIONS[option])
+    y, v, q = moment_filter(*sample[:3], **sample.kwargs)
+    state, found = sample[1:3], {}
+    reset, reverse = sample.kwargs.get("reset"), sample.kwargs["reverse"]
+    halves = (slice(0, cut), slice(cut, None))
+    for half in reversed(halves) if reverse else halves:
+        part = sample.kwargs | {"reset": None if reset is None else reset[half]}
+        found[half.start], *state = moment_filter(sample.u[half], *state, **part)
+    assert torch.equal(torch.cat([found[0], found[cut]]), y)
+    assert torch.equal(state[0], v)
+    assert q is None or torch.equal(state[1], q)
+
+
+def test_what_packed_means():
+    """Each sequence alone, at its own length."""
+    for name in ("packed", "packed-reset-reverse"):
+        sample = filter_sample(2 * EVERY + 3, 4, 3, **FILTER_OPTIONS[name])
+        sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
+        y, v, q = moment_filter(*sample[:3], **sample.kwargs)
+        begins = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+        for b in range(4):
+            rows = [int(begins[t]) + b for t in range(len(sizes)) if sizes[t] > b]
+            own = {"batch_sizes": None, "reset": None if reset is None else reset[: len(rows), b : b + 1]}
+            given = (sample.u[rows].unsqueeze(1), sample.v0[b : b + 1], sample.q0[b : b + 1])
+            alone = moment_filter(*given, **sample.kwargs | own)
+            for mine, other in zip((y[rows].unsqueeze(1), v[b : b + 1], q[b : b + 1]), alone, strict=True):
+                assert torch.equal(mine, other)
+
+
+def test_threads_do_not_change_a_bit(threads):
+    # A narrow share of each of five threads and a wide one of one; then wide ones.
+    for steps, batch, channels in ((1700, 1, 80), (100, 3, 1024), (100, 70, 30)):
+        for name in ("adam", "momentum", "packed-reset-reverse"):
+            sample = filter_sample(steps, batch, channels, dtype=torch.float32, **FILTER_OPTIONS[name])
+            found = []
+            for count in (1, 2, 5):
+                threads(count)
+                found.append(filter_outputs_and_gradients(moment_filter, sample))
+            for other in found[1:]:
+                for what, y in found[0].items():
+                    assert torch.equal(y, other[what]), (name, what)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "gaps"])
+def test_any_layout(layout):
+    sample = filter_sample(20, 4, 6)
+    change = {
+        "transposed": lambda y: y.transpose(0, -1).contiguous().transpose(0, -1),
+        "expanded": lambda y: y[:1].expand_as(y),
+        "gaps": lambda y: torch.stack([y, y], -1).flatten(-2)[..., ::2],
+    }[layout]
+    changed = sample._replace(**{name: change(y) for name, y in sample.leaves().items()})
+    plain = changed._replace(**{name: y.contiguous() for name, y in changed.leaves().items()})
+    found, wanted = (filter_outputs_and_gradients(moment_filter, s) for s in (changed, plain))
+    for what in wanted:
+        assert torch.equal(found[what], wanted[what])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("option", ["adam", "momentum"])
+def test_16_bits_are_computed_in_float32_and_rounded_once(option, dtype):
+    """What comes back for y is what is rounded of the gradient, too."""
+    sample = filter_sample(40, 3, 9, dtype=dtype, **FILTER_OPTIONS[option])
+    found = filter_outputs_and_gradients(moment_filter, sample)
+    with rnnkern.use("reference"):
+        again = filter_outputs_and_gradients(moment_filter, sample)
+    leaves = {name: y.float().requires_grad_() for name, y in sample.leaves().items()}
+    y, *states = (x for x in moment_filter(**leaves, **sample.kwargs) if x is not None)
+    generator = torch.Generator().manual_seed(0)
+    upstream = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in (y, *states)]
+    upstream = [upstream[0].to(dtype).float(), *(g.float() for g in upstream[1:])]
+    grads = torch.autograd.grad((y, *states), list(leaves.values()), upstream)
+    wanted = dict(zip("yvq", (y, *states), strict=False))
+    wanted |= {f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
+    for what, x in wanted.items():
+        rounded = x.detach().to(dtype) if what in ("y", "grad of u") else x.detach()
+        assert torch.equal(found[what], rounded), what
+        torch.testing.assert_close(again[what], rounded)
+
+
+def test_nan_stays_in_its_channel_and_ends_at_a_reset():
+    u = torch.ones(40, 2, 3)
+    u[2, 0, 1] = torch.nan
+    reset = torch.zeros(40, 2, dtype=torch.bool)
+    reset[20, 0] = True
+    y, _, _ = moment_filter(u, mu=0.5, beta=0.9, reset=reset)
+    wanted = torch.zeros(40, 2, 3, dtype=torch.bool)
+    wanted[2:20, 0, 1] = True
+    assert torch.equal(y.isnan(), wanted)
+
+
+# ---- derivatives and transforms
+
+
+@pytest.mark.parametrize("option", FILTER_OPTIONS)
+def test_gradients_of_every_order(option):
+    leaves, call = calls(filter_sample(3, 2, 2, **FILTER_OPTIONS[option]), requires_grad=True)
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_gradients_over_many_pieces():
+    leaves, call = calls(filter_sample(2 * EVERY + 2, 1, 2, reset=True), requires_grad=True)
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("option", ["adam", "momentum"])
+def test_second_gradients_where_not_all_is_asked_for(option):
+    sample = filter_sample(4, 2, 2, **FILTER_OPTIONS[option])
+    for at in range(len(sample.leaves())):
+        for k in range(3 if sample.kwargs["beta"] else 2):
+            leaves, call = calls(sample)
+            chosen = leaves[at].requires_grad_()
+
+            def one(y, at=at, k=k, leaves=leaves, call=call):
+                return call(*leaves[:at], y, *leaves[at + 1 :])[k] ** 2
+
+            assert torch.autograd.gradgradcheck(one, (chosen,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("option", ["adam", "momentum", "packed-reset-reverse"])
+def test_operators_pass_torchs_own_checks(option, dtype):
+    u, v0, q0, kwargs = filter_sample(EVERY + 2, dtype=dtype, **FILTER_OPTIONS[option])
+    layout = (kwargs["batch_sizes"], kwargs.get("reset"), kwargs["reverse"])
+    rule = (kwargs["mu"], kwargs["s"], kwargs["beta"], kwargs["eps"])
+    for every in (0, EVERY):
+        opcheck(_operators.moment_filter.default, (u, v0, q0, *layout, *rule, every))
+    y, v, *rest = _operators.moment_filter(u, v0, q0, *layout, *rule, EVERY)
+    q, kept = rest or (None, None)
+    leaves = [None if x is None else x.clone().requires_grad_() for x in (y, v, q, u, v0, q0)]
+    opcheck(_operators.moment_filter_backward.default, (*leaves, kept, *layout, *rule, EVERY), test_utils=CHECKS)
+
+
+def test_transforms_and_the_compiler():
+    u, v0, q0, kwargs = filter_sample(4, 2, 3)
+
+    def loss(u, v0, q0):
+        y, v, q = moment_filter(u, v0, q0, **kwargs)
+        return y.square().sum() + v.exp().sum() + q.square().sum()
+
+    leaves = [y.clone().requires_grad_() for y in (u, v0, q0)]
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(torch.func.grad(loss, (0, 1, 2)), fullgraph=True, backend="aot_eager")
+    for found in (torch.func.grad(loss, (0, 1, 2)), compiled):
+        for mine, other in zip(found(u, v0, q0), wanted, strict=True):
+            torch.testing.assert_close(mine, other)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
+    by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 0), 1)(u, v0, q0)
+    with rnnkern.use("reference"):
+        torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 0), 1)(u, v0, q0))
+    with pytest.raises(NotImplementedError, match="moment_filter: the kernels have no forward mode"):
+        torch.func.jvp(loss, (u, v0, q0), (u, v0, q0))
+
+
+@pytest.mark.parametrize("option", ["adam", "packed"])
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (1, 0, None)], ids=str)
+def test_members_of_vmap(dims, option):
+    sample = filter_sample(4, 2, 3, **FILTER_OPTIONS[option])
+    tensors = [
+        y if dim is None else torch.stack([y * (1 + k) / 3 for k in range(3)], dim)
+        for y, dim in zip(sample[:3], dims, strict=True)
+    ]
+
+    def gradients(*tensors):
+        def loss(u, v0, q0):
+            y, v, q = moment_filter(u, v0, q0, **sample.kwargs)
+            return y.square().sum() + v.sum() + q.sum()
+
+        return torch.func.grad(loss, (0, 1, 2))(*tensors)
+
+    found = torch.vmap(gradients, dims)(*tensors)
+    for k in range(3):
+        one = [y if dim is None else y.select(dim, k) for y, dim in zip(tensors, dims, strict=True)]
+        for mine, other in zip(found, gradients(*one), strict=True):
+            torch.testing.assert_close(mine[k], other)
+
+
+@pytest.mark.parametrize(("option", "rows"), [("adam", 1 + 2 * 2 / 40), ("momentum", 0)])
+def test_what_the_backward_keeps(option, rows):
+    """u, and v and q at each sixteenth step of 40; of momentum alone nothing."""
+    leaves, call = calls(filter_sample(40, 2, 5, **FILTER_OPTIONS[option]), requires_grad=True)
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda y: kept.setdefault(y.data_ptr(), y), lambda y: y):
+        call(*leaves)
+    for state in leaves[1:]:
+        kept.pop(state.data_ptr())
+    assert sum(y.numel() for y in kept.values()) == rows * 40 * 2 * 5
+
+
+# ---- errors, and which implementation runs
+
+U, V0, SIZES = torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
+
+
+@pytest.mark.parametrize(
+    ("error", "changed", "said"),
+    [
+        (TypeError, {"u": [1.0]}, "`u` must be a tensor, got list"),
+        (TypeError, {"u": U.cfloat()}, "`u` must be of a dtype of .* got torch.complex64"),
+        (TypeError, {"v0": V0.double()}, "`v0` must be of dtype torch.float32 like `u`, got torch.float64"),
+        (TypeError, {"u": U.half(), "v0": V0.half()},
+         "`v0` must be of dtype torch.float32 beside torch.float16 of `u`, got torch.float16"),
+        (TypeError, {"q0": V0.to("meta")}, "`q0` must be on cpu like `u`, got meta"),
+        (TypeError, {"mu": "1"}, "`mu` must be a number, got '1'"),
+        (TypeError, {"s": True}, "`s` must be a number, got True"),
+        (TypeError, {"reverse": 1}, "`reverse` must be a bool, got 1"),
+        (ValueError, {"mu": float("nan")}, "`mu` must be finite, got nan"),
+        (ValueError, {"beta": 1.5}, r"`beta` must be in \[0, 1\], got 1.5"),
+        (ValueError, {"eps": 0.0}, "`eps` must be positive, got 0.0"),
+        (ValueError, {"beta": None, "q0": V0}, "`q0` must be None without `beta`, got a tensor"),
+        (ValueError, {"u": U[0]}, r"`u` must be \(T, B, C\), got \(2, 4\)"),
+        (ValueError, {"q0": V0[:, 1:]}, r"`q0` must be \(B, C\) = \(2, 4\), got \(2, 3\)"),
+        (ValueError, {"reset": U[:2, :, 0].bool()}, r"`reset` must be \(T, B\) = \(3, 2\), got \(2, 2\)"),
+        (ValueError, {"u": U[:, 0], "v0": V0[:1], "batch_sizes": SIZES}, "begin with at most B = 1, the rows of `v0`"),
+        (ValueError, {"u": U[0], "batch_sizes": SIZES}, "`batch_sizes` must sum to the rows of `u`, 2, got a sum of 3"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(error, changed, said):
+    with pytest.raises(error, match=f"moment_filter: .*{said}"):
+        moment_filter(**({"u": U, "v0": V0, "mu": 0.5, "beta": 0.9} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"u": U[0]}, "`u` must be"), ({"u": U.long()}, "`u` must be"), ({"v0": V0[:, 1:]}, "`v0` must be"),
+        ({"v0": V0[:1]}, "`v0` has another B"), ({"q0": V0.double()}, "`q0` must be"),
+        ({"reset": U[0].bool()}, "`reset` must be"), ({"every": 1 << 20}, "`every` must be"),
+        ({"u": U[0], "batch_sizes": SIZES}, "must sum"),
+    ],
+)  # fmt: skip
+def test_the_operator_reads_no_memory_that_is_not_there(changed, said):
+    """It is given what nobody has checked."""
+    given = {"u": U, "v0": V0, "q0": None, "batch_sizes": None, "reset": None, "reverse": False}
+    given |= {"mu": 0.5, "s": 1.0, "beta": 0.9, "eps": 0.01, "every": EVERY} | changed
+    with pytest.raises(RuntimeError, match=said):
+        _operators.moment_filter(*given.values())
+
+
+def test_the_backward_wants_what_the_forward_kept():
+    u = torch.zeros(2 * EVERY, 2, 4)
+    rest = (None, None, False, 0.5, 1.0, 0.9, 0.01, EVERY)
+    for kept in (None, torch.zeros(1, 2, 2, 3), torch.zeros(1, 2, 2, 4, dtype=torch.float64)):
+        with pytest.raises(RuntimeError, match="`kept` must be what the forward kept"):
+            _operators.moment_filter_backward(u, None, None, u, V0, None, kept, *rest)
+
+
+def test_explain_says_what_is_entered():
+    def entered():
+        counts = json.loads(_operators.kernel_counts())
+        return sum(n for kernel, n in counts.items() if kernel.startswith("moment_filter/cpu/"))
+
+    sample = filter_sample()
+    before = entered()
+    assert explain(moment_filter, *sample[:3], **sample.kwargs).implementation == "cpu"
+    filter_outputs_and_gradients(moment_filter, sample)
+    assert entered() == before + 2
+    with rnnkern.use("reference"):
+        assert explain(moment_filter, sample.u).implementation == "reference"
+        filter_outputs_and_gradients(moment_filter, sample)
+    assert entered() == before + 2
+    with rnnkern.use("triton"), pytest.raises(ValueError, match="cannot serve this call: the tensors are on cpu"):
+        moment_filter(sample.u)
