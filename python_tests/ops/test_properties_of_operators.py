@@ -73,20 +73,25 @@ COMPLEX = st.sampled_from([torch.float64, torch.float64, torch.complex128])
 FEW_SIZES = st.integers(0, 3)
 
 
-def scan(draw):
-    T, B, C, dtype = draw(st.integers(0, 9)), draw(st.integers(0, 5)), draw(st.integers(1, 40)), draw(COMPLEX)
+def rows_of(draw, most_steps):
+    """Leading sizes of a sequence, packed or not, and what else says how it is laid out."""
+    T, B = draw(st.integers(0, most_steps)), draw(st.integers(0, 5))
     sizes = draw(st.none() | batch_sizes_of(T, B))
-    rows = (T, B) if sizes is None else (int(sizes.sum()),)
+    reset = torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None
+    layout = {"batch_sizes": sizes, "reset": reset, "reverse": draw(st.booleans())}
+    return B, (T, B) if sizes is None else (int(sizes.sum()),), layout
+
+
+def scan(draw):
+    B, rows, options = rows_of(draw, 9)
+    C, dtype = draw(st.integers(1, 40)), draw(COMPLEX)
     leaves = {
         "a": draw(laid_out(*draw(st.sampled_from([(C,), (*rows, C)])), scale=0.6, dtype=dtype)),
-        "x": draw(laid_out(*rows, C, dtype=dtype)),
-        "h0": draw(laid_out(B, C, dtype=dtype)),
-    }
-    if sizes is None and draw(st.booleans()):
+        "x": draw(laid_out(*rows, C, dtype=dtype)), "h0": draw(laid_out(B, C, dtype=dtype)),
+    }  # fmt: skip
+    if options["batch_sizes"] is None and draw(st.booleans()):
         del leaves["h0"]
-    reset = torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None
-    options = {"reverse": draw(st.booleans()), "return_sequence": draw(st.booleans())}
-    return Call(ops.linear_scan, leaves, options | {"batch_sizes": sizes, "reset": reset})
+    return Call(ops.linear_scan, leaves, options | {"return_sequence": draw(st.booleans())})
 
 
 def gather(draw):
@@ -117,6 +122,31 @@ def givens(draw):
         leaves["x"] = draw(laid_out(*batch, draw(FEW_SIZES), N))
         del options["size"]
     return Call(ops.givens_product, leaves, options)
+
+
+def rotating(draw):
+    B, rows, options = rows_of(draw, 6)
+    dtype, style = draw(COMPLEX), draw(st.sampled_from(["tunable", "butterfly"]))
+    N = draw(st.integers(1, 40) if style == "tunable" else st.sampled_from([1, 2, 8, 32]))
+    turns = (draw(st.integers(0, 5)), N // 2)
+    leaves = {
+        "u": draw(laid_out(*rows, N, dtype=dtype)), "h0": draw(laid_out(B, N, dtype=dtype)),
+        "angles": draw(laid_out(*turns, scale=3.0)), "modrelu_bias": draw(laid_out(N, scale=0.1)),
+    }  # fmt: skip
+    if dtype.is_complex:
+        named = {"phases": turns, "diagonal_phases": (N,)}
+        leaves |= {name: draw(laid_out(*sizes)) for name, sizes in named.items() if draw(st.booleans())}
+    return Call(ops.givens_recurrence, leaves, options | {"style": style})
+
+
+def filtering(draw):
+    B, rows, options = rows_of(draw, 40)
+    C, beta = draw(st.integers(1, 40)), draw(st.none() | st.floats(0, 0.9))
+    leaves = {"u": draw(laid_out(*rows, C)), "v0": draw(laid_out(B, C))}
+    if beta is not None:
+        leaves["q0"] = draw(spread(draw(laid_out(B, C)).square()))
+    options |= {"mu": draw(st.floats(0, 0.9)), "s": draw(st.floats(0.1, 2)), "beta": beta}
+    return Call(ops.moment_filter, leaves, options)
 
 
 def square(draw, dtype, scale):
@@ -154,14 +184,17 @@ def schur(draw):
 
 KINDS = {
     "linear_scan": scan, "gather_attention": gather, "givens_product": givens, "householder_product": householder,
+    "givens_recurrence": rotating, "moment_filter": filtering,
     "skew_exp": exponential, "cayley": cayley, "schur_weight": schur, "project_orthogonal": nearest,
 }  # fmt: skip
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+MIXED = ("givens_recurrence", "moment_filter")
+"""Not all of whose arguments have 16 bits: their own tests mix the dtypes."""
+CASES = [(kind, dtype) for kind in KINDS for dtype in DTYPES if dtype != torch.bfloat16 or kind not in MIXED]
 MACHINE = {"level": st.sampled_from(LEVELS), "threads": st.integers(1, 3)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
 @FEW
 @given(data=st.data(), seed=SEEDS, **MACHINE)
 def test_any_call_gives_the_references_numbers(kind, dtype, data, seed, level, threads):
