@@ -4,11 +4,10 @@ around that."""
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.scan_autograd import over_channels
+from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 
 EVERY = 16
 """Steps from one state that is kept to the next (csrc/scan/problem.h has the most): the backward makes v and q between
@@ -24,33 +23,10 @@ def moment_filter(
     """By the kernels of its device. ``v0`` is there where ``batch_sizes`` is."""
     args = (u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps)
     if needs_derivatives(u, v0, q0):
-        y, v, *rest = _differentiable(args)
+        y, v, *rest = _apply(*args)
     else:
         y, v, *rest = _operators.moment_filter.default(*args, 0)
     return y, v, rest[0] if rest else None
-
-
-def _differentiable(args):
-    if torch.compiler.is_dynamo_compiling():
-        args = distinct(args)
-        if transformed():
-            _keep_whole()
-            return _apply_whole(*args)
-    return _apply(*args)
-
-
-def _apply(*args):
-    return (MomentFilter if forward_ad._current_level < 0 else _MomentFilterOfDuals).apply(*args)
-
-
-_apply_whole, _keep_whole = whole(_apply)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "moment_filter: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-        "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 class MomentFilter(torch.autograd.Function):
@@ -88,10 +64,7 @@ class MomentFilter(torch.autograd.Function):
         return over_channels(MomentFilter.apply, info, dims, args, shared=(3, 4))
 
 
-class _MomentFilterOfDuals(MomentFilter):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied_whole(MomentFilter, "moment_filter")
 
 
 class MomentFilterBackward(torch.autograd.Function):
@@ -118,7 +91,7 @@ class MomentFilterBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return over_channels(MomentFilterBackward.apply, info, dims, args, shared=(7, 8))
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("moment_filter")
 
 
 def _differentiate_backward(tensors, grads, **options):

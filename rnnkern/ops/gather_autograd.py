@@ -3,10 +3,9 @@ around that."""
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -16,19 +15,10 @@ def gather_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Of float32 or float64, by the kernels of its device; v is (G, n)."""
     if needs_derivatives(q, u, h, v):
-        function = GatherAttention if forward_ad._current_level < 0 else _GatherAttentionOfDuals
-        args = (q, u, h, idx, v, dot, weights)
-        out, _, *rest = function.apply(*(distinct(args) if torch.compiler.is_dynamo_compiling() else args))
+        out, _, *rest = _apply(q, u, h, idx, v, dot, weights)
     else:
         out, *rest = _operators.gather_attention.default(q, u, h, idx, v, dot, False, weights)
     return out, *(rest or [None])
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "gather_attention: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-        "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 def _folded(info, dims, args):
@@ -71,10 +61,7 @@ class GatherAttention(torch.autograd.Function):
         return _unfolded(info, GatherAttention.apply(*_folded(info, dims[:5], tensors), dot, weights))
 
 
-class _GatherAttentionOfDuals(GatherAttention):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(GatherAttention, "gather_attention")
 
 
 class GatherAttentionBackward(torch.autograd.Function):
@@ -100,7 +87,7 @@ class GatherAttentionBackward(torch.autograd.Function):
         *tensors, dot = args
         return _unfolded(info, GatherAttentionBackward.apply(*_folded(info, dims[:7], tensors), dot))
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("gather_attention")
 
 
 def _differentiate_backward(dot, idx, inputs, grads):

@@ -3,10 +3,9 @@ around that."""
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 from rnnkern.reference.givens import givens_layers
 
 _operators = torch.ops.rnnkern
@@ -15,16 +14,8 @@ _operators = torch.ops.rnnkern
 def givens_product(angles: Tensor, x: Tensor, columns: bool, butterfly: bool) -> Tensor:
     """Of float32 or float64, by the kernel of a CPU; x is (..., R, N), or (..., N, R) by columns."""
     if needs_derivatives(angles, x):
-        function = GivensProduct if forward_ad._current_level < 0 else _GivensProductOfDuals
-        return function.apply(angles, x, columns, butterfly)
+        return _apply(angles, x, columns, butterfly)
     return _operators.givens_product.default(angles, x, columns, butterfly)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "givens_product: the kernel has no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd.forward_ad): "
-        "take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 def _stacked(info, dims, args):
@@ -61,10 +52,7 @@ class GivensProduct(torch.autograd.Function):
         return GivensProduct.apply(*_stacked(info, dims, args)), 0
 
 
-class _GivensProductOfDuals(GivensProduct):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(GivensProduct, "givens_product")
 
 
 class GivensProductBackward(torch.autograd.Function):
@@ -89,7 +77,7 @@ class GivensProductBackward(torch.autograd.Function):
         found = GivensProductBackward.apply(*_stacked(info, dims, args))
         return found, (0,) * len(found)
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("givens_product")
 
 
 def _differentiate_backward(inputs, grads, columns, butterfly, needs_x):

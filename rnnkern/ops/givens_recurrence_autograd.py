@@ -4,12 +4,11 @@ around that. Complex numbers are the real and imaginary parts of N in turns."""
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.recurrence_complex import of_parts, state_in_parts
 from rnnkern.ops.recurrence_vmap import as_sequences, one_by_one
+from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -24,28 +23,9 @@ def givens_recurrence(
     """By the kernel of a CPU; the phases are both there or both None."""
     args = (u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
     if needs_derivatives(*args[:6]):
-        if torch.compiler.is_dynamo_compiling():
-            args = distinct(args)
-            if transformed():
-                _keep_whole()
-                return _apply_whole(*args)
         return _apply(*args)
     h, last = _operators.givens_recurrence.default(*args)
     return h, last
-
-
-def _apply(*args):
-    return (GivensRecurrence if forward_ad._current_level < 0 else _GivensRecurrenceOfDuals).apply(*args)
-
-
-_apply_whole, _keep_whole = whole(_apply)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "givens_recurrence: the kernel has no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-        "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 class GivensRecurrence(torch.autograd.Function):
@@ -78,10 +58,7 @@ class GivensRecurrence(torch.autograd.Function):
         return as_sequences(GivensRecurrence.apply, info.batch_size, dims, args, SEQUENCES)
 
 
-class _GivensRecurrenceOfDuals(GivensRecurrence):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied_whole(GivensRecurrence, "givens_recurrence")
 
 
 class GivensRecurrenceBackward(torch.autograd.Function):
@@ -105,7 +82,7 @@ class GivensRecurrenceBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return one_by_one(GivensRecurrenceBackward.apply, info.batch_size, dims, args)  # each has its own sums
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("givens_recurrence")
 
 
 def _by_argument(found):

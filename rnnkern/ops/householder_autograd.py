@@ -3,10 +3,9 @@ autograd.Function around the forward, one around the backward, and the reference
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -14,7 +13,7 @@ _operators = torch.ops.rnnkern
 def householder_product(V: Tensor) -> Tensor:
     """Of float32, float64, complex64 or complex128."""
     if needs_derivatives(V):
-        return (HouseholderProduct if forward_ad._current_level < 0 else _HouseholderProductOfDuals).apply(V)[0]
+        return _apply(V)[0]
     return _operators.householder_product.default(V, False)[0]
 
 
@@ -65,13 +64,6 @@ def backward(grad: Tensor, V: Tensor, W: Tensor, S: Tensor, norm: Tensor) -> Ten
 # ---- derivatives
 
 
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "householder_product: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; "
-        "torch.autograd.forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
-
-
 class HouseholderProduct(torch.autograd.Function):
     @staticmethod
     def forward(V):
@@ -97,10 +89,7 @@ class HouseholderProduct(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
-class _HouseholderProductOfDuals(HouseholderProduct):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(HouseholderProduct, "householder_product")
 
 
 class HouseholderProductBackward(torch.autograd.Function):
@@ -126,7 +115,7 @@ class HouseholderProductBackward(torch.autograd.Function):
         ]
         return HouseholderProductBackward.apply(*args), 0
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("householder_product")
 
 
 def _differentiate_backward(upstream: Tensor, V: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

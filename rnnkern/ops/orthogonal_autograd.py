@@ -3,10 +3,9 @@ that."""
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 
 KEPT = {torch.float32: 2, torch.float64: 3}
 """Products that the forward keeps for the backward (kept_products in csrc/orthogonal/problem.h)."""
@@ -17,15 +16,8 @@ _operators = torch.ops.rnnkern
 def skew_exp(A: Tensor, minus_identity: bool) -> Tensor:
     """Of float32 or float64, by the kernels of its device."""
     if needs_derivatives(A):
-        return (SkewExp if forward_ad._current_level < 0 else _SkewExpOfDuals).apply(A, minus_identity)[0]
+        return _apply(A, minus_identity)[0]
     return _operators.skew_exp.default(A, minus_identity, False)[0]
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "skew_exp: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd.forward_ad): "
-        "take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 class SkewExp(torch.autograd.Function):
@@ -53,10 +45,7 @@ class SkewExp(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
-class _SkewExpOfDuals(SkewExp):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(SkewExp, "skew_exp")
 
 
 class SkewExpBackward(torch.autograd.Function):
@@ -82,7 +71,7 @@ class SkewExpBackward(torch.autograd.Function):
         ]
         return SkewExpBackward.apply(*args), 0
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("skew_exp")
 
 
 def _differentiate_backward(upstream: Tensor, A: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable, needs_derivatives, transformed
+from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable
 from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
+from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern

@@ -6,12 +6,11 @@ import json
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension
 from rnnkern.ops.recurrence_second import differentiate_backward
 from rnnkern.ops.recurrence_vmap import over_members
+from rnnkern.ops.transforms import applied_whole, no_forward_mode, transformed
 from rnnkern.reference import CELLS
 
 KERNEL_CELLS: dict[str, dict[str, int]] = (
@@ -28,65 +27,6 @@ RESIDENT_CELLS = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
 _operators = torch.ops.rnnkern
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is at work: the plain operator knows nothing of them."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
-def needs_derivatives(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through :func:`differentiable`."""
-    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return backward or transformed()
-
-
-def differentiable(*args):
-    """What :class:`Recurrence` makes of its arguments."""
-    if torch.compiler.is_dynamo_compiling():
-        args = distinct(args)  # (zeros, zeros) is how many an LSTM begins
-        if transformed():
-            _keep_whole()
-            return _apply_whole(*args)
-    return _apply(*args)
-
-
-def distinct(args):
-    """The same arguments for the compiler, which takes no tensor twice."""
-    return [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
-
-
-def _is_in(x, args):
-    return any(x is y for y in args)
-
-
-def whole(apply):
-    """(A twin of ``apply``, what keeps the compiler from looking into the twin). Inside a transform it would take the
-    Function apart and lose its gradient without a word. The second is called while it traces: to name the first earlier
-    would import the compiler."""
-
-    def twin(*args):
-        return apply(*args)
-
-    def keep():
-        torch._dynamo.allow_in_graph(twin)
-
-    keep._dynamo_marked_constant = True
-    return twin, keep
-
-
-def _apply(*args):
-    return (Recurrence if forward_ad._current_level < 0 else _RecurrenceOfDuals).apply(*args)
-
-
-_apply_whole, _keep_whole = whole(_apply)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "recurrence: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd.forward_ad): "
-        "take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 class Recurrence(torch.autograd.Function):
@@ -124,10 +64,7 @@ class Recurrence(torch.autograd.Function):
         return over_members(differentiable, info.batch_size, dims, args)
 
 
-class _RecurrenceOfDuals(Recurrence):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+differentiable = applied_whole(Recurrence, "recurrence")
 
 
 def gradients(cell, reverse, states, rates, tensors, needs, grads):
@@ -186,7 +123,7 @@ class RecurrenceBackward(torch.autograd.Function):
         share = wanted.isdisjoint(WEIGHTS) and not CELLS[cell].params
         return over_members(RecurrenceBackward.apply, info.batch_size, dims, args, share)
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("recurrence")
 
 
 class _Bound(NamedTuple):

@@ -11,7 +11,8 @@ from torch import Tensor
 from rnnkern import _extension
 from rnnkern.ops.dispatch import Choice
 from rnnkern.ops.recurrence import recurrence
-from rnnkern.ops.recurrence_autograd import gradients, in_order, needs_derivatives, transformed
+from rnnkern.ops.recurrence_autograd import gradients, in_order
+from rnnkern.ops.transforms import needs_derivatives, transformed
 
 _operators = torch.ops.rnnkern
 

@@ -2,12 +2,11 @@
 reference around that, which selects the same events again."""
 
 import torch
-from torch.autograd import forward_ad
 
 from rnnkern import _extension
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.recurrence_vmap import one_by_one
 from rnnkern.ops.relevancy_second import differentiate_backward
+from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode
 from rnnkern.reference import CELLS, RelevancyState
 
 SAVED_GATES = {"lstm": 4}
@@ -23,7 +22,7 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
     if needs_derivatives(u, *tensors):
-        _, *results = _differentiable(call, maps, u, batch_sizes, reset, scores, *tensors)
+        _, *results = _apply(call, maps, u, batch_sizes, reset, scores, *tensors)
     else:
         results = _operators.relevancy_recurrence.default(
             cell, u, weights, parts, params, batch_sizes, reset, scores, *sizes, False, maps
@@ -32,29 +31,6 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     parts = rest[: len(parts)]
     last = RelevancyState(parts[0], None if state.c is None else parts[1], *parts[-7:])
     return h, s, last, rest[len(parts) : len(parts) + 2 * maps]
-
-
-def _differentiable(*args):
-    if torch.compiler.is_dynamo_compiling():
-        args = distinct(args)  # (zeros, zeros) is how many an LSTM begins
-        if transformed():
-            _keep_whole()
-            return _apply_whole(*args)
-    return _apply(*args)
-
-
-def _apply(*args):
-    return (Relevancy if forward_ad._current_level < 0 else _RelevancyOfDuals).apply(*args)
-
-
-_apply_whole, _keep_whole = whole(_apply)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "relevancy_recurrence: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; "
-        "torch.autograd.forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 def _over_members(function, info, dims, args):
@@ -130,13 +106,10 @@ class Relevancy(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, *args):
-        return _over_members(_differentiable, info, dims, args)
+        return _over_members(_apply, info, dims, args)
 
 
-class _RelevancyOfDuals(Relevancy):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied_whole(Relevancy, "relevancy_recurrence")
 
 
 class RelevancyBackward(torch.autograd.Function):
@@ -184,7 +157,7 @@ class RelevancyBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return _over_members(RelevancyBackward.apply, info, dims, args)
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("relevancy_recurrence")
 
 
 def _upstream(cell, rest):

@@ -4,10 +4,9 @@ the reference around that."""
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 from rnnkern.reference import SABState
 
 _operators = torch.ops.rnnkern
@@ -26,18 +25,7 @@ def sab_recurrence(options, u, R, bias, attention, state, batch_sizes, reset) ->
     if not needs_derivatives(u, R, bias, *attention, *state[:3]):
         return _operators.sab_recurrence.default(u, R, bias, attention, state, batch_sizes, reset, *options, False)
     args = [u, R, bias, batch_sizes, reset, *attention, *state]
-    if torch.compiler.is_dynamo_compiling():
-        # The compiler takes no tensor twice, and (zeros, zeros) is how many an LSTM begins.
-        args = [x.view_as(x) if any(x is y for y in args[:k]) and x is not None else x for k, x in enumerate(args)]
-    function = SABRecurrence if forward_ad._current_level < 0 else _SABRecurrenceOfDuals
-    return list(function.apply(options, *args)[:7])
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "sab_recurrence: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-        "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
+    return list(_apply(options, *args)[:7])
 
 
 def _over_members(function, info, dims, args):
@@ -80,10 +68,7 @@ class SABRecurrence(torch.autograd.Function):
         return _over_members(SABRecurrence.apply, info, dims, args)
 
 
-class _SABRecurrenceOfDuals(SABRecurrence):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(SABRecurrence, "sab_recurrence")
 
 
 class SABRecurrenceBackward(torch.autograd.Function):
@@ -123,7 +108,7 @@ class SABRecurrenceBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return _over_members(SABRecurrenceBackward.apply, info, dims, args)
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("sab_recurrence")
 
 
 def _parts(tensors):

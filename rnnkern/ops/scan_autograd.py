@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import distinct, needs_derivatives, transformed, whole
 from rnnkern.ops.recurrence_vmap import one_by_one
+from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -22,28 +21,9 @@ def linear_scan(
     """By the kernels of its device. ``h0`` is there where ``batch_sizes`` is."""
     if needs_derivatives(a, x, h0):
         args = (a, x, h0, batch_sizes, reset, reverse)
-        if torch.compiler.is_dynamo_compiling():
-            args = distinct(args)
-            if transformed():
-                _keep_whole()
-                return _apply_whole(*args)
         return _apply(*args)
     *h, last = _operators.linear_scan.default(a, x, h0, batch_sizes, reset, reverse, sequence)
     return h[0] if sequence else None, last
-
-
-def _apply(*args):
-    return (LinearScan if forward_ad._current_level < 0 else _LinearScanOfDuals).apply(*args)
-
-
-_apply_whole, _keep_whole = whole(_apply)
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "linear_scan: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-        "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 def over_channels(function, info, dims, args, shared: Sequence[int]):
@@ -88,10 +68,7 @@ class LinearScan(torch.autograd.Function):
         return over_channels(LinearScan.apply, info, dims, args, shared=(3, 4))
 
 
-class _LinearScanOfDuals(LinearScan):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied_whole(LinearScan, "linear_scan")
 
 
 class LinearScanBackward(torch.autograd.Function):
@@ -117,7 +94,7 @@ class LinearScanBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return over_channels(LinearScanBackward.apply, info, dims, args, shared=(5, 6))
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("linear_scan")
 
 
 def _differentiate_backward(tensors, grads, batch_sizes, reset, reverse):

@@ -3,10 +3,9 @@ around that."""
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence_autograd import needs_derivatives, transformed
+from rnnkern.ops.transforms import applied, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -14,15 +13,8 @@ _operators = torch.ops.rnnkern
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     """Of float32 or float64, by the kernel of a CPU."""
     if needs_derivatives(P, theta, gamma, T):
-        return (SchurWeight if forward_ad._current_level < 0 else _SchurWeightOfDuals).apply(P, theta, gamma, T)[0]
+        return _apply(P, theta, gamma, T)[0]
     return _operators.schur_weight.default(P, theta, gamma, T, False)[0]
-
-
-def _no_forward_mode(*_):
-    raise NotImplementedError(
-        "schur_weight: the kernel has no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd.forward_ad): "
-        "take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
-    )
 
 
 def _stacked(info, dims, args):
@@ -55,10 +47,7 @@ class SchurWeight(torch.autograd.Function):
         return SchurWeight.apply(*_stacked(info, dims, args)), (0, 0)
 
 
-class _SchurWeightOfDuals(SchurWeight):
-    """Apart, since the compiler takes no Function that has a jvp."""
-
-    jvp = staticmethod(_no_forward_mode)
+_apply = applied(SchurWeight, "schur_weight")
 
 
 class SchurWeightBackward(torch.autograd.Function):
@@ -80,7 +69,7 @@ class SchurWeightBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         return SchurWeightBackward.apply(*_stacked(info, dims, args)), (0, 0, 0, 0)
 
-    jvp = staticmethod(_no_forward_mode)
+    jvp = no_forward_mode("schur_weight")
 
 
 def _differentiate_backward(inputs, grads):

@@ -1,0 +1,75 @@
+"""How an operator's autograd.Function is called: plainly, in transforms of torch.func, in forward mode, compiled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is at work: the plain operator knows nothing of them."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def needs_derivatives(*tensors: Tensor | None) -> bool:
+    """Whether a call must go through a Function."""
+    backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return backward or transformed()
+
+
+def no_forward_mode(operator: str) -> staticmethod:
+    """The ``jvp`` of a Function."""
+
+    def refuse(*_):
+        raise NotImplementedError(
+            f"{operator}: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
+            "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
+        )
+
+    return staticmethod(refuse)
+
+
+def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
+    """``function.apply``, that of a class of its own in forward mode: the compiler takes no Function that has a jvp."""
+    duals = type(f"_{function.__name__}OfDuals", (function,), {"jvp": no_forward_mode(operator)})
+
+    def apply(*args):
+        if torch.compiler.is_dynamo_compiling():
+            args = _distinct(args)
+        return (function if forward_ad._current_level < 0 else duals).apply(*args)
+
+    return apply
+
+
+def applied_whole(function: type[torch.autograd.Function], operator: str) -> Callable:
+    """As :func:`applied`, and inside a transform the compiler does not look into the Function: it would take it apart
+    and lose its gradient without a word."""
+    apply = applied(function, operator)
+
+    def twin(*args):
+        return apply(*args)
+
+    def keep():  # called while the compiler traces: to name the twin earlier would import the compiler
+        torch._dynamo.allow_in_graph(twin)
+
+    keep._dynamo_marked_constant = True
+
+    def apply_whole(*args):
+        if torch.compiler.is_dynamo_compiling() and transformed():
+            args = _distinct(args)
+            keep()
+            return twin(*args)
+        return apply(*args)
+
+    return apply_whole
+
+
+def _distinct(args: Any) -> list:
+    """The same arguments for the compiler, which takes no tensor twice: (zeros, zeros) is how many an LSTM begins."""
+    return [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
+
+
+def _is_in(x, args):
+    return any(x is y for y in args)
