@@ -261,6 +261,8 @@ def write(page: Path, rows: Sequence[Row]) -> None:
 
     def filled(match) -> str:
         lines, words = SHOWN[match[2]][0](rows), SHOWN[match[2]][1]
+        if not lines:
+            return f"{match[1]}*Not measured yet.*\n{match[3]}"
         body = tables.markdown(list(lines[0]), [list(line.values()) for line in lines], words)
         return f"{match[1]}{body}\n\n{about}\n{match[3]}"
 
