@@ -12,6 +12,7 @@ from perf import (
     overhead,
     recurrence,
     relevancy,
+    sab,
 )
 
 RUNS = (
@@ -24,6 +25,7 @@ RUNS = (
     (orthogonal_step, []),
     (orthogonal_factors, []),
     (relevancy, []),
+    (sab, []),
     (gather_attention, []),
     (linear_scan, []),
 )
