@@ -1,0 +1,39 @@
+"""Builds the driver for a SIMD level with the thread sanitizer, and runs it. It is without torch: libgomp's own waiting
+would look like races."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import rnnkern
+
+ROOT = Path(__file__).parents[2]
+DRIVER = ROOT / "python_tests/threads/driver.cpp"
+FLAGS = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", "-Icsrc"]
+
+
+def source(level: str) -> str:
+    """The driver behind what the level's file says before its own kernels: the processor, the vector, the kernels'
+    code."""
+    before, _ = (ROOT / f"csrc/recurrence/cpu_{level}.cpp").read_text().split("\nnamespace rnnkern {", 1)
+    return f'{before}\n#include "{DRIVER}"\n' + "#endif\n" * before.count("#if ")
+
+
+def check_level(level: str, folder: Path) -> None:
+    """Fails where a team's bits differ from one thread's, or threads race."""
+    if level not in rnnkern.build_info()["simd_levels"]:
+        pytest.skip(f"the processor has no {level}")
+    made = folder / "driver"
+    build = subprocess.run(
+        ["c++", *FLAGS, "-x", "c++", "-", "-o", made], cwd=ROOT, input=source(level), check=False, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    if "tsan" in build.stderr:
+        pytest.skip("no thread sanitizer")
+    assert build.returncode == 0, build.stderr
+    first_alone = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([made], env=first_alone, check=False, capture_output=True, text=True)
+    assert done.stdout == "0 differ\n", done.stdout + done.stderr[:4000]
+    assert done.returncode == 0, done.stderr[:4000]
