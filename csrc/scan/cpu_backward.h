@@ -54,7 +54,7 @@ RNNKERN_INLINE void backward_block(const ScanBackward<T> p, int64_t group, int64
 template <bool complex, bool per_step, bool needs_a, class T>
 void backward_share(const ScanBackward<T>& p, Member me) {
   over_blocks<T, true>(
-      p.sizes, few_steps, me,
+      p.sizes, per_step && needs_a ? few_steps / 2 : few_steps, me,
       [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last) RNNKERN_INLINE_LAMBDA {
         backward_block<complex, per_step, needs_a, vectors.value>(p, group, column, lanes, first, last);
       });

@@ -51,7 +51,8 @@ struct MomentRule {
 constexpr int64_t longest_piece = 16;
 
 // How far a kernel goes down a strip before the next: the rows stay streams. Rows that lie a power of two apart share
-// their places in the first cache, which has eight of each: four that are read and four that are written fit.
+// their places in the first cache, which has eight of each: four that are read and four that are written fit. Where
+// more than three tensors are gone through, half as many.
 constexpr int64_t few_steps = 4;
 
 template <class T>

@@ -13,6 +13,12 @@ from rnnkern.triton.linear_scan import is_reset, load, row_at
 
 
 @triton.jit
+def _read(p, at, mask):
+    real, _ = load(p, at, mask, False)
+    return real
+
+
+@triton.jit
 def _then(a, b, next_a, next_b):
     """s -> a s + b, and then the next."""
     return a * next_a, tl.where(next_a == 0, next_b, next_a * b + next_b)
@@ -59,16 +65,12 @@ def forward(
     """v and q before each piece but the first go to ``kept``, (pieces - 1, 2, N)."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     row = tl.arange(0, EVERY)[:, None].to(tl.int64)
-    inside = column < N
-    v_before, _ = load(v0, column, column < (N if HAS_V0 else 0), False)
-    q_before, _ = load(q0, column, column < (N if HAS_Q0 else 0), False)
+    inside, columns = column < N, tl.zeros([1, 1], tl.int64) + N
+    v_before = _read(v0, column, column < (N if HAS_V0 else 0))
+    q_before = _read(q0, column, column < (N if HAS_Q0 else 0))
     for piece in range(tl.cdiv(T, EVERY)):
-        if KEEPS:
-            to = kept + (2 * piece - 2) * N + column
-            tl.store(to, v_before, mask=inside & (piece > 0))
-            tl.store(to + N, q_before, mask=inside & (piece > 0))
         at, alive, gone = _places(offsets, reset, piece * EVERY + row, column, T, N, C, PACKED, RESET, FLIP)
-        x, _ = load(u, at, alive, False)
+        x = _read(u, at, alive)
         first = _states(_factors(MU, alive, gone, x), S * x, v_before, False)
         found = first
         if SQUARES:
@@ -77,6 +79,10 @@ def forward(
             q_before = _row(second, row, EVERY - 1)
         v_before = _row(first, row, EVERY - 1)
         tl.store(y + at, found, mask=alive)
+        if KEEPS:
+            to, more = kept + 2 * piece * columns + column, column < tl.where((piece + 1) * EVERY < T, N, 0)
+            tl.store(to, v_before, mask=more)
+            tl.store(to + N, q_before, mask=more)
     tl.store(v + column, v_before, mask=inside)
     if SQUARES:
         tl.store(q + column, q_before, mask=inside)
@@ -92,11 +98,11 @@ def backward(
     """v and q of a piece are made again from those before it, and what comes to them goes through it the other way."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     row = tl.arange(0, EVERY)[:, None].to(tl.int64)
-    inside = column < N
-    v_first, _ = load(v0, column, column < (N if HAS_V0 else 0), False)
-    q_first, _ = load(q0, column, column < (N if HAS_Q0 else 0), False)
-    to_v, _ = load(grad_v, column, column < (N if HAS_V else 0), False)
-    to_q, _ = load(grad_q, column, column < (N if HAS_Q else 0), False)
+    inside, columns = column < N, tl.zeros([1, 1], tl.int64) + N
+    v_first = _read(v0, column, column < (N if HAS_V0 else 0))
+    q_first = _read(q0, column, column < (N if HAS_Q0 else 0))
+    to_v = _read(grad_v, column, column < (N if HAS_V else 0))
+    to_q = _read(grad_q, column, column < (N if HAS_Q else 0))
     pieces = tl.cdiv(T, EVERY)
     for k in range(pieces):
         piece = pieces - 1 - k
@@ -105,15 +111,16 @@ def backward(
         _, next_alive, next_gone = _places(offsets, reset, place + 1, column, T, N, C, PACKED, RESET, FLIP)
         # What comes to the last row has been multiplied already.
         next_alive, next_gone = next_alive & (row < EVERY - 1), next_gone & (row < EVERY - 1)
-        grad, _ = load(grad_y, at, alive & (column < (N if HAS_Y else 0)), False)
+        grad = _read(grad_y, at, alive & (column < (N if HAS_Y else 0)))
         factors = _factors(MU, alive, gone, grad)
         v_slope = grad
         if SQUARES:
-            x, _ = load(u, at, alive, False)
+            x = _read(u, at, alive)
             squares = _factors(BETA, alive, gone, grad)
-            from_ = kept + (2 * piece - 2) * N + column
-            v_before = tl.where(piece > 0, tl.load(from_, mask=inside & (piece > 0), other=0.0), v_first)
-            q_before = tl.where(piece > 0, tl.load(from_ + N, mask=inside & (piece > 0), other=0.0), q_first)
+            from_ = kept + (2 * piece - 2) * columns + column
+            later = column < tl.where(piece > 0, N, 0)
+            v_before = tl.where(piece > 0, tl.load(from_, mask=later, other=0.0), v_first)
+            q_before = tl.where(piece > 0, tl.load(from_ + N, mask=later, other=0.0), q_first)
             first = _states(factors, S * x, v_before, False)
             second = _states(squares, (1 - BETA) * (x * x), q_before, False)
             slope = 1.0 / tl.sqrt(second + EPS)
