@@ -21,7 +21,8 @@ LANES = 16
 """Sequences that fill a register of the widest level in float32."""
 MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
 """Of real and of complex numbers: from how many sequences on, and N over the most layers that were faster than the
-matrix, on one thread with AVX-512 (``python -m perf.givens_recurrence``)."""
+matrix, on one thread with AVX-512: measured at some sizes (those of real numbers by ``python -m
+perf.givens_recurrence``), between and beyond them supposed."""
 
 
 @without_autocast
