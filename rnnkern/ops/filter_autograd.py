@@ -123,13 +123,14 @@ def _differentiate_backward(tensors, grads, **options):
     return [found.get(k) for k in range(len(tensors))]
 
 
-def _states(u, v0, count):
+def _states(u, v0, beta):
+    """v, and with beta q."""
     wide = u.dtype if u.dtype == torch.float64 else torch.float32
-    return [u.new_empty(u.shape[1:] if v0 is None else v0.shape, dtype=wide) for _ in range(count)]
+    return [u.new_empty(u.shape[1:] if v0 is None else v0.shape, dtype=wide) for _ in range(1 if beta is None else 2)]
 
 
 def _forward_shapes(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, every):
-    v, *q = _states(u, v0, 1 + (beta is not None))
+    v, *q = _states(u, v0, beta)
     results = [u.new_empty(u.shape), v, *q]
     if q and every:
         steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
@@ -138,7 +139,7 @@ def _forward_shapes(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, ev
 
 
 def _backward_shapes(grad_y, grad_v, grad_q, u, v0, q0, kept, batch_sizes, reset, reverse, mu, s, beta, eps, every):
-    return [u.new_empty(u.shape), *_states(u, v0, 1 + (beta is not None))]
+    return [u.new_empty(u.shape), *_states(u, v0, beta)]
 
 
 def _differentiate(ctx, grads):
