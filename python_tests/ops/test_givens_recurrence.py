@@ -207,7 +207,7 @@ def test_transforms_and_the_compiler():
     by_kernel = torch.func.jacrev(torch.func.grad(loss, 1), 0)(u, angles, h0, bias)
     with rnnkern.use("reference"):
         torch.testing.assert_close(by_kernel, torch.func.jacrev(torch.func.grad(loss, 1), 0)(u, angles, h0, bias))
-    with pytest.raises(NotImplementedError, match="givens_recurrence: the kernel has no forward mode"):
+    with pytest.raises(NotImplementedError, match="givens_recurrence: the kernels have no forward mode"):
         torch.func.jvp(loss, (u, angles, h0, bias), (u, angles, h0, bias))
 
 

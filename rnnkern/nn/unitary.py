@@ -17,6 +17,8 @@ from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
 MAPS = ("fourier", "givens", "free")
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+"""``dtype.to_complex()`` for the compiler, which does not know it."""
 
 
 class UnitaryRNN(Layers):
@@ -173,10 +175,10 @@ class UnitaryRNN(Layers):
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
         rows = self.num_layers * len(self._directions)
-        return (x.new_zeros(rows, batch, self.hidden_size, dtype=self._dtype.to_complex()),)
+        return (torch.view_as_complex(x.new_zeros(rows, batch, self.hidden_size, 2, dtype=self._dtype)),)
 
     def _check_state(self, state: tuple[Any], batch: int | None) -> None:
-        hx, dtype = state[0], self._dtype.to_complex()
+        hx, dtype = state[0], COMPLEX[self._dtype]
         if not isinstance(hx, Tensor):
             raise TypeError(f"UnitaryRNN: `hx` must be a tensor, got {type(hx).__name__}")
         wanted = (self.num_layers * len(self._directions), *(() if batch is None else (batch,)), self.hidden_size)
