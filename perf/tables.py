@@ -331,12 +331,16 @@ def main(devices: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / pag
     """Of what several devices have, the last one's is the newest.
 
     Raises:
-        FileNotFoundError: the last one has no recurrence.csv.
+        FileNotFoundError: a device has none of the CSVs.
     """
     names = ("recurrence.csv", "overhead.csv", *ORTHOGONAL, "linear_scan.csv")
-    paths = [record.RESULTS / device / name for device in devices for name in names]
-    needed = record.RESULTS / devices[-1] / names[0]
-    rows = newest([row for path in paths if path == needed or path.exists() for row in record.read(path)])
+    rows = []
+    for device in devices:
+        paths = [path for name in names if (path := record.RESULTS / device / name).exists()]
+        if not paths:
+            raise FileNotFoundError(f"{record.RESULTS / device} has none of {', '.join(names)}")
+        rows += [row for path in paths for row in record.read(path)]
+    rows = newest(rows)
     for page in pages:
         page.write_text(filled(page.read_text(), rows))
 

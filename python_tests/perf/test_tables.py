@@ -126,8 +126,8 @@ def test_pages_are_made_from_all_csvs(monkeypatch, tmp_path):
     record.append(tmp_path / "here" / "overhead.csv", [row("torch.nn", 2.0, case=overhead.CALL)])
     tables.main(["here"], [page])
     assert "Not measured yet" not in page.read_text()
-    with pytest.raises(FileNotFoundError):
-        tables.main(["nowhere"], [page])
+    with pytest.raises(FileNotFoundError, match="nowhere has none of "):
+        tables.main(["here", "nowhere"], [page])
 
 
 def test_every_table_stands_on_a_page():
