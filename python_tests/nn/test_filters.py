@@ -33,8 +33,10 @@ def filtered(kind, u):
     v, q, found = torch.zeros_like(u[0]), torch.zeros_like(u[0]), []
     for t, u_t in enumerate(u):
         k = t % every + 1
-        v = ((k - 1) / (k + 2) if kind == "nag" else mu) * v + s * u_t
-        if kind in ("adam", "rmsprop"):
+        v = mu * v + s * u_t
+        if kind == "nag":
+            found.append(s * u_t + (k - 1) / (k + 2) * (s * u_t - s * u[t - 1]))
+        elif kind in ("adam", "rmsprop"):
             q = beta * q + (1 - beta) * u_t**2
             found.append(v / torch.sqrt(q + EPS))
         else:

@@ -55,11 +55,11 @@ class Filter(NamedTuple):
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         weight = self.s * weight
         options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-        nag = self.kind == "nag"
-        factors = _restarting(self.every, x, **options) if nag else x.new_full(x.shape[-1:], self.mu)
-        z, last = linear_scan(factors, x, _zeros(x, batch_sizes), **options)
-        if nag:
-            return z.to(dtype), weight, ()
+        if self.kind == "nag":
+            factors = _restarting(self.every, x, **options)
+            before = torch.where(factors == 0, x, _step_before(x, batch_sizes, reverse))
+            return (x + factors * (x - before)).to(dtype), weight, ()
+        z, last = linear_scan(x.new_full(x.shape[-1:], self.mu), x, _zeros(x, batch_sizes), **options)
         with torch.autocast(x.device.type, enabled=False):
             return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
 
@@ -72,6 +72,19 @@ def _wide(x: Tensor) -> torch.dtype:
 def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
     batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
     return x.new_zeros(batch, x.shape[-1])
+
+
+def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
+    """Each row's x one step earlier in processing order; where a sequence begins, any."""
+    if batch_sizes is None:
+        return torch.cat([x[1:], x[-1:]] if reverse else [x[:1], x[:-1]])
+    sizes = batch_sizes.to(x.device)
+    row, begins = torch.arange(len(x), device=x.device), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    step = torch.repeat_interleave(sizes, output_size=len(x))
+    if reverse:
+        later = row + sizes[step]
+        return x[torch.where(later < begins[(step + 2).clamp(max=len(sizes))], later, row)]
+    return x[torch.where(step > 0, row - sizes[step - 1], row)]
 
 
 def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool) -> Tensor:
