@@ -188,9 +188,10 @@ KINDS = {
     "skew_exp": exponential, "cayley": cayley, "schur_weight": schur, "project_orthogonal": nearest,
 }  # fmt: skip
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-MIXED = ("givens_recurrence", "moment_filter")
-"""Not all of whose arguments have 16 bits: their own tests mix the dtypes."""
-CASES = [(kind, dtype) for kind in KINDS for dtype in DTYPES if dtype != torch.bfloat16 or kind not in MIXED]
+FEWER = {"givens_recurrence": DTYPES[:1], "moment_filter": DTYPES[:2]}
+"""Where |z| is near 0 its direction, and with it the recurrence, is luck in less than double precision; the filter has
+states of 32 bits where the sequence has 16. Their own tests have the other dtypes."""
+CASES = [(kind, dtype) for kind in KINDS for dtype in FEWER.get(kind, DTYPES)]
 MACHINE = {"level": st.sampled_from(LEVELS), "threads": st.integers(1, 3)}
 
 
