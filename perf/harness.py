@@ -5,6 +5,7 @@ taken within a round and quoted by their quantiles. Nothing is timed whose resul
 """
 
 import argparse
+import ctypes
 import gc
 import math
 import os
@@ -29,6 +30,8 @@ except ModuleNotFoundError:
 
 QUANTILES = (20, 50, 80)
 DRAWS = 4
+HEAP_KEEPS = 2**26
+"""Bytes: the most that glibc's heap keeps of what was freed last; more goes back to the system."""
 JUDGED = 2**18
 """The most elements of one result on a GPU that the closeness rule, which runs on the processor, judges."""
 
@@ -94,7 +97,8 @@ def timed(case: Case, problem: Problem, device: torch.device, effort: Effort) ->
     for direction, calls in problem.calls.items():
         calls = calls | problem.unlike.get(direction, {})
         peaks = {provider: peak_bytes(call, device) for provider, call in calls.items()}
-        times = interleave({**calls, "floor": problem.floors[direction]}, device, effort)
+        trimmed = device.type == "cpu" and max(peaks.values()) > HEAP_KEEPS
+        times = interleave({**calls, "floor": problem.floors[direction]}, device, effort, trimmed)
         floor = [max(t, problem.moving.get(direction, 0.0)) for t in times.pop("floor")]
         for provider, mine in times.items():
             ratio = [a / b for a, b in zip(mine, times[OURS], strict=True)]
@@ -154,8 +158,14 @@ def assert_same(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None
     assert error <= bound * size, f"{name}: error {error:.3g} exceeds {bound:.3g} of {size:.3g}"  # a truth may be 0
 
 
-def interleave(calls: Mapping[str, Callable], device: torch.device, effort: Effort) -> dict[str, list[float]]:
-    """Seconds of each call in each round, ABBA."""
+def interleave(
+    calls: Mapping[str, Callable], device: torch.device, effort: Effort, trimmed: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round, ABBA.
+
+    Where ``trimmed``, each turn begins with a heap that has no free pages, as large tensors leave it in a training loop.
+    Else whatever the process has done before would decide how many fresh pages a call has to take.
+    """
     spent = {}
     for _ in range(effort.warm_ups):
         spent = {name: seconds(call, device) for name, call in calls.items()}
@@ -169,11 +179,20 @@ def interleave(calls: Mapping[str, Callable], device: torch.device, effort: Effo
     try:
         for k in range(rounds):
             for name in calls if k % 2 == 0 else reversed(calls):
+                if trimmed:
+                    trim_heap()
                 times[name].append(seconds(calls[name], device, repeats[name]))
     finally:
         if collects:
             gc.enable()
     return times
+
+
+def trim_heap() -> None:
+    """Gives the free pages of the C library's heap back to the system, where it is one that does so by itself."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:

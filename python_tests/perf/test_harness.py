@@ -1,3 +1,4 @@
+import resource
 import time
 
 import pytest
@@ -74,6 +75,28 @@ def test_calls_take_turns():
     times = harness.interleave(calls, CPU, EFFORT)
     assert "".join(order) == "abab" + "abbaab"
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_call_finds_no_free_pages(large, monkeypatch):
+    turns = []
+    monkeypatch.setattr(harness, "HEAP_KEEPS", 0 if large else 2**30)
+    monkeypatch.setattr(harness, "trim_heap", lambda: turns.append("trim"))
+    monkeypatch.setattr(harness, "seconds", lambda *_: turns.append("call") or 1e-3)
+    harness.measure(case(), CPU, Effort(0.0, 1, 1, warm_ups=1))
+    assert turns == ["call"] * 3 + (["trim", "call"] if large else ["call"]) * 3  # ours, the peer, the floor
+
+
+def test_a_trimmed_heap_takes_fresh_pages():
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        del [torch.ones(2**20)][:]  # 4 MB, which come from the heap once one of that size has gone
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    kept = faults()
+    harness.trim_heap()
+    assert faults() >= 1000 > kept
 
 
 def test_rounds_fill_the_time():
