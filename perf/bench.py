@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from perf import (
     gather_attention,
     linear_scan,
+    moment_filter,
     orthogonal,
     orthogonal_factors,
     orthogonal_step,
@@ -28,6 +29,7 @@ RUNS = (
     (sab, []),
     (gather_attention, []),
     (linear_scan, []),
+    (moment_filter, []),
 )
 """A family's cases and the options that they run with."""
 

@@ -3,9 +3,10 @@
 ``python -m perf.gpu_tables perf/results/nvidia-h200``
 """
 
+import functools
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perf import record
@@ -117,11 +118,11 @@ def others(figures: Figures) -> Iterator[Row]:
         }
 
 
-def weights(figures: Figures) -> Iterator[Row]:
-    """Orthogonal weights: a line per function and size, against each peer."""
+def calls(figures: Figures, names: Mapping[str, int]) -> Iterator[Row]:
+    """A line per function and size, called by parts of the key, against each peer."""
     peers = dict.fromkeys(peer for key in figures.keys for peer in figures.peers(key))
     for key in figures.keys:
-        line: Row = {"": key[1], "matrices": key[2]}
+        line: Row = {name: key[part] for name, part in names.items()}
         for direction, short in DIRECTIONS.items():
             line[f"{short} ms"] = figures.number(key, direction, OURS, "ms_50")
             line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
@@ -138,7 +139,16 @@ TABLES = {
         ("other cases", others),
     ),
     "relevancy.csv": (("relevancy attention", others),),
-    "orthogonal.csv": (("orthogonal weights; /x: times faster than x", weights),),
+    "orthogonal.csv": (
+        ("orthogonal weights; /x: times faster than x", functools.partial(calls, names={"": 1, "matrices": 2})),
+    ),
+} | {
+    f"{name}.csv": ((f"{name}; /x: times faster than x", functools.partial(calls, names={"": 0, sizes: 2})),)
+    for name, sizes in (
+        ("linear_scan", "T x B x C"),
+        ("moment_filter", "T x B x C"),
+        ("gather_attention", "B x T x kappa x n"),
+    )
 }
 
 

@@ -163,8 +163,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round, ABBA.
 
-    Where ``trimmed``, each turn begins with a heap that has no free pages, as large tensors leave it in a training loop.
-    Else whatever the process has done before would decide how many fresh pages a call has to take.
+    Where ``trimmed``, each turn begins with a heap that has no free pages, as large tensors leave it in a training
+    loop. Else whatever the process has done before would decide how many fresh pages a call has to take.
     """
     spent = {}
     for _ in range(effort.warm_ups):
@@ -267,6 +267,10 @@ class Outcome(NamedTuple):
     rows: list[Row]
     refused: list[str]  # cases that failed or computed something wrong
     left_out: list[tuple[str, str]]  # cases without a kernel or without time, providers not to be had, and the reason
+
+    def add(self, more: "Outcome") -> None:
+        for mine, its in zip(self, more, strict=True):
+            mine.extend(its)
 
     def settle(self) -> None:
         """Says what was left out.

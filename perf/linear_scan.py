@@ -23,6 +23,7 @@ from rnnkern.ops import explain, linear_scan
 from rnnkern.testing import as_reals
 
 SHAPES = ((512, 32, 1024), (4096, 16, 128), (16384, 1, 64))
+GPU_SHAPES = ((2048, 32, 1024), (4096, 16, 128))
 QUICK_SHAPES = ((12, 2, 16),)
 """(T, B, C)."""
 KINDS = ("constant", "per step")

@@ -1,5 +1,5 @@
-"""Measures the recurrence, relevancy attention and orthogonal weights on a GPU into a folder, within minutes: the last
-stage of ``make gpu``.
+"""Measures the recurrence, relevancy attention, orthogonal weights and scans on a GPU into a folder, within minutes:
+the last stage of ``make gpu``.
 
 ``python -m perf.measure_gpu --help``. TF32 is off on both sides.
 """
@@ -19,12 +19,22 @@ from typing import NamedTuple
 
 import torch
 
-from perf import flashrnn_peer, gpu_tables, harness, orthogonal, record, relevancy
+from perf import (
+    flashrnn_peer,
+    gather_attention,
+    gpu_tables,
+    harness,
+    linear_scan,
+    moment_filter,
+    orthogonal,
+    record,
+    relevancy,
+)
 from perf import recurrence_gpu as cases
 from perf.harness import Effort, NoKernel, Outcome
 from perf.recurrence_gpu import Spec
 
-SECTIONS = ("memory", "short", "plain", "orthogonal", "relevancy", "variants", "flashrnn")
+SECTIONS = ("memory", "short", "plain", "orthogonal", "relevancy", "scans", "variants", "flashrnn")
 EFFORT = Effort(seconds=0.25, least=3, most=20, warm_ups=1, enough=1e-3)
 QUICK_EFFORT = Effort(seconds=0.0, least=3, most=3, warm_ups=1, enough=1e-4)
 QUICK_MEMORY_STEPS = (4, 8)
@@ -32,6 +42,8 @@ COMPILE_SECONDS = 120
 TURN_SECONDS = 30
 RELEVANCY_SECONDS = 40
 """A loop in PyTorch launches some thirty kernels a step, backwards as many again: a case takes about two seconds."""
+SCAN_SECONDS = 40
+"""Their loops are as slow."""
 
 
 class Run(NamedTuple):
@@ -141,6 +153,22 @@ def attention(run: Run) -> Outcome:
     return harness.attempt(todo, path, run.device, run.command, run.effort, deadline)
 
 
+# ---- scans, and attention to lists
+
+
+def scans(run: Run) -> Outcome:
+    outcome, deadline = Outcome([], [], []), min(run.deadline, time.monotonic() + SCAN_SECONDS)
+    families = {
+        "linear_scan": (linear_scan.cases, linear_scan.QUICK_SHAPES, linear_scan.GPU_SHAPES),
+        "moment_filter": (moment_filter.cases, linear_scan.QUICK_SHAPES, linear_scan.GPU_SHAPES),
+        "gather_attention": (gather_attention.cases, gather_attention.QUICK_SHAPES, gather_attention.SHAPES),
+    }
+    for name, (cases_of, quick, shapes) in families.items():
+        todo = cases_of(quick if run.quick else shapes, "float32", run.device)
+        outcome.add(harness.attempt(todo, run.folder / f"{name}.csv", run.device, run.command, run.effort, deadline))
+    return outcome
+
+
 # ---- all
 
 
@@ -160,11 +188,7 @@ def pictures(folder: Path) -> None:
 
 def measure(run: Run, sections: Sequence[str], options: Sequence[str]) -> Outcome:
     outcome = Outcome([], [], [])
-
-    def add(more: Outcome) -> None:
-        for mine, its in zip(outcome, more, strict=True):
-            mine.extend(its)
-
+    add = outcome.add
     rate = harness.copy_rate(run.device)
     processes = begin_short(options, rate) if "short" in sections else []
     try:
@@ -182,6 +206,8 @@ def measure(run: Run, sections: Sequence[str], options: Sequence[str]) -> Outcom
         add(weights(run))
     if "relevancy" in sections:
         add(attention(run))
+    if "scans" in sections:
+        add(scans(run))
     if "variants" in sections:
         add(attempt(cases.VARIANTS))
     add(attempt([spec for spec in plain if spec.batch != first and not run.quick]))

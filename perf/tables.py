@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import linear_scan, orthogonal, orthogonal_factors, overhead, record
+from perf import linear_scan, moment_filter, orthogonal, orthogonal_factors, overhead, record
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
 
@@ -230,15 +230,15 @@ def factors(peers: Sequence[str], rows: Sequence[Record]) -> str:
     return markdown(head, lines, words=2)
 
 
-def scans(rows: Sequence[Record]) -> str:
+def scans(peers: Sequence[str], rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider=OURS):
         same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
-        ratios = (number(same, ratio, provider=provider) for provider in linear_scan.PEERS)
+        ratios = (number(same, ratio, provider=provider) for provider in peers)
         words = [sizes(row["shape"]), row["case"], DIRECTIONS[row["direction"]].lower()]
         share = f"{100 / float(row['over_floor']):.0f} %"
         lines.append([*words, f"{float(row['ms_50']):.3g}", share, *ratios])
-    head = ["T, B, C", "", "", "ms", "of the copy's bandwidth", *(f"over {peer}" for peer in linear_scan.PEERS)]
+    head = ["T, B, C", "", "", "ms", "of the copy's bandwidth", *(f"over {peer}" for peer in peers)]
     return markdown(head, lines, words=3)
 
 
@@ -311,8 +311,13 @@ TABLES = {
     ),
     "scans": Table(
         functools.partial(where, op="linear_scan"),
-        scans,
+        functools.partial(scans, linear_scan.PEERS),
         f"linear_scan; times faster than plain PyTorch; {LOSSES}",
+    ),
+    "filters": Table(
+        functools.partial(where, op="moment_filter"),
+        functools.partial(scans, moment_filter.PEERS),
+        f"moment_filter; times faster; {LOSSES}",
     ),
     "updates": Table(
         functools.partial(where, op="optimiser step"),
@@ -333,7 +338,7 @@ def main(devices: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / pag
     Raises:
         FileNotFoundError: a device has none of the CSVs.
     """
-    names = ("recurrence.csv", "overhead.csv", *ORTHOGONAL, "linear_scan.csv")
+    names = ("recurrence.csv", "overhead.csv", *ORTHOGONAL, "linear_scan.csv", "moment_filter.csv")
     rows = []
     for device in devices:
         paths = [path for name in names if (path := record.RESULTS / device / name).exists()]

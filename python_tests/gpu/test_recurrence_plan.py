@@ -20,7 +20,7 @@ L4 = (8, 9, 58, 101376)
 B200 = (10, 0, 148, 232448, 18, 8)
 T4 = (7, 5, 40, 65536)
 DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
-TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before"}}
+TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before", "goru"}}
 """Cells whose R of 128 units in float32 outgrows the shared memory of a device."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -60,8 +60,6 @@ NO_BLOCK = "heads of {} units do not fit one block".format
 STEPWISE = [
     ("lstm", torch.float32, (258, 2), B200, NO_BLOCK(129)),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
-    ("goru", torch.float32, (32, 1), H100, "the cell runs step by step alone"),
-    ("complex_modrelu", torch.bfloat16, (512, 1), H100, "the cell runs step by step alone"),
     ("gru", torch.float64, (129, 1), H100, NO_BLOCK(129)),
     ("gru", torch.float16, (129, 1), T4, NO_BLOCK(129)),
     ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),

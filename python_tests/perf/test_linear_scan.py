@@ -1,7 +1,9 @@
+import itertools
+
 import pytest
 import torch
 
-from perf import harness, linear_scan, record
+from perf import harness, linear_scan, moment_filter, record
 from rnnkern import _extension
 from rnnkern.ops import use
 
@@ -46,3 +48,20 @@ def test_the_floor_copies_what_must_cross_memory():
         assert sum(len(target) for target, _ in pairs) == rows
         job()
         assert all(torch.equal(target, source) for target, source in pairs)
+
+
+def test_filters_are_measured_in_both_directions(tmp_path):
+    moment_filter.main(["--shapes", "12x2x16", "--seconds", "0", "--threads", "1", "--device", "cpu"], tmp_path)
+    (path,) = tmp_path.glob("*/moment_filter.csv")
+    found = {(row["case"], row["direction"], row["provider"]) for row in record.read(path)}
+    assert found == set(
+        itertools.product(moment_filter.RULES, ("forward", "forward+backward"), ("rnnkern", *moment_filter.PEERS))
+    )
+
+
+def test_a_wrong_filter_is_not_timed(monkeypatch):
+    monkeypatch.setattr(moment_filter, "two_scans", lambda u, **rule: 1.01 * u)
+    cases = moment_filter.cases(linear_scan.QUICK_SHAPES, "float32", CPU)[:1]
+    outcome = harness.attempt(cases, None, CPU, "", harness.Effort(0.0, 1, 1))
+    assert outcome.rows == []
+    assert "two scans, forward: y" in outcome.refused[0]

@@ -24,6 +24,8 @@ from rnnkern.reference.relevancy import RELEVANCY_CELLS
 CPU = torch.device("cpu")
 EFFORT = Effort(0.0, 2, 2, warm_ups=1)
 RATE = 1e9
+NAMES = ("recurrence", "relevancy", "orthogonal", "linear_scan", "moment_filter", "gather_attention")
+"""Of the CSVs that have a table."""
 
 compiled_part = pytest.mark.skipif(not KERNEL_CELLS, reason="the compiled part is missing: nothing to measure")
 
@@ -277,6 +279,7 @@ def test_a_run(tmp_path, capsys, monkeypatch):
         "plain",
         "orthogonal",
         "relevancy",
+        "scans",
         "flashrnn",
         "--out",
         str(tmp_path),
@@ -289,13 +292,15 @@ def test_a_run(tmp_path, capsys, monkeypatch):
     assert {(row["case"], row["cell"]) for row in rows} == set(itertools.product(("dense", "heads"), cases.CELLS))
     weights = record.read(tmp_path / "orthogonal.csv")
     assert {row["op"] for row in weights} == {"skew_exp", "schur_weight"}
+    scans = [row for name in NAMES[3:] for row in record.read(tmp_path / f"{name}.csv")]
+    assert {row["op"] for row in scans} == set(NAMES[3:])
     attention = record.read(tmp_path / "relevancy.csv")
     assert {(row["cell"], row["provider"]) for row in attention} == set(
         itertools.product(RELEVANCY_CELLS, (OURS, "PyTorch, cached keys"))
     )
     assert {row["kernel"] for row in attention if row["provider"] == OURS} == {"the cpu kernel serves this call"}
     command = "python -m perf.measure_gpu --device cpu --quick"
-    assert all(row["command"] == command for row in rows + weights + attention)
+    assert all(row["command"] == command for row in rows + weights + attention + scans)
     memory = record.read(tmp_path / "memory.csv")
     assert {row["provider"] for row in memory} == {OURS, "torch.nn", "loop"}
     assert all(int(row["peak_bytes"]) > 0 for row in memory)
@@ -377,7 +382,7 @@ def test_tables(tmp_path):
     assert "loop 50.0" in line
     assert not any("gru" in line for line in lines)
     assert "gru" in gpu_tables.text(tmp_path)
-    none = "\n\n".join(f"{name}.csv: nothing was measured" for name in ("recurrence", "relevancy", "orthogonal"))
+    none = "\n\n".join(f"{name}.csv: nothing was measured" for name in NAMES)
     assert gpu_tables.text(tmp_path / "none") == none
 
 
@@ -387,7 +392,7 @@ def test_the_table_of_orthogonal_weights(tmp_path):
     figures = [(OURS, "forward+backward", 1.0), ("torch.matrix_exp", "forward+backward", 8.0)]
     rows = [facts | {"provider": name, "direction": way, "ratio_50": ratio} for name, way, ratio in figures]
     record.append(tmp_path / "orthogonal.csv", rows)
-    *_, head, line = gpu_tables.text(tmp_path).splitlines()
+    *_, head, line = gpu_tables.text_of(tmp_path / "orthogonal.csv", "").splitlines()
     assert head.split() == ["matrices", "both", "ms", "both", "over", "floor", "both", "/matrix_exp"]
     assert line.split() == ["exp", "256x32x32", "0.5", "9.0", "8.0"]
 

@@ -50,7 +50,7 @@ def test_bench_runs_every_case(monkeypatch, capsys):
     cases = set(re.findall(r"^(\S+(?: \S+)*)  ", capsys.readouterr().out, re.M))
     wanted = {"dense", "packed", "dense, 2 layers", "dense, 2 directions", "one call", "step by step", "norm 1"}
     wanted |= {"angles", "step", "nu 4, rho 4", "lists of a recurrence", "reflections", "tunable", "butterfly"}
-    wanted |= {"constant factors", "per step factors", "k 3, every 2"}
+    wanted |= {"constant factors", "per step factors", "momentum", "adam", "k 3, every 2"}
     assert cases == wanted | {"case"}
 
 

@@ -1,0 +1,109 @@
+"""moment_filter, forward and backward, against the loop and two linear scans with their arithmetic around them.
+
+``python -m perf.moment_filter --help``. Floor: what must cross memory is copied in the same run: forward u and y once
+each; with the backward the gradient of y and that of u, and u again where there is a second moment.
+"""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perf import harness, record
+from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.linear_scan import QUICK_SHAPES, SHAPES, floor, shape
+from rnnkern import reference
+from rnnkern.ops import explain, linear_scan, moment_filter
+
+RULES = {"momentum": {"mu": 0.9, "s": 0.1}, "adam": {"mu": 0.9, "s": 0.1, "beta": 0.99}}
+"""By the optimiser whose step it is."""
+COPIES = {"momentum": {"forward": 1.0, "forward+backward": 2.0}, "adam": {"forward": 1.0, "forward+backward": 2.5}}
+"""Of the floor: copies of u, each of which reads and writes as many values as u has."""
+EPS = 1e-2
+PEERS = ("loop", "two scans")
+
+Function = Callable[[Tensor], Tensor]
+
+
+def two_scans(u: Tensor, mu: float, s: float, beta: float | None = None) -> Tensor:
+    """As one writes it with ``linear_scan``."""
+    zeros, factors = u.new_zeros(u.shape[1:]), u.new_ones(u.shape[-1])
+    v, _ = linear_scan(mu * factors, s * u, zeros)
+    if beta is None:
+        return v
+    q, _ = linear_scan(beta * factors, (1 - beta) * u.square(), zeros)
+    return v / (q + EPS).sqrt()
+
+
+def problem_of(sizes: tuple[int, ...], rule: str, dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
+    torch.manual_seed(seed)
+    u, upstream = (torch.randn(sizes, dtype=dtype).to(device) for _ in range(2))
+    chosen = explain(moment_filter, u, **RULES[rule])
+    if chosen.implementation == "reference":
+        raise NoKernel(f"there is no kernel to measure: {chosen.reason}")
+    loop = functools.partial(first, reference.moment_filter, RULES[rule])
+    functions = {OURS: functools.partial(first, moment_filter, RULES[rule]), "loop": loop}
+    functions[PEERS[1]] = functools.partial(two_scans, **RULES[rule])
+    return Problem(
+        calls={
+            "forward": {name: functools.partial(value, f, u) for name, f in functions.items()},
+            "forward+backward": {name: functools.partial(both, f, u, upstream) for name, f in functions.items()},
+        },
+        floors={direction: floor(u, count) for direction, count in COPIES[rule].items()},
+        naive=functools.partial(both, loop, u, upstream),
+        truth=functools.partial(both, loop, u.double(), upstream.double()),
+    )
+
+
+def first(operator: Callable[..., tuple[Tensor, ...]], rule: dict[str, float], u: Tensor) -> Tensor:
+    return operator(u, **rule)[0]
+
+
+def value(function: Function, u: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {"y": function(u)}
+
+
+def both(function: Function, u: Tensor, upstream: Tensor) -> dict[str, Tensor]:
+    leaf = u.detach().requires_grad_()
+    y = function(leaf)
+    return {"y": y.detach(), "gradient of u": torch.autograd.grad(y, leaf, upstream)[0]}
+
+
+def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
+    return [
+        Case(
+            {
+                "op": "moment_filter",
+                "case": rule,
+                "cell": "linear",
+                "shape": "x".join(map(str, sizes)),
+                "dtype": dtype,
+            },
+            functools.partial(problem_of, sizes, rule, getattr(torch, dtype), device),
+        )
+        for sizes in shapes
+        for rule in RULES
+    ]
+
+
+def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+    parser = harness.arguments("Times moment_filter, forward and forward+backward.")
+    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(chosen.device)
+    shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
+    path = None if chosen.quick else record.folder(device, results) / "moment_filter.csv"
+    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
+    command = shlex.join(["python", "-m", "perf.moment_filter", *argv])
+    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
