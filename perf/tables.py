@@ -1,11 +1,13 @@
 """Writes the tables of README and docs/benchmarks.md, each between its marks, from the newest rows of devices' CSVs.
 
-``python -m perf.tables cpu-amd-epyc-1t cpu-amd-epyc-2t``
+``python -m perf.tables cpu-amd-epyc-1t cpu-amd-epyc-2t --another cpu-amd-epyc-family-25-model-17-2t``
 """
 
+import argparse
 import functools
 import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from perf import linear_scan, moment_filter, orthogonal, orthogonal_factors, overhead, record
 from perf.record import OURS
-from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED
+from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED, SHAPES
 
 PAGES = ("README.md", "docs/benchmarks.md")
 MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -157,6 +159,24 @@ def stacks(rows: Sequence[Record]) -> str:
     return grids(rows, lambda row: f"`{row['cell']}`, {kinds[row['case']]}", ratio)
 
 
+def means(rows: Sequence[Record]) -> str:
+    """Stacks, forward and backward alone, each with its geometric mean, and that without the first shape."""
+    kinds = {"dense": "1 layer", "dense, 2 layers": "2 layers", "dense, 2 directions": "2 directions"}
+    shapes = ["x".join(map(str, shape)) for shape in SHAPES]
+    lines = []
+    for cell, case in dict.fromkeys((row["cell"], row["case"]) for row in rows):
+        found = {row["shape"]: row for row in where(rows, cell=cell, case=case, direction=BOTH)}
+        mean = [
+            f"{statistics.geometric_mean(float(found[shape]['ratio_50']) for shape in some):.2f}"
+            if all(shape in found for shape in some)
+            else ""
+            for some in (shapes, shapes[1:])
+        ]
+        figures = [ratio(found[shape]) if shape in found else "" for shape in shapes]
+        lines.append([f"`{cell}`, {kinds[case]}", *figures, *mean])
+    return markdown(["Forward and backward", *map(sizes, shapes), "mean", "of the last five"], lines)
+
+
 def of_recomputed(rows: Sequence[Record]) -> list[Record]:
     """And of what stands beside it."""
     rows = where(rows, case="dense", direction=BOTH)
@@ -271,6 +291,7 @@ TABLES = {
     ),
     "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
     "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
+    "another": Table(of_stacks, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}"),
     "recomputed": Table(
         of_recomputed, recomputed, "Forward and backward with `save_gates=False`; peak memory of one call."
     ),
@@ -328,26 +349,37 @@ TABLES = {
 """By the name in a page's marks."""
 
 
-def filled(page: str, rows: Sequence[Record]) -> str:
-    return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]].text(rows)}\n{match[3]}", page)
+def filled(page: str, rows: Sequence[Record], another: Sequence[Record] = ()) -> str:
+    def text(match: re.Match) -> str:
+        shown = another if match[2] == "another" else rows
+        return f"{match[1]}{TABLES[match[2]].text(shown)}\n{match[3]}"
+
+    return MARKED.sub(text, page)
 
 
-def main(devices: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
+def main(argv: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
     """Of what several devices have, the last one's is the newest.
 
     Raises:
         FileNotFoundError: a device has none of the CSVs.
     """
-    names = ("recurrence.csv", "overhead.csv", *ORTHOGONAL, "linear_scan.csv", "moment_filter.csv")
-    rows = []
-    for device in devices:
-        paths = [path for name in names if (path := record.RESULTS / device / name).exists()]
-        if not paths:
-            raise FileNotFoundError(f"{record.RESULTS / device} has none of {', '.join(names)}")
-        rows += [row for path in paths for row in record.read(path)]
-    rows = newest(rows)
+    parser = argparse.ArgumentParser(prog="python -m perf.tables")
+    parser.add_argument("devices", nargs="+", help="folders of perf/results; the last one's rows are the newest")
+    parser.add_argument("--another", help="a folder whose recurrence has a table of its own")
+    chosen = parser.parse_args(argv)
+    names = ("overhead.csv", *ORTHOGONAL, "linear_scan.csv", "moment_filter.csv")
+    rows = [row for device in chosen.devices for row in read(device, ("recurrence.csv", *names))]
+    another = newest(read(chosen.another, ["recurrence.csv"])) if chosen.another else []
+    rows = newest(rows + (read(chosen.another, names) if chosen.another else []))
     for page in pages:
-        page.write_text(filled(page.read_text(), rows))
+        page.write_text(filled(page.read_text(), rows, another))
+
+
+def read(device: str, names: Sequence[str]) -> list[Record]:
+    paths = [path for name in names if (path := record.RESULTS / device / name).exists()]
+    if not paths:
+        raise FileNotFoundError(f"{record.RESULTS / device} has none of {', '.join(names)}")
+    return [row for path in paths for row in record.read(path)]
 
 
 if __name__ == "__main__":

@@ -58,6 +58,18 @@ def test_stacks_stand_beside_one_layer():
     assert [line for line in found if "`" in line] == wanted
 
 
+def test_another_processor_has_means():
+    """Over all six shapes, and over the five smaller ones."""
+    shapes = ["x".join(map(str, shape)) for shape in recurrence.SHAPES]
+    ratios = dict(zip(shapes, (0.5, 2.0, 2.0, 2.0, 2.0, 4.0), strict=True))
+    rows = [row("torch.nn", x, shape=shape) for shape, x in ratios.items()]
+    rows += [row("torch.nn", x, shape=shape, case="dense, 2 layers") for shape, x in list(ratios.items())[1:]]
+    found = text("another", *rows, row("torch.nn", 9.0, shape=shapes[0], direction="forward")).splitlines()
+    assert found[0].endswith("| mean | of the last five |")
+    assert found[2] == "| `gru`, 1 layer | **0.50** | 2.00 | 2.00 | 2.00 | 2.00 | 4.00 | 1.78 | 2.30 |"
+    assert found[3] == "| `gru`, 2 layers |  | 2.00 | 2.00 | 2.00 | 2.00 | 4.00 |  | 2.30 |"
+
+
 def test_recomputed_gates_stand_beside_those_kept():
     rows = [row("rnnkern"), row("torch.nn", peak_bytes=2e6), row(recurrence.RECOMPUTED, 1.25, peak_bytes=123_456_789)]
     found = text("recomputed", *rows, row("rnnkern", cell="tanh"))
@@ -126,6 +138,13 @@ def test_pages_are_made_from_all_csvs(monkeypatch, tmp_path):
     record.append(tmp_path / "here" / "overhead.csv", [row("torch.nn", 2.0, case=overhead.CALL)])
     tables.main(["here"], [page])
     assert "Not measured yet" not in page.read_text()
+    record.append(tmp_path / "there" / "recurrence.csv", [row("torch.nn", 3.0, case="dense, 2 layers")])
+    record.append(tmp_path / "there" / "overhead.csv", [row("torch.nn", 4.0, case=overhead.CALL)])
+    page.write_text(page.read_text() + "<!-- another:begin -->\n<!-- another:end -->\n")
+    tables.main(["here", "--another", "there"], [page])
+    assert "| `gru` over torch.nn | 2.00 |" in page.read_text()
+    assert "| `gru`, 2 layers |" in page.read_text()
+    assert "| 4.00 |" in page.read_text()
     with pytest.raises(FileNotFoundError, match="nowhere has none of "):
         tables.main(["here", "nowhere"], [page])
 
