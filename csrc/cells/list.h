@@ -26,13 +26,12 @@
   X(Euler)               \
   X(Lstm)                \
   X(Gru)                 \
-  X(GruResetBefore)
+  X(GruResetBefore)      \
+  X(Goru)                \
+  X(ComplexModRelu)
 
 // Those that a GPU has kernels of: the same, and after them those that it takes step by step.
-#define RNNKERN_CUDA_CELLS(X) \
-  RNNKERN_CELLS(X)            \
-  X(Goru)                     \
-  X(ComplexModRelu)
+#define RNNKERN_CUDA_CELLS(X) RNNKERN_CELLS(X)
 
 // Those that a CPU has kernels of: the same, and after them its own.
 #define RNNKERN_CPU_CELLS(X) \

@@ -20,7 +20,7 @@ class GORU(Recurrent, torch.nn.GRU):
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
     by :func:`rnnkern.parametrizations.orthogonal_candidate`, which computes it once per step of an optimiser; A trains
-    at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`. A GPU takes it step by step.
+    at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
