@@ -6,7 +6,6 @@ the backward.
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, record
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf import family, harness, record
+from perf.harness import OURS, Case, NoKernel, Problem
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention
 
@@ -112,17 +111,11 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times gather_attention, forward and forward+backward.")
+    parser = family.arguments("Times gather_attention, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="BxTxKAPPAxN", help="instead of the usual four")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
-    device = torch.device(chosen.device)
+    chosen, setup = family.begin(parser, argv, "gather_attention", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "gather_attention.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.gather_attention", *argv])
-    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+    harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 
 
 if __name__ == "__main__":

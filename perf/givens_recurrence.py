@@ -9,7 +9,6 @@ a sequence that is linear in L, a + b L.
 import functools
 import itertools
 import math
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, orthogonal, record
+from perf import family, harness, orthogonal, record
 from perf.harness import OURS, Case, Effort, Problem, Values
 from perf.record import Row, significant
 from rnnkern import ops, reference
@@ -128,19 +127,16 @@ def report(rows: Sequence[Row], batch: int) -> str:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times givens_recurrence and the recurrence with its matrix, forward and backward.")
+    parser = family.arguments(
+        "Times givens_recurrence and the recurrence with its matrix, forward and backward.", family.WIDE
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--style", default="tunable", choices=("tunable", "butterfly"))
     parser.add_argument("--sizes", type=int, nargs="+", help="N")
     parser.add_argument("--layers", type=int, nargs="+", help="L")
-    chosen = parser.parse_args(argv)
-    if chosen.dtype == "bfloat16":
-        parser.error("--dtype must be float32 or float64")
-    torch.set_num_threads(1)
-    device = torch.device("cpu")
-    path = None if chosen.quick else record.folder(device, results) / "givens-recurrence.csv"
-    effort = Effort(0.0, 3, 5) if chosen.quick else Effort(chosen.seconds, enough=5e-3)
-    facts = record.facts(device, shlex.join(["python", "-m", "perf.givens_recurrence", *argv]))
+    parser.set_defaults(threads=1)
+    chosen, setup = family.begin(parser, argv, "givens_recurrence", results, 5e-3, Effort(0.0, 3, 5))
+    facts = record.facts(setup.device, setup.command)
     labels = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
     labels |= {"steps": STEPS}
     sizes = chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES)
@@ -149,11 +145,11 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     for size, layers in grid:
         problem = functools.partial(build, size, layers, chosen.batch, chosen.style, dtype)
         cases.append(Case({name: str(x) for name, x in labels.items()} | {"shape": f"{size}x{layers}"}, problem))
-    for (size, layers), ms in zip(grid, measure(cases, effort), strict=True):
+    for (size, layers), ms in zip(grid, measure(cases, setup.effort), strict=True):
         own = labels | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
         rows += [facts | own | {"provider": name, "ms": significant(t)} for name, t in ms.items()]
-    if path is not None:
-        record.append(path, rows)
+    if setup.path is not None:
+        record.append(setup.path, rows)
     shown = ("style", "dtype", "batch", "size", "layers", "provider", "ms", "over")
     print(record.table([{name: row[name] for name in shown} for row in rows]))
     print(report(rows, chosen.batch))

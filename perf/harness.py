@@ -4,7 +4,6 @@ Each round runs every call once, in alternating order, so that whatever else the
 taken within a round and quoted by their quantiles. Nothing is timed whose result is wrong.
 """
 
-import argparse
 import ctypes
 import gc
 import math
@@ -251,16 +250,6 @@ def quantiles(name: str, values: Sequence[float]) -> Row:
 
 
 # ---- a run over many cases
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """Those that every family's benchmark takes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
-    parser.add_argument("--seconds", type=float, default=Effort().seconds, help="of measuring per case and direction")
-    parser.add_argument("--quick", action="store_true", help="a look: tiny shapes, few rounds, nothing is kept")
-    return parser
 
 
 class Outcome(NamedTuple):

@@ -8,7 +8,6 @@ x, and h again, and a and its gradient where they are per step.
 
 import functools
 import importlib
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, record
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf import family, harness, record
+from perf.harness import OURS, Case, NoKernel, Problem
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan
 from rnnkern.testing import as_reals
@@ -177,17 +176,11 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times linear_scan, forward and forward+backward.")
+    parser = family.arguments("Times linear_scan, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
-    device = torch.device(chosen.device)
+    chosen, setup = family.begin(parser, argv, "linear_scan", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "linear_scan.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.linear_scan", *argv])
-    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+    harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ each; with the backward the gradient of y and that of u, and u again where there
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, record
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf import family, harness, record
+from perf.harness import OURS, Case, NoKernel, Problem
 from perf.linear_scan import QUICK_SHAPES, SHAPES, floor, shape
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
@@ -92,17 +91,11 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times moment_filter, forward and forward+backward.")
+    parser = family.arguments("Times moment_filter, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
-    device = torch.device(chosen.device)
+    chosen, setup = family.begin(parser, argv, "moment_filter", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "moment_filter.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.moment_filter", *argv])
-    harness.run(cases(shapes, chosen.dtype, device), path, device, command, effort)
+    harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 
 
 if __name__ == "__main__":

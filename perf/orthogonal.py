@@ -10,7 +10,6 @@ N^2 is the memory in matrices.
 import functools
 import importlib
 import importlib.util
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrizations
 
-from perf import harness, record
+from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem
 from rnnkern import reference
 from rnnkern.ops import explain, schur_weight, skew_exp
 
@@ -171,20 +170,13 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times skew_exp and schur_weight, forward and forward+backward.")
+    parser = family.arguments("Times skew_exp and schur_weight, forward and forward+backward.", family.WIDE)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="NxN|BxNxN", help="instead of the usual five")
     parser.add_argument("--norm", type=float, default=1.0, help="2-norm of what skew_exp is given")
-    chosen = parser.parse_args(argv)
-    if chosen.dtype == "bfloat16":
-        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
-    torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
+    chosen, setup = family.begin(parser, argv, "orthogonal", results, ENOUGH)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "orthogonal.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds, enough=ENOUGH)
-    command = shlex.join(["python", "-m", "perf.orthogonal", *argv])
-    harness.run(cases(shapes, chosen.norm, chosen.dtype, device, chosen.ops), path, device, command, effort)
+    harness.run(cases(shapes, chosen.norm, chosen.dtype, setup.device, chosen.ops), *setup)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from rnnkern.nn import UnitaryRNN
 from rnnkern.ops import householder_autograd
 
 PAGE = record.ROOT / "docs" / "orthogonal.md"
-FILE = "orthogonal-cost.csv"
+FILE = "orthogonal_cost.csv"
 VECTORS, STEPS = 100, 50
 FORMED, APPLIED = "UnitaryRNN, weight formed", "UnitaryRNN, factors applied each step"
 

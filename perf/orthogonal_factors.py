@@ -6,7 +6,6 @@ three with the backward; of the second: a product of the vectors and an N x N ma
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, orthogonal, record
+from perf import family, harness, orthogonal, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, Effort, Problem
+from perf.harness import OURS, Case, Problem
 from rnnkern import ops, reference
 
 SHAPES = {
@@ -114,18 +113,13 @@ def cases(shapes: dict[str, Sequence[tuple[int, int]]], dtype: str) -> list[Case
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times householder_product and givens_product, forward and forward+backward.")
+    parser = family.arguments(
+        "Times householder_product and givens_product, forward and forward+backward.", family.WIDE
+    )
     parser.add_argument("--ops", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES))
-    chosen = parser.parse_args(argv)
-    if chosen.dtype == "bfloat16":
-        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
-    torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
-    path = None if chosen.quick else record.folder(device, results) / "orthogonal-factors.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.orthogonal_factors", *argv])
+    chosen, setup = family.begin(parser, argv, "orthogonal_factors", results)
     shapes = {op: (QUICK_SHAPES if chosen.quick else SHAPES)[op] for op in chosen.ops}
-    harness.run(cases(shapes, chosen.dtype), path, device, command, effort)
+    harness.run(cases(shapes, chosen.dtype), *setup)
 
 
 if __name__ == "__main__":

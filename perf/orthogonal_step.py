@@ -7,7 +7,6 @@ same input; they differ in what keeps the recurrent weight orthogonal. Floor: th
 import functools
 import importlib
 import importlib.util
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import parametrizations
 
-from perf import harness, record
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf import family, harness, record
+from perf.harness import OURS, Case, NoKernel, Problem
 from perf.orthogonal import PEERS
 from rnnkern import reference
 from rnnkern.nn import RNN, ExpRNN
@@ -109,16 +108,9 @@ def cases(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times one step of an optimiser of expRNN.")
-    chosen = parser.parse_args(argv)
-    if chosen.dtype != "float32":
-        parser.error("--dtype must be float32")
-    torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
-    path = None if chosen.quick else record.folder(device, results) / "orthogonal-step.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.orthogonal_step", *argv])
-    harness.run(cases(QUICK_SHAPES if chosen.quick else SHAPES), path, device, command, effort)
+    parser = family.arguments("Times one step of an optimiser of expRNN.", ["float32"])
+    chosen, setup = family.begin(parser, argv, "orthogonal_step", results)
+    harness.run(cases(QUICK_SHAPES if chosen.quick else SHAPES), *setup)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ one call or of one step.
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, record, recurrence
+from perf import family, harness, record, recurrence
 from perf.floors import floors
 from perf.harness import OURS, Case, Effort, Problem, Values
 from perf.providers import Layer, loop, weights_of
@@ -112,16 +111,12 @@ def lines(rows: Sequence[Row]) -> list[Row]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times single tiny calls, and steps one at a time.")
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
-    path = None if chosen.quick else record.folder(device, results) / "overhead.csv"
-    effort = Effort(0.1, 3, 5, enough=1e-4) if chosen.quick else Effort(chosen.seconds, enough=2e-3)
-    command = shlex.join(["python", "-m", "perf.overhead", *argv])
+    parser = family.arguments("Times single tiny calls, and steps one at a time.")
+    quick = Effort(0.1, 3, 5, enough=1e-4)
+    chosen, setup = family.begin(parser, argv, "overhead", results, 2e-3, quick)
     sizes = (QUICK_SIZES, QUICK_SIZES) if chosen.quick else (CALL_SIZES, STEP_SIZES)
     todo = cases(*sizes, chosen.dtype)
-    outcome = harness.attempt(todo, path, device, command, effort)
+    outcome = harness.attempt(todo, *setup)
     if outcome.rows:
         print(record.table(lines(outcome.rows)))
     outcome.settle()

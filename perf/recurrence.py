@@ -7,7 +7,6 @@ against module too. Floor: the products that no implementation avoids, each by t
 
 import copy
 import functools
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 import rnnkern.nn
-from perf import harness, record
+from perf import family, harness, record
 from perf.floors import floors
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem
 from perf.providers import Layer, Noise, Provider, compiled, loop, of_function, of_module, operator, weights_of
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
@@ -219,7 +218,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times the recurrence of every cell, forward and forward+backward.")
+    parser = family.arguments("Times the recurrence of every cell, forward and forward+backward.")
     parser.add_argument(
         "--cells", nargs="+", choices=CELLS, default=CELLS, metavar="CELL", help=f"of {', '.join(CELLS)}"
     )
@@ -235,13 +234,8 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
         "--zoneout", type=float, default=0.0, metavar="RATE", help="of every state; over the loop alone"
     )
     parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of what R multiplies; likewise")
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
-    device = torch.device("cpu")
+    chosen, setup = family.begin(parser, argv, "recurrence", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(device, results) / "recurrence.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.recurrence", *argv])
     options = Options(
         chosen.packed, chosen.loop, chosen.compiled, layers=chosen.layers, directions=1 + chosen.bidirectional,
         zoneout=chosen.zoneout, dropout=chosen.dropout,
@@ -252,12 +246,12 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     if not todo:
         parser.error(f"with --layers and --bidirectional, --cells must name some of {', '.join(MODULES)}")
     try:
-        harness.run(todo, path, device, command, effort)
+        harness.run(todo, *setup)
     finally:
-        if path is not None and path.exists():
+        if setup.path is not None and setup.path.exists():
             from perf import picture  # here: what only measures does without matplotlib
 
-            picture.draw(path, options.label, chosen.dtype)
+            picture.draw(setup.path, options.label, chosen.dtype)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ each for all steps at once, as if every s were known.
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perf import harness, record
+from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem
 from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
@@ -150,19 +149,13 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.")
+    parser = family.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.", family.WIDE)
     parser.add_argument("--cells", nargs="+", choices=RELEVANCY_CELLS, default=RELEVANCY_CELLS, metavar="CELL",
                         help=f"of {', '.join(RELEVANCY_CELLS)}")  # fmt: skip
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxNUxRHO", help="instead of the usual four")
-    chosen = parser.parse_args(argv)
-    if chosen.dtype == "bfloat16":
-        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
-    torch.set_num_threads(chosen.threads)
+    chosen, setup = family.begin(parser, argv, "relevancy", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(CPU, results) / "relevancy.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.relevancy", *argv])
-    harness.run(cases(chosen.cells, shapes, chosen.dtype), path, CPU, command, effort)
+    harness.run(cases(chosen.cells, shapes, chosen.dtype), *setup)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ avoids, R times h at each step, its transpose backwards, and the gradient of R a
 """
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perf import harness, record
+from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, Effort, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem
 from rnnkern import reference
 from rnnkern.ops import explain, sab_recurrence
 from rnnkern.ops.sab import ALIGNMENTS
@@ -153,17 +152,11 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
-    parser = harness.arguments("Times sab_recurrence of both alignments, forward and forward+backward.")
+    parser = family.arguments("Times sab_recurrence of both alignments, forward and forward+backward.", family.WIDE)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxKxEVERY", help="instead of the usual three")
-    chosen = parser.parse_args(argv)
-    if chosen.dtype == "bfloat16":
-        parser.error("--dtype must be float32 or float64: 16 bits are computed in float32")
-    torch.set_num_threads(chosen.threads)
+    chosen, setup = family.begin(parser, argv, "sab", results)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
-    path = None if chosen.quick else record.folder(CPU, results) / "sab.csv"
-    effort = Effort(0.1, 3, 5) if chosen.quick else Effort(chosen.seconds)
-    command = shlex.join(["python", "-m", "perf.sab", *argv])
-    harness.run(cases(shapes, chosen.dtype), path, CPU, command, effort)
+    harness.run(cases(shapes, chosen.dtype), *setup)
 
 
 if __name__ == "__main__":

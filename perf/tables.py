@@ -272,7 +272,7 @@ def updates(rows: Sequence[Record]) -> str:
     return markdown(head, lines)
 
 
-ORTHOGONAL = ("orthogonal.csv", "orthogonal-step.csv", "orthogonal-factors.csv")
+ORTHOGONAL = ("orthogonal.csv", "orthogonal_step.csv", "orthogonal_factors.csv")
 LOSSES = "in bold where rnnkern is slower."
 TABLES = {
     "speed": Table(

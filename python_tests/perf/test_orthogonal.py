@@ -87,7 +87,7 @@ def test_factors_are_measured_beside_their_peers(tmp_path, monkeypatch):
     shapes = {"householder_product": ((9, 4), (9, 9)), "givens_product": ((8, 3), (8, 5))}
     monkeypatch.setattr(orthogonal_factors, "SHAPES", shapes)
     orthogonal_factors.main(["--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/orthogonal-factors.csv")
+    (path,) = tmp_path.glob("*/orthogonal_factors.csv")
     rows = record.read(path)
     found = {(row["case"], row["shape"], row["direction"], row["provider"]) for row in rows}
     wanted = [
@@ -124,7 +124,7 @@ def test_exponents_are_fitted_written_and_shown(tmp_path, monkeypatch):
 
     monkeypatch.setattr(orthogonal_cost, "cpu_ms", cpu_ms)
     orthogonal_cost.main([], results=tmp_path)
-    (path,) = tmp_path.glob("*/orthogonal-cost.csv")
+    (path,) = tmp_path.glob("*/orthogonal_cost.csv")
     rows = record.read(path)
     assert len(rows) == 2 * len(tiny)
     assert all(float(row["exponent"]) == pytest.approx(float(row["of the formula"]), rel=1e-3) for row in rows)
@@ -158,7 +158,7 @@ def test_the_layers_inside_are_measured_beside_their_matrix(tmp_path, monkeypatc
     monkeypatch.setattr(givens_recurrence, "STEPS", 3)
     arguments = ["--seconds", "0", "--sizes", "8", "12", "--layers", "1", "2", "3", "--batch", "2"]
     givens_recurrence.main(arguments, results=tmp_path)
-    (path,) = tmp_path.glob("*/givens-recurrence.csv")
+    (path,) = tmp_path.glob("*/givens_recurrence.csv")
     found = {(row["size"], row["layers"], row["provider"]) for row in record.read(path)}
     providers = ("rnnkern", givens_recurrence.MATRIX)
     assert found == set(itertools.product(("8", "12"), ("1", "2", "3"), providers))

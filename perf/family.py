@@ -1,0 +1,57 @@
+"""What every family's benchmark is asked, and where its figures go."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from perf import record
+from perf.harness import Effort
+
+LOOK = Effort(0.1, 3, 5)
+WIDE = ("float32", "float64")
+"""Of families that compute 16 bits in float32."""
+
+
+class Setup(NamedTuple):
+    """Where a family's cases are measured, what for, and for how long."""
+
+    path: Path | None
+    device: torch.device
+    command: str
+    effort: Effort
+
+
+def arguments(
+    description: str, dtypes: Sequence[str] = (*WIDE, "bfloat16"), devices: bool = False
+) -> argparse.ArgumentParser:
+    """Those that every family's benchmark takes; ``devices``: whether it runs on a GPU too."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
+    parser.add_argument("--dtype", default="float32", choices=dtypes)
+    parser.add_argument("--seconds", type=float, default=Effort().seconds, help="of measuring per case and direction")
+    parser.add_argument("--quick", action="store_true", help="a look: tiny shapes, few rounds, nothing is kept")
+    if devices:
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    return parser
+
+
+def begin(
+    parser: argparse.ArgumentParser, argv: Sequence[str], family: str, results: Path, enough: float = 0.0,
+    quick: Effort = LOOK,
+) -> tuple[argparse.Namespace, Setup]:  # fmt: skip
+    """Reads the arguments of ``perf.<family>``, whose CSV is called after it, and sets the threads.
+
+    Args:
+        enough: as of :class:`Effort`.
+        quick: the effort of a look.
+    """
+    chosen = parser.parse_args(argv)
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(getattr(chosen, "device", "cpu"))
+    path = None if chosen.quick else record.folder(device, results) / f"{family}.csv"
+    command = shlex.join(["python", "-m", f"perf.{family}", *argv])
+    return chosen, Setup(path, device, command, quick if chosen.quick else Effort(chosen.seconds, enough=enough))
