@@ -28,15 +28,11 @@
   X(Gru)                 \
   X(GruResetBefore)
 
-// Those that a GPU has kernels of: the same, and after them those that it takes step by step.
-#define RNNKERN_CUDA_CELLS(X) \
-  RNNKERN_CELLS(X)            \
-  X(Goru)                     \
-  X(ComplexModRelu)
-
-// Those that a CPU has kernels of: the same, and after them its own.
-#define RNNKERN_CPU_CELLS(X) \
-  RNNKERN_CUDA_CELLS(X)      \
+// All: the same, and after them those that a GPU takes step by step.
+#define RNNKERN_ALL_CELLS(X) \
+  RNNKERN_CELLS(X)           \
+  X(Goru)                    \
+  X(ComplexModRelu)          \
   X(LstmProjected)           \
   X(LstmLayerNorm)           \
   X(GruLayerNorm)

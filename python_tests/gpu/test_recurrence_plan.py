@@ -266,7 +266,7 @@ def test_the_plan_of_nonsense_is_refused(sizes):
     with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
         plan("tanh", torch.float32, sizes, H100)
     with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
-        plan("lstm_projected", torch.float32, (1, 1, 4, 1), H100)
+        plan("a cell", torch.float32, (1, 1, 4, 1), H100)
 
 
 # ---- without a device
