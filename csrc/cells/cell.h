@@ -41,6 +41,8 @@ struct CellFacts {
   static constexpr bool two_products = first_gates < gates;
 };
 
+constexpr double norm_eps = 1e-5;  // what LN adds to a variance
+
 using ElmanFacts = CellFacts<1, 1, 1, 0, 0, true>;
 
 }  // namespace rnnkern

@@ -30,12 +30,9 @@
   X(Goru)                \
   X(ComplexModRelu)
 
-// Those that a GPU has kernels of: the same, and after them those that it takes step by step.
-#define RNNKERN_CUDA_CELLS(X) RNNKERN_CELLS(X)
-
-// Those that a CPU has kernels of: the same, and after them its own.
-#define RNNKERN_CPU_CELLS(X) \
-  RNNKERN_CUDA_CELLS(X)      \
+// All: the same, and after them those that a GPU takes step by step.
+#define RNNKERN_ALL_CELLS(X) \
+  RNNKERN_CELLS(X)           \
   X(LstmProjected)           \
   X(LstmLayerNorm)           \
   X(GruLayerNorm)

@@ -35,9 +35,11 @@ struct BackwardInput {
     const int column = head * d + unit, hidden = int(seq.hidden);
     const int64_t element = row * hidden + column;
     reset = seq.reset ? reinterpret_cast<const uint8_t*>(seq.reset)[t * seq.batch + b] : 0;
-    h_next = p.h[element];
-    h_old = p.previous[(head * p.rows + here) * d + unit];
-    grad_h = p.grad_h ? p.grad_h[element] : S{};
+    if constexpr (!Cell::projected) {
+      h_next = p.h[element];
+      h_old = p.previous[(head * p.rows + here) * d + unit];
+      grad_h = p.grad_h ? p.grad_h[element] : S{};
+    }
     scale = p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : S{};
     if constexpr (Cell::saved > 0) {
       const A* saved = p.saved + here * Cell::saved * hidden + column;
@@ -52,8 +54,8 @@ struct BackwardInput {
   }
 
   RNNKERN_DEVICE void states(A (&old)[Cell::states], A (&next)[Cell::states]) const {
-    old[0] = widen(h_old);
-    next[0] = widen(h_next);
+    old[0] = Cell::projected ? A(0) : widen(h_old);
+    next[0] = Cell::projected ? A(0) : widen(h_next);
     if constexpr (Cell::states > 1) {
       old[1] = reset ? A(0) : cell_old;
       next[1] = cell_next;

@@ -51,8 +51,7 @@ struct Call {
         dtype(u.scalar_type()),
         device(u.device()),
         packed(batch_sizes_.has_value()) {
-    STD_TORCH_CHECK(place >= 0 && (place < cuda_cells || !device.is_cuda()), "recurrence: the cell `", name,
-                    "` has no kernel", place < 0 ? "" : " on a GPU");
+    STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
     cell = cell_list[place];
     STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),

@@ -18,12 +18,11 @@ struct CellInfo {
 #define RNNKERN_INFO(Cell)                                                                           \
   {Cell::name,  Cell::first_gates, Cell::gates,     Cell::states,    Cell::params + Cell::projected, \
    Cell::saved, Cell::joint,       Cell::projected, Cell::normalised},
-constexpr CellInfo cell_list[] = {RNNKERN_CPU_CELLS(RNNKERN_INFO)};
+constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 
 #define RNNKERN_ONE(Cell) +1
-constexpr int resident_cells = RNNKERN_CELLS(RNNKERN_ONE);   // the first of the list: those that a GPU keeps R for
-constexpr int cuda_cells = RNNKERN_CUDA_CELLS(RNNKERN_ONE);  // and with these all that it has kernels of
+constexpr int resident_cells = RNNKERN_CELLS(RNNKERN_ONE);  // the first of the list: those that a GPU keeps R for
 #undef RNNKERN_ONE
 
 // Its place in the list, or -1.

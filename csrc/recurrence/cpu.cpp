@@ -288,12 +288,12 @@ std::string recurrence_cells() {
   std::string text = "{";
   int place = 0;
   for (const CellInfo& cell : cell_list) {
-    text +=
-        std::string(text.size() > 1 ? ", " : "") + '"' + cell.name + "\": {\"gates\": " + std::to_string(cell.gates) +
-        ", \"states\": " + std::to_string(cell.states) + ", \"params\": " + std::to_string(cell.params) +
-        ", \"saved\": " + std::to_string(cell.saved) + ", \"first_gates\": " + std::to_string(cell.first_gates) +
-        ", \"joint\": " + (cell.joint ? "true" : "false") + ", \"cuda\": " + (place < cuda_cells ? "true" : "false") +
-        ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
+    text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
+            "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
+            ", \"params\": " + std::to_string(cell.params) + ", \"saved\": " + std::to_string(cell.saved) +
+            ", \"first_gates\": " + std::to_string(cell.first_gates) +
+            ", \"joint\": " + (cell.joint ? "true" : "false") +
+            ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
     ++place;
   }
   return text + "}";

@@ -31,10 +31,10 @@ Kernels<S> kernels() {
 #define RNNKERN_BACKWARD(Cell) backward<S, Cell>,
 #define RNNKERN_FORWARD_ROOM(Cell) forward_room<S, Cell>,
 #define RNNKERN_BACKWARD_ROOM(Cell) backward_room<S, Cell>,
-  static void (*const all_forward[])(const Forward<S>&, Member) = {RNNKERN_CPU_CELLS(RNNKERN_FORWARD)};
-  static void (*const all_backward[])(const Backward<S>&, Member) = {RNNKERN_CPU_CELLS(RNNKERN_BACKWARD)};
-  static int64_t (*const forward_rooms[])(const Forward<S>&, int) = {RNNKERN_CPU_CELLS(RNNKERN_FORWARD_ROOM)};
-  static int64_t (*const backward_rooms[])(const Backward<S>&, int) = {RNNKERN_CPU_CELLS(RNNKERN_BACKWARD_ROOM)};
+  static void (*const all_forward[])(const Forward<S>&, Member) = {RNNKERN_ALL_CELLS(RNNKERN_FORWARD)};
+  static void (*const all_backward[])(const Backward<S>&, Member) = {RNNKERN_ALL_CELLS(RNNKERN_BACKWARD)};
+  static int64_t (*const forward_rooms[])(const Forward<S>&, int) = {RNNKERN_ALL_CELLS(RNNKERN_FORWARD_ROOM)};
+  static int64_t (*const backward_rooms[])(const Backward<S>&, int) = {RNNKERN_ALL_CELLS(RNNKERN_BACKWARD_ROOM)};
   return {all_forward, all_backward, forward_rooms, backward_rooms};
 }
 

@@ -43,7 +43,7 @@ RNNKERN_INLINE T mean_of(int64_t n, F f) {
 template <class T>
 struct Norm {
   using V = Vec<T>;
-  static constexpr T eps = T(1e-5);
+  static constexpr T eps = T(norm_eps);
 
   const T* x;
   int64_t n;

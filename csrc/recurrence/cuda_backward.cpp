@@ -16,25 +16,27 @@ struct Gradients {
 template <class S>
 struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
-  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed, Base::head_size, Base::noise;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::succeed, Base::head_size, Base::head_width,
+      Base::noise;
   using typename Base::A;
 
   const CellInfo& cell;
   const Gradients& grad;
   Tensor h, grad_h, grad_scale, cells, saved, candidates;
   bool again;                                          // compute the gates again
-  Tensor du, dR, dR_sum, dbias_sum;                    // the sums (K, G*D, D) and (K, G*D) in arithmetic precision
-  Tensors carry, dparams;                              // (B, H) likewise
+  Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // (K, G*D, D), (K, G*D), (P, H) in arithmetic precision
+  Tensors carry, dparams;                              // likewise; these, and some dbias_sum, as StepBackward has them
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
+  Tensor dh, dW_hr_partial;                            // where h is projected
   Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
   // Of the stepwise loop: the step processed before, whose product is in from_R.
-  Tensor step_dr, from_R;
+  Tensor step_dr, from_R, step_dh, from_W_hr, room;
   int64_t finished = -1, finished_alive = 0;
   Multiplication first, second;
   int64_t alive = -1;
 
   BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
-      : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.hidden)) {
+      : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.width)) {
     const size_t known = size_t(cell.states > 1), has_candidates = call.keeps_candidates();
     again = cell.saved > 0 && saved_.size() == known;
     const size_t has_gates = cell.saved > 0 && !again;
@@ -44,15 +46,17 @@ struct BackwardDriver : CudaDriver<S> {
     if (known) cells = call.sized("saved", saved_[0], call.rows * call.hidden, Base::arithmetic);
     if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
     if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
-    if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.hidden);
+    if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.width);
     if (grad.scale) {
       grad_scale =
           call.sized("grad_scale", *grad.scale, call.steps.count * (grad.scale->dim() == 2 ? call.steps.batch : 1));
     }
-    for (const Tensor& s : grad.state) call.sized("grad_state", s, call.steps.batch * call.hidden);
+    for (size_t s = 0; s < grad.state.size(); ++s)
+      call.sized("grad_state", grad.state[s], call.steps.batch * this->columns_of_state(int(s)));
   }
 
   int64_t gate_columns() const { return cell.gates * head_size; }
+  bool has_operand() const { return cell.two_products() || cell.projected; }
   // du serves as dr where the two are one and lie alike.
   bool one_gradient() const { return cell.joint && call.heads == 1; }
 
@@ -61,11 +65,15 @@ struct BackwardDriver : CudaDriver<S> {
     du = call.rows_like_u(cell.gates * hidden);
     Tensors outputs{du};
     for (int s = 0; s < cell.states; ++s) {
-      carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s]));
+      carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s], this->columns_of_state(s)));
     }
-    for (int i = 0; i < cell.params; ++i) dparams.push_back(this->widened({}));
-    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_size}, Base::arithmetic);
-    if (grad.needs_bias) dbias_sum = zeros(call.u, {call.heads, gate_columns()}, Base::arithmetic);
+    for (int i = 0; i < cell.params - cell.projected; ++i) {
+      dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.gates * hidden : hidden));
+    }
+    if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, Base::arithmetic);
+    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_width}, Base::arithmetic);
+    if (grad.needs_bias)
+      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, gate_columns()}, Base::arithmetic);
 
     const int64_t chunk = plan.chunk_steps < count ? plan.chunk_steps : count;
     allocate(chunk * batch);
@@ -81,16 +89,18 @@ struct BackwardDriver : CudaDriver<S> {
     outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
     for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
     for (const Tensor& x : dparams) outputs.push_back(this->narrowed(sum(x, 0)));
+    if (cell.projected) outputs.push_back(this->narrowed(dW_hr_sum));
     return outputs;
   }
 
   Tensor like_R(const Tensor& x) const {
-    return call.R.dim() == 2 ? shaped(x, {cell.gates * call.hidden, call.hidden})
+    return call.R.dim() == 2 ? shaped(x, {cell.gates * call.hidden, call.width})
                              : shaped(x, {call.heads, gate_columns(), head_size});
   }
 
   // (K, G, D) to (G, K, D).
   Tensor bias_gradient() const {
+    if (cell.normalised) return this->narrowed(sum(dbias_sum, 0));
     const Tensor by_head = shaped(dbias_sum, {call.heads, cell.gates, head_size});
     const Tensor columns = empty(call.u, {cell.gates, call.heads, head_size});
     copy(columns, transposed(by_head, 0, 1));
@@ -98,25 +108,32 @@ struct BackwardDriver : CudaDriver<S> {
   }
 
   void allocate(int64_t rows) {
-    previous = this->buffer(rows, head_size);
-    dropped = noise.mask ? this->buffer(rows, head_size) : previous;
+    previous = this->buffer(rows, head_width);
+    dropped = noise.mask ? this->buffer(rows, head_width) : previous;
     if (again) {
       r = this->buffer(rows, gate_columns());
       gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
     }
     if (!one_gradient()) dr = this->buffer(rows, gate_columns());
-    if (cell.two_products()) operand = this->buffer(rows, head_size);
+    if (has_operand()) operand = this->buffer(rows, head_size);
+    if (cell.projected) {
+      dh = this->buffer(rows, head_width);
+      step_dh = this->buffer(call.steps.batch, head_width);
+      from_W_hr = this->buffer(call.steps.batch, head_size);
+      dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
+    }
+    if (cell.normalised) room = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
       step_dr = this->buffer(call.steps.batch, gate_columns());
-      from_R = this->buffer(call.steps.batch, head_size);
+      from_R = this->buffer(call.steps.batch, head_width);
     }
   }
 
   void run_chunk(int64_t from, int64_t steps, int64_t rows) {
     const int64_t row = call.steps.offset(from);
-    succeed(StepKernels<S>::previous({sequence, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
-                                     stream));
+    succeed(StepKernels<S>::previous(
+        {this->sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)}, stream));
     if (noise.mask) drop(from, rows, previous, dropped);
     if (again) compute_gates(from, row, rows);
     const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
@@ -128,7 +145,7 @@ struct BackwardDriver : CudaDriver<S> {
   }
 
   void drop(int64_t from, int64_t rows, const Tensor& x, const Tensor& to) const {
-    succeed(StepKernels<S>::drop({sequence, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream));
+    succeed(StepKernels<S>::drop({this->sequence_of_h, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream));
   }
 
   const A* saved_from(int64_t row) const {
@@ -160,7 +177,7 @@ struct BackwardDriver : CudaDriver<S> {
 
   void multiply_rows(const Tensor& x, int64_t rows, int first, int last) const {
     this->multiplication(this->columns_of(this->by_head(r, rows, gate_columns()), first, last),
-                         this->by_head(x, rows, head_size), transposed(this->rows_of_R(first, last), 1, 2))
+                         this->by_head(x, rows, head_width), transposed(this->rows_of_R(first, last), 1, 2))
         .run();
   }
 
@@ -170,7 +187,7 @@ struct BackwardDriver : CudaDriver<S> {
     Problem p{};
     p.sequence = sequence;
     p.rows = rows;
-    for (int i = 0; i < cell.params; ++i) {
+    for (size_t i = 0; i < dparams.size(); ++i) {
       p.params[i] = read<S>(call.params[i]);
       p.dparams[i] = write<A>(dparams[i]);
     }
@@ -189,7 +206,7 @@ struct BackwardDriver : CudaDriver<S> {
     p.scale_row = per_sequence ? 1 : 0;
     p.du = write<S>(du);
     p.dr = one_gradient() ? nullptr : write<S>(dr);
-    p.operand = cell.two_products() ? write<S>(operand) : nullptr;
+    p.operand = has_operand() ? write<S>(operand) : nullptr;
     return p;
   }
 
@@ -221,6 +238,9 @@ struct BackwardDriver : CudaDriver<S> {
   void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
     auto p = problem<StepBackward<S>>(rows, chunk_gates);
     p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
+    p.room = cell.normalised ? write<A>(room) : nullptr;
     p.noise = noise;
     p.t = t;
     p.alive = t < 0 ? 0 : call.steps.rows(t);
@@ -231,12 +251,29 @@ struct BackwardDriver : CudaDriver<S> {
     p.threads = p.alive > finished_alive ? p.alive : finished_alive;
     p.from_R = read<S>(from_R);
     p.step_dr = write<S>(step_dr);
-    succeed(StepKernels<S>::backward(p, call.place, stream));
+    if (cell.projected) {
+      StepBackward<S> q = p;
+      q.sequence = this->sequence_of_h;
+      q.dh = write<S>(dh);
+      q.step_dh = write<S>(step_dh);
+      succeed(StepKernels<S>::projected_backward(q, stream));
+    } else {
+      succeed(StepKernels<S>::backward(p, call.place, stream));
+    }
     if (t < 0) return;
     if (p.alive != alive) {
       alive = p.alive;
       first = prepare(0, cell.first_gates);
       if (cell.two_products()) second = prepare(cell.first_gates, cell.gates);
+      if (cell.projected)
+        second = this->multiplication(this->by_head(from_W_hr, alive, head_size),
+                                      this->by_head(step_dh, alive, head_width), this->projection());
+    }
+    if (cell.projected) {
+      second.run();
+      p.from_R = read<S>(from_W_hr);
+      p.threads = p.alive;
+      succeed(StepKernels<S>::backward(p, call.place, stream));
     }
     if (cell.two_products()) {
       second.run();
@@ -251,7 +288,7 @@ struct BackwardDriver : CudaDriver<S> {
 
   // from_R = dr R for the gates first..last-1 of one step.
   Multiplication prepare(int first, int last) const {
-    return this->multiplication(this->by_head(from_R, alive, head_size),
+    return this->multiplication(this->by_head(from_R, alive, head_width),
                                 this->columns_of(this->by_head(step_dr, alive, gate_columns()), first, last),
                                 this->rows_of_R(first, last));
   }
@@ -264,7 +301,15 @@ struct BackwardDriver : CudaDriver<S> {
       add_product(own, dropped, rows, 0, cell.first_gates);
       if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.gates);
     }
-    if (grad.needs_bias) {
+    if (cell.projected) {
+      this->multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
+                           transposed(this->by_head(dh, rows, call.width), 1, 2),
+                           this->by_head(operand, rows, call.hidden))
+          .run();
+      const int64_t all = dW_hr_sum.numel();
+      succeed(StepKernels<S>::accumulate({all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)}, stream));
+    }
+    if (grad.needs_bias && !cell.normalised) {
       const Tensor sums = sum(own, 1, Base::arithmetic);
       const int64_t all = sums.numel();
       succeed(StepKernels<A>::accumulate({all, all, all, read<A>(sums), write<A>(dbias_sum)}, stream));
@@ -273,13 +318,13 @@ struct BackwardDriver : CudaDriver<S> {
 
   // dR of the gates first..last-1 += dr^T x.
   void add_product(const Tensor& own, const Tensor& x, int64_t rows, int first, int last) const {
-    const int64_t inner = (last - first) * head_size * head_size, all = call.heads * inner;
-    const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_size});
+    const int64_t inner = (last - first) * head_size * head_width, all = call.heads * inner;
+    const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_width});
     this->multiplication(partial, transposed(this->columns_of(own, first, last), 1, 2),
-                         this->by_head(x, rows, head_size))
+                         this->by_head(x, rows, head_width))
         .run();
     succeed(StepKernels<S>::accumulate(
-        {all, inner, gate_columns() * head_size, read<S>(partial), write<A>(dR_sum) + first * head_size * head_size},
+        {all, inner, gate_columns() * head_width, read<S>(partial), write<A>(dR_sum) + first * head_size * head_width},
         stream));
   }
 };

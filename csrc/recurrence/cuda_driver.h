@@ -26,9 +26,9 @@ struct CudaDriver {
   CurrentDevice current;
   void* stream;
   Plan plan;
-  Sequence sequence;
-  int64_t head_size;
-  Tensor packing;  // offsets and lengths on the device
+  Sequence sequence, sequence_of_h;  // the other has columns of h for units
+  int64_t head_size, head_width;     // units and columns of h of a head
+  Tensor packing;                    // offsets and lengths on the device
   StepNoise<A> noise{};
   Tensor mask;  // of dropout
 
@@ -39,6 +39,7 @@ struct CudaDriver {
     plan = plan_recurrence(facts, call.place, call.u.scalar_type(), {steps.count, steps.batch, call.hidden, call.heads},
                            call.noise.any(), allows_tf32);
     head_size = call.hidden / call.heads;
+    head_width = call.width / call.heads;
     sequence = {steps.count,
                 steps.batch,
                 call.hidden,
@@ -60,6 +61,8 @@ struct CudaDriver {
       sequence.offsets = read<int64_t>(packing);
       sequence.lengths = sequence.offsets + steps.count;
     }
+    sequence_of_h = sequence;
+    sequence_of_h.hidden = call.width;
     if (call.noise.any()) draw();
     count("recurrence/cuda", direction, call.cell.name, plan.kernel);
   }
@@ -72,10 +75,10 @@ struct CudaDriver {
     noise.seed = call.noise.seed;
     const double rate = call.noise.dropout;
     if (rate == 0) return;
-    mask = empty(call.u, {call.steps.batch, call.hidden}, arithmetic);
+    mask = empty(call.u, {call.steps.batch, call.width}, arithmetic);
     noise.mask = write<A>(mask);
     succeed(StepKernels<S>::mask(
-        {call.steps.batch, call.hidden, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)}, stream));
+        {call.steps.batch, call.width, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)}, stream));
   }
 
   // What a grid kernel's blocks pass on to each other, zero.
@@ -101,9 +104,9 @@ struct CudaDriver {
     STD_TORCH_CHECK(error == 0, "recurrence: a CUDA kernel did not start: ", device::error_name(error));
   }
 
-  // (B, H) in arithmetic precision, with the values of `from` or zero.
-  Tensor widened(const OptionalTensor& from) const {
-    const Tensor wide = empty(call.u, {call.steps.batch, call.hidden}, arithmetic);
+  // (B, columns) in arithmetic precision, with the values of `from` or zero.
+  Tensor widened(const OptionalTensor& from, int64_t columns) const {
+    const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic);
     if (from) {
       copy(wide, *from);
     } else {
@@ -135,9 +138,15 @@ struct CudaDriver {
     return {at_index(out, 0, 0), at_index(a, 0, 0), at_index(b, 0, 0)};
   }
 
+  // Columns of state s.
+  int64_t columns_of_state(int s) const { return s ? call.hidden : call.width; }
+
+  // W_hr as (1, P, H).
+  Tensor projection() const { return shaped(call.params[0], {1, call.width, call.hidden}); }
+
   // Rows of the gates first..last-1 of every head of R: (K, (last-first)*D, D).
   Tensor rows_of_R(int first, int last) const {
-    const Tensor R = shaped(call.R, {call.heads, call.cell.gates * head_size, head_size});
+    const Tensor R = shaped(call.R, {call.heads, call.cell.gates * head_size, head_width});
     return part(R, 1, first * head_size, (last - first) * head_size);
   }
 

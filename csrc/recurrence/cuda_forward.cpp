@@ -23,7 +23,7 @@ struct ForwardDriver : CudaDriver<S> {
   }
 
   Tensors run(bool training, bool save_gates) {
-    h = call.rows_like_u(call.hidden);
+    h = call.rows_like_u(call.width);
     Tensors outputs{h};
     const bool keep_cells = training && call.cell.states > 1, keep_saved = training && save_gates && call.cell.saved;
     if (keep_cells) cells = call.rows_like_u(call.hidden, Base::arithmetic);
@@ -71,24 +71,29 @@ struct ForwardDriver : CudaDriver<S> {
 
   void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {
     const CellInfo& cell = call.cell;
-    const int64_t batch = call.steps.batch, hidden = call.hidden, columns = cell.gates * hidden;
+    const int64_t batch = call.steps.batch, hidden = call.hidden, width = call.width, columns = cell.gates * hidden;
     StepForward<S> p{};
     fill(p);
     p.hidden = hidden;
     p.heads = call.heads;
     Tensors state;  // in arithmetic precision; the final one itself where that is the dtype
     for (int s = 0; s < cell.states; ++s) {
-      state.push_back(Base::narrow ? this->widened(call.state[s]) : final_state[s]);
+      state.push_back(Base::narrow ? this->widened(call.state[s], this->columns_of_state(s)) : final_state[s]);
       if (!Base::narrow) copy(state[s], call.state[s]);
       p.state[s] = p.next[s] = write<A>(state[s]);
     }
-    const Tensor x = empty(call.u, {batch, hidden}), r = this->buffer(batch, cell.gates * this->head_size);
+    const Tensor x = empty(call.u, {batch, width}), r = this->buffer(batch, cell.gates * this->head_size);
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
-    p.x = write<S>(x);
+    p.x = cell.projected ? nullptr : write<S>(x);
     p.noise = noise;
+    Tensor room;  // for what is saved of a step
+    if (cell.normalised && !to_saved) room = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
+    const Tensor unprojected = cell.projected ? this->buffer(batch, hidden) : x;
+    const Tensor projected = cell.projected ? this->buffer(batch, width) : x;
+    StepProjected<S> after{0, width, read<S>(projected), nullptr, write<A>(state[0]), nullptr, write<S>(x), noise};
     if (noise.mask) {
-      const Sequence first{1, batch, hidden, 1};
-      succeed(StepKernels<S>::drop({first, 0, batch, noise.mask, read<S>(call.state[0]), p.x}, stream));
+      const Sequence first{1, batch, width, 1};
+      succeed(StepKernels<S>::drop({first, 0, batch, noise.mask, read<S>(call.state[0]), write<S>(x)}, stream));
     } else {
       copy(x, call.state[0]);
     }
@@ -103,13 +108,16 @@ struct ForwardDriver : CudaDriver<S> {
         alive = rows;
         first = prepare(x, r, rows, 0, cell.first_gates);
         if (cell.two_products()) second = prepare(operand, r, rows, cell.first_gates, cell.gates);
+        if (cell.projected)
+          second = this->multiplication(this->by_head(projected, rows, width), this->by_head(unprojected, rows, hidden),
+                                        transposed(this->projection(), 1, 2));
       }
       p.rows = rows;
       p.u = read<S>(call.u) + row * columns;
       p.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
-      p.h = write<S>(h) + row * hidden;
+      p.h = cell.projected ? write<S>(unprojected) : write<S>(h) + row * hidden;
       p.cells = to_cells ? to_cells + row * hidden : nullptr;
-      p.saved = to_saved ? to_saved + row * cell.saved * hidden : nullptr;
+      p.saved = to_saved ? to_saved + row * cell.saved * hidden : cell.normalised ? write<A>(room) : nullptr;
       p.candidates = to_candidates ? to_candidates + row * hidden : nullptr;
       p.noise.t = t;
       first.run();
@@ -120,13 +128,21 @@ struct ForwardDriver : CudaDriver<S> {
         second.run();
       }
       succeed(StepKernels<S>::forward(p, call.place, stream));
+      if (cell.projected) {
+        second.run();
+        after.rows = rows;
+        after.reset = p.reset;
+        after.h = write<S>(h) + row * width;
+        after.noise.t = t;
+        succeed(StepKernels<S>::projected(after, stream));
+      }
     }
     for (int s = 0; Base::narrow && s < cell.states; ++s) copy(final_state[s], state[s]);
   }
 
-  // The product of gates first..last-1 with the first rows of x (B, H).
+  // The product of gates first..last-1 with the first rows of x (B, P).
   Multiplication prepare(const Tensor& x, const Tensor& r, int64_t rows, int first, int last) const {
-    const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_size});
+    const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_width});
     const Tensor out = this->columns_of(this->by_head(r, rows, call.cell.gates * this->head_size), first, last);
     return this->multiplication(out, transposed(heads, 0, 1), transposed(this->rows_of_R(first, last), 1, 2));
   }

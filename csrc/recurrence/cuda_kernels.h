@@ -38,6 +38,8 @@ template <class S>
 struct StepKernels {
   static int forward(const StepForward<S>& problem, int place, void* stream);
   static int backward(const StepBackward<S>& problem, int place, void* stream);
+  static int projected(const StepProjected<S>& problem, void* stream);
+  static int projected_backward(const StepBackward<S>& problem, void* stream);
   static int previous(const Previous<S>& problem, void* stream);
   static int mask(const Mask<S>& problem, void* stream);
   static int drop(const Drop<S>& problem, void* stream);

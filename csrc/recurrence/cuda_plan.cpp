@@ -124,8 +124,8 @@ std::string device_facts(int64_t index) {
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy, bool tf32, std::string rows) {
   const int place = find_cell(cell);
-  STD_TORCH_CHECK(place >= 0 && place < cuda_cells && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) &&
-                      sizes[3] > 0 && sizes[2] % sizes[3] == 0,
+  STD_TORCH_CHECK(place >= 0 && sizes.size() == 4 && (facts.size() == 4 || facts.size() == 6) && sizes[3] > 0 &&
+                      sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, (T, B, H, K), and (major, minor, multiprocessors, "
                   "bytes of shared memory[, clusters of 8 and of 16 blocks that run at once])");
   device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};

@@ -99,16 +99,18 @@ struct StepNoise {
 };
 
 // One unit of one row per thread: the pointwise part of `rows` rows whose products are there. Outputs may be null.
+// Where h is projected, P columns, this is without it but for what W_hr multiplies. Where R h is normalised `saved` is
+// there.
 template <class S>
 struct StepForward {
   int64_t rows, hidden, heads;
   const S *u, *r, *bias;          // (rows, G*H); (K, rows, G*D); (G*H,) or null
-  const S* params[2];             // (H,) each
+  const S* params[3];             // (H,) each; (G*H,) the first where R h is normalised
   const bool* reset;              // (rows,) or null: the old state, and with it the product, counts as zero
   const Arithmetic<S>* state[2];  // (rows, H), or with `previous` not read
   const S* previous;              // (K, rows, D): h of the old state, or null
   Arithmetic<S>* next[2];         // (rows, H); may be `state`
-  S *h, *x;                       // (rows, H) both: the output, and what the next product reads
+  S *h, *x;                       // (rows, H) both: the output (or what W_hr multiplies), what the next product reads
   Arithmetic<S>* cells;           // (rows, H)
   Arithmetic<S>* saved;           // (rows, saved*H)
   S* operand;                     // not null asks for the operand of the second product, and for nothing else;
@@ -117,7 +119,19 @@ struct StepForward {
   StepNoise<Arithmetic<S>> noise;
 };
 
+// One column of h of one row per thread, of rows whose projection is there.
+template <class S>
+struct StepProjected {
+  int64_t rows, width;   // P
+  const S* product;      // (rows, P)
+  const bool* reset;     // (rows,) or null
+  Arithmetic<S>* state;  // (rows, P), from the old to the new
+  S *h, *x;              // (rows, P) both: the output, and what the next product reads
+  StepNoise<Arithmetic<S>> noise;
+};
+
 // One unit of one sequence per thread: finishes the step processed before, then the pointwise backward of this one.
+// Where h is projected one kernel finishes, over P columns, and gives dL/dh; the other has W_hr^T of it as `from_R`.
 template <class S>
 struct StepBackward {
   Sequence sequence;
@@ -126,7 +140,7 @@ struct StepBackward {
   int64_t finished, finished_alive;  // the step processed before (-1: none), and its sequences
   bool second;                       // of a cell with two products: after the product for the operand
   const S* from_R;                   // (K, finished_alive, D): R^T dr of that step; with `second`, of the operand
-  const S* params[2];
+  const S *params[3], *bias;
   const S* cell_state;
   const S* h;
   const Arithmetic<S>* cells;
@@ -136,11 +150,14 @@ struct StepBackward {
   const S* grad_scale;
   int64_t scale_step, scale_row;
   Arithmetic<S>* carry[2];
-  Arithmetic<S>* dparams[2];
-  S* du;       // (all rows, G*H)
-  S* dr;       // here (K, rows, G*D), or null where du serves
-  S* step_dr;  // (K, alive, G*D), for the product that follows
-  S* operand;  // here (K, rows, D)
+  Arithmetic<S>* dparams[3];  // (B, H), and (B, G*H) the first where R h is normalised, added to
+  Arithmetic<S>* dbias;       // (B, G*H) likewise, where R h is normalised
+  Arithmetic<S>* room;        // (B, G*H), where R h is normalised
+  S* du;                      // (all rows, G*H)
+  S* dr;                      // here (K, rows, G*D), or null where du serves
+  S* step_dr;                 // (K, alive, G*D), for the product that follows
+  S* operand;                 // here (K, rows, D): what a second product, or W_hr, multiplied
+  S *dh, *step_dh;            // here (rows, P); (alive, P): the gradient of what W_hr gave
   const Arithmetic<S>* candidates;
   StepNoise<Arithmetic<S>> noise;
 };

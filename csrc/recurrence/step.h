@@ -37,11 +37,12 @@ struct StepForwardKernel {
     RNNKERN_UNROLL
     for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
     const int64_t by_head = (head * p.rows + row) * d + unit;
+    constexpr int first_state = Cell::projected;
     if (p.previous) {
-      old[0] = widen(p.previous[by_head]);
+      if (!Cell::projected) old[0] = widen(p.previous[by_head]);
     } else if (!reset) {
       RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) old[s] = p.state[s][index];
+      for (int s = first_state; s < Cell::states; ++s) old[s] = p.state[s][index];
     }
     if constexpr (Cell::two_products) {
       A operand;
@@ -56,13 +57,13 @@ struct StepForwardKernel {
     if constexpr (noisy) {
       if (p.candidates) p.candidates[index] = next[0];
       RNNKERN_UNROLL
-      for (int s = 0; s < Cell::states; ++s) {
+      for (int s = first_state; s < Cell::states; ++s) {
         const A weight = old_weight(p.noise, s, p.noise.t, row, column, p.hidden);
         next[s] = p.noise.seed ? weight > 0 ? old[s] : next[s] : weight * old[s] + (A(1) - weight) * next[s];
       }
     }
     RNNKERN_UNROLL
-    for (int s = 0; s < Cell::states; ++s) {
+    for (int s = first_state; s < Cell::states; ++s) {
       if (p.next[s]) p.next[s][index] = next[s];
     }
     const S h = device::narrow<S>(next[0]);
@@ -77,6 +78,19 @@ struct StepForwardKernel {
     }
   }
 };
+
+// Whether there is a step processed before that sequence b was alive in.
+template <class S>
+RNNKERN_DEVICE bool finishes(const StepBackward<S>& p, int64_t b) {
+  return p.finished >= 0 && b < p.finished_alive;
+}
+
+// What comes back through R at step t to what it multiplied; `index` is the unit's in (B, H).
+template <bool noisy, class S>
+RNNKERN_DEVICE Arithmetic<S> through_R(const StepBackward<S>& p, int64_t t, int64_t b, int64_t index, S product) {
+  const Arithmetic<S> scale = p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : 1;
+  return noisy ? drop(p.noise, index, scale * widen(product)) : scale * widen(product);
+}
 
 template <class Cell, class S, bool noisy>
 struct StepBackwardKernel {
@@ -103,16 +117,12 @@ struct StepBackwardKernel {
     const int64_t b = index / hidden, column = index % hidden;
     const int64_t d = p.sequence.head_size(), head = column / d, unit = column % d;
     const bool alive = p.t >= 0 && b < p.alive;
+    constexpr int first_state = Cell::projected;
     A grad[Cell::states];
     RNNKERN_UNROLL
-    for (int s = 0; s < Cell::states; ++s) grad[s] = p.carry[s][index];
-    const auto scale = [&](int64_t t) {
-      return p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : A(1);
-    };
-    const auto seen = [&](A value) { return noisy ? drop(p.noise, index, value) : value; };  // by R, or through it
-
-    if (!p.second && p.finished >= 0 && b < p.finished_alive) {
-      grad[0] += seen(scale(p.finished) * widen(p.from_R[(head * p.finished_alive + b) * d + unit]));
+    for (int s = first_state; s < Cell::states; ++s) grad[s] = p.carry[s][index];
+    if (!Cell::projected && !p.second && finishes(p, b)) {
+      grad[0] += through_R<noisy>(p, p.finished, b, index, p.from_R[(head * p.finished_alive + b) * d + unit]);
       if (p.sequence.resets(p.finished, b)) {
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
@@ -125,12 +135,12 @@ struct StepBackwardKernel {
       input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
       input.states(old, next);
       if (!p.second) {
-        grad[0] += widen(input.grad_h);
+        grad[0] = Cell::projected ? widen(p.from_R[index]) : grad[0] + widen(input.grad_h);
         A kept[Cell::states] = {};  // what goes to the old state around the equations
         if constexpr (noisy) {
           if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
           RNNKERN_UNROLL
-          for (int s = 0; s < Cell::states; ++s) {
+          for (int s = first_state; s < Cell::states; ++s) {
             kept[s] = old_weight(p.noise, s, p.t, b, column, hidden) * grad[s];
             grad[s] -= kept[s];
           }
@@ -145,6 +155,10 @@ struct StepBackwardKernel {
         give(p, du, dr, Cell::gates, b, head, unit, d);
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
+        if constexpr (Cell::projected) {
+          p.operand[(p.here + b) * hidden + column] = device::narrow<S>(Cell::unprojected(input.save, old));
+          if (input.reset) grad[1] = A(0);
+        }
       } else if constexpr (Cell::two_products) {
         // Of the first gates, `backward` gave some.
         RNNKERN_UNROLL
@@ -153,14 +167,15 @@ struct StepBackwardKernel {
           dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
         }
         A operand;
-        const A doperand = seen(scale(p.t) * widen(p.from_R[(head * p.alive + b) * d + unit]));
+        const A doperand = through_R<noisy>(p, p.t, b, index, p.from_R[(head * p.alive + b) * d + unit]);
         Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
-        p.operand[(head * p.rows + p.here + b) * d + unit] = device::narrow<S>(seen(operand));
+        p.operand[(head * p.rows + p.here + b) * d + unit] =
+            device::narrow<S>(noisy ? drop(p.noise, index, operand) : operand);
         give(p, du, dr, Cell::first_gates, b, head, unit, d);
       }
     }
     RNNKERN_UNROLL
-    for (int s = 0; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+    for (int s = first_state; s < Cell::states; ++s) p.carry[s][index] = grad[s];
   }
 };
 

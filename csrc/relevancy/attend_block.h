@@ -3,31 +3,14 @@
 #pragma once
 
 #include "cells/math.h"
+#include "device/sums.h"
 #include "relevancy/cuda_problem.h"
 
 namespace rnnkern::relevancy {
 
 constexpr int attend_threads = 256, attend_warps = attend_threads / device::warp_size;
 
-template <class T>
-RNNKERN_DEVICE T far(T x, int mask) {
-  if constexpr (sizeof(T) == 4) {
-    return device::shuffle_xor(x, mask);
-  } else {
-    uint32_t words[2];
-    std::memcpy(words, &x, 8);
-    for (uint32_t& word : words) word = device::shuffle_xor(word, mask);
-    std::memcpy(&x, words, 8);
-    return x;
-  }
-}
-
-template <class T>
-RNNKERN_DEVICE T warp_sum(T x) {
-  RNNKERN_UNROLL
-  for (int mask = device::warp_size / 2; mask > 0; mask /= 2) x += far(x, mask);
-  return x;
-}
+using device::far, device::warp_sum;
 
 RNNKERN_DEVICE float exponential(float x) { return ::expf(x); }
 RNNKERN_DEVICE double exponential(double x) { return ::exp(x); }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from python_tests.gpu import builder, kernels, recurrences
-from rnnkern.ops.recurrence_autograd import CUDA_CELLS, RESIDENT_CELLS
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
 
 WANTED = os.environ.get("RNNKERN_GPU_TESTS", "")
 CLUSTERS = (9, 0)
@@ -91,7 +91,7 @@ def place(request, nan_memory):
     """rnnkern.ops.recurrence, where kernels run, by either kernel that takes any number of units and heads."""
     asked = request.node.callspec.params
     cell = asked.get("cell", asked.get("row", {}).get("cell"))
-    if request.param[1] == "block" and cell in set(CUDA_CELLS) - set(RESIDENT_CELLS):
+    if request.param[1] == "block" and cell in set(KERNEL_CELLS) - set(RESIDENT_CELLS):
         pytest.skip("the cell runs step by step alone")
     with running(*request.param) as place:
         yield place

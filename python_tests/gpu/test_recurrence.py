@@ -5,23 +5,27 @@ import torch
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from rnnkern import reference
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import (
+    DENSE,
     RECURRENCE_OPTIONS,
     check_recurrence,
     covering_rows,
     outputs_and_gradients,
     recurrence_sample,
+    takes,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 HEADS = {1: 1, 2: 2, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}
-CARRIED = {"euler", "lstm", "gru", "gru_reset_before", "goru"}
+CARRIED = {
+    "euler", "lstm", "gru", "gru_reset_before", "goru", "lstm_projected", "lstm_layer_norm", "gru_layer_norm",
+}  # fmt: skip
 """Their state goes on in float32 beside the h that is stored, where tensors have 16 bits."""
 
 COVERING = covering_rows(
     {
-        "cell": list(CUDA_CELLS),
+        "cell": list(KERNEL_CELLS),
         "dtype": DTYPES,
         "steps": [63, 0, 1, 2, 3, 150],
         "batch": [3, 0, 1, 8, 9, 17],
@@ -39,7 +43,7 @@ COVERING = covering_rows(
 
 NOISY = covering_rows(
     {
-        "cell": list(CUDA_CELLS),
+        "cell": list(KERNEL_CELLS),
         "dtype": DTYPES,
         "steps": [63, 0, 1, 2, 150],
         "batch": [3, 0, 1, 17],
@@ -84,12 +88,14 @@ def check(op, sample, *more):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize("options", RECURRENCE_OPTIONS)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, place):
     if dtype == torch.float64 and place.kernel == "block":
         pytest.skip("float64 has no block kernel")
     if cell in KINKS and "inputs" in RECURRENCE_OPTIONS[options]:
         pytest.skip("what was projected cannot be moved off a kink")
+    if not takes(cell, RECURRENCE_OPTIONS[options]):
+        pytest.skip("the cell's R has no heads")
     sizes = {"steps": 7, "batch": 11, "hidden": 20}
     sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
     kernels = place.entered(lambda: check(place, place.sample(sample)))
@@ -107,7 +113,7 @@ def test_awkward_sizes(row, place):
 def check_row(row, place):
     row = dict(row)
     save_gates, seed = row.pop("save_gates"), row.pop("seed", 0)
-    row["heads"] = HEADS[row["hidden"]] if row["heads"] else 1
+    row["heads"] = HEADS[row["hidden"]] if row["heads"] and takes(row["cell"], {"heads"}) else 1
     place.set_seed(seed)
     draws = 8 if row["hidden"] == 1 else 1  # luck would decide gradients of few elements
     samples = [place.sample(recurrence_sample(**row, requires_grad=True)) for _ in range(draws)]
@@ -123,9 +129,9 @@ def test_awkward_sizes_with_noise(row, place):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_one_tiny_call(cell, dtype, place):
-    options = {"heads": 2, "packed": True, "reset": True, "grad_scale": 1}
+    options = {"heads": 2 if takes(cell, {"heads"}) else 1, "packed": True, "reset": True, "grad_scale": 1}
     sample = recurrence_sample(cell, 3, 3, 10, **options, dtype=dtype, requires_grad=True)
     check(place, place.sample(sample))
 
@@ -136,8 +142,13 @@ def test_the_first_call(cell, place):
     check(place, place.sample(recurrence_sample(cell, hidden=4, dtype=torch.float32, requires_grad=True)))
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru", "gru_reset_before"])
+WITH_HEADS = ["modrelu", "lstm", "gru", "gru_reset_before"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "heads"),
+    [*((cell, heads) for cell in WITH_HEADS for heads in (1, 4)), *((cell, 1) for cell in sorted(DENSE))],
+)
 def test_several_chunks_of_everything_at_once(cell, heads, place):
     """Resets, lengths, both ways, more steps than a chunk has: 64 and 64 and 22."""
     for reverse in (False, True):
@@ -159,7 +170,7 @@ def same_bits(actual, wanted):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
     """Bit for bit; in 16 bits those cells alone whose state is no more than the h that is stored, and the others to
     within roundings of the state between the halves."""
@@ -179,7 +190,7 @@ def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
 
 
 @pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_the_same_bits_twice_and_by_any_schedule(cell, noise, place):
     options = {"packed": True, "reset": True, **noise}
     sample = place.sample(recurrence_sample(cell, 70, 9, 33, **options, dtype=torch.float32, requires_grad=True))
@@ -190,7 +201,7 @@ def test_the_same_bits_twice_and_by_any_schedule(cell, noise, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_neighbours_change_no_bit(cell, dtype, place):
     """Whatever rows stand beside a sequence, and in whatever place of the block."""
     if place.kernel == "stepwise":
@@ -209,7 +220,7 @@ def test_neighbours_change_no_bit(cell, dtype, place):
             assert torch.equal(alone, among[..., rows, :])
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_chunks_change_no_bit_but_of_sums_over_them(cell, place):
     if place.name == "cuda":
         pytest.skip("hardware has its own number of multiprocessors")

@@ -17,8 +17,8 @@ from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS, KERNEL_CELLS
-from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
+from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample, takes
 
 FEW = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
@@ -44,7 +44,7 @@ def backward(*args, **kwargs):
 
 @FEW
 @given(
-    call=calls(st.integers(0, 6), st.integers(0, 10), st.integers(1, 40), CUDA_CELLS),
+    call=calls(st.integers(0, 6), st.integers(0, 10), st.integers(1, 40), KERNEL_CELLS),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_drawn_calls(place, call, dtype):
@@ -86,7 +86,7 @@ def test_gradients_of_some_outputs(cell, of, place):
     torch.testing.assert_close(*got)
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_steps(cell, packed, place):
     """The final state is the initial one, its gradient goes through, and weights get zero."""
@@ -180,9 +180,10 @@ def test_no_gradient_at_all_gives_zeros(place):
         assert not gradient.any()
 
 
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gradcheck(cell, place):
-    sample = place.sample(recurrence_sample(cell, 3, 2, 4, heads=2, packed=True, reset=True, requires_grad=True))
+    heads = 2 if takes(cell, {"heads"}) else 1
+    sample = place.sample(recurrence_sample(cell, 3, 2, 4, heads=heads, packed=True, reset=True, requires_grad=True))
     sample = off_kinks(sample)
     _, u, R, state = sample.args
     names = ("batch_sizes", "reset")
@@ -232,34 +233,41 @@ def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, 
     assert place.entered(lambda: outputs_and_gradients(place, sample)) == both
 
 
+def described(tensors):
+    return sorted((str(x.dtype), x.shape) for x in tensors)
+
+
+def h_and_c(sample):
+    """Tensors like those of all steps."""
+    _, u, _, (h0, *rest) = sample.args
+    wide = torch.promote_types(u.dtype, torch.float32)
+    return [s.expand(u.shape[0], *s.shape) for s in (h0, *(c.to(wide) for c in rest))]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
     sample = place.sample(recurrence_sample(cell, 7, 3, 16, dtype=dtype, requires_grad=True))
     inputs = {x.data_ptr() for x in sample.leaves()}
     extra = [x for x in kept(lambda: place(*sample.args, **sample.kwargs)) if x.data_ptr() not in inputs]
-    wide = torch.promote_types(dtype, torch.float32)
-    wanted = [dtype, wide] if cell == "lstm" else [dtype]
-    assert sorted(map(str, (x.dtype for x in extra))) == sorted(map(str, wanted))
-    assert all(x.shape == (7, 3, 16) for x in extra)
+    assert described(extra) == described(h_and_c(sample))
     with torch.no_grad():
         assert kept(lambda: place(*sample.args, **sample.kwargs)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_of_noise_nothing_is_kept_but_what_a_mean_took(cell, dtype, place):
     """That is h before zoneout, of cells whose backward would read it of h."""
-    wide = torch.promote_types(dtype, torch.float32)
     for options in (NOISE, {"zoneout": 0.3, "drawn": False}):
         sample = place.sample(recurrence_sample(cell, 7, 3, 16, **options, dtype=dtype, requires_grad=True))
         inputs = {x.data_ptr() for x in (*sample.leaves(), sample.kwargs.get("seed")) if x is not None}
         saved = kept(lambda sample=sample: place(*sample.args, **sample.kwargs))
         extra = [x for x in saved if x.data_ptr() not in inputs]
-        wanted = [dtype, wide] if cell == "lstm" else [dtype]
-        wanted += [wide] if options is not NOISE and not KERNEL_CELLS[cell]["saved"] else []
-        assert sorted(map(str, (x.dtype for x in extra))) == sorted(map(str, wanted))
-        assert all(x.shape == (7, 3, 16) for x in extra)
+        wanted = h_and_c(sample)
+        if options is not NOISE and not KERNEL_CELLS[cell]["saved"]:
+            wanted.append(wanted[0].to(torch.promote_types(dtype, torch.float32)))
+        assert described(extra) == described(wanted)
 
 
 @pytest.mark.parametrize("noise", [{}, NOISE], ids=["", "noise"])
@@ -284,7 +292,7 @@ SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
 SANITIZED = """
 import torch
 from python_tests.gpu import recurrences
-from rnnkern.ops.recurrence_autograd import CUDA_CELLS, RESIDENT_CELLS
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = recurrences.interpreted({flags})
@@ -293,7 +301,7 @@ for kernel in (*recurrences.FACTS, "cluster_tf32"):
         tf32, few = kernel == "cluster_tf32", kernel.startswith("cluster")  # thousands of threads
         if tf32:  # until the last `routed` ends
             torch.backends.cudnn.rnn.fp32_precision = "tf32"
-        cells = CUDA_CELLS if kernel == "stepwise" else RESIDENT_CELLS
+        cells = KERNEL_CELLS if kernel == "stepwise" else RESIDENT_CELLS
         for cell in ("modrelu", "lstm", "gru_reset_before") if few else cells:
             for dtype in (torch.float32,) if tf32 else (torch.float32, torch.bfloat16):
                 for reverse in (True,) if tf32 or kernel == "grid" else (False, True):

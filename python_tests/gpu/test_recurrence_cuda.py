@@ -8,7 +8,7 @@ import rnnkern
 from python_tests.gpu.recurrences import moved
 from rnnkern import _extension, reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import CUDA_CELLS
+from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CELLS = ["tanh", "lstm", "gru_reset_before"]
@@ -163,7 +163,7 @@ def test_autocast(cell, kernel, gpu):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cell", CUDA_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_opcheck(cell, kernel, dtype, gpu):
     sample = sample_of(cell, kernel, gpu, steps=3, dtype=dtype, reset=True)
     cell, u, R, state = sample.args

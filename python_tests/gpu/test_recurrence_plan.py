@@ -60,6 +60,8 @@ NO_BLOCK = "heads of {} units do not fit one block".format
 STEPWISE = [
     ("lstm", torch.float32, (258, 2), B200, NO_BLOCK(129)),
     ("gru", torch.float64, (32, 1), H100, "float64 has no block kernel"),
+    ("lstm_projected", torch.float32, (32, 1), H100, "the cell runs step by step alone"),
+    ("gru_layer_norm", torch.bfloat16, (512, 1), H100, "the cell runs step by step alone"),
     ("gru", torch.float64, (129, 1), H100, NO_BLOCK(129)),
     ("gru", torch.float16, (129, 1), T4, NO_BLOCK(129)),
     ("gru", torch.float16, (32, 1), T4, "the block kernel needs compute capability 8.0"),
@@ -264,7 +266,7 @@ def test_the_plan_of_nonsense_is_refused(sizes):
     with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
         plan("tanh", torch.float32, sizes, H100)
     with pytest.raises(RuntimeError, match="recurrence_plan: wants a cell with a kernel"):
-        plan("lstm_projected", torch.float32, (1, 1, 4, 1), H100)
+        plan("a cell", torch.float32, (1, 1, 4, 1), H100)
 
 
 # ---- without a device

@@ -82,13 +82,10 @@ def explained(**options):
     return explain(*args, **kwargs)
 
 
-OF_A_CPU = [cell for cell, facts in KERNEL_CELLS.items() if not facts["cuda"]]
-
-
 def test_explain_says_why():
     assert explained() == ("cpu", "the cpu kernel serves this call")
     assert explained(dtype=torch.bfloat16) == ("cpu", "the cpu kernel serves this call")
-    for cell in OF_A_CPU:
+    for cell in KERNEL_CELLS:
         assert explained(cell=cell) == ("cpu", "the cpu kernel serves this call")
 
 
@@ -121,8 +118,8 @@ def test_explain_for_other_devices(device, archs, monkeypatch):
     assert f"no cuda: {why}" in reason
 
 
-@pytest.mark.parametrize("cell", OF_A_CPU)
-def test_on_a_gpu_the_reference_serves_the_cells_that_a_cpu_alone_has_a_kernel_of(cell, monkeypatch):
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_on_a_gpu_every_cell_has_a_kernel(cell, monkeypatch):
     monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("9.0",))
     sample = recurrence_sample(cell)
     with FakeTensorMode():
@@ -130,11 +127,7 @@ def test_on_a_gpu_the_reference_serves_the_cells_that_a_cpu_alone_has_a_kernel_o
         _, u, R, state = sample.args
         args = (cell, move(u), move(R), tuple(map(move, state)))
         params = tuple(map(move, sample.kwargs["params"]))
-        implementation, reason = explain(recurrence, *args, params=params)
-        assert implementation == "reference"
-        assert f"no cuda: the cell {cell!r} has a kernel on a CPU alone" in reason
-        with use("cuda"), pytest.raises(ValueError, match="a kernel on a CPU alone"):
-            recurrence(*args, params=params)
+        assert explain(recurrence, *args, params=params).implementation == "cuda"
 
 
 def test_explain_refuses_what_the_call_would():

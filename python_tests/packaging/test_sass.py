@@ -22,7 +22,6 @@ from python_tests.packaging.sass import (
 )
 
 CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
-CELLS = {cell: facts for cell, facts in CELLS.items() if facts["cuda"]}
 
 
 @needs_library

@@ -292,7 +292,7 @@ int main() {
 #define RNNKERN_COMPARE(Cell)                                                      \
   +compare<float, Cell>("float32") + compare<device::bfloat16, Cell>("bfloat16") + \
       compare<device::float16, Cell>("float16")
-  const int wrong = 0 RNNKERN_CPU_CELLS(RNNKERN_COMPARE);
+  const int wrong = 0 RNNKERN_ALL_CELLS(RNNKERN_COMPARE);
   std::printf("%d differ\n", wrong);
   return wrong != 0;
 }

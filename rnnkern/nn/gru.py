@@ -30,7 +30,7 @@ class GRU(LayerNormed, torch.nn.GRU):
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
             head k.
         layer_norm: normalise the products with W and R. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
-            (3*H,) begin at 1; eps is 1e-5. It has a kernel on a CPU; on a GPU the reference runs.
+            (3*H,) begin at 1; eps is 1e-5.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
             mean of the old value and the new (Krueger et al. 2017).
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a

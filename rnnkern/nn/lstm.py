@@ -27,13 +27,12 @@ class LSTM(LayerNormed, torch.nn.LSTM):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
-            torch.nn. ``proj_size`` P gives :math:`W_{hr} h_t`, P columns, in place of h; it has a kernel on a CPU; on
-            a GPU the reference runs (:func:`rnnkern.ops.explain` says so).
+            torch.nn. ``proj_size`` P gives :math:`W_{hr} h_t`, P columns, in place of h.
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 4*D, D). Unit k*D+d of the layer is unit d of
             head k.
         layer_norm: normalise the products with W and R and what h is made of c. The gains ``weight_ln_ih_l{k}`` and
             ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) begin at 1, ``bias_ln_c_l{k}`` (H,) at 0; b_ih
-            and b_hh are the other norms' biases; eps is 1e-5. It has a kernel on a CPU; on a GPU the reference runs.
+            and b_hh are the other norms' biases; eps is 1e-5.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or a pair of them,
             for h and c; in evaluation the mean of the old value and the new (Krueger et al. 2017).
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a

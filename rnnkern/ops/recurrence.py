@@ -10,7 +10,7 @@ from torch import Tensor
 from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import CUDA_CELLS, KERNEL_CELLS, differentiable
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, differentiable, hidden_size
 from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import CELLS
@@ -174,8 +174,6 @@ def _choose(cell: str, u: Tensor) -> Choice:
         cpu = f"the tensors are on {u.device}"
     if u.device.type != "cuda":
         cuda = f"the tensors are on {u.device}"
-    elif why is None and cell not in CUDA_CELLS:
-        cuda = f"the cell {cell!r} has a kernel on a CPU alone"
     elif why is None:
         cuda = _extension.cuda_refusal(u.device)
     return choose("recurrence", {"cuda": cuda, "cpu": cpu})
@@ -194,7 +192,8 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
         return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
-    sizes = (steps, state[0].shape[0], parts * state[0].shape[1], R.shape[0] if R.dim() == 3 else 1)
+    hidden = parts * hidden_size(cell, u, weight_ih)
+    sizes = (steps, state[0].shape[0], hidden, R.shape[0] if R.dim() == 3 else 1)
     cell, dtype = COMPLEX[cell] if u.is_complex() else cell, str(dtype).removeprefix("torch.")
     tf32 = _extension.allows_tf32()
     plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates), tf32))

@@ -16,13 +16,10 @@ from rnnkern.reference import CELLS
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
-"""The facts of the cells that have a kernel on a CPU (csrc/cells/list.h)."""
+"""The facts of the cells that have kernels (csrc/cells/list.h)."""
 
-CUDA_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["cuda"]]
-"""Those that have one on a GPU too."""
-
-RESIDENT_CELLS = [cell for cell in CUDA_CELLS if KERNEL_CELLS[cell]["resident"]]
-"""Of these, those with kernels that keep R on the chip for the whole sequence; the others go step by step."""
+RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
+"""Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
 
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
@@ -153,13 +150,13 @@ def _parts(cell, states, tensors):
     return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
 
 
-def _hidden_size(cell, u, weight_ih):
+def hidden_size(cell, u, weight_ih):
     return (u.shape[-1] if weight_ih is None else weight_ih.shape[0]) // CELLS[cell].gates
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
                     weight_ih=None, bias_ih=None, zoneout_h=0.0, zoneout_c=0.0, dropout=0.0, seed=None):  # fmt: skip
-    hidden = _hidden_size(cell, u, weight_ih)
+    hidden = hidden_size(cell, u, weight_ih)
     outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
@@ -173,7 +170,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
                      needs_bias_ih, zoneout_h, zoneout_c, dropout, seed):  # fmt: skip
-    columns = CELLS[cell].gates * _hidden_size(cell, u, weight_ih)
+    columns = CELLS[cell].gates * hidden_size(cell, u, weight_ih)
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
         R.new_empty(R.shape if needs_R else (0,)),

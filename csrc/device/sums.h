@@ -1,0 +1,31 @@
+// Sums over a warp, made of the primitives: the same tree whatever the values.
+#pragma once
+
+#include <cstring>
+
+#include "device/device.h"
+
+namespace rnnkern::device {
+
+// Another lane's value, of 4 or 8 bytes.
+template <class T>
+RNNKERN_DEVICE T far(T x, int mask) {
+  if constexpr (sizeof(T) == 4) {
+    return shuffle_xor(x, mask);
+  } else {
+    uint32_t words[2];
+    std::memcpy(words, &x, 8);
+    for (uint32_t& word : words) word = shuffle_xor(word, mask);
+    std::memcpy(&x, words, 8);
+    return x;
+  }
+}
+
+template <class T>
+RNNKERN_DEVICE T warp_sum(T x) {
+  RNNKERN_UNROLL
+  for (int mask = warp_size / 2; mask > 0; mask /= 2) x += far(x, mask);
+  return x;
+}
+
+}  // namespace rnnkern::device
