@@ -97,10 +97,15 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
     if not takes(cell, RECURRENCE_OPTIONS[options]):
         pytest.skip("the cell's R has no heads")
     sizes = {"steps": 7, "batch": 11, "hidden": 20}
-    sample = recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True)
-    kernels = place.entered(lambda: check(place, place.sample(sample)))
+    # Of few units a norm may divide by little: luck would decide a single call.
+    draws = 2 if reference.CELLS[cell].normalised and dtype in (torch.bfloat16, torch.float16) else 1
+    samples = [
+        place.sample(recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True))
+        for _ in range(draws)
+    ]
+    kernels = place.entered(lambda: check(place, *samples))
     kernel = "stepwise" if "zoneout" in options or "dropout" in options else place.kernel
-    assert kernels == {f"recurrence/cuda/{way}/{cell}/{kernel}": 1 for way in ("forward", "backward")}
+    assert kernels == {f"recurrence/cuda/{way}/{cell}/{kernel}": draws for way in ("forward", "backward")}
 
 
 @pytest.mark.parametrize("row", COVERING, ids=name_of)
@@ -114,6 +119,8 @@ def check_row(row, place):
     row = dict(row)
     save_gates, seed = row.pop("save_gates"), row.pop("seed", 0)
     row["heads"] = HEADS[row["hidden"]] if row["heads"] and takes(row["cell"], {"heads"}) else 1
+    if reference.CELLS[row["cell"]].normalised:  # a block per row: the interpreter's time; more than a chunk still
+        row["steps"] = min(row["steps"], 66)
     place.set_seed(seed)
     draws = 8 if row["hidden"] == 1 else 1  # luck would decide gradients of few elements
     samples = [place.sample(recurrence_sample(**row, requires_grad=True)) for _ in range(draws)]
