@@ -124,15 +124,16 @@ struct BackwardKernel {
       x[i / parts].of[i % parts] = values[i / parts].of[i % parts];
       x[i / parts].of[parts + i % parts] = grads[i / parts].of[i % parts];
     }
-    over_layers<true, parts, each>(p, [&](int64_t layer, int stage, const LayerTurns<T, parts, each>& turns) {
+    over_layers<2, true, parts, each>(p, [&](int64_t layer, int stage, const auto& turns) {
       const int64_t first = layer * (each / 2 * warp_size);
       over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Both& a, Both& b) {
         if constexpr (parts == 2)
-          sums.phases[first + k * warp_size] += rotate_back(turns.phases[k], a.of[0], a.of[1], a.of[2], a.of[3]);
+          sums.phases[first + k * warp_size] += rotate_back(turns.phase(k), a.of[0], a.of[1], a.of[2], a.of[3]);
+        const Turn<T> angle = turns.angle(k);
         T found = 0;
         RNNKERN_UNROLL
         for (int part = 0; part < parts; ++part)
-          found += rotate_back(turns.angles[k], a.of[part], b.of[part], a.of[parts + part], b.of[parts + part]);
+          found += rotate_back(angle, a.of[part], b.of[part], a.of[parts + part], b.of[parts + part]);
         sums.angles[first + k * warp_size] += found;
       });
     });

@@ -37,6 +37,15 @@ RNNKERN_DEVICE Number<T, reals> from_lane(const Number<T, reals>& x, int lane) {
   return got;
 }
 
+// Real by real: a choice between two whole numbers would take their addresses, and so put them into memory.
+template <class T, int reals>
+RNNKERN_DEVICE Number<T, reals> choose(bool first, const Number<T, reals>& x, const Number<T, reals>& y) {
+  Number<T, reals> chosen;
+  RNNKERN_UNROLL
+  for (int i = 0; i < reals; ++i) chosen.of[i] = first ? x.of[i] : y.of[i];
+  return chosen;
+}
+
 // (a, b) becomes (c a - s b, s a + c b).
 template <class T>
 RNNKERN_DEVICE void rotate(Turn<T> turn, T& a, T& b) {
@@ -71,13 +80,11 @@ RNNKERN_DEVICE void over_own_pairs(int stride, X (&x)[each], F f) {
 template <class X, int each, class F>
 RNNKERN_DEVICE void over_shifted_pairs(X (&x)[each], F f) {
   const int lane = device::lane();
-  X next = from_lane(x[0], lane + 1);
-  if (lane == warp_size - 1) next = {};
+  X next = choose(lane < warp_size - 1, from_lane(x[0], lane + 1), X{});
   RNNKERN_UNROLL
   for (int k = 0; k < each / 2 - 1; ++k) f(k, x[2 * k + 1], x[2 * k + 2]);
   f(each / 2 - 1, x[each - 1], next);
-  const X back = from_lane(next, lane - 1);
-  if (lane > 0) x[0] = back;
+  x[0] = choose(lane > 0, from_lane(next, lane - 1), x[0]);
 }
 
 // f(k, a, b) of pairs of the same place in two lanes: each of them has the half of the pairs.
@@ -88,12 +95,12 @@ RNNKERN_DEVICE void over_far_pairs(int apart, X (&x)[each], F f) {
   RNNKERN_UNROLL
   for (int k = 0; k < each / 2; ++k) {
     X &low = x[k], &high = x[k + each / 2];
-    const X got = from_lane(upper ? low : high, other);
-    X a = upper ? got : low, b = upper ? high : got;
+    const X got = from_lane(choose(upper, low, high), other);
+    X a = choose(upper, got, low), b = choose(upper, high, got);
     f(k, a, b);
-    const X back = from_lane(upper ? a : b, other);
-    low = upper ? back : a;
-    high = upper ? b : back;
+    const X back = from_lane(choose(upper, a, b), other);
+    low = choose(upper, back, a);
+    high = choose(upper, b, back);
   }
 }
 
@@ -113,41 +120,48 @@ RNNKERN_DEVICE void over_pairs(bool butterfly, int stage, X (&x)[each], F f) {
   }
 }
 
-// What a lane has of a layer.
-template <class T, int parts, int each>
+// What a lane has of a layer: in registers, or where it is, to be read when it is needed.
+template <class T, int parts, int each, bool held>
 struct LayerTurns {
-  Turn<T> angles[each / 2], phases[parts == 2 ? each / 2 : 1];
+  const Turn<T>* at;
+  int64_t to_phases;
+  Turn<T> angles[held ? each / 2 : 1], phases[held && parts == 2 ? each / 2 : 1];
 
   RNNKERN_DEVICE void load(const Problem<T>& p, int64_t layer) {
-    const Turn<T>* const at = p.turns + layer * (each / 2 * warp_size) + device::lane();
-    RNNKERN_UNROLL
-    for (int k = 0; k < each / 2; ++k) angles[k] = at[k * warp_size];
-    if constexpr (parts == 2) {
-      const Turn<T>* const of_phases = at + p.packing.phases();
+    at = p.turns + layer * (each / 2 * warp_size) + device::lane();
+    to_phases = p.packing.phases();
+    if constexpr (held) {
       RNNKERN_UNROLL
-      for (int k = 0; k < each / 2; ++k) phases[k] = of_phases[k * warp_size];
+      for (int k = 0; k < each / 2; ++k) {
+        angles[k] = at[k * warp_size];
+        if constexpr (parts == 2) phases[k] = at[to_phases + k * warp_size];
+      }
     }
+  }
+
+  RNNKERN_DEVICE Turn<T> angle(int k) const { return held ? angles[held ? k : 0] : at[k * warp_size]; }
+  RNNKERN_DEVICE Turn<T> phase(int k) const {
+    return held ? phases[held && parts == 2 ? k : 0] : at[to_phases + k * warp_size];
   }
 };
 
-// f(layer, stage, its turns) of all layers, from the last one on or from the first. Where registers are left, the next
-// layer's turns are on their way meanwhile.
-template <bool backwards, int parts, int each, class T, class F>
+// f(layer, stage, its turns) of all layers, from the last one on or from the first. Where registers are left beside
+// `sets` states, the next layer's turns are on their way meanwhile.
+template <int sets, bool backwards, int parts, int each, class T, class F>
 RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
-  constexpr bool ahead = each * parts * int(sizeof(T) / 4) <= most_words / 2;
+  constexpr bool ahead = sets * each * parts * int(sizeof(T) / 4) <= most_words / 2;
+  using Turns = LayerTurns<T, parts, each, ahead>;
   const int64_t layers = p.packing.sizes.layers;
   int64_t layer = backwards ? layers - 1 : 0;
   int stage = backwards ? p.last_stage : 0;
-  LayerTurns<T, parts, each> now;
-  if (ahead && layers > 0) now.load(p, layer);
+  Turns now, next;
+  if (layers > 0) now.load(p, layer);
   RNNKERN_ROLLED
   for (int64_t left = layers; left > 0; --left) {
-    LayerTurns<T, parts, each> next;
     const int64_t following = backwards ? layer - 1 : layer + 1;
-    if (!ahead) now.load(p, layer);
-    if (ahead && left > 1) next.load(p, following);
+    if (left > 1) next.load(p, following);
     f(layer, stage, now);
-    if (ahead) now = next;
+    now = next;
     layer = following;
     if (backwards) {
       stage = (stage > 0 ? stage : p.stages) - 1;
@@ -165,11 +179,12 @@ RNNKERN_DEVICE void rotate_state(const Problem<T>& p, Number<T, parts> (&x)[each
     RNNKERN_UNROLL
     for (int k = 0; k < each; ++k) rotate(diagonal[k * warp_size], x[k].of[0], x[k].of[1]);
   }
-  over_layers<false, parts, each>(p, [&](int64_t, int stage, const LayerTurns<T, parts, each>& turns) {
+  over_layers<1, false, parts, each>(p, [&](int64_t, int stage, const auto& turns) {
     over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Number<T, parts>& a, Number<T, parts>& b) {
+      const Turn<T> angle = turns.angle(k);
       RNNKERN_UNROLL
-      for (int part = 0; part < parts; ++part) rotate(turns.angles[k], a.of[part], b.of[part]);
-      if constexpr (parts == 2) rotate(turns.phases[k], a.of[0], a.of[1]);
+      for (int part = 0; part < parts; ++part) rotate(angle, a.of[part], b.of[part]);
+      if constexpr (parts == 2) rotate(turns.phase(k), a.of[0], a.of[1]);
     });
   });
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from python_tests.gpu import builder
 from python_tests.gpu.relevancies import moved
@@ -56,7 +57,7 @@ class Place:
     """``rnnkern.ops.givens_recurrence`` of CPU tensors by the CUDA drivers, inside :func:`routed`."""
 
     def __init__(self, name: str):
-        self.name = name
+        self.name, self.device = name, "cuda" if name == "cuda" else "cpu"
         self.operators = torch.ops.rnnkern if name == "cuda" else interpreted()
         self.set_facts(*LARGE)
         self.set_seed(0)
@@ -71,15 +72,20 @@ class Place:
             self.operators.set_seed(seed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = "cuda" if self.name == "cuda" else "cpu"
         sizes = kwargs.pop("batch_sizes", None)
-        args, kwargs = moved(args, device), moved(kwargs, device)
+        args, kwargs = moved(args, self.device), moved(kwargs, self.device)
         return moved(ops.givens_recurrence(*args, batch_sizes=sizes, **kwargs), "cpu")
 
     def entered(self, call) -> Counter:
         before = Counter(json.loads(self.operators.kernel_counts()))
         call()
         return Counter(json.loads(self.operators.kernel_counts())) - before
+
+
+def refusal(u: torch.Tensor) -> str | None:
+    """Why CUDA tensors like u go by no kernel of these; where there is no GPU, fake ones."""
+    with FakeTensorMode():
+        return FACE._cuda_refusal(torch.empty(u.shape, dtype=u.dtype, device="cuda"))
 
 
 @contextmanager
