@@ -1,10 +1,11 @@
-// The recurrence through layers of rotations on a CUDA device: a kernel for cosines and sines, then a warp for each
-// sequence; backward, sums of the warps' sums. Everything runs on the current stream and allocates through PyTorch;
-// nothing waits for the device.
+// The recurrence through layers of rotations on a CUDA device: cosines and sines in the order of the lanes, then a warp
+// for each sequence; backward, sums of the warps' sums. Everything runs on the current stream and allocates through
+// PyTorch; nothing waits for the device.
 #include <algorithm>
 
 #include "common/counters.h"
 #include "common/cuda.h"
+#include "common/turns.h"
 #include "device/facts.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/givens_cuda_kernels.h"
@@ -29,6 +30,7 @@ struct Driver : GivensCall {
     for (const OptionalTensor& x :
          {OptionalTensor(angles), phases, diagonal, OptionalTensor(bias), OptionalTensor(h0), reset})
       require_same_device(x);
+    require_of_givens(sequences.steps < INT32_MAX / 2 && sizes.layers < INT32_MAX / 2, "a size is out of bounds");
     packing = {sizes, each_for(sizes.size, parts() * int64_t(sizeof(T)) / 4), phases.has_value()};
     STD_TORCH_CHECK(packing.each > 0, "givens_recurrence: no CUDA kernel takes N = ", sizes.size, " in this dtype");
   }
@@ -42,8 +44,16 @@ struct Driver : GivensCall {
   void prepare(Problem<T>& problem) {
     if (sequences.rows) move_schedule();
     turns = empty(u, {2 * packing.bias()});
-    TurnProblem<T> turning{
-        packing, {read<T>(angles), phases ? read<T>(*phases) : nullptr, phases ? read<T>(*diagonal) : nullptr}, at()};
+    TurnProblem<T> turning{packing, {}, {}, at()};
+    Tensors kept;
+    const OptionalTensor from[] = {angles, phases, diagonal};
+    for (int k = 0; k < 3; ++k) {
+      if (!from[k]) continue;
+      kept.push_back(cosines(*from[k]));
+      kept.push_back(sines(*from[k]));
+      turning.cosines[k] = read<T>(kept[2 * k]);
+      turning.sines[k] = read<T>(kept[2 * k + 1]);
+    }
     succeed(Kernels<T>::turn(turning, stream));
     problem.packing = packing;
     problem.sequences = sequences;

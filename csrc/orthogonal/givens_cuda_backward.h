@@ -15,7 +15,7 @@ struct BackwardKernel {
   using State = Rows::State;
   using Value = Number<T, parts>;
   using Both = Number<T, 2 * parts>;
-  static constexpr int threads = warp_size;
+  static constexpr int threads = warp_size, least_blocks = 1;
   enum Kind { before, input, grad };
 
   static int64_t bytes(int64_t sums_on_chip) {
@@ -52,7 +52,7 @@ struct BackwardKernel {
   }
 
   // The rows of a step, wherever it is; none before the first.
-  RNNKERN_DEVICE static void fetch(const Problem& p, const Rows& room, int64_t place, int64_t length, int64_t b) {
+  RNNKERN_DEVICE static void fetch(const Problem& p, const Rows& room, int place, int length, int64_t b) {
     if (place >= 0) {
       const int reals = int(p.sequences.reals);
       const int64_t row = p.sequences.row_at(place, length, b) * reals;
@@ -67,13 +67,13 @@ struct BackwardKernel {
   RNNKERN_DEVICE static void one(const Problem& p, const Rows& room, const Sums& sums, int64_t b) {
     const GivensSequences& sequences = p.sequences;
     const int reals = int(sequences.reals);
-    const int64_t length = sequences.length(b);
+    const int length = int(sequences.length(b));
     Value grads[each] = {};
     device::block_barrier();
     if (p.grad_last) room.take(grads, p.grad_last + b * reals, reals);
     for (int k = 1; k < Rows::depth; ++k) fetch(p, room, length - k, length, b);
     RNNKERN_ROLLED
-    for (int64_t place = length; place-- > 0;) {
+    for (int place = length; place-- > 0;) {
       const bool reset = sequences.resets(place, length, b);
       Value values[each];
       fetch(p, room, place - (Rows::depth - 1), length, b);
@@ -98,8 +98,8 @@ struct BackwardKernel {
   }
 
   // z = u + y; the gradient of h, with what comes to this step's own, becomes that of z.
-  RNNKERN_DEVICE static void activate_back(const Problem& p, const Rows& room, int64_t place,
-                                           const Value (&values)[each], Value (&grads)[each], const Sums& sums) {
+  RNNKERN_DEVICE static void activate_back(const Problem& p, const Rows& room, int place, const Value (&values)[each],
+                                           Value (&grads)[each], const Sums& sums) {
     const T* const u = room.of_step(place, input) + State::own();
     const T* const own = room.of_step(place, grad) + State::own();
     const T* const bias = room.bias + Row<T, each>::own();
@@ -124,8 +124,8 @@ struct BackwardKernel {
       x[i / parts].of[i % parts] = values[i / parts].of[i % parts];
       x[i / parts].of[parts + i % parts] = grads[i / parts].of[i % parts];
     }
-    over_layers<2, true, parts, each>(p, [&](int64_t layer, int stage, const auto& turns) {
-      const int64_t first = layer * (each / 2 * warp_size);
+    over_layers<2, true, parts, each>(p, [&](int layer, int stage, const auto& turns) {
+      const int64_t first = int64_t(layer) * (each / 2 * warp_size);
       over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Both& a, Both& b) {
         if constexpr (parts == 2)
           sums.phases[first + k * warp_size] += rotate_back(turns.phase(k), a.of[0], a.of[1], a.of[2], a.of[3]);

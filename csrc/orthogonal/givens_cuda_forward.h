@@ -10,7 +10,7 @@ template <class T, int parts, int each>
 struct ForwardKernel {
   using Problem = ForwardProblem<T>;
   using Rows = Room<T, parts, each, 1>;
-  static constexpr int threads = warp_size;
+  static constexpr int threads = warp_size, least_blocks = 1;
 
   static int64_t bytes() {
     device::Carver carver{nullptr};
@@ -27,8 +27,8 @@ struct ForwardKernel {
     room.begin(p.bias, p.packing.sizes.size);
     RNNKERN_ROLLED
     for (int64_t b = device::block(); b < sequences.batch; b += device::blocks()) {
-      const int64_t length = sequences.length(b);
-      const auto fetch = [&](int64_t place) {
+      const int length = int(sequences.length(b));
+      const auto fetch = [&](int place) {
         if (place < length) {
           const T* const from = p.u + sequences.row_at(place, length, b) * reals;
           Rows::State::fetch(room.of_step(place, 0), from, reals);
@@ -40,7 +40,7 @@ struct ForwardKernel {
       room.take(x, p.h0 + b * reals, reals);
       for (int place = 0; place < Rows::depth - 1; ++place) fetch(place);
       RNNKERN_ROLLED
-      for (int64_t place = 0; place < length; ++place) {
+      for (int place = 0; place < length; ++place) {
         fetch(place + Rows::depth - 1);
         if (sequences.resets(place, length, b)) {
           RNNKERN_UNROLL

@@ -127,8 +127,8 @@ struct LayerTurns {
   int64_t to_phases;
   Turn<T> angles[held ? each / 2 : 1], phases[held && parts == 2 ? each / 2 : 1];
 
-  RNNKERN_DEVICE void load(const Problem<T>& p, int64_t layer) {
-    at = p.turns + layer * (each / 2 * warp_size) + device::lane();
+  RNNKERN_DEVICE void load(const Problem<T>& p, int layer) {
+    at = p.turns + int64_t(layer) * (each / 2 * warp_size) + device::lane();
     to_phases = p.packing.phases();
     if constexpr (held) {
       RNNKERN_UNROLL
@@ -151,14 +151,14 @@ template <int sets, bool backwards, int parts, int each, class T, class F>
 RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
   constexpr bool ahead = sets * each * parts * int(sizeof(T) / 4) <= most_words / 2;
   using Turns = LayerTurns<T, parts, each, ahead>;
-  const int64_t layers = p.packing.sizes.layers;
-  int64_t layer = backwards ? layers - 1 : 0;
+  const int layers = int(p.packing.sizes.layers);
+  int layer = backwards ? layers - 1 : 0;
   int stage = backwards ? p.last_stage : 0;
   Turns now, next;
   if (layers > 0) now.load(p, layer);
   RNNKERN_ROLLED
-  for (int64_t left = layers; left > 0; --left) {
-    const int64_t following = backwards ? layer - 1 : layer + 1;
+  for (int left = layers; left > 0; --left) {
+    const int following = backwards ? layer - 1 : layer + 1;
     if (left > 1) next.load(p, following);
     f(layer, stage, now);
     now = next;
@@ -179,7 +179,7 @@ RNNKERN_DEVICE void rotate_state(const Problem<T>& p, Number<T, parts> (&x)[each
     RNNKERN_UNROLL
     for (int k = 0; k < each; ++k) rotate(diagonal[k * warp_size], x[k].of[0], x[k].of[1]);
   }
-  over_layers<1, false, parts, each>(p, [&](int64_t, int stage, const auto& turns) {
+  over_layers<1, false, parts, each>(p, [&](int, int stage, const auto& turns) {
     over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Number<T, parts>& a, Number<T, parts>& b) {
       const Turn<T> angle = turns.angle(k);
       RNNKERN_UNROLL
@@ -195,7 +195,11 @@ template <class T, int of_lane>
 struct Row {
   static constexpr int size = warp_size * (of_lane + 1);
 
-  RNNKERN_DEVICE static int place(int real) { return real + real / of_lane; }
+  // Of real m * warp_size + lane: what depends on m is known when the loop over m is unrolled.
+  RNNKERN_DEVICE static int place(int m) {
+    const int lane = device::lane();
+    return m * warp_size + m * warp_size / of_lane + lane + (of_lane < warp_size ? lane / of_lane : 0);
+  }
   RNNKERN_DEVICE static int own() { return device::lane() * (of_lane + 1); }
 
   // By cp.async; what lies beyond `reals` is left alone.
@@ -203,7 +207,7 @@ struct Row {
     RNNKERN_UNROLL
     for (int m = 0; m < of_lane; ++m) {
       const int real = m * warp_size + device::lane();
-      if (real < reals) device::copy_async<int(sizeof(T))>(row + place(real), from + real);
+      if (real < reals) device::copy_async<int(sizeof(T))>(row + place(m), from + real);
     }
   }
 
@@ -211,7 +215,7 @@ struct Row {
     RNNKERN_UNROLL
     for (int m = 0; m < of_lane; ++m) {
       const int real = m * warp_size + device::lane();
-      if (real < reals) to[real] = row[place(real)];
+      if (real < reals) to[real] = row[place(m)];
     }
   }
 };
@@ -248,13 +252,15 @@ struct Room {
   RNNKERN_DEVICE void begin(const T* from, int64_t numbers) const {
     for (int i = device::lane(); i < depth * kinds * State::size; i += warp_size) ring[i] = 0;
     for (int i = device::lane(); i < State::size; i += warp_size) out[i] = 0;
-    for (int i = device::lane(); i < each * warp_size; i += warp_size)
-      bias[Row<T, each>::place(i)] = i < numbers ? from[i] : T(0);
+    for (int m = 0; m < each; ++m) {
+      const int i = m * warp_size + device::lane();
+      bias[Row<T, each>::place(m)] = i < numbers ? from[i] : T(0);
+    }
     device::block_barrier();
   }
 
-  RNNKERN_DEVICE T* of_step(int64_t place, int kind) const {
-    return ring + (int(place & (depth - 1)) * kinds + kind) * State::size;
+  RNNKERN_DEVICE T* of_step(int place, int kind) const {
+    return ring + ((place & (depth - 1)) * kinds + kind) * State::size;
   }
 
   // A row of (B, C) through `out`, which nobody may be reading.

@@ -1,7 +1,7 @@
 // The kernels of one precision, for the file that compiles them.
 #pragma once
 
-#include <cmath>
+#include <type_traits>
 
 #include "device/launch.h"
 #include "orthogonal/givens_cuda_backward.h"
@@ -9,9 +9,6 @@
 #include "orthogonal/givens_cuda_kernels.h"
 
 namespace rnnkern::givens {
-
-RNNKERN_DEVICE Turn<float> turn_of(float angle) { return {::cosf(angle), ::sinf(angle)}; }
-RNNKERN_DEVICE Turn<double> turn_of(double angle) { return {::cos(angle), ::sin(angle)}; }
 
 // One entry per thread.
 template <class T>
@@ -22,11 +19,11 @@ struct TurnKernel {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int64_t entry = int64_t(device::block()) * threads + device::thread();
     if (entry >= p.packing.bias()) return;
-    T angle = 0;
+    Turn<T> turn{1, 0};
     p.packing.find(entry, [&](int tensor, int64_t place, bool of_use) {
-      if (of_use) angle = p.from[tensor][place];
+      if (of_use) turn = {p.cosines[tensor][place], p.sines[tensor][place]};
     });
-    p.turns[entry] = turn_of(angle);
+    p.turns[entry] = turn;
   }
 };
 

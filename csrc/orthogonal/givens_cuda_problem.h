@@ -73,11 +73,11 @@ struct Packing {
   }
 };
 
-// Cosine and sine of every entry but those of b; where there is none those of 0.
+// Cosine and sine of every entry but those of b, from those of the tensors; where there is none those of 0.
 template <class T>
 struct TurnProblem {
   Packing packing;
-  const T* from[3];
+  const T *cosines[3], *sines[3];
   Turn<T>* turns;
 };
 
