@@ -1,5 +1,5 @@
-// Starts the CUDA kernels of the recurrence through layers of rotations, on a stream. `each` is one of each_of, and
-// `parts` 2 for complex numbers. They return a cudaError_t; 0 is success.
+// Starts the CUDA kernels of the recurrence through layers of rotations, on a stream. They return a cudaError_t; 0 is
+// success.
 #pragma once
 
 #include "orthogonal/givens_cuda_problem.h"

@@ -17,8 +17,8 @@ REALS = {
     torch.complex64: torch.float32, torch.complex128: torch.float64,
 }  # fmt: skip
 DTYPES = tuple(REALS)
-MOST_BYTES = 8192
-"""Of a state: what the registers of a warp hold, which is N = 2,048 in float32."""
+MOST_NUMBERS, MOST_BYTES = 1024, 8192
+"""Of a state: what the registers of a warp hold beside all else."""
 LANES = 16
 """Sequences that fill a register of the widest level in float32."""
 MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
@@ -167,8 +167,8 @@ def _cuda_refusal(u: Tensor) -> str | None:
         return f"the tensors are on {u.device}"
     if not _extension.available:
         return _extension.reason
-    if u.shape[-1] * u.element_size() > MOST_BYTES:
-        return f"a state of {u.shape[-1]} numbers of {u.element_size()} bytes outgrows the {MOST_BYTES} of a warp"
+    if u.shape[-1] > min(MOST_NUMBERS, MOST_BYTES // u.element_size()):
+        return f"a state of {u.shape[-1]} numbers of {u.element_size()} bytes outgrows the registers of a warp"
     return _extension.cuda_refusal(u.device)
 
 
