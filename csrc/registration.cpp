@@ -161,6 +161,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
   m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cuda));
   m.impl("relevancy_recurrence_backward", TORCH_BOX(&relevancy_recurrence_backward_cuda));
+  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cuda));
+  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cuda));
 }
 #endif
 

@@ -18,11 +18,18 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
 Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
                               Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                               bool butterfly);
+Tensors givens_recurrence_cuda(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
+                               Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                               bool butterfly);
 
 // [du, dangles, dbias, dh0, of complex numbers: dphases, ddiagonal]; `h` is the forward's, and a gradient that is
 // missing is zero.
 Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
                                        OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0, Tensor h,
                                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool butterfly);
+Tensors givens_recurrence_backward_cuda(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
+                                        OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0,
+                                        Tensor h, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                                        bool butterfly);
 
 }  // namespace rnnkern

@@ -5,31 +5,9 @@
 #include <cstdint>
 
 #include "common/team.h"
+#include "orthogonal/givens_sizes.h"
 
 namespace rnnkern {
-
-struct GivensSizes {
-  int64_t count, vectors, size, layers;  // matrices of angles, R, N, L
-  bool columns;                          // of x, (N, R), are the vectors; else rows, (R, N)
-  bool butterfly;
-
-  int64_t pairs() const { return size / 2; }
-  int64_t angles() const { return layers * pairs(); }
-};
-
-// Pair j of a layer is j's a and b = a + stride.
-struct GivensLayer {
-  int64_t pairs, offset, stride;
-
-  int64_t first(int64_t j) const { return offset + 2 * j - (j & (stride - 1)); }
-};
-
-inline GivensLayer layer_of(const GivensSizes& sizes, int64_t layer) {
-  if (!sizes.butterfly) return {(sizes.size - layer % 2) / 2, layer % 2, 1};
-  int64_t stages = 0;
-  while (int64_t(2) << stages < sizes.size) ++stages;
-  return {sizes.size / 2, 0, int64_t(1) << layer % (stages + 1)};
-}
 
 template <class T>
 struct GivensForward {
@@ -45,22 +23,6 @@ struct GivensBackward {
   const T *angles, *y, *grad;
   T *grad_angles, *grad_x;  // the last may be null
   T* room;
-};
-
-// Sequences of states side by side: which rows of the input and of h are whose.
-struct GivensSequences {
-  int64_t steps, batch, reals;  // T, B, and what a row has: N numbers, or the real and imaginary parts of N in turns
-  const int64_t* rows;          // of each step, how many rows come before it; null: B of each step before
-  const int64_t* lengths;       // of each sequence, never growing; null: T of each
-  const bool* reset;            // (T, B), or null
-  bool reverse;
-
-  int64_t row(int64_t step, int64_t sequence) const { return (rows ? rows[step] : step * batch) + sequence; }
-  int64_t length(int64_t sequence) const { return lengths ? lengths[sequence] : steps; }
-  // In the order of processing.
-  int64_t step_at(int64_t place) const { return reverse ? steps - 1 - place : place; }
-  int64_t first_step(int64_t sequence) const { return reverse ? length(sequence) - 1 : 0; }
-  int64_t last_step(int64_t sequence) const { return reverse ? 0 : length(sequence) - 1; }
 };
 
 // Pairs first..last - 1 of a layer.

@@ -57,27 +57,18 @@ RNNKERN_INLINE void add_row(T* to, Vec<T> x) {
 
 // z = u + y from a tile of u and one of y; the gradient of h becomes that of z.
 template <int parts, class T>
-void activate_back(const GivensRecurrence<T>& problem, const T* inputs, const T* values, T* grads, T* bias_sums) {
+void activate_tile_back(const GivensRecurrence<T>& problem, const T* inputs, const T* values, T* grads, T* bias_sums) {
   using V = Vec<T>;
   for (int64_t i = 0; i < problem.numbers(); ++i) {
     const int64_t at = i * parts * V::width;
-    const V b(problem.bias[i]);
-    V to_bias(T(0));
-    if constexpr (parts == 1) {
-      const V h = ModRelu::of(V::load(inputs + at) + V::load(values + at), b);
-      ModRelu::backward_of(h, V::load(grads + at), to_bias).store(grads + at);
-    } else {
-      const int64_t other = at + V::width;
-      const V z[2] = {V::load(inputs + at) + V::load(values + at), V::load(inputs + other) + V::load(values + other)};
-      const ComplexActivation<T> found(z, b);
-      const V* const saved = found.saved;
-      const V exchanged[3] = {saved[0], saved[2], saved[1]}, *const none = nullptr;
-      V of_real[2], of_imag[2], unused[2], grad[2] = {V::load(grads + at), V::load(grads + other)};
-      ComplexModRelu::backward(saved, none, none, none, &grad[0], of_real, unused, &to_bias);
-      ComplexModRelu::backward(exchanged, none, none, none, &grad[1], of_imag, unused, &to_bias);
-      (of_real[0] + of_imag[1]).store(grads + at);
-      (of_real[1] + of_imag[0]).store(grads + other);
+    V z[parts], grad[parts];
+    for (int part = 0; part < parts; ++part) {
+      const int64_t place = at + part * V::width;
+      z[part] = V::load(inputs + place) + V::load(values + place);
+      grad[part] = V::load(grads + place);
     }
+    const V to_bias = activate_back(z, V(problem.bias[i]), grad);
+    for (int part = 0; part < parts; ++part) grad[part].store(grads + at + part * V::width);
     add_row(bias_sums + i * V::width, to_bias);
   }
 }
@@ -140,7 +131,7 @@ void backward_tile(const GivensRecurrenceBackward<T>& problem, const Tile<T>& ti
     load_rows<false>(tile.before(step, alive, problem.h, problem.h0), reals, room.values);
     rotate_tile<parts>(problem, room.turns, room.values);
     load_rows<false>(tile.at(problem.u, step, alive), reals, room.inputs);
-    activate_back<parts>(problem, room.inputs, room.values, room.grads, sums.bias);
+    activate_tile_back<parts>(problem, room.inputs, room.values, room.grads, sums.bias);
     store_rows(room.grads, reals, tile.at(problem.grad_u, step, alive));
     unrotate_tile<parts>(problem, room.turns, room.values, room.grads, sums);
     if (tile.any_reset(step, alive)) stop_at_resets(tile, step, room.grads);

@@ -1,8 +1,7 @@
 // h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Included by givens_kernels.h, once per SIMD level.
 #pragma once
 
-#include "cells/complex_modrelu.h"
-#include "cells/modrelu.h"
+#include "orthogonal/givens_activation.h"
 #include "orthogonal/givens_tile.h"
 
 namespace rnnkern {
@@ -24,31 +23,15 @@ int64_t givens_recurrence_forward_room(const GivensRecurrenceForward<T>& problem
   return room.used;
 }
 
-// What the complex cell says of the number whose parts are the rows x and x + 1 of a tile.
-template <class T>
-struct ComplexActivation {
-  Vec<T> next[1], saved[3];  // the real part of the result; its length over z's, and the parts of z / |z|
-
-  RNNKERN_INLINE ComplexActivation(const Vec<T> (&z)[2], Vec<T> bias) {
-    const Vec<T> none[2] = {Vec<T>(T(0)), Vec<T>(T(0))};
-    ComplexModRelu::forward(z, none, static_cast<const Vec<T>*>(nullptr), &bias, next, saved);
-  }
-};
-
 template <int parts, class T>
 void activate_tile(const GivensRecurrence<T>& problem, T* tile) {
   using V = Vec<T>;
   for (int64_t i = 0; i < problem.numbers(); ++i) {
     T* const x = tile + i * parts * V::width;
-    const V b(problem.bias[i]);
-    if constexpr (parts == 1) {
-      ModRelu::of(V::load(x), b).store(x);
-    } else {
-      const V z[2] = {V::load(x), V::load(x + V::width)};
-      const ComplexActivation<T> found(z, b);
-      found.next[0].store(x);
-      (found.saved[0] * z[1]).store(x + V::width);
-    }
+    V z[parts];
+    for (int part = 0; part < parts; ++part) z[part] = V::load(x + part * V::width);
+    activate(z, V(problem.bias[i]));
+    for (int part = 0; part < parts; ++part) z[part].store(x + part * V::width);
   }
 }
 

@@ -31,4 +31,5 @@ class Mutant(NamedTuple):
         """Its tests build what it breaks."""
         families = ("block_", "cluster_", "grid_", "cuda_", "step")
         attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
-        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending))
+        rotating = "orthogonal/givens_cuda_"
+        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending, rotating))

@@ -1,6 +1,7 @@
 """The written table: what is broken, one place at a time, and the tests that are to notice. Neither runs anything."""
 
 from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
+from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_relevancy import RELEVANCY
 
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
@@ -43,6 +44,7 @@ STUB = '#include "recurrence/problem.h"\nrnnkern::Level rnnkern::level_{}() {{ r
 
 MUTANTS = [
     *RELEVANCY,
+    *GIVENS_RECURRENCE,
     # ---- cells
     Mutant("cells/lstm.h", "grad[1] + grad[0] * save[3]", "grad[1] - grad[0] * save[3]", "a sign in dc",
            values("lstm")),
@@ -93,7 +95,7 @@ MUTANTS = [
            named("test_value_and_gradients", GIVENS)),
     Mutant("orthogonal/givens_kernels.h", "part < parts; ++part", "part < parts - 1; ++part", "the last vectors",
            named("test_value_and_gradients", GIVENS)),
-    Mutant("orthogonal/givens_problem.h", "/ 2, layer % 2, 1}", "/ 2, 0, 1}", "the pairs of every other layer",
+    Mutant("orthogonal/givens_sizes.h", "/ 2, layer % 2, 1}", "/ 2, 0, 1}", "the pairs of every other layer",
            named("test_who_is_paired", GIVENS)),
     Mutant("rnnkern/ops/householder_autograd.py", "+ Z.mH - grad", "- grad", "the gradient through W = S^-1 U^H",
            named("test_gradients or across", REFLECTIONS)),

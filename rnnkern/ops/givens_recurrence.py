@@ -17,6 +17,8 @@ REALS = {
     torch.complex64: torch.float32, torch.complex128: torch.float64,
 }  # fmt: skip
 DTYPES = tuple(REALS)
+MOST_NUMBERS, MOST_BYTES = 1024, 8192
+"""Of a state: what the registers of a warp hold beside all else."""
 LANES = 16
 """Sequences that fill a register of the widest level in float32."""
 MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
@@ -156,7 +158,18 @@ def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: to
 
 
 def _choose(u: Tensor) -> Choice:
-    return choose(OP, {"cpu": cpu_refusal(u)})
+    """The written table."""
+    return choose(OP, {"cuda": _cuda_refusal(u), "cpu": cpu_refusal(u)})
+
+
+def _cuda_refusal(u: Tensor) -> str | None:
+    if u.device.type != "cuda":
+        return f"the tensors are on {u.device}"
+    if not _extension.available:
+        return _extension.reason
+    if u.shape[-1] > min(MOST_NUMBERS, MOST_BYTES // u.element_size()):
+        return f"a state of {u.shape[-1]} numbers of {u.element_size()} bytes outgrows the registers of a warp"
+    return _extension.cuda_refusal(u.device)
 
 
 def _choose_checked(

@@ -20,7 +20,7 @@ def givens_recurrence(
     u: Tensor, angles: Tensor, phases: Tensor | None, diagonal: Tensor | None, bias: Tensor, h0: Tensor,
     batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool, butterfly: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """By the kernel of a CPU; the phases are both there or both None."""
+    """By the kernels of a device; the phases are both there or both None."""
     args = (u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly)
     if needs_derivatives(*args[:6]):
         return _apply(*args)

@@ -1,0 +1,21 @@
+// The CUDA driver and kernels of the recurrence through layers of rotations on the interpreter, as operators of
+// rnnkern_interpret_givens for CPU tensors: test code gives them the schemas of rnnkern's own.
+#include "orthogonal/givens.h"
+
+#include "common/counters.h"
+#include "interpreter/pretended.h"
+
+namespace rnnkern {
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_givens, CompositeExplicitAutograd, m) {
+  m.impl("set_facts", TORCH_BOX(&device::set_facts));
+  m.impl("set_seed", TORCH_BOX(&device::set_seed_of));
+  m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_givens, CPU, m) {
+  m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cuda));
+  m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cuda));
+}
+
+}  // namespace rnnkern

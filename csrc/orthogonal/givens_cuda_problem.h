@@ -1,0 +1,115 @@
+// What the CUDA kernels of the recurrence through layers of rotations are told, and where a warp has what. A warp has
+// one sequence: lane i the numbers i * each to i * each + each - 1, N of them in all and zeros beyond, and of every
+// layer `each` / 2 pairs. T is float or double.
+#pragma once
+
+#include "device/device.h"
+#include "orthogonal/givens_sizes.h"
+
+namespace rnnkern::givens {
+
+using device::warp_size;
+
+template <class T>
+struct alignas(2 * sizeof(T)) Turn {
+  T cosine, sine;
+};
+
+constexpr int64_t most_parts = 1024;  // that sequences are summed over in, a warp each, on every device
+constexpr int64_t most_each = 32;     // numbers of a lane, a power of two from 2 on
+constexpr int64_t most_words = 64;    // of 4 bytes, that a lane has of a state, in registers
+
+// `each` for N numbers of so many words, or 0: no kernel has as many.
+inline int64_t each_for(int64_t numbers, int64_t words) {
+  int64_t each = 2;
+  while (each * warp_size < numbers) each *= 2;
+  return each <= most_each && each * words <= most_words ? each : 0;
+}
+
+// Of all that is learnt, what lanes have in the order in which they come to it: entry (l, k, lane) of angles, and of
+// phases, is that of the lane's pair k in layer l; entry (k, lane) of D's phases, and of b, of the lane's number k.
+struct Packing {
+  GivensSizes sizes;
+  int64_t each;
+  bool is_complex;
+
+  RNNKERN_HOST_DEVICE int64_t of_layer() const { return each / 2 * warp_size; }
+  RNNKERN_HOST_DEVICE int64_t angles() const { return sizes.layers * of_layer(); }
+  RNNKERN_HOST_DEVICE int64_t of_numbers() const { return each * warp_size; }
+  RNNKERN_HOST_DEVICE int64_t phases() const { return angles(); }  // where they begin, and so on
+  RNNKERN_HOST_DEVICE int64_t diagonal() const { return is_complex ? 2 * angles() : angles(); }
+  RNNKERN_HOST_DEVICE int64_t bias() const { return diagonal() + (is_complex ? of_numbers() : 0); }
+  RNNKERN_HOST_DEVICE int64_t total() const { return bias() + of_numbers(); }
+
+  // How many layers there are until pairs are those of the first again.
+  int64_t stages() const {
+    int64_t found = 1;
+    if (!sizes.butterfly) return 2;
+    while (int64_t(1) << found < sizes.size) ++found;
+    return found;
+  }
+
+  // j of the lane's pair k in a layer, whether there is one or not.
+  RNNKERN_HOST_DEVICE int64_t pair(int64_t layer, int64_t k, int64_t lane) const {
+    const int64_t stride = layer_of(sizes, layer).stride;
+    if (stride < each) return lane * each / 2 + k;
+    const int64_t apart = stride / each, lower = lane & ~apart;  // two lanes have `each` pairs
+    const int64_t first = lower * each + k + (lane & apart ? each / 2 : 0);
+    return first / (2 * stride) * stride + first % stride;
+  }
+
+  // f(tensor: 0 angles, 1 phases, 2 D's phases, 3 b; place in it; whether it is of use) of an entry that tensors have.
+  template <class F>
+  RNNKERN_HOST_DEVICE void find(int64_t entry, F f) const {
+    const int64_t lane = entry % warp_size;
+    if (entry < diagonal()) {
+      const int64_t own = entry % angles(), layer = own / of_layer();
+      const int64_t j = pair(layer, own % of_layer() / warp_size, lane);
+      if (j < sizes.pairs()) f(entry < angles() ? 0 : 1, layer * sizes.pairs() + j, j < layer_of(sizes, layer).pairs);
+      return;
+    }
+    const int64_t number = lane * each + (entry - diagonal()) % of_numbers() / warp_size;
+    if (number < sizes.size) f(entry < bias() ? 2 : 3, number, true);
+  }
+};
+
+// Cosine and sine of every entry but those of b, from those of the tensors; where there is none those of 0.
+template <class T>
+struct TurnProblem {
+  Packing packing;
+  const T *cosines[3], *sines[3];
+  Turn<T>* turns;
+};
+
+// The sum of every entry over parts.
+template <class T>
+struct SumProblem {
+  Packing packing;
+  int64_t parts;
+  const T* sums;  // (parts, packing.total())
+  T* to[4];
+};
+
+template <class T>
+struct Problem {
+  Packing packing;
+  GivensSequences sequences;
+  int stages, last_stage;  // as Packing has them, and that of the last layer
+  const Turn<T>* turns;
+  const T *bias, *u, *h0;
+};
+
+template <class T>
+struct ForwardProblem : Problem<T> {
+  T *h, *last;
+};
+
+template <class T>
+struct BackwardProblem : Problem<T> {
+  const T *h, *grad_h, *grad_last;  // each gradient may be null
+  T *grad_u, *grad_h0;
+  T* sums;       // (blocks, packing.total())
+  bool on_chip;  // whether sums are in shared memory until the end
+};
+
+}  // namespace rnnkern::givens

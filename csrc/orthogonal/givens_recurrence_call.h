@@ -1,0 +1,130 @@
+// A call of the recurrence through layers of rotations, on any device: what is checked for the sake of memory, and the
+// tensors that it returns.
+#pragma once
+
+#include "common/levels.h"
+#include "common/tensor.h"
+#include "orthogonal/givens_sizes.h"
+
+namespace rnnkern {
+
+inline void require_of_givens(bool holds, const char* what) { STD_TORCH_CHECK(holds, "givens_recurrence: ", what); }
+
+// Tensors, dense, of one dtype and of sizes that belong together; `rows` and `lengths` on the host.
+struct GivensCall {
+  Tensor u, angles, bias, h0;
+  OptionalTensor phases, diagonal, batch_sizes, reset;
+  std::vector<int64_t> rows, lengths;
+  GivensSizes sizes;
+  GivensSequences sequences{};
+
+  GivensCall(const Tensor& u_, const Tensor& angles_, const OptionalTensor& phases_, const OptionalTensor& diagonal_,
+             const Tensor& bias_, const Tensor& h0_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_,
+             bool reverse, bool butterfly)
+      : u(dense(u_)),
+        angles(dense(angles_)),
+        bias(dense(bias_)),
+        h0(dense(h0_)),
+        batch_sizes(batch_sizes_),
+        reset(reset_) {
+    const auto require = require_of_givens;
+    const int64_t rank = batch_sizes ? 2 : 3;
+    require(u.dim() == rank, "`u` must be (T, B, C), or (rows, C) beside `batch_sizes`");
+    require(bias.dim() == 1 && angles.dim() == 2 && angles.size(1) == bias.size(0) / 2,
+            "`bias` must be (N,) and `angles` (L, N / 2)");
+    require(!phases_ == !diagonal_, "`phases` and `diagonal` must both be there or both be missing");
+    const int64_t numbers = bias.size(0), parts = phases_ ? 2 : 1, batch = h0.size(0);
+    require(u.size(rank - 1) == parts * numbers, "`u` must have N columns, or 2 N beside `phases`");
+    require(h0.dim() == 2 && h0.size(1) == parts * numbers && (batch_sizes || u.size(1) == batch),
+            "`h0` must be (B, C) for the B and the C of `u`");
+    require(!butterfly || (numbers & (numbers - 1)) == 0, "N must be a power of two");
+    for (const Tensor* x : {&angles, &bias, &h0})
+      require(x->scalar_type() == u.scalar_type(), "all tensors must be of the dtype of `u`");
+    if (phases_) {
+      phases = dense(*phases_);
+      diagonal = dense(*diagonal_);
+      require(phases->dim() == 2 && phases->size(0) == angles.size(0) && phases->size(1) == angles.size(1) &&
+                  phases->scalar_type() == u.scalar_type(),
+              "`phases` must be like `angles`");
+      require(diagonal->dim() == 1 && diagonal->size(0) == numbers && diagonal->scalar_type() == u.scalar_type(),
+              "`diagonal` must be like `bias`");
+    }
+    const int64_t steps = batch_sizes ? batch_sizes->numel() : u.size(0);
+    require(!reset || (reset->scalar_type() == ScalarType::Bool && reset->numel() == steps * batch),
+            "`reset` must be (T, B) bool");
+    if (reset) reset = dense(*reset);
+    if (batch_sizes) read_lengths(batch);
+    sizes = {.count = 1,
+             .vectors = batch,
+             .size = numbers,
+             .layers = angles.size(0),
+             .columns = false,
+             .butterfly = butterfly};
+    sequences = {.steps = steps,
+                 .batch = batch,
+                 .reals = parts * numbers,
+                 .rows = batch_sizes ? rows.data() : nullptr,
+                 .lengths = batch_sizes ? lengths.data() : nullptr,
+                 .reset = reset ? read<bool>(*reset) : nullptr,
+                 .reverse = reverse};
+  }
+  GivensCall(const GivensCall&) = delete;
+
+  void read_lengths(int64_t batch) {
+    const auto require = require_of_givens;
+    require(batch_sizes->scalar_type() == ScalarType::Long && !batch_sizes->is_cuda(),
+            "`batch_sizes` must be int64, on the CPU");
+    const Tensor values = dense(*batch_sizes);
+    int64_t before = batch, sum = 0;
+    lengths.assign(batch, values.numel());
+    for (int64_t t = 0; t < values.numel(); ++t) {
+      const int64_t now = read<int64_t>(values)[t];
+      require(0 <= now && now <= before, "`batch_sizes` must never grow, begin with at most B and not be negative");
+      rows.push_back(sum);
+      for (int64_t b = now; b < before; ++b) lengths[b] = t;
+      sum += before = now;
+    }
+    require(sum == u.size(0), "`batch_sizes` must sum to the rows of `u`");
+  }
+
+  // Of a backward: makes them dense.
+  void take(Tensor& h, OptionalTensor& grad_h, OptionalTensor& grad_last) const {
+    const auto like = [&](const OptionalTensor& x, const Tensor& wanted) {
+      return !x || (x->numel() == wanted.numel() && x->scalar_type() == wanted.scalar_type());
+    };
+    require_of_givens(like(h, u) && like(grad_h, u) && like(grad_last, h0),
+                      "`h` and `grad_h` must be like `u`, `grad_last` like `h0`");
+    h = dense(h);
+    if (grad_h) grad_h = dense(*grad_h);
+    if (grad_last) grad_last = dense(*grad_last);
+  }
+
+  int64_t parts() const { return phases ? 2 : 1; }
+
+  // What is returned; `rows` are like `u`.
+  Tensors results(const Tensor& rows) const { return {rows, empty_of_sizes(h0, h0)}; }
+  Tensors gradients(const Tensor& rows) const {
+    Tensors found = {rows, empty_of_sizes(angles, angles), empty_of_sizes(bias, bias), empty_of_sizes(h0, h0)};
+    if (phases) {
+      found.push_back(empty_of_sizes(*phases, *phases));
+      found.push_back(empty_of_sizes(*diagonal, *diagonal));
+    }
+    return found;
+  }
+
+  // Whether there is nothing to do, and `state` alone goes on, as the one of `found` that is like `h0`.
+  bool is_empty(const Tensors& found, const OptionalTensor& state) const {
+    if (u.numel()) return false;
+    for (const Tensor& x : found) fill_zero(x);
+    if (state) copy(found.size() == 2 ? found[1] : found[3], *state);
+    return true;
+  }
+};
+
+// f(T()) of the dtype of u.
+template <class F>
+auto by_dtype_of_givens(const Tensor& u, F f) {
+  return by_float_or_double(u, "givens_recurrence: `u` must be float32 or float64", f);
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,3 @@
+#include "orthogonal/givens_cuda_launch.h"
+
+template struct rnnkern::givens::Kernels<float>;

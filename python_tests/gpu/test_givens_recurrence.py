@@ -1,0 +1,170 @@
+"""givens_recurrence's CUDA kernels against the reference: values, gradients, every kind of call, what does not fit."""
+
+import pytest
+import torch
+
+from python_tests.gpu import givens_recurrences, recurrences
+from python_tests.gpu.conftest import CHOSEN, require
+from rnnkern import reference
+from rnnkern.ops.recurrence_complex import state_in_parts
+from rnnkern.testing import (
+    GIVENS_OPTIONS,
+    as_reals,
+    assert_close,
+    assert_close_over_draws,
+    check_givens_recurrence,
+    covering_rows,
+    givens_recurrence_sample,
+    scan_outputs_and_gradients,
+)
+
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
+
+
+@pytest.fixture(params=CHOSEN)
+def place(request, nan_memory):
+    """rnnkern.ops.givens_recurrence, where kernels run. One thread: calls are small."""
+    require(recurrences.lacks(request.param))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with givens_recurrences.routed(givens_recurrences.Place(request.param)) as place:
+        yield place
+    torch.set_num_threads(threads)
+
+
+def samples(dtype):
+    """Calls of every kind, each with a seed, of which every second finds no room on the chip for a warp's sums."""
+    tiny = [("tunable", 1), ("tunable", 2), ("butterfly", 1), ("butterfly", 2)]
+    factors = {
+        "steps": [0, 1, 2, 9], "batch": [0, 1, 3, 6], "layers": [0, 1, 2, 7],
+        "size": [("tunable", 33), ("tunable", 64), ("tunable", 200), ("butterfly", 64), ("butterfly", 256), *tiny],
+        "option": list(GIVENS_OPTIONS),
+    }  # fmt: skip
+    for seed, row in enumerate(covering_rows(factors)):
+        (style, size), option = row.pop("size"), GIVENS_OPTIONS[row.pop("option")]
+        sample = givens_recurrence_sample(**row, size=size, style=style, **option, dtype=dtype)
+        yield seed, sample, f"{row} {style} {size} {option}"
+
+
+def settings(place, seed):
+    place.set_seed(seed)
+    place.set_facts(*(givens_recurrences.SMALL if seed % 2 else givens_recurrences.LARGE))
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+def test_values_and_gradients_are_the_references(dtype, place):
+    for seed, sample, name in samples(dtype):
+        settings(place, seed)
+        check_givens_recurrence(place, sample, name)
+
+
+@pytest.mark.parametrize("dtype", [F32, C64])
+def test_values_and_gradients_in_float32_are_as_close_to_the_truth_as_plain_pytorch(dtype, place):
+    """All calls together: a call of few steps and sequences has too little for a naive error that says something."""
+    draws = {}
+    for seed, sample, _ in samples(dtype):
+        settings(place, seed)
+        naive, truth = (scan_outputs_and_gradients(reference.givens_recurrence, sample.to(d)) for d in (F32, F64))
+        found = scan_outputs_and_gradients(place, sample)
+        for name, x in truth.items():
+            if x.numel():
+                draws.setdefault(name, []).append(tuple(as_reals(y) for y in (found[name], naive[name], x)))
+    for name, results in draws.items():
+        assert_close_over_draws(results, name)
+
+
+def by_operators(operators, sample, device="cpu"):
+    """Results and gradients without the public face, and so without the choice that it makes."""
+    tensors = {name: (state_in_parts(x) if x.is_complex() else x).to(device) for name, x in sample.tensors.items()}
+    u, angles, h0, bias, *turns = tensors.values()
+    args = u, angles, *(turns or (None, None)), bias, h0
+    rest = None, None, False, sample.kwargs["style"] == "butterfly"
+    h, last = operators.givens_recurrence(*args, *rest)
+    found = operators.givens_recurrence_backward(h.cos(), last.sin(), *args, h, *rest)
+    return [x.cpu() for x in (h, last, *found)]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(F32, 1024), (F64, 1024), (C64, 1024), (C128, 512)])
+def test_the_largest_state_and_no_larger_one(dtype, size, place):
+    """As many numbers as fit, of both styles, against the kernels of a CPU in float64, which form no matrix; and the
+    reason why no more do."""
+    on_cpu = torch.ops.rnnkern
+    for style, layers in (("tunable", 3), ("butterfly", 11)):
+        sample = givens_recurrence_sample(2, 2, size, layers, style=style, dtype=dtype)
+        found = by_operators(place.operators, sample, place.device)
+        truth = by_operators(on_cpu, sample.to(F64))
+        naive = by_operators(on_cpu, sample)
+        for x, y, z in zip(found, naive, truth, strict=True):
+            if dtype in (F64, C128):
+                torch.testing.assert_close(x, z, rtol=1e-10, atol=1e-10)
+            else:
+                assert_close(x, y, z, style)
+    larger = givens_recurrence_sample(2, 2, size + 1, 2, dtype=dtype)
+    assert f"a state of {size + 1} numbers" in givens_recurrences.refusal(larger.tensors["u"])
+    assert "a state of" not in str(givens_recurrences.refusal(sample.tensors["u"]))
+    with pytest.raises(RuntimeError, match=f"no CUDA kernel takes N = {size + 1}"):
+        by_operators(place.operators, larger, place.device)
+
+
+@pytest.mark.parametrize("dtype", [F32, C128])
+def test_the_same_bits_whatever_the_scheduler_does_and_wherever_sums_are(dtype, place):
+    sample = givens_recurrence_sample(5, 4, 100, 5, dtype=dtype, **GIVENS_OPTIONS["packed-reset-reverse"])
+    found = []
+    for seed in range(4):
+        settings(place, seed)
+        found.append(scan_outputs_and_gradients(place, sample))
+    for other in found[1:]:
+        assert all(torch.equal(x, other[name]) for name, x in found[0].items())
+
+
+def test_more_sequences_than_warps(place):
+    """A warp takes one after the other; sums are of as many parts as there are warps."""
+    sample = givens_recurrence_sample(2, 1030, 6, 3, dtype=F64, **GIVENS_OPTIONS["packed-reset-reverse"])
+    check_givens_recurrence(place, sample)
+
+
+@pytest.mark.parametrize("style", ["tunable", "butterfly"])
+def test_nan_stays_with_the_numbers_that_it_reaches(style, place):
+    """One layer: what is no number goes to its pair and no further, not around the warp's end either."""
+    tensors, kwargs = givens_recurrence_sample(1, 2, 64, 2, style=style, dtype=F32)
+    tensors = tensors | {"angles": tensors["angles"][1:] if style == "butterfly" else tensors["angles"]}
+    tensors["h0"][0, 0] = torch.nan
+    found, wanted = (f(**tensors, **kwargs)[0].isnan() for f in (place, by_layers))
+    assert torch.equal(found, wanted)
+    assert 0 < found.sum() < 5
+
+
+def by_layers(u, angles, h0, modrelu_bias, style, **rest):
+    """The reference's values of one step, without the matrix, in which a NaN would be everywhere."""
+    z = u[0] + reference.givens_product(angles, h0, style=style)
+    h = torch.where(z.abs() + modrelu_bias > 0, z.sign() * (z.abs() + modrelu_bias), 0 * z)
+    return h[None], h
+
+
+def test_halves_are_the_whole(place):
+    for dtype, reverse in ((F32, False), (C128, True)):
+        tensors, kwargs = givens_recurrence_sample(8, 3, 40, dtype=dtype, reset=True, reverse=reverse)
+        h, last = place(**tensors, **kwargs)
+        state, found = tensors["h0"], {}
+        for half in (slice(5, 8), slice(0, 5)) if reverse else (slice(0, 5), slice(5, 8)):
+            part = tensors | {"u": tensors["u"][half], "h0": state}
+            found[half.start], state = place(**part, **kwargs | {"reset": kwargs["reset"][half]})
+        assert torch.equal(torch.cat([found[0], found[5]]), h)
+        assert torch.equal(state, last)
+
+
+def test_kernels_are_counted(place):
+    for dtype, kind, precision in ((F32, "real", "float32"), (C128, "complex", "float64")):
+        sample = givens_recurrence_sample(dtype=dtype)
+        found = place.entered(lambda sample=sample: scan_outputs_and_gradients(place, sample))
+        kernels = [f"givens_recurrence/cuda/{kind}/{way}/{precision}/warp" for way in ("forward", "backward")]
+        assert found == dict.fromkeys(kernels, 1)
+
+
+def test_the_operator_reads_no_memory_that_is_not_there(place):
+    tensors, _ = givens_recurrence_sample(dtype=F32)
+    u, angles, h0, bias = tensors.values()
+    for changed, said in (({"angles": angles[:, 1:]}, "`angles`"), ({"h0": h0.double()}, "of the dtype of `u`")):
+        args = {"u": u, "angles": angles, "phases": None, "diagonal": None, "bias": bias, "h0": h0} | changed
+        with pytest.raises(RuntimeError, match=said):
+            place.operators.givens_recurrence(*args.values(), None, None, False, False)
