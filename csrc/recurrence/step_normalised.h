@@ -75,7 +75,7 @@ template <class Cell, class S, bool noisy>
 struct NormalisedStepForwardKernel {
   using Problem = StepForward<S>;
   using A = Arithmetic<S>;
-  static constexpr int threads = norm_threads;
+  static constexpr int threads = norm_threads, least_blocks = 1;  // else some spill
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
   RNNKERN_DEVICE static void put(const Problem& p, int64_t row, int64_t unit, const A (&old)[Cell::states],
@@ -152,7 +152,7 @@ template <class Cell, class S, bool noisy>
 struct NormalisedStepBackwardKernel {
   using Problem = StepBackward<S>;
   using A = Arithmetic<S>;
-  static constexpr int threads = norm_threads;
+  static constexpr int threads = norm_threads, least_blocks = 1;  // else some spill
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
   // What the equations of a unit read.
