@@ -31,7 +31,7 @@ struct Driver : GivensCall {
          {OptionalTensor(angles), phases, diagonal, OptionalTensor(bias), OptionalTensor(h0), reset})
       require_same_device(x);
     require_of_givens(sequences.steps < INT32_MAX / 2 && sizes.layers < INT32_MAX / 2, "a size is out of bounds");
-    packing = {sizes, each_for(sizes.size, parts() * int64_t(sizeof(T)) / 4), phases.has_value()};
+    packing = {sizes, each_for<T>(sizes.size, parts()), phases.has_value()};
     STD_TORCH_CHECK(packing.each > 0, "givens_recurrence: no CUDA kernel takes N = ", sizes.size, " in this dtype");
   }
 

@@ -51,7 +51,7 @@ struct SumKernel {
 // f(parts, each), as compile-time numbers, of a packing that `each_for` gave.
 template <class T, int parts, int each, class F>
 auto with_sizes(const Packing& packing, F f) {
-  if constexpr (2 * each <= most_each && 2 * each * parts * int64_t(sizeof(T)) / 4 <= most_words) {
+  if constexpr (2 * each <= most_each && fits<T>(2 * each * parts)) {
     if (packing.each > each) return with_sizes<T, parts, 2 * each>(packing, f);
   }
   return f(std::integral_constant<int, parts>(), std::integral_constant<int, each>());

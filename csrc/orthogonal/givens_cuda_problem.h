@@ -17,13 +17,20 @@ struct alignas(2 * sizeof(T)) Turn {
 
 constexpr int64_t most_parts = 1024;  // that sequences are summed over in, a warp each, on every device
 constexpr int64_t most_each = 32;     // numbers of a lane, a power of two from 2 on
-constexpr int64_t most_words = 64;    // of 4 bytes, that a lane has of a state, in registers
+constexpr int64_t most_words = 64;    // of 4 bytes, that a lane has of a state, in registers; of doubles half as many
 
-// `each` for N numbers of so many words, or 0: no kernel has as many.
-inline int64_t each_for(int64_t numbers, int64_t words) {
+// Whether a lane can have as many reals of a state.
+template <class T>
+constexpr bool fits(int64_t reals) {
+  return reals * int64_t(sizeof(T)) * int64_t(sizeof(T)) / 16 <= most_words;
+}
+
+// `each` for N numbers of so many parts, or 0: no kernel has as many.
+template <class T>
+int64_t each_for(int64_t numbers, int64_t parts) {
   int64_t each = 2;
   while (each * warp_size < numbers) each *= 2;
-  return each <= most_each && each * words <= most_words ? each : 0;
+  return each <= most_each && fits<T>(each * parts) ? each : 0;
 }
 
 // Of all that is learnt, what lanes have in the order in which they come to it: entry (l, k, lane) of angles, and of

@@ -17,7 +17,7 @@ REALS = {
     torch.complex64: torch.float32, torch.complex128: torch.float64,
 }  # fmt: skip
 DTYPES = tuple(REALS)
-MOST_NUMBERS, MOST_BYTES = 1024, 8192
+MOST_NUMBERS = {torch.float32: 1024, torch.float64: 512, torch.complex64: 1024, torch.complex128: 256}
 """Of a state: what the registers of a warp hold beside all else."""
 LANES = 16
 """Sequences that fill a register of the widest level in float32."""
@@ -167,8 +167,8 @@ def _cuda_refusal(u: Tensor) -> str | None:
         return f"the tensors are on {u.device}"
     if not _extension.available:
         return _extension.reason
-    if u.shape[-1] > min(MOST_NUMBERS, MOST_BYTES // u.element_size()):
-        return f"a state of {u.shape[-1]} numbers of {u.element_size()} bytes outgrows the registers of a warp"
+    if u.shape[-1] > MOST_NUMBERS[u.dtype]:
+        return f"a state of {u.shape[-1]} numbers of {u.dtype} outgrows the registers of a warp"
     return _extension.cuda_refusal(u.device)
 
 
