@@ -14,6 +14,8 @@ struct GridForwardKernel {
   using Thread = GridThread<S>;
   using Partials = GridPartials<S>;
   static constexpr int threads = grid_threads, units = grid_units<S>, exchanges = Cell::two_products ? 2 : 1;
+  // Of two gates the compiler would have 128 registers do, for two blocks at once, and spill.
+  static constexpr int least_blocks = Cell::gates == 2 ? 1 : 0;
   static constexpr int first_gates = Cell::first_gates, last_gates = Cell::gates - first_gates;
   static constexpr int budget = grid_kept / exchanges;
   using First = GridTile<S, first_gates, budget>;

@@ -238,7 +238,7 @@ def grid_faults(function: Function, key: Kernel, facts: dict) -> list[str]:
         "BAR": kinds["BAR"] == products * (2 if float32 else 1),
         "LDG": 0 < input_loads(loop) <= reads + 2,  # and the rows of two steps
         "HMMA": (kinds["HMMA"] == 0) == float32,
-        "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] == 3 else 1),
+        "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] in (2, 3) else 1),
     }
     return [f"{key}: {kind} {kinds[kind]} times in the loop" for kind, right in held.items() if not right]
 
