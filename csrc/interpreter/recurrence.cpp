@@ -1,5 +1,5 @@
-// The recurrence's CUDA drivers and kernels on the interpreter, as operators of rnnkern_interpret for CPU tensors: test
-// code gives them the schemas of rnnkern's own.
+// The recurrence's CUDA drivers and kernels on the interpreter, as operators of rnnkern_interpret_recurrence for CPU
+// tensors: test code gives them the schemas of rnnkern's own.
 #include "recurrence/recurrence.h"
 #include "common/counters.h"
 #include "common/tensor.h"
@@ -7,14 +7,14 @@
 
 namespace rnnkern {
 
-STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_recurrence, CompositeExplicitAutograd, m) {
   m.impl("set_facts", TORCH_BOX(&device::set_facts));
   m.impl("set_seed", TORCH_BOX(&device::set_seed_of));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
   m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_recurrence, CPU, m) {
   m.impl("recurrence", TORCH_BOX(&recurrence_cuda));
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cuda));
 }

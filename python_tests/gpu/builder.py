@@ -35,7 +35,7 @@ def build(
     takes for -arch."""
     folder = BUILD / name
     if target == "host":
-        compile = {"cpp": [*compiler(), *HOST, *flags]}
+        compile = {"cpp": [*compiler(), *HOST, *shlex.split(os.environ.get("RNNKERN_CXXFLAGS", "")), *flags]}
         compile["cu"] = [*compile["cpp"], "-x", "c++"]
         linker = [*compiler(), "-shared"]
     else:

@@ -1,18 +1,15 @@
 """The recurrence's CUDA kernels as a function that tests can call: on a GPU, or on the interpreter with CPU tensors."""
 
-import functools
 import json
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 
-from python_tests.gpu import builder
+from python_tests.gpu import builder, drivers
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
 from rnnkern.reference import noise
@@ -28,18 +25,10 @@ KERNELS = (
 )
 PLAN = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_measured.cpp")
 DRIVERS = (*PLAN, "cuda_forward.cpp", "cuda_backward.cpp")
-SOURCES = (
-    *builder.INTERPRETER,
-    "csrc/interpreter/recurrence.cpp",
-    "csrc/common/counters.cpp",
-    "csrc/common/tensor.cpp",
-    *(f"csrc/recurrence/{name}" for name in (*KERNELS, *DRIVERS)),
-)
-SHARED = ("recurrence", "recurrence_backward", "recurrence_plan", "kernel_counts")
-OWN = (
-    "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8=0, "
-    "int clusters_of_16=0) -> ()",
-    "set_seed(int seed) -> ()",
+FAMILY = drivers.Family(
+    "recurrence",
+    tuple(f"csrc/recurrence/{name}" for name in (*KERNELS, *DRIVERS)),
+    ("recurrence", "recurrence_backward", "recurrence_plan"),
 )
 FACTS = {
     "block": (9, 0, 1, 232448),
@@ -50,27 +39,6 @@ FACTS = {
 """What the interpreter pretends to be, for each kernel."""
 FACE = sys.modules["rnnkern.ops.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
-
-
-@functools.cache
-def interpreted(flags: tuple[str, ...] = ()):
-    """torch.ops.rnnkern_interpret, with the schemas of torch.ops.rnnkern."""
-    definitions = torch.library.Library("rnnkern_interpret", "DEF")
-    for name in SHARED:
-        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
-    for schema in OWN:
-        definitions.define(schema)
-    torch.ops.load_library(build_library(flags))
-    interpreted.kept = definitions
-    return torch.ops.rnnkern_interpret
-
-
-def build_library(flags: tuple[str, ...] = ()) -> Path:
-    torch_folder = Path(torch.__file__).parent
-    own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{torch_folder}/include"]
-    name = "recurrence" + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
-    libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu"]
-    return builder.build(name, SOURCES, [*own, *flags], [*libraries, *flags])
 
 
 def lacks(name: str) -> str:
@@ -84,40 +52,22 @@ def lacks(name: str) -> str:
     return _extension.cuda_refusal(torch.device("cuda", torch.cuda.current_device())) or ""
 
 
-class Place:
+class Place(drivers.Place):
     """``rnnkern.ops.recurrence`` by its CUDA drivers, inside :func:`routed`."""
 
     def __init__(self, name: str, kernel: str, operators=None):
-        self.name, self.kernel = name, kernel
-        self.device = "cuda" if name == "cuda" else "cpu"
-        self.operators = operators or (torch.ops.rnnkern if name == "cuda" else interpreted())
-        self.set_facts(*FACTS[kernel])
-        self.set_seed(0)
+        super().__init__(name, FAMILY, FACTS[kernel], operators)
+        self.kernel = kernel
 
     def set_facts(self, *facts: int) -> None:
-        """Hardware has its own."""
-        self.facts = facts
-        if self.name == "interpret":
-            self.operators.set_facts(*facts)
-        else:
-            self.facts = _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))
-
-    def set_seed(self, seed: int) -> None:
-        if self.name == "interpret":
-            self.operators.set_seed(seed)
+        super().set_facts(*facts)
+        current = torch.device("cuda", torch.cuda.current_device()) if self.name == "cuda" else None
+        self.facts = _extension.device_facts(current) if current else facts
 
     def __call__(self, *args, **kwargs):
         if kwargs.get("save_gates") is None:
             kwargs["save_gates"] = None if self.name == "cuda" else False
         return ops.recurrence(*args, **kwargs)
-
-    def counts(self) -> Counter:
-        return Counter(json.loads(self.operators.kernel_counts()))
-
-    def entered(self, call) -> Counter:
-        before = self.counts()
-        call()
-        return self.counts() - before
 
     def plan(self, cell, dtype, steps, batch, hidden, heads=1, noisy=False) -> dict:
         tf32 = _extension.allows_tf32()

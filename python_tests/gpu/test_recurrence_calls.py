@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import rnnkern
 from perf.harness import peak_bytes
 from python_tests.gpu import builder
-from python_tests.gpu.recurrences import build_library, lacks, off_kinks
+from python_tests.gpu.recurrences import FAMILY, lacks, off_kinks
 from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
 from rnnkern import reference
@@ -291,11 +291,11 @@ def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, noise, p
 SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
 SANITIZED = """
 import torch
-from python_tests.gpu import recurrences
+from python_tests.gpu import drivers, recurrences
 from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
-operators = recurrences.interpreted({flags})
+operators = drivers.interpreted(recurrences.FAMILY, {flags})
 for kernel in (*recurrences.FACTS, "cluster_tf32"):
     with recurrences.routed(recurrences.Place("interpret", kernel.removesuffix("_tf32"), operators)) as place:
         tf32, few = kernel == "cluster_tf32", kernel.startswith("cluster")  # thousands of threads
@@ -324,7 +324,7 @@ def test_interpret_under_the_address_sanitizer():
     preload = [find(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
     if not all(map(os.path.isabs, preload)):
         pytest.skip("no libasan or libubsan")
-    build_library(SANITIZE)
+    FAMILY.build(SANITIZE)
     done = subprocess.run(
         [sys.executable, "-c", SANITIZED.format(flags=SANITIZE)],
         env=os.environ | {"LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0"},

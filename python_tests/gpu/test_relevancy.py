@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from python_tests.gpu import recurrences, relevancies
+from python_tests.gpu import drivers, recurrences, relevancies
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
 from rnnkern import reference
@@ -245,11 +245,11 @@ A100 = (8, 0, 108, 166912)
 def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason, monkeypatch):
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
     require(recurrences.lacks("interpret"))
-    plan = json.loads(relevancies.interpreted().relevancy_plan(cell, dtype, sizes, facts))
+    plan = json.loads(drivers.interpreted(relevancies.FAMILY).relevancy_plan(cell, dtype, sizes, facts))
     assert (plan["forward"], plan["backward"]) == (forward, backward)
     assert reason in plan["reason"]
     monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "stepwise")
-    plan = json.loads(relevancies.interpreted().relevancy_plan(cell, dtype, sizes, facts))
+    plan = json.loads(drivers.interpreted(relevancies.FAMILY).relevancy_plan(cell, dtype, sizes, facts))
     assert plan["forward"] == "stepwise"
     assert "leaves out the block kernel" in plan["reason"]
 

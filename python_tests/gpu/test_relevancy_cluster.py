@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from python_tests.gpu import recurrences, relevancies
+from python_tests.gpu import drivers, recurrences, relevancies
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.gpu.test_relevancy import A100, H200, adversarial, check_close
 from python_tests.ops.relevancy_sample import call_of, everything, same_selection
@@ -158,7 +158,7 @@ H200 = (*H200, 16, 7)
 def test_which_kernels_run(cell, sizes, facts, kernel, reason, monkeypatch):
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
     require(recurrences.lacks("interpret"))
-    plan = relevancies.interpreted().relevancy_plan
+    plan = drivers.interpreted(relevancies.FAMILY).relevancy_plan
     found = json.loads(plan(cell, "float32", sizes, facts))
     assert found["forward"] == found["backward"] == kernel
     assert reason in found["reason"]

@@ -26,7 +26,12 @@ COPIES = ROOT / "build/mutate"
 TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILT_HERE = (".h", ".cpp")
 LONGEST = 900  # seconds: a test that takes longer hangs
-ENVIRONMENT = {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # copies share the cores
+ENVIRONMENT = {
+    "PYTHONPATH": ".",
+    "RNNKERN_CXXFLAGS": "-O0",  # kernels and interpreter: compilers take longer than tests
+    "OMP_NUM_THREADS": "1",  # copies share the cores
+    "OMP_WAIT_POLICY": "passive",
+}
 
 
 def broken(text: str, old: str, new: str, where: str) -> str:
@@ -60,9 +65,9 @@ def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
     return process.returncode, said
 
 
-def build(folder: Path) -> str:
+def build(folder: Path, jobs: int = 1) -> str:
     """What the compiler says if it fails."""
-    flags = {"RNNKERN_CUDA": "0", "RNNKERN_CXXFLAGS": "-O0", "MAX_JOBS": "1"}
+    flags = {"RNNKERN_CUDA": "0", "MAX_JOBS": str(jobs)}
     status, said = run(folder, sys.executable, "setup.py", "-q", "build_ext", "--inplace", **flags)
     return said if status else ""
 
@@ -115,7 +120,7 @@ def main() -> int:
     folders = [COPIES / str(number) for number in range(min(wanted.jobs, len(mutants)))]
     for folder in folders[:1]:
         make_copy(folder, texts)
-        if said := build(folder):
+        if said := build(folder, wanted.jobs):
             raise SystemExit(f"the copy does not build\n{said}")
     selections = sorted({mutant.tests for mutant in mutants})
     with ThreadPoolExecutor(len(folders)) as pool:

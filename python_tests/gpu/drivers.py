@@ -1,0 +1,77 @@
+"""Drivers of CUDA kernels as operators that tests call: on a GPU, or on the interpreter with CPU tensors."""
+
+import functools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from python_tests.gpu import builder
+
+OWN = (
+    "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8=0, "
+    "int clusters_of_16=0) -> ()",
+    "set_seed(int seed) -> ()",
+)
+
+
+class Family(NamedTuple):
+    """Kernels and drivers that make one library; operators of these names have the schemas of torch.ops.rnnkern."""
+
+    name: str
+    sources: tuple[str, ...]
+    operators: tuple[str, ...]
+
+    def build(self, flags: tuple[str, ...] = ()) -> Path:
+        """For the interpreter."""
+        folder = Path(torch.__file__).parent
+        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{folder}/include"]
+        name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
+        common = ("csrc/common/counters.cpp", "csrc/common/tensor.cpp")
+        sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
+        libraries = [f"-L{folder}/lib", "-ltorch", "-ltorch_cpu"]
+        return builder.build(name, sources, [*own, *flags], [*libraries, *flags])
+
+
+@functools.cache
+def interpreted(family: Family, flags: tuple[str, ...] = ()):
+    """The operators on the interpreter: torch.ops.rnnkern_interpret_<name>."""
+    library = f"rnnkern_interpret_{family.name}"
+    definitions = torch.library.Library(library, "DEF")
+    for name in (*family.operators, "kernel_counts"):
+        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
+    for schema in OWN:
+        definitions.define(schema)
+    torch.ops.load_library(family.build(flags))
+    operators = getattr(torch.ops, library)
+    operators.kept = definitions
+    return operators
+
+
+class Place:
+    """Where a family's drivers run: "cuda" or "interpret"."""
+
+    def __init__(self, name: str, family: Family, facts: tuple[int, ...], operators=None):
+        self.name, self.device = name, "cuda" if name == "cuda" else "cpu"
+        self.operators = operators or (torch.ops.rnnkern if name == "cuda" else interpreted(family))
+        self.set_facts(*facts)
+        self.set_seed(0)
+
+    def set_facts(self, *facts: int) -> None:
+        """Hardware has its own."""
+        if self.name == "interpret":
+            self.operators.set_facts(*facts)
+
+    def set_seed(self, seed: int) -> None:
+        if self.name == "interpret":
+            self.operators.set_seed(seed)
+
+    def counts(self) -> Counter:
+        return Counter(json.loads(self.operators.kernel_counts()))
+
+    def entered(self, call) -> Counter:
+        before = self.counts()
+        call()
+        return self.counts() - before
