@@ -3,7 +3,8 @@
 ``python -m perf.givens_recurrence --help``. Times are the least CPU time of one thread over some rounds. The matrix is
 there already, as a module has it: formed once per step of an optimiser. Printed beside the times are two fits of those
 of the layers: the exponents of N and of L - 1 in what the layers after the first add, and a time per number and step of
-a sequence that is linear in L, a + b L.
+a sequence that is linear in L, a + b L. On a GPU ``perf.measure_gpu`` runs the cases; floor: what must cross memory is
+copied in the same run, u and h once each, with the backward both again, and two gradients.
 """
 
 import functools
@@ -19,12 +20,16 @@ from torch import Tensor
 
 from perf import family, harness, orthogonal, record
 from perf.harness import OURS, Case, Effort, Problem, Values
+from perf.linear_scan import floor
 from perf.record import Row, significant
 from rnnkern import ops, reference
 
 SIZES, QUICK_SIZES = (64, 128, 256, 512, 1024), (8, 16)
 LAYERS, QUICK_LAYERS = (1, 2, 4, 8, 16), (1, 2)
 STEPS = 50
+GPU_SHAPES = ((512, 64, 128, 7), (512, 64, 512, 9), (512, 64, 1024, 10))
+GPU_QUICK_SHAPES = ((6, 2, 8, 3),)
+"""(T, B, N, L), butterflies."""
 MATRIX = f"{OURS}, the matrix"
 DIRECTION = "forward+backward"
 
@@ -47,30 +52,58 @@ def with_matrix(inputs: Mapping[str, Tensor], W: Tensor, upstream: Tensor) -> Va
     return {name: value for name, value in values.items() if name != "grad of W"}
 
 
-def build(size: int, layers: int, batch: int, style: str, dtype: torch.dtype, seed: int) -> Problem:
+def h_of(run: Callable[..., tuple[Tensor, Tensor]], inputs: Mapping[str, Tensor]) -> Values:
+    with torch.no_grad():
+        return {"h": run(**inputs)[0]}
+
+
+def build(sizes: tuple[int, ...], style: str, dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
+    steps, batch, size, layers = sizes
     torch.manual_seed(seed)
-    inputs = {
-        "u": torch.randn(STEPS, batch, size, dtype=dtype),
+    drawn = {
+        "u": torch.randn(steps, batch, size, dtype=dtype),
         "angles": torch.randn(layers, size // 2, dtype=dtype),
         "h0": torch.randn(batch, size, dtype=dtype),
         "modrelu_bias": 0.02 * torch.rand(size, dtype=dtype) - 0.01,
     }
+    inputs = {name: x.to(device) for name, x in drawn.items()}
     upstream = torch.randn_like(inputs["u"])
     orthogonal.refuse_reference(ops.givens_recurrence, *inputs.values())
     W = ops.givens_product(inputs["angles"], style=style)
+    dense = {"W": W} | {name: x for name, x in inputs.items() if name != "angles"}
     inside, formula = (functools.partial(f.givens_recurrence, style=style) for f in (ops, reference))
     wide = {name: x.double() for name, x in inputs.items()}
     return Problem(
         calls={
+            "forward": {
+                OURS: functools.partial(h_of, inside, inputs),
+                MATRIX: functools.partial(h_of, by_matrix, dense),
+            },
             DIRECTION: {
                 OURS: functools.partial(both, inside, inputs, upstream),
                 MATRIX: functools.partial(with_matrix, inputs, W, upstream),
-            }
+            },
         },
-        floors={},
+        floors={"forward": floor(upstream, 1.0), DIRECTION: floor(upstream, 3.0)},
         naive=functools.partial(both, formula, inputs, upstream),
         truth=functools.partial(both, formula, wide, upstream.double()),
     )
+
+
+def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, style: str = "butterfly") -> list[Case]:
+    return [
+        Case(
+            {
+                "op": "givens_recurrence",
+                "case": style,
+                "cell": "modrelu",
+                "shape": "x".join(map(str, sizes)),
+                "dtype": dtype,
+            },
+            functools.partial(build, sizes, style, getattr(torch, dtype), device),
+        )
+        for sizes in shapes
+    ]
 
 
 def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
@@ -141,11 +174,9 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     labels |= {"steps": STEPS}
     sizes = chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES)
     grid = list(itertools.product(sizes, chosen.layers or (QUICK_LAYERS if chosen.quick else LAYERS)))
-    dtype, rows, cases = getattr(torch, chosen.dtype), [], []
-    for size, layers in grid:
-        problem = functools.partial(build, size, layers, chosen.batch, chosen.style, dtype)
-        cases.append(Case({name: str(x) for name, x in labels.items()} | {"shape": f"{size}x{layers}"}, problem))
-    for (size, layers), ms in zip(grid, measure(cases, setup.effort), strict=True):
+    shapes, rows = [(STEPS, chosen.batch, *sizes) for sizes in grid], []
+    todo = cases(shapes, chosen.dtype, setup.device, chosen.style)
+    for (size, layers), ms in zip(grid, measure(todo, setup.effort), strict=True):
         own = labels | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
         rows += [facts | own | {"provider": name, "ms": significant(t)} for name, t in ms.items()]
     if setup.path is not None:

@@ -119,15 +119,16 @@ def others(figures: Figures) -> Iterator[Row]:
 
 
 def calls(figures: Figures, names: Mapping[str, int]) -> Iterator[Row]:
-    """A line per function and size, called by parts of the key, against each peer."""
-    peers = dict.fromkeys(peer for key in figures.keys for peer in figures.peers(key))
+    """A line per function and size, called by parts of the key, against each peer and each other form of ours."""
+    peers = dict.fromkeys(peer for key in figures.keys for peer in figures.peers(key) + figures.rivals(key))
+    shown = {peer: peer.rpartition(".")[2].removeprefix(f"{OURS}, ") for peer in peers}
     for key in figures.keys:
         line: Row = {name: key[part] for name, part in names.items()}
         for direction, short in DIRECTIONS.items():
             line[f"{short} ms"] = figures.number(key, direction, OURS, "ms_50")
             line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
-            for peer in peers:
-                line[f"{short} /{peer.rpartition('.')[2]}"] = figures.number(key, direction, peer, "ratio_50")
+            for peer, name in shown.items():
+                line[f"{short} /{name}"] = figures.number(key, direction, peer, "ratio_50")
         yield line
 
 
@@ -147,6 +148,7 @@ TABLES = {
     for name, sizes in (
         ("linear_scan", "T x B x C"),
         ("moment_filter", "T x B x C"),
+        ("givens_recurrence", "T x B x N x L"),
         ("gather_attention", "B x T x kappa x n"),
     )
 }

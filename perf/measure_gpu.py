@@ -22,6 +22,7 @@ import torch
 from perf import (
     flashrnn_peer,
     gather_attention,
+    givens_recurrence,
     gpu_tables,
     harness,
     linear_scan,
@@ -153,7 +154,7 @@ def attention(run: Run) -> Outcome:
     return harness.attempt(todo, path, run.device, run.command, run.effort, deadline)
 
 
-# ---- scans, and attention to lists
+# ---- scans, layers of rotations, and attention to lists
 
 
 def scans(run: Run) -> Outcome:
@@ -161,6 +162,11 @@ def scans(run: Run) -> Outcome:
     families = {
         "linear_scan": (linear_scan.cases, linear_scan.QUICK_SHAPES, linear_scan.GPU_SHAPES),
         "moment_filter": (moment_filter.cases, linear_scan.QUICK_SHAPES, linear_scan.GPU_SHAPES),
+        "givens_recurrence": (
+            givens_recurrence.cases,
+            givens_recurrence.GPU_QUICK_SHAPES,
+            givens_recurrence.GPU_SHAPES,
+        ),
         "gather_attention": (gather_attention.cases, gather_attention.QUICK_SHAPES, gather_attention.SHAPES),
     }
     for name, (cases_of, quick, shapes) in families.items():

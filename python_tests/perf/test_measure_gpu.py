@@ -24,7 +24,15 @@ from rnnkern.reference.relevancy import RELEVANCY_CELLS
 CPU = torch.device("cpu")
 EFFORT = Effort(0.0, 2, 2, warm_ups=1)
 RATE = 1e9
-NAMES = ("recurrence", "relevancy", "orthogonal", "linear_scan", "moment_filter", "gather_attention")
+NAMES = (
+    "recurrence",
+    "relevancy",
+    "orthogonal",
+    "linear_scan",
+    "moment_filter",
+    "givens_recurrence",
+    "gather_attention",
+)
 """Of the CSVs that have a table."""
 
 compiled_part = pytest.mark.skipif(not KERNEL_CELLS, reason="the compiled part is missing: nothing to measure")
