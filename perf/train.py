@@ -54,7 +54,8 @@ class Training:
             group["params"] = [p for p in group["params"] if not p.is_complex()]
         self.optimiser, self.own = OPTIMISERS[settings.optimiser](groups), own
         own_rate = own.rate / 10 if own.orthogonal is None else own.orthogonal
-        self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate) if unitary else None
+        alpha = self.optimiser.defaults.get("alpha", 0.99)
+        self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate, alpha) if unitary else None
         self.batches = task.training(torch.Generator().manual_seed(seed))
         self.state = None
         self.losses: list[float] = []  # per update

@@ -96,10 +96,38 @@ def test_a_cayley_step_is_that_of_the_paper_and_descends(dtype):
     assert distance(W) < 1e-14
 
 
-def test_10_000_cayley_steps_do_not_drift():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_cayley_steps_divided_as_rmsprop_divides(dtype):
+    W = torch.nn.Parameter(torch.linalg.qr(torch.randn(2, 5, 5, dtype=dtype))[0])
+    optimiser, average = CayleySGD([W], 0.05, alpha=0.9, eps=1e-3), torch.zeros(2, 5, 5, dtype=torch.float64)
+    eye = torch.eye(5, dtype=dtype)
+    for _ in range(3):
+        begun, W.grad = W.detach().clone(), torch.randn_like(W)
+        A = W.grad @ begun.mH - begun @ W.grad.mH
+        average = 0.9 * average + 0.1 * A.abs() ** 2
+        A = A / (average.sqrt() + 1e-3)
+        optimiser.step()
+        torch.testing.assert_close(W.detach(), torch.linalg.solve(eye + 0.025 * A, (eye - 0.025 * A) @ begun))
+    assert distance(W) < 1e-14
+
+
+def test_rmsprop_makes_cayley_steps_blind_to_the_scale_of_gradients():
+    begun = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
+    G = torch.randn_like(begun)
+    found = []
+    for scale in (1e-3, 1e3):
+        W = torch.nn.Parameter(begun.clone())
+        W.grad = scale * G
+        CayleySGD([W], 0.05, alpha=0.99, eps=1e-14).step()
+        found.append(W.detach())
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.99])
+def test_10_000_cayley_steps_do_not_drift(alpha):
     dtype = torch.complex64
     W = torch.nn.Parameter(torch.linalg.qr(torch.randn(8, 8, dtype=dtype))[0])
-    optimiser, generator = CayleySGD([W], 0.01), torch.Generator().manual_seed(0)
+    optimiser, generator = CayleySGD([W], 0.01, alpha), torch.Generator().manual_seed(0)
     for _ in range(10_000):
         W.grad = torch.randn(8, 8, dtype=dtype, generator=generator)
         optimiser.step()
@@ -113,6 +141,8 @@ def test_10_000_cayley_steps_do_not_drift():
 def test_wrong_parameters_of_cayley_steps():
     with pytest.raises(ValueError, match="`lr` must not be negative, got -1"):
         CayleySGD([torch.zeros(2, 2, requires_grad=True)], -1)
+    with pytest.raises(ValueError, match=r"`alpha` must be in \[0, 1\) or None, got 1.0"):
+        CayleySGD([torch.zeros(2, 2, requires_grad=True)], 0.1, alpha=1.0)
     with pytest.raises(ValueError, match=r"a parameter must be \(..., N, N\), got \(2, 3\)"):
         CayleySGD([torch.zeros(2, 3, requires_grad=True)], 0.1)
     with pytest.raises(TypeError, match="32 or 64 bits, real or complex, got "):

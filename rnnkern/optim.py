@@ -74,13 +74,20 @@ class CayleySGD(Optimizer):
     (:func:`rnnkern.ops.project_orthogonal`), so that rounding does not add up. One linear system and three products
     of N x N matrices per step. All other parameters of a model are another optimiser's.
 
+    With ``alpha`` the entries of A are divided as RMSprop divides a gradient's, by
+    :math:`\sqrt{v} + \epsilon` with :math:`v \leftarrow \alpha v + (1 - \alpha) |A|^2`: v is symmetric, so that A stays
+    skew-Hermitian. Steps then have a size that the gradient's does not change, and the rates of other optimisers serve.
+
     Args:
         params: parameters (..., N, N), orthogonal or unitary, or groups of them.
         lr: :math:`\lambda`.
+        alpha: the smoothing, in [0, 1); None for A as it is.
+        eps: :math:`\epsilon`.
 
     Raises:
         TypeError: a parameter is not of float32, float64, complex64 or complex128.
-        ValueError: a parameter is not a batch of square matrices, or ``lr`` is negative.
+        ValueError: a parameter is not a batch of square matrices, ``lr`` or ``eps`` is negative, or ``alpha`` is not in
+            [0, 1).
 
     Source: Wisdom et al. 2016, eqs. 9-11.
 
@@ -93,10 +100,16 @@ class CayleySGD(Optimizer):
     True
     """
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float) -> None:
-        if not lr >= 0:
-            raise ValueError(f"CayleySGD: `lr` must not be negative, got {lr}")
-        super().__init__(params, {"lr": lr})
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float, alpha: float | None = None,
+        eps: float = 1e-8,
+    ) -> None:  # fmt: skip
+        for name, value in {"lr": lr, "eps": eps}.items():
+            if not value >= 0:
+                raise ValueError(f"CayleySGD: `{name}` must not be negative, got {value}")
+        if alpha is not None and not 0 <= alpha < 1:
+            raise ValueError(f"CayleySGD: `alpha` must be in [0, 1) or None, got {alpha}")
+        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -123,14 +136,18 @@ class CayleySGD(Optimizer):
         for group in self.param_groups:
             for W in group["params"]:
                 if W.grad is not None:
-                    self._move(W, W.grad, group["lr"])
+                    self._move(W, W.grad, group["lr"], group["alpha"], group["eps"])
         return loss
 
-    def _move(self, W: Tensor, G: Tensor, rate: float) -> None:
+    def _move(self, W: Tensor, G: Tensor, rate: float, alpha: float | None, eps: float) -> None:
         state = self.state[W]
         state["step"] = state.get("step", 0) + 1
         A = G @ W.mH
         A = A - A.mH
+        if alpha is not None:
+            squares = A.abs().square()
+            average = state.setdefault("square_avg", torch.zeros_like(squares))
+            A = A / (average.lerp_(squares, 1 - alpha).sqrt() + eps)
         eye = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
         W.sub_(torch.linalg.solve(eye + rate / 2 * A, rate * A @ W))
         if state["step"] % PROJECT == 0:
