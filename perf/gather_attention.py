@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, record
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention
 
@@ -92,13 +92,7 @@ def floor(tensors: Sequence[Tensor], count: int) -> Callable[[], None]:
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
     return [
         Case(
-            {
-                "op": "gather_attention",
-                "case": "lists of a recurrence",
-                "cell": "additive",
-                "shape": "x".join(map(str, shape)),
-                "dtype": dtype,
-            },
+            labels("gather_attention", "lists of a recurrence", "additive", shape, dtype),
             functools.partial(problem_of, shape, getattr(torch, dtype), device),
         )
         for shape in shapes

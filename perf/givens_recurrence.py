@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, orthogonal, record
-from perf.harness import OURS, Case, Effort, Problem, Values
+from perf.harness import OURS, Case, Effort, Problem, Values, labels
 from perf.linear_scan import floor
 from perf.record import Row, significant
 from rnnkern import ops, reference
@@ -93,13 +93,7 @@ def build(sizes: tuple[int, ...], style: str, dtype: torch.dtype, device: torch.
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, style: str = "butterfly") -> list[Case]:
     return [
         Case(
-            {
-                "op": "givens_recurrence",
-                "case": style,
-                "cell": "modrelu",
-                "shape": "x".join(map(str, sizes)),
-                "dtype": dtype,
-            },
+            labels("givens_recurrence", style, "modrelu", sizes, dtype),
             functools.partial(build, sizes, style, getattr(torch, dtype), device),
         )
         for sizes in shapes
@@ -170,14 +164,14 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     parser.set_defaults(threads=1)
     chosen, setup = family.begin(parser, argv, "givens_recurrence", results, 5e-3, Effort(0.0, 3, 5))
     facts = record.facts(setup.device, setup.command)
-    labels = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
-    labels |= {"steps": STEPS}
+    common = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
+    common |= {"steps": STEPS}
     sizes = chosen.sizes or (QUICK_SIZES if chosen.quick else SIZES)
     grid = list(itertools.product(sizes, chosen.layers or (QUICK_LAYERS if chosen.quick else LAYERS)))
     shapes, rows = [(STEPS, chosen.batch, *sizes) for sizes in grid], []
     todo = cases(shapes, chosen.dtype, setup.device, chosen.style)
     for (size, layers), ms in zip(grid, measure(todo, setup.effort), strict=True):
-        own = labels | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
+        own = common | {"size": size, "layers": layers, "over": significant(ms[MATRIX] / ms[OURS])}
         rows += [facts | own | {"provider": name, "ms": significant(t)} for name, t in ms.items()]
     if setup.path is not None:
         record.append(setup.path, rows)

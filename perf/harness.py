@@ -59,8 +59,12 @@ class Problem(NamedTuple):
     absent: Mapping[str, str] = {}  # providers that could not be had, and why
 
 
+def labels(op: str, case: str, cell: str, sizes: Sequence[int], dtype: str) -> dict[str, str]:
+    return {"op": op, "case": case, "cell": cell, "shape": "x".join(map(str, sizes)), "dtype": dtype}
+
+
 class Case(NamedTuple):
-    labels: dict[str, str]  # op, case, cell, shape, dtype
+    labels: dict[str, str]  # as labels() makes them
     build: Callable[[int], Problem]  # from a seed
     proof: Callable[[int], Problem] | None = None  # what to check in place of what is timed
 

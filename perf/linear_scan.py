@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, record
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan
 from rnnkern.testing import as_reals
@@ -156,13 +156,7 @@ def floor(x: Tensor, copies: float) -> Callable[[], None]:
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
     return [
         Case(
-            {
-                "op": "linear_scan",
-                "case": f"{kind} factors",
-                "cell": "linear",
-                "shape": "x".join(map(str, shape)),
-                "dtype": dtype,
-            },
+            labels("linear_scan", f"{kind} factors", "linear", shape, dtype),
             functools.partial(problem_of, shape, kind, getattr(torch, dtype), device),
         )
         for shape in shapes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, record
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.linear_scan import QUICK_SHAPES, SHAPES, floor, shape
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
@@ -76,13 +76,7 @@ def both(function: Function, u: Tensor, upstream: Tensor) -> dict[str, Tensor]:
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -> list[Case]:
     return [
         Case(
-            {
-                "op": "moment_filter",
-                "case": rule,
-                "cell": "linear",
-                "shape": "x".join(map(str, sizes)),
-                "dtype": dtype,
-            },
+            labels("moment_filter", rule, "linear", sizes, dtype),
             functools.partial(problem_of, sizes, rule, getattr(torch, dtype), device),
         )
         for sizes in shapes

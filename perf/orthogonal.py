@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 
 from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, schur_weight, skew_exp
 
@@ -155,7 +155,7 @@ def cases(
         "schur_weight": ("angles", "schur", lambda shape: functools.partial(schur_problem_of, shape, kind, device)),
     }
     return [
-        Case({"op": op, "case": case, "cell": cell, "shape": "x".join(map(str, shape)), "dtype": dtype}, build(shape))
+        Case(labels(op, case, cell, shape, dtype), build(shape))
         for op in ops
         for case, cell, build in [made[op]]
         for shape in shapes

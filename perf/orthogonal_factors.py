@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perf import family, harness, orthogonal, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, Problem
+from perf.harness import OURS, Case, Problem, labels
 from rnnkern import ops, reference
 
 SHAPES = {
@@ -106,9 +106,10 @@ def cases(shapes: dict[str, Sequence[tuple[int, int]]], dtype: str) -> list[Case
     made = []
     for op, build in (("householder_product", reflections), ("givens_product", layers)):
         for shape in shapes.get(op, ()):
-            labels = {"op": op, "case": "reflections" if build is reflections else style_of(shape), "cell": op}
-            labels |= {"shape": "x".join(map(str, shape)), "dtype": dtype}
-            made.append(Case(labels, functools.partial(build, shape, getattr(torch, dtype))))
+            case = "reflections" if build is reflections else style_of(shape)
+            made.append(
+                Case(labels(op, case, op, shape, dtype), functools.partial(build, shape, getattr(torch, dtype)))
+            )
     return made
 
 

@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.nn.utils import parametrizations
 
 from perf import family, harness, record
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.orthogonal import PEERS
 from rnnkern import reference
 from rnnkern.nn import RNN, ExpRNN
@@ -101,9 +101,9 @@ def problem_of(shape: tuple[int, int, int], seed: int) -> Problem:
 
 
 def cases(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
-    labels = {"op": "optimiser step", "case": "step", "cell": "expRNN", "dtype": "float32"}
     return [
-        Case(labels | {"shape": "x".join(map(str, shape))}, functools.partial(problem_of, shape)) for shape in shapes
+        Case(labels("optimiser step", "step", "expRNN", shape, "float32"), functools.partial(problem_of, shape))
+        for shape in shapes
     ]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import rnnkern.nn
 from perf import family, harness, record
 from perf.floors import floors
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.providers import Layer, Noise, Provider, compiled, loop, of_function, of_module, operator, weights_of
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
@@ -195,13 +195,7 @@ def cases(cells: Sequence[str], shapes: Sequence[tuple[int, int, int]], dtype: s
     chosen = Options(**options)
     return [
         Case(
-            {
-                "op": "recurrence",
-                "case": chosen.label,
-                "cell": cell,
-                "shape": "x".join(map(str, shape)),
-                "dtype": dtype,
-            },
+            labels("recurrence", chosen.label, cell, shape, dtype),
             functools.partial(build, cell, *shape, getattr(torch, dtype), chosen),
         )
         for cell in cells

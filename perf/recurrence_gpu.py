@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 import rnnkern.nn
 from perf import flashrnn_peer
-from perf.harness import OURS, Case, NoKernel, Problem, Values
+from perf.harness import OURS, Case, NoKernel, Problem, Values, labels
 from perf.providers import Layer, Provider, compiled, loop, of_module, weights_of
 from perf.record import significant
 from perf.recurrence import MODULES, draw_batch_sizes
@@ -58,9 +58,8 @@ class Spec(NamedTuple):
     @property
     def labels(self) -> dict[str, str]:
         heads = (self.heads,) if self.heads > 1 else ()
-        shape = "x".join(map(str, (self.steps, self.batch, *heads, self.width)))
         case = self.kind if self.kind != "plain" else "heads" if heads else "dense"
-        return {"op": "recurrence", "case": case, "cell": self.cell, "shape": shape, "dtype": self.dtype}
+        return labels("recurrence", case, self.cell, (self.steps, self.batch, *heads, self.width), self.dtype)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
@@ -126,13 +126,7 @@ def cases(
     options = {"device": device, "peers": peers, "names_kernel": names_kernel}
     return [
         Case(
-            {
-                "op": "relevancy_recurrence",
-                "case": f"nu {shape[3]}, rho {shape[4]}",
-                "cell": cell,
-                "shape": "x".join(map(str, shape[:3])),
-                "dtype": dtype,
-            },
+            labels("relevancy_recurrence", f"nu {shape[3]}, rho {shape[4]}", cell, shape[:3], dtype),
             functools.partial(problem_of, cell, shape, getattr(torch, dtype), **options),
             functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype), **options),
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perf import family, harness, record
 from perf.floors import products, run
-from perf.harness import OURS, Case, NoKernel, Problem
+from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, sab_recurrence
 from rnnkern.ops.sab import ALIGNMENTS
@@ -129,13 +129,7 @@ def floors(R: Tensor, steps: int, batch: int) -> dict[str, Callable[[], None]]:
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:
     return [
         Case(
-            {
-                "op": "sab_recurrence",
-                "case": f"k {shape[3]}, every {shape[4]}",
-                "cell": alignment,
-                "shape": "x".join(map(str, shape[:3])),
-                "dtype": dtype,
-            },
+            labels("sab_recurrence", f"k {shape[3]}, every {shape[4]}", alignment, shape[:3], dtype),
             functools.partial(problem_of, alignment, shape, getattr(torch, dtype)),
             functools.partial(problem_of, alignment, (*PROOF, *shape[2:]), getattr(torch, dtype)),
         )
