@@ -164,9 +164,16 @@ def stacks(rows: Sequence[Record]) -> str:
     return grids(rows, lambda row: f"`{row['cell']}`, {kinds[row['case']]}", ratio)
 
 
+def of_another(rows: Sequence[Record]) -> list[Record]:
+    """Against torch.nn, and of a cell that it has not against the loop."""
+    loops = [row for row in where(rows, provider="loop", case="dense") if row["cell"] not in MODULES]
+    return of_modules(rows) + where(rows, provider="torch.nn", case="packed") + loops
+
+
 def means(rows: Sequence[Record]) -> str:
-    """Stacks, forward and backward alone, each with its geometric mean, and that without the first shape."""
+    """Forward and backward alone, each case with its geometric mean, and that without the first shape."""
     kinds = {"dense": "1 layer", "dense, 2 layers": "2 layers", "dense, 2 directions": "2 directions"}
+    kinds |= {"packed": "packed"}
     shapes = ["x".join(map(str, shape)) for shape in SHAPES]
     lines = []
     for cell, case in dict.fromkeys((row["cell"], row["case"]) for row in rows):
@@ -178,7 +185,7 @@ def means(rows: Sequence[Record]) -> str:
             for some in (shapes, shapes[1:])
         ]
         figures = [ratio(found[shape]) if shape in found else "" for shape in shapes]
-        lines.append([f"`{cell}`, {kinds[case]}", *figures, *mean])
+        lines.append([f"`{cell}`, {kinds[case]}" + ("" if cell in MODULES else ", over the loop"), *figures, *mean])
     return markdown(["Forward and backward", *map(sizes, shapes), "mean", "of the last five"], lines)
 
 
@@ -296,7 +303,10 @@ TABLES = {
     ),
     "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
     "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
-    "another": Table(of_modules, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}"),
+    "another": Table(of_another, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}"),
+    "another_bfloat16": Table(
+        of_another, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}", "bfloat16"
+    ),
     "recomputed": Table(
         of_recomputed, recomputed, "Forward and backward with `save_gates=False`; peak memory of one call."
     ),
@@ -356,7 +366,7 @@ TABLES = {
 
 def filled(page: str, rows: Sequence[Record], another: Sequence[Record] = ()) -> str:
     def text(match: re.Match) -> str:
-        shown = another if match[2] == "another" else rows
+        shown = another if match[2].startswith("another") else rows
         return f"{match[1]}{TABLES[match[2]].text(shown)}\n{match[3]}"
 
     return MARKED.sub(text, page)

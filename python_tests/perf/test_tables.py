@@ -64,10 +64,16 @@ def test_another_processor_has_means():
     ratios = dict(zip(shapes, (0.5, 2.0, 2.0, 2.0, 2.0, 4.0), strict=True))
     rows = [row("torch.nn", x, shape=shape) for shape, x in ratios.items()]
     rows += [row("torch.nn", x, shape=shape, case="dense, 2 layers") for shape, x in list(ratios.items())[1:]]
+    rows += [row("torch.nn", 7.0, shape=shapes[5], case="packed"), row("loop", 6.0, shape=shapes[5], cell="modrelu")]
+    rows += [row("loop", 5.0, shape=shapes[5]), row("torch.nn", 3.0, shape=shapes[5], dtype="bfloat16")]
     found = text("another", *rows, row("torch.nn", 9.0, shape=shapes[0], direction="forward")).splitlines()
     assert found[0].endswith("| mean | of the last five |")
     assert found[2] == "| `gru`, 1 layer | **0.50** | 2.00 | 2.00 | 2.00 | 2.00 | 4.00 | 1.78 | 2.30 |"
     assert found[3] == "| `gru`, 2 layers |  | 2.00 | 2.00 | 2.00 | 2.00 | 4.00 |  | 2.30 |"
+    assert found[4] == "| `gru`, packed |  |  |  |  |  | 7.00 |  |  |"
+    assert found[5] == "| `modrelu`, 1 layer, over the loop |  |  |  |  |  | 6.00 |  |  |"
+    assert not found[6]
+    assert "| `gru`, 1 layer |  |  |  |  |  | 3.00 |  |  |" in text("another_bfloat16", *rows)
 
 
 def test_recomputed_gates_stand_beside_those_kept():
