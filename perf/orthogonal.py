@@ -36,8 +36,8 @@ QUICK_SHAPES = ((24, 24), (4, 8, 8))
 """(..., N, N)."""
 
 ENOUGH = 5e-2
-"""Seconds: a shorter call is repeated, as are the products beside it. The first after others finds cold caches and fresh
-pages."""
+"""Seconds: a shorter call is repeated, as are the products beside it. The first after others finds cold caches and
+fresh pages."""
 
 PEERS = ("torch.matrix_exp", "torch.nn.utils.parametrizations", "geotorch")
 FORMULA = "the formula"
