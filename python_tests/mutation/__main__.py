@@ -7,6 +7,7 @@ that it explains is killed, or if one does not build.
 """
 
 import argparse
+import contextlib
 import os
 import queue
 import shutil
@@ -51,18 +52,21 @@ def sources() -> dict[Path, str]:
 
 
 def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
-    """The exit status, or "hang", and what was said."""
+    """The exit status, or "hang", and what was said. What it began and left behind ends with it."""
     process = subprocess.Popen(
         command, cwd=folder, env=os.environ | ENVIRONMENT | env, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         said, _ = process.communicate(timeout=LONGEST)
+        return process.returncode, said
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
         return "hang", said
-    return process.returncode, said
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def build(folder: Path, jobs: int = 1) -> str:
