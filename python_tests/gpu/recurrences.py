@@ -61,8 +61,9 @@ class Place(drivers.Place):
 
     def set_facts(self, *facts: int) -> None:
         super().set_facts(*facts)
-        current = torch.device("cuda", torch.cuda.current_device()) if self.name == "cuda" else None
-        self.facts = _extension.device_facts(current) if current else facts
+        self.facts = facts
+        if self.name == "cuda":
+            self.facts = _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))
 
     def __call__(self, *args, **kwargs):
         if kwargs.get("save_gates") is None:
