@@ -60,12 +60,12 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
 
   m.def(
       "relevancy_recurrence(str cell, Tensor u, Tensor[] weights, Tensor[] state, Tensor[]? params, "
-      "Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, float mix, bool dot, bool training, "
-      "bool maps) -> Tensor[]");
+      "Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, float mix, bool dot, str dtype, "
+      "bool training, bool maps) -> Tensor[]");
   m.def(
       "relevancy_recurrence_backward(str cell, Tensor? grad_h, Tensor? grad_s, Tensor[]? grad_state, Tensor[] weights, "
       "Tensor[] state, Tensor[]? params, Tensor? batch_sizes, Tensor? reset, Tensor? scores, int buffer_size, "
-      "float mix, bool dot, Tensor h, Tensor s, Tensor[] saved) -> Tensor[]");
+      "float mix, bool dot, str dtype, Tensor h, Tensor s, Tensor[] saved) -> Tensor[]");
   m.def("relevancy_plan(str cell, str dtype, int[] sizes, int[] facts) -> str");
 
   m.def("skew_exp(Tensor A, bool minus_identity, bool training) -> Tensor[]");

@@ -149,7 +149,10 @@ def weights(run: Run) -> Outcome:
 
 def attention(run: Run) -> Outcome:
     shapes = relevancy.QUICK_SHAPES if run.quick else relevancy.GPU_SHAPES
+    narrow = relevancy.QUICK_SHAPES if run.quick else relevancy.GPU_NARROW_SHAPES
     todo = relevancy.cases(relevancy.RELEVANCY_CELLS, shapes, "float32", run.device, relevancy.GPU_PEERS, True)
+    for cell, peers in (("tanh", relevancy.GPU_PEERS), ("lstm", {})):  # plain PyTorch's LSTM is too far from the truth
+        todo += relevancy.cases((cell,), narrow, "bfloat16", run.device, peers, True)
     path, deadline = run.folder / "relevancy.csv", min(run.deadline, time.monotonic() + RELEVANCY_SECONDS)
     return harness.attempt(todo, path, run.device, run.command, run.effort, deadline)
 

@@ -17,4 +17,11 @@ void fail_to_allocate(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   throw std::runtime_error(text);
 }
 
+ScalarType scalar_type(const std::string& name) {
+  return name == "float32"    ? ScalarType::Float
+         : name == "float64"  ? ScalarType::Double
+         : name == "bfloat16" ? ScalarType::BFloat16
+                              : ScalarType::Half;
+}
+
 }  // namespace rnnkern

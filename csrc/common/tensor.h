@@ -20,6 +20,9 @@ using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 using OptionalTensors = std::optional<Tensors>;
 
+// Of "float32", "float64", "bfloat16" and "float16".
+ScalarType scalar_type(const std::string& name);
+
 // Throws what the C shim of PyTorch 2.13 knows of an allocation that failed, and that of 2.11 loses.
 [[noreturn]] void fail_to_allocate(torch::headeronly::IntHeaderOnlyArrayRef sizes);
 

@@ -13,13 +13,6 @@ constexpr const char* table = ""
 
 }  // namespace
 
-ScalarType scalar_type(const std::string& name) {
-  return name == "float32"    ? ScalarType::Float
-         : name == "float64"  ? ScalarType::Double
-         : name == "bfloat16" ? ScalarType::BFloat16
-                              : ScalarType::Half;
-}
-
 std::vector<Measured> read_measured(const std::string& text) {
   std::vector<Measured> rows;
   std::istringstream lines(text);

@@ -17,9 +17,6 @@ struct Measured {
   double forward, both;  // times faster than torch.nn: forward, and with the backward; 0 where it has not the cell
 };
 
-// Of float32, float64, bfloat16 and float16.
-ScalarType scalar_type(const std::string& name);
-
 // A line per row, words in the order of Measured: "9 lstm bfloat16 768 16 cluster 1.3 1.1".
 std::vector<Measured> read_measured(const std::string& text);
 

@@ -184,7 +184,7 @@ std::vector<int64_t> with_columns(const Tensor& u, int64_t columns) {
 
 Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
-                                 int64_t buffer_size, double mix, bool dot, bool training, bool maps) {
+                                 int64_t buffer_size, double mix, bool dot, std::string, bool training, bool maps) {
   const Call call(cell, u, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
   const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
   require(u.size(-1) == G * n, "the columns of `u`");
@@ -246,8 +246,8 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
 Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
                                           OptionalTensors grad_state, Tensors weights, Tensors state,
                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
-                                          OptionalTensor, int64_t buffer_size, double mix, bool dot, Tensor h, Tensor s,
-                                          Tensors saved) {
+                                          OptionalTensor, int64_t buffer_size, double mix, bool dot, std::string,
+                                          Tensor h, Tensor s, Tensors saved) {
   h = dense(h), s = dense(s);
   const Call call(cell, h, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
   const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;

@@ -147,6 +147,18 @@ struct BackwardDriver : Driver<T> {
     succeed(AttendKernels<T>::leave({history, of_buffer, of_relevant, dh.events()}, stream));
   }
 
+  // All steps by one kernel that keeps the weights.
+  void run_resident(SampleBackward p) const {
+    const int place = this->place;
+    const Plan& plan = this->plan;
+    if (plan.padded == 0) return succeed(ClusterKernels::backward(p, place, plan.cluster, stream));
+    by_storage(plan.stored, [&](auto kernels) {
+      const Tensor packed = made({kernels.backward_packed(place, plan.padded)});
+      p.packed = packed.numel() > 0 ? write<float>(packed) : nullptr;
+      succeed(kernels.backward(p, place, plan.padded, stream));
+    });
+  }
+
   void loop() const {
     const int64_t n = hidden, batch = rows.batch;
     const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
@@ -189,18 +201,7 @@ struct BackwardDriver : Driver<T> {
 
     if constexpr (std::is_same_v<T, float>) {
       if (this->plan.backward) {
-        const bool on_block = this->plan.padded > 0;
-        const int64_t floats = on_block ? SampleKernels::backward_packed(this->place, this->plan.padded) : 0;
-        const Tensor packed = made({floats});
-        const SampleBackward p{attend,
-                               step,
-                               read<T>(this->V),
-                               read<T>(this->W_a),
-                               read<T>(this->U_a),
-                               floats > 0 ? write<T>(packed) : nullptr};
-        succeed(on_block ? SampleKernels::backward(p, this->place, this->plan.padded, stream)
-                         : ClusterKernels::backward(p, this->place, this->plan.cluster, stream));
-        return;
+        return run_resident({attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr});
       }
     }
     int64_t row = total;
@@ -226,13 +227,14 @@ namespace rnnkern {
 Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
                                            OptionalTensors grad_state, Tensors weights, Tensors state,
                                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
-                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot, Tensor h,
-                                           Tensor s, Tensors saved) {
+                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
+                                           std::string dtype, Tensor h, Tensor s, Tensors saved) {
   STD_TORCH_CHECK(h.dim() == (batch_sizes ? 2 : 3) && !state.empty(),
                   "relevancy_recurrence_backward: `h` or `state` is wrong");
   const int64_t steps = batch_sizes ? batch_sizes->size(0) : h.size(0);
   const int64_t total = batch_sizes ? h.size(0) : steps * h.size(1);
-  const relevancy::Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot};
+  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
+                                       scores, buffer_size, mix,   dot,    dtype};
   return relevancy::by_precision(h, [&](auto zero) {
     return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
                                                      saved, steps, total)

@@ -19,6 +19,7 @@ struct Arguments {
   int64_t buffer_size;
   double mix;
   bool dot;
+  const std::string& dtype;
 };
 
 template <class T>
@@ -45,6 +46,9 @@ struct Driver {
     place = find_cell(given_.cell);
     cell = cells[place];
     const Tensors& state = given_.state;
+    const ScalarType of_caller = scalar_type(given_.dtype);
+    STD_TORCH_CHECK((of_caller == ScalarType::Double) == (dtype == ScalarType::Double),
+                    "relevancy_recurrence: `dtype` is not that of the tensors");
     STD_TORCH_CHECK(given_.weights.size() == 4 && state.size() == size_t(7 + cell.states),
                     "relevancy_recurrence: wrong number of tensors in `weights` or `state`");
     STD_TORCH_CHECK(state[0].dim() == 2 && state[cell.states].dim() == 3 && state[cell.states + 3].dim() == 3,
@@ -90,7 +94,7 @@ struct Driver {
     copy(part(stacked, 0, cell.gates * n, n), W_a);
     device::Facts facts;
     succeed(device::facts_of(s0.get_device_index(), facts));
-    plan = plan_relevancy(facts, place, dtype, {steps, batch, n, slots, relevant_size});
+    plan = plan_relevancy(facts, place, of_caller, {steps, batch, n, slots, relevant_size});
   }
 
   void pack(const Tensor& sizes) {

@@ -84,10 +84,6 @@ struct ForwardDriver : Driver<T> {
     p.given = this->given ? read<T>(*this->given) : nullptr;
     p.mix = this->mix;
     p.dot = this->dot;
-    const bool on_block = this->plan.padded > 0;
-    const int64_t floats = on_block ? SampleKernels::forward_packed(this->place, this->plan.padded) : 0;
-    const Tensor packed = made({floats});
-    p.packed = floats > 0 ? write<T>(packed) : nullptr;
     p.last_s = write<T>(last_s);
     p.last_c = cell.states > 1 ? write<T>(last_c) : nullptr;
     p.h = write<T>(h);
@@ -97,8 +93,14 @@ struct ForwardDriver : Driver<T> {
     p.taken = to.taken;
     p.gates = to.gates;
     p.cells = to.cells;
-    succeed(on_block ? SampleKernels::forward(p, this->place, this->plan.padded, stream)
-                     : ClusterKernels::forward(p, this->place, this->plan.cluster, stream));
+    const int place = this->place;
+    const Plan& plan = this->plan;
+    if (plan.padded == 0) return succeed(ClusterKernels::forward(p, place, plan.cluster, stream));
+    by_storage(plan.stored, [&](auto kernels) {
+      const Tensor packed = made({kernels.forward_packed(place, plan.padded)});
+      p.packed = packed.numel() > 0 ? write<float>(packed) : nullptr;
+      succeed(kernels.forward(p, place, plan.padded, stream));
+    });
   }
 
   // `room` for alpha where it is not kept.
@@ -210,11 +212,13 @@ namespace rnnkern {
 
 Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
                                   OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
-                                  int64_t buffer_size, double mix, bool dot, bool training, bool maps) {
+                                  int64_t buffer_size, double mix, bool dot, std::string dtype, bool training,
+                                  bool maps) {
   STD_TORCH_CHECK(u.dim() == (batch_sizes ? 2 : 3) && !state.empty(), "relevancy_recurrence: `u` or `state` is wrong");
   const int64_t steps = batch_sizes ? batch_sizes->size(0) : u.size(0);
   const int64_t total = batch_sizes ? u.size(0) : steps * u.size(1);
-  const relevancy::Arguments arguments{cell, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot};
+  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
+                                       scores, buffer_size, mix,   dot,    dtype};
   return relevancy::by_precision(u, [&](auto zero) {
     return relevancy::ForwardDriver<decltype(zero)>(arguments, u, steps, total).run(training, maps);
   });

@@ -21,10 +21,12 @@ struct AttendKernels {
   static int add(const Add<T>& problem, void* stream);
 };
 
-constexpr int sample_sizes[] = {64, 128};  // n that a kernel of one sample per block is compiled for
+constexpr int sample_sizes[] = {64, 128, 256};  // n that a kernel of one sample per block is compiled for
 
-// `padded` is one of them.
+// `padded` is one of them. W is how the chip holds V, W_a and U_a: float, or 16 bits where they have no more.
+template <class W>
 struct SampleKernels {
+  static bool has(int place, int padded);
   static int64_t forward_bytes(int place, int padded, int64_t slots, int64_t relevant_size);  // of shared memory
   static int64_t backward_bytes(int place, int padded);
   static int64_t forward_packed(int place, int padded);  // floats in the `packed` of a problem

@@ -8,15 +8,22 @@
 namespace rnnkern::relevancy {
 namespace {
 
-constexpr int64_t turns = 4;  // that multiprocessors or clusters take, a sample each, before products of many win
+// Turns that multiprocessors or clusters take, a sample each, before products of many win, and that clusters take
+// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/gpu.md).
+constexpr int64_t turns = 4, turns_of_clusters = 2;
+
+bool has(ScalarType stored, int place, int padded) {
+  return by_storage(stored, [&](auto kernels) { return kernels.has(place, padded); });
+}
 
 // Why no block kernel can serve, or an empty string; sets its part of the plan.
 std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
   if (leaves_out("block")) return left_out("block");
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
-  const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes),
-                                 [&](int padded) { return padded >= sizes.hidden; });
+  const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes), [&](int padded) {
+    return padded >= sizes.hidden && (has(dtype, place, padded) || has(ScalarType::Float, place, padded));
+  });
   if (fits == std::end(sample_sizes)) {
     return "weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(cells[place].gates) +
            (cells[place].gates > 1 ? " gates" : " gate") + " do not fit one block";
@@ -25,18 +32,22 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
     return std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
            std::to_string(facts.multiprocessors) + " multiprocessors";
   }
-  const int64_t bytes = SampleKernels::forward_bytes(place, *fits, sizes.slots, sizes.relevant_size);
+  const ScalarType stored = has(dtype, place, *fits) ? dtype : ScalarType::Float;
+  const int64_t bytes = by_storage(
+      stored, [&](auto kernels) { return kernels.forward_bytes(place, *fits, sizes.slots, sizes.relevant_size); });
   if (bytes > facts.shared_bytes) {
     return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " and the weights beside it need " +
            std::to_string(bytes) + " bytes of shared memory, and a block here has " +
            std::to_string(facts.shared_bytes);
   }
   plan.padded = *fits;
+  plan.stored = stored;
   return "";
 }
 
 // Likewise of a cluster kernel.
-std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
+std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
+                           int64_t turns) {
   if (leaves_out("cluster")) return left_out("cluster");
   if (dtype == ScalarType::Double) return "nor a cluster kernel";
   if (facts.major < 9) return "clusters need compute capability 9.0";
@@ -72,21 +83,25 @@ int find_cell(const std::string& name) {
 Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes) {
   Plan plan{};
   plan.reason = refuse(plan, facts, place, dtype, sizes);
-  if (plan.padded == 0) {
-    const std::string refusal = refuse_cluster(plan, facts, place, dtype, sizes);
-    if (plan.cluster == 0) {
+  const bool widens = plan.padded > 0 && !has(ScalarType::Float, place, plan.padded);
+  if (plan.padded == 0 || widens) {
+    const std::string refusal = refuse_cluster(plan, facts, place, dtype, sizes, widens ? turns_of_clusters : turns);
+    if (plan.cluster > 0) {
+      plan.padded = 0;
+    } else if (!widens) {
       plan.reason += ", and " + refusal;
       return plan;
     }
   }
   const bool on_block = plan.padded > 0;
-  const int64_t bytes = on_block
-                            ? SampleKernels::backward_bytes(place, plan.padded)
-                            : ClusterKernels::backward_bytes(place, plan.cluster, sizes.slots, sizes.relevant_size);
+  const int64_t bytes =
+      on_block ? by_storage(plan.stored, [&](auto kernels) { return kernels.backward_bytes(place, plan.padded); })
+               : ClusterKernels::backward_bytes(place, plan.cluster, sizes.slots, sizes.relevant_size);
   plan.backward = bytes <= facts.shared_bytes;
   plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on ";
   plan.reason += on_block ? "one block"
                           : "a cluster of " + std::to_string(ClusterKernels::blocks(place, plan.cluster)) + " blocks";
+  if (on_block && plan.stored != ScalarType::Float) plan.reason += " in 16 bits";
   if (!plan.backward) plan.reason += ", backward they do not";
   return plan;
 }
@@ -103,8 +118,7 @@ std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int6
       "of 8 and of 16 blocks that run at once])");
   device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
   for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);
-  const auto type = dtype == "float64" ? ScalarType::Double : ScalarType::Float;
-  const auto plan = relevancy::plan_relevancy(known, relevancy::find_cell(cell), type,
+  const auto plan = relevancy::plan_relevancy(known, relevancy::find_cell(cell), scalar_type(dtype),
                                               {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]});
   return std::string("{\"forward\": \"") + plan.forward_kernel() + "\", \"backward\": \"" + plan.backward_kernel() +
          "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded + plan.cluster) + "}";

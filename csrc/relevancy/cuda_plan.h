@@ -26,15 +26,25 @@ struct Sizes {
 
 struct Plan {
   std::string reason;
-  int padded;     // the n that the block kernels are compiled for, or 0
-  int cluster;    // the n that the cluster kernels are compiled for, or 0
-  bool backward;  // whether either serves the backward too
+  int padded;         // the n that the block kernels are compiled for, or 0
+  ScalarType stored;  // how they hold weights
+  int cluster;        // the n that the cluster kernels are compiled for, or 0
+  bool backward;      // whether either serves the backward too
 
   bool resident() const { return padded > 0 || cluster > 0; }
   const char* forward_kernel() const { return padded > 0 ? "block" : cluster > 0 ? "cluster" : "stepwise"; }
   const char* backward_kernel() const { return backward ? forward_kernel() : "stepwise"; }
 };
 
+// Of 16 bits is what `dtype` a caller has: all is computed in float32.
 Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
+
+// f(SampleKernels<W>()) of a storage of weights.
+template <class F>
+auto by_storage(ScalarType stored, F f) {
+  if (stored == ScalarType::BFloat16) return f(SampleKernels<device::bfloat16>());
+  if (stored == ScalarType::Half) return f(SampleKernels<device::float16>());
+  return f(SampleKernels<float>());
+}
 
 }  // namespace rnnkern::relevancy

@@ -88,7 +88,7 @@ struct SampleForward {
   const float* given;  // (T, B) or null
   float mix;
   bool dot;
-  float* packed;           // room for the weights that are streamed, or null
+  float* packed;           // room for packed weights, or null
   float *last_s, *last_c;  // (B, n), likewise
   float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
   int32_t *ids, *taken;    // (rows, kappa), (rows,), or null
@@ -201,7 +201,7 @@ struct SampleBackward {
   AttendBackward<float> attend;
   CellBackward<float> cell;
   const float *V, *W_a, *U_a;
-  float* packed;  // room for the weights that a block streams, or null
+  float* packed;  // room for packed weights, or null
 };
 
 // to += from.

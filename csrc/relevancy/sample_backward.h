@@ -7,25 +7,25 @@
 
 namespace rnnkern::relevancy {
 
-template <class Cell, int P>
+template <class Cell, int P, class W>
 struct SampleBackwardKernel {
   using Problem = SampleBackward;
-  using T = Tile<P>;
-  using Whole = Weights<Cell, P, backward_spread<Cell::gates, P>>;
+  using T = Tile<P, W>;
+  using Whole = Weights<Cell, P, W, backward_spread<Cell::gates, P, W>>;
   using Attend = AttendBackwardKernel<float>;
   static constexpr int threads = sample_threads, least_blocks = 1;
 
   struct Room {
     Bench<float> bench;
     float *dkey, *gates;  // (P,); (G+1, P)
-    Quad* weights_kept;
+    Whole::Room weights;
 
     static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver) {
       Room room;
       room.bench = Bench<float>::carve(carver);
       room.dkey = carver.take<float>(P);
       room.gates = carver.take<float>((Cell::gates + 1) * P);
-      room.weights_kept = Whole::carve(carver);
+      room.weights = Whole::Room::carve(carver);
       return room;
     }
     static int64_t bytes() {
@@ -44,7 +44,7 @@ struct SampleBackwardKernel {
     const int i = T::unit();
     const bool first = T::part() == 0, mine = first && i < n;
     Whole weights;
-    weights.load(p.V, p.W_a, p.U_a, n, true, room.weights_kept, p.packed);
+    weights.load(p, n, true, room.weights);
     float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dc = 0;
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = i < n ? cell.params[k][i] : 0;

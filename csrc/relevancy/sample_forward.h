@@ -7,14 +7,14 @@
 
 namespace rnnkern::relevancy {
 
-template <class Cell, int P>
+template <class Cell, int P, class W>
 struct SampleMemory {
-  using Whole = Weights<Cell, P, forward_spread<Cell::gates, P>>;
+  using Whole = Weights<Cell, P, W, forward_spread<Cell::gates, P, W>>;
 
   SampleSlots slots;
   float *values, *keys;      // (kappa, P), by where an event lies
   float *s, *h, *query, *v;  // (P,)
-  Quad* weights_kept;
+  Whole::Room weights;
 
   static RNNKERN_HOST_DEVICE SampleMemory carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
     SampleMemory m;
@@ -22,7 +22,7 @@ struct SampleMemory {
     m.slots = SampleSlots::carve(carver, slots, relevant_size);
     for (float** x : {&m.values, &m.keys}) *x = carver.take<float>(kappa * P);
     for (float** x : {&m.s, &m.h, &m.query, &m.v}) *x = carver.take<float>(P);
-    m.weights_kept = Whole::carve(carver);
+    m.weights = Whole::Room::carve(carver);
     return m;
   }
   static int64_t bytes(int64_t slots, int64_t relevant_size) {
@@ -32,11 +32,11 @@ struct SampleMemory {
   }
 };
 
-template <class Cell, int P>
+template <class Cell, int P, class W>
 struct SampleForwardKernel {
   using Problem = SampleForward;
-  using T = Tile<P>;
-  using Memory = SampleMemory<Cell, P>;
+  using T = Tile<P, W>;
+  using Memory = SampleMemory<Cell, P, W>;
   using Whole = Memory::Whole;
   static constexpr int threads = sample_threads, least_blocks = 1;
 
@@ -82,7 +82,7 @@ struct SampleForwardKernel {
     const int i = T::unit();
     const bool mine = T::part() == 0 && i < n;
     Whole weights;
-    weights.load(p.V, p.W_a, p.U_a, n, false, memory.weights_kept, p.packed);
+    weights.load(p, n, false, memory.weights);
     begin(p, memory, b, weights);
     int64_t now = p.memory.time[b];
     float params[Cell::params + 1], c = 0, u[Cell::gates] = {};

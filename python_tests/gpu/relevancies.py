@@ -13,7 +13,10 @@ from python_tests.gpu import drivers
 from rnnkern import _extension, ops
 from rnnkern.ops import Choice
 
-KERNELS = ("attend.cu", "sample.cu", "cluster.cu", "cuda_plan.cpp", "cuda_forward.cpp", "cuda_backward.cpp")
+KERNELS = (
+    "attend.cu", "sample_f32.cu", "sample_bf16.cu", "sample_f16.cu", "cluster.cu", "cuda_plan.cpp", "cuda_forward.cpp",
+    "cuda_backward.cpp",
+)  # fmt: skip
 FAMILY = drivers.Family(
     "relevancy",
     tuple(f"csrc/relevancy/{name}" for name in KERNELS),

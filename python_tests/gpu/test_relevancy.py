@@ -114,14 +114,43 @@ def test_shipped_tiles_and_several_passes(hidden, seed, place):
     (check_close if place.kernel == "block" else check)(place, call)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("cell", "hidden", "options"),
+    [("tanh", 256, {}), ("relu", 200, {"packed": True}), ("modrelu", 131, {"reset": 0.2, "carried": 4}),
+     ("lstm", 128, {"carried": 4}), ("lstm", 65, {"packed": True, "reset": 0.2})],
+)  # fmt: skip
+def test_weights_that_lie_on_a_block_in_16_bits(cell, hidden, options, dtype, place):
+    """They are the caller's, and all else is computed in float32, as the reference does."""
+    torch.manual_seed(hidden)
+    call = call_of(cell, 4, 3, hidden, **options).to(dtype)
+    if options.get("carried"):  # a whole state is float32
+        call = call._replace(args=(*call.args[:3], call.to(torch.float32).args[3]))
+    found = {}
+    kernels = place.entered(lambda: found.update(everything(place, call, steps=8)))
+    assert {name.rsplit("/")[-1] for name in kernels} == {place.kernel}
+    wide = (call.to(wanted) for wanted in (torch.float64, torch.float32))
+    truth, naive = (everything(reference.relevancy_recurrence, each, steps=8) for each in wide)
+    assert same_selection(found, truth)
+    for name, x in truth.items():
+        if x.is_floating_point() and x.numel():
+            assert_close(found[name], naive[name].to(found[name].dtype), x, name)
+
+
 def test_more_members_than_threads(place):
     torch.manual_seed(0)
     call = call_of("tanh", 3, 1, 4, buffer_size=270, relevant_size=1, carried=262)
     (check_close if place.kernel == "block" else check)(place, call)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("cut", "cell", "hidden"), [(1, "lstm", 33), (4, "tanh", 100), (6, "tanh", 40)])
+CHUNKS = [(1, "lstm", 33), (4, "tanh", 100), (6, "tanh", 40)]
+
+
+@pytest.mark.parametrize(
+    ("cut", "cell", "hidden", "dtype"),
+    [(*chunks, dtype) for chunks in CHUNKS for dtype in (torch.float32, torch.float64)]
+    + [(3, "tanh", 150, torch.bfloat16), (3, "lstm", 70, torch.float16)],
+)
 def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
     torch.manual_seed(cut)
     call = call_of(cell, 8, 3, hidden, buffer_size=3, relevant_size=2, reset=0.1, dtype=dtype)
@@ -217,7 +246,7 @@ def test_full_attention_keeps_one_number_per_row(place):
     whole = [x.detach() for x in reference.empty_state(state, 2) if x is not None]
     for size, columns in ((5, ()), (4, (6,))):
         _, _, *rest = place.operators.relevancy_recurrence(
-            cell, u, weights, whole, (), None, None, None, size, 0.5, False, True, False
+            cell, u, weights, whole, (), None, None, None, size, 0.5, False, "float32", True, False
         )
         assert rest[8].shape == (10, *columns)
 
@@ -237,6 +266,15 @@ A100 = (8, 0, 108, 166912)
      ("lstm", (120, 64, 65, 1, 1), (9, 0, 132, 200000), "float32", "block", "stepwise", "backward they do not"),
      ("lstm", (120, 64, 129, 10, 10), H200, "float32", "stepwise", "stepwise", "129 units and 4 gates do not fit"),
      ("relu", (120, 64, 129, 10, 10), H200, "float32", "stepwise", "stepwise", "129 units and 1 gate do not fit"),
+     ("tanh", (120, 64, 256, 10, 10), H200, "bfloat16", "block", "block", "256 units stay on one block in 16 bits"),
+     ("relu", (120, 64, 129, 13, 10), H200, "float16", "block", "block", "129 units stay on one block in 16 bits"),
+     ("lstm", (120, 64, 128, 10, 10), A100, "float16", "block", "block", "128 units stay on one block in 16 bits"),
+     ("lstm", (120, 64, 64, 10, 10), H200, "bfloat16", "block", "block", "64 units stay on one block"),
+     ("tanh", (120, 64, 128, 10, 10), A100, "bfloat16", "block", "block", "128 units stay on one block"),
+     ("tanh", (120, 64, 256, 14, 10), H200, "bfloat16", "stepwise", "stepwise", "a memory of 24 and the weights"),
+     ("tanh", (120, 64, 256, 10, 10), A100, "bfloat16", "stepwise", "stepwise", "a memory of 20 and the weights"),
+     ("tanh", (120, 64, 257, 10, 10), H200, "bfloat16", "stepwise", "stepwise", "257 units and 1 gate do not fit"),
+     ("lstm", (120, 64, 129, 10, 10), H200, "bfloat16", "stepwise", "stepwise", "129 units and 4 gates do not fit"),
      ("tanh", (120, 64, 128, 10, 10), H200, "float64", "stepwise", "stepwise", "float64 has no block kernel"),
      ("tanh", (120, 64, 128, 10, 10), (7, 5, 68, 65536), "float32", "stepwise", "stepwise", "capability 8.0"),
      ("tanh", (120, 529, 128, 10, 10), H200, "float32", "stepwise", "stepwise", "529 samples are more than 4 for each"),
@@ -248,6 +286,8 @@ def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason,
     plan = json.loads(drivers.interpreted(relevancies.FAMILY).relevancy_plan(cell, dtype, sizes, facts))
     assert (plan["forward"], plan["backward"]) == (forward, backward)
     assert reason in plan["reason"]
+    if "units stay" in reason and "16 bits" not in reason:
+        assert "16 bits" not in plan["reason"]
     monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "stepwise")
     plan = json.loads(drivers.interpreted(relevancies.FAMILY).relevancy_plan(cell, dtype, sizes, facts))
     assert plan["forward"] == "stepwise"

@@ -140,6 +140,22 @@ H200 = (*H200, 16, 7)
 
 
 @pytest.mark.parametrize(
+    ("cell", "batch", "hidden", "kernel", "reason"),
+    [("tanh", 32, 256, "cluster", "256 units stay on a cluster of 8 blocks"),
+     ("tanh", 33, 256, "block", "256 units stay on one block in 16 bits"),
+     ("tanh", 1, 128, "block", "128 units stay on one block"),
+     ("lstm", 1, 128, "block", "128 units stay on one block in 16 bits")],
+)  # fmt: skip
+def test_which_kernels_run_where_a_block_widens_its_weights(cell, batch, hidden, kernel, reason, monkeypatch):
+    monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
+    require(recurrences.lacks("interpret"))
+    plan = drivers.interpreted(relevancies.FAMILY).relevancy_plan
+    found = json.loads(plan(cell, "bfloat16", (60, batch, hidden, 10, 10), H200))
+    assert found["forward"] == found["backward"] == kernel
+    assert found["reason"] == f"weights of {reason}"
+
+
+@pytest.mark.parametrize(
     ("cell", "sizes", "facts", "kernel", "reason"),
     [("tanh", (60, 16, 129, 10, 10), H200, "cluster", "129 units stay on a cluster of 8 blocks"),
      ("tanh", (60, 16, 512, 10, 10), H200, "cluster", "512 units stay on a cluster of 16 blocks"),

@@ -106,8 +106,9 @@ def random_call(draw: random.Random) -> Call:
     )  # fmt: skip
 
 
-def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    """Results and, for random gradients of h, or s, and of the new state, those of all leaves."""
+def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, steps: int = 0) -> dict[str, Tensor]:
+    """Results and, for random gradients of h, or s, and of the new state, those of all leaves. With ``steps`` these
+    gradients are multiples of its inverse, which any dtype has exactly."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for readout in ("h", "s"):
@@ -115,7 +116,9 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0) -> di
         results = {readout: out} | {f"last {name}": x for name, x in state._asdict().items() if x is not None}
         if gradients:
             differentiable = [results[name] for name in (readout, *(f"last {p}" for p in PASSED_ON)) if name in results]
-            upstream = [torch.randn(y.shape, generator=draw, dtype=torch.float64).to(y) for y in differentiable]
+            upstream = [torch.randn(y.shape, generator=draw, dtype=torch.float64) for y in differentiable]
+            upstream = [(g * steps).round() / steps if steps else g for g in upstream]
+            upstream = [g.to(y) for g, y in zip(upstream, differentiable, strict=True)]
             pairs = [(y, g) for y, g in zip(differentiable, upstream, strict=True) if y.requires_grad]
             leaves = call.leaves()
             outputs, upstream = zip(*pairs, strict=True)

@@ -152,7 +152,7 @@ def test_the_operators_are_what_torch_expects(cell, options):
     parts = [x for x in state if x is not None]
     given = call.kwargs["screening"] if isinstance(call.kwargs["screening"], torch.Tensor) else None
     rest = (list(call.kwargs["params"]), call.kwargs["batch_sizes"], call.kwargs["reset"], given,
-            call.kwargs["buffer_size"], 0.5, call.kwargs["alignment"] == "dot")  # fmt: skip
+            call.kwargs["buffer_size"], 0.5, call.kwargs["alignment"] == "dot", "float64")  # fmt: skip
     for flags in ((False, True), (True, False)):
         opcheck(_operators.relevancy_recurrence, (cell, u, list(weights), parts, *rest, *flags), test_utils=CHECKS)
     h, s, *results = _operators.relevancy_recurrence(cell, u, list(weights), parts, *rest, True, False)

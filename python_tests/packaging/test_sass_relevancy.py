@@ -10,7 +10,8 @@ from python_tests.packaging.machine_code import ARCHS, functions, needs_library
 from python_tests.packaging.sass import Function, count, loops_over, time_loops
 
 NAME = re.compile(
-    r"9relevancy\d+(Sample|Cluster|Attend|Cell|Pack)(Forward|Backward|)KernelI(?:NS_\d+([A-Za-z]+)E)?([fd]|Li\d+)E"
+    r"9relevancy\d+(Sample|Cluster|Attend|Cell|Pack)(Forward|Backward|)KernelI(?:NS_\d+([A-Za-z]+)E)?"
+    r"([fd]|Li\d+)E(f|NS0_8bfloat16|NS0_7float16)?"
 )
 CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
 """Gates."""
@@ -20,17 +21,30 @@ BARRIERS = 5
 CLUSTERS = {1: {256: 8, 384: 16, 512: 16}, 4: {128: 8, 256: 16, 384: 16}}
 """Blocks, by the number of gates and size."""
 
+STORED = {"f": "f", "NS0_8bfloat16": "16 bits", "NS0_7float16": "16 bits"}
+"""How a block holds weights."""
+SAMPLES = {("f", 1): (64, 128), ("f", 4): (64, 128), ("16 bits", 1): (256,), ("16 bits", 4): (128,)}
+"""Sizes, by that and the number of gates."""
+
 EXPECTED = (
-    {("Attend", way, None, scalar) for way in WAYS for scalar in "fd"}
-    | {("Cell", way, cell, scalar) for way in WAYS for cell in CELLS for scalar in "fd"}
-    | {("Sample", way, cell, size) for way in WAYS for cell in CELLS for size in ("Li64", "Li128")}
-    | {("Pack", "", None, "Li128")}
-    | {("Cluster", way, cell, f"Li{D}") for way in WAYS for cell, gates in CELLS.items() for D in CLUSTERS[gates]}
-)
-HELD = {("Lstm", 128): 45, ("Tanh", 128): 40, ("Relu", 128): 40, ("ModRelu", 128): 40}
-"""Four weights each that a thread of the block kernel keeps in registers, forward, where these are not all."""
-STREAMED = {("Sample", "Lstm", 128): 5}
-"""Four weights each that it fetches at every step."""
+    {("Attend", way, None, scalar, None) for way in WAYS for scalar in "fd"}
+    | {("Cell", way, cell, scalar, None) for way in WAYS for cell in CELLS for scalar in "fd"}
+    | {
+        ("Sample", way, cell, f"Li{P}", stored)
+        for way in WAYS for cell, gates in CELLS.items() for stored, kind in STORED.items()
+        for P in SAMPLES[kind, gates]
+    }
+    | {("Pack", "", None, "Li128", stored) for stored in STORED}
+    | {("Pack", "", None, "Li256", stored) for stored, kind in STORED.items() if kind == "16 bits"}
+    | {("Cluster", way, cell, f"Li{D}", None) for way in WAYS for cell, gates in CELLS.items() for D in CLUSTERS[gates]}
+)  # fmt: skip
+HELD = {
+    **{("f", gates, 64): (gates + 2) * 4 for gates in (1, 4)}, ("f", 1, 128): 40, ("f", 4, 128): 45,
+    ("16 bits", 1, 256): 40, ("16 bits", 4, 128): 30,
+}  # fmt: skip
+"""16 bytes of weights each that a thread of the block kernel keeps in registers, forward."""
+STREAMED = {("f", 4, 128): 5, ("16 bits", 1, 256): 2}
+"""Likewise what a turn of the loop over streamed weights fetches: one of each matrix, V's gates and W_a."""
 RECALLED = 28
 """What a cluster fetches backward beside what a cell's gates keep: who was in a slot, an event that comes back or, at a
 reset, all of them, and what came to h, s and alpha. Its weights would be 96 and more."""
@@ -53,13 +67,14 @@ def test_machine_code(arch, tmp_path):
         if found := NAME.search(function.name):
             seen[found.groups()] = function
     assert set(seen) == EXPECTED
-    for (family, way, cell, size), function in seen.items():
+    for (family, way, cell, size, stored), function in seen.items():
         if family not in ("Sample", "Cluster") or (family == "Cluster" and arch == "sm_80"):
             continue
         if (family, way) == ("Sample", "Backward"):
             continue
         loop, P, gates = time_loop(function, family), int(size[2:]), CELLS[cell]
-        weights = (gates + 2) * P // 8 if family == "Cluster" else 4 * HELD.get((cell, P), (gates + 2) * P * P // 1024)
+        kind = STORED.get(stored), gates, P
+        weights = (gates + 2) * P // 8 if family == "Cluster" else (4 if stored == "f" else 8) * HELD[kind]
         assert loop["BAR"] == BARRIERS
         # Forward h and parts of scores; backward parts of dalpha, U_a^T dkey and ds.
         assert loop["STAS"] == (0 if family == "Sample" else 2 if way == "Forward" else 3)
@@ -68,5 +83,5 @@ def test_machine_code(arch, tmp_path):
         if way == "Backward":
             assert loop["LDG"] + loop["LD"] <= RECALLED + 3 * gates
             continue
-        reads = gates + (4 if family == "Sample" else 3 + gates) + STREAMED.get((family, cell, P), 0)
+        reads = gates + (4 if family == "Sample" else 3 + gates) + STREAMED.get(kind, 0)
         assert loop["LDG"] + loop["LD"] <= reads

@@ -82,18 +82,21 @@ def test_relevancy_attention_is_measured_on_every_kernel():
     shapes = [f"128x{batch}x{hidden}" for hidden in (128, 512) for batch in (16, 64)]
     assert found == set(itertools.product(RELEVANCY_CELLS, shapes))
     h200 = (9, 0, 132, 232448, 16, 7)
-    ran = {
-        json.loads(torch.ops.rnnkern.relevancy_plan(cell, "float32", (*shape[:3], shape[3], shape[4]), h200))["forward"]
-        for cell in RELEVANCY_CELLS
-        for shape in relevancy.GPU_SHAPES
-    }
+
+    def plan(cell, dtype, shape):
+        return json.loads(torch.ops.rnnkern.relevancy_plan(cell, dtype, shape, h200))
+
+    ran = {plan(cell, "float32", shape)["forward"] for cell in RELEVANCY_CELLS for shape in relevancy.GPU_SHAPES}
     assert ran == {"block", "cluster", "stepwise"}
+    narrow = [plan(cell, "bfloat16", shape) for cell in ("tanh", "lstm") for shape in relevancy.GPU_NARROW_SHAPES]
+    assert {found["forward"] for found in narrow} >= {"block", "cluster"}
+    assert sum("16 bits" in found["reason"] for found in narrow) == 5
 
 
 def test_relevancy_attention_has_a_time_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_gpu, "RELEVANCY_SECONDS", -1)
     outcome = measure_gpu.attention(measure_gpu.Run(CPU, tmp_path, True, time.monotonic() + 60, "test"))
-    assert [why for _, why in outcome.left_out] == ["the time was up"] * len(RELEVANCY_CELLS)
+    assert [why for _, why in outcome.left_out] == ["the time was up"] * (len(RELEVANCY_CELLS) + 2)
 
 
 def test_labels_tell_all_cases_apart():

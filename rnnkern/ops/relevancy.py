@@ -109,7 +109,7 @@ def relevancy_recurrence(
             readout=readout, return_memory=return_memory,
         )  # fmt: skip
         return h.to(dtype), *rest
-    call = (cell, buffer_size, FACTORS[mix], alignment == "dot")
+    call = (cell, buffer_size, FACTORS[mix], alignment == "dot", _name(dtype))
     h, s, last, maps = relevancy_autograd.relevancy_recurrence(
         call, u, weights, state, params, batch_sizes, reset, scores, return_memory
     )
@@ -144,14 +144,17 @@ def _choose_checked(
     batch, hidden = state[0].shape
     slots = state.buffer.shape[1] if isinstance(state, RelevancyState) else 0
     sizes = (steps, batch, hidden, min(buffer_size, slots + steps), relevant_size)
-    dtype = "float64" if u.dtype == torch.float64 else "float32"
-    plan = json.loads(torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts))
+    plan = json.loads(torch.ops.rnnkern.relevancy_plan(cell, _name(u.dtype), sizes, facts))
     return choice._replace(
         reason=f"{choice.reason}: {plan['forward']}, backward {plan['backward']}, for {plan['reason']}"
     )
 
 
 relevancy_recurrence.choose = _choose_checked
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes, reset,

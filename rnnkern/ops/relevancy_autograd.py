@@ -17,7 +17,8 @@ _operators = torch.ops.rnnkern
 
 def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, scores, maps):
     """(h, s, the new state, [alpha, ids] with ``maps``) by the kernels of a device; ``call`` is (cell, buffer_size,
-    mix's factor, whether the alignment is "dot")."""
+    mix's factor, whether the alignment is "dot", the caller's dtype). Tensors are float32 where that has 16 bits, and
+    weights then have no more of them."""
     cell, *sizes = call
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
@@ -176,8 +177,8 @@ def _slots(steps, first, buffer_size):
     return (first + steps if full else buffer_size), full
 
 
-def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, training,
-                    maps):  # fmt: skip
+def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype,
+                    training, maps):  # fmt: skip
     batch, hidden = state[0].shape
     slots, full = _slots(_steps(u, batch_sizes), state[-7].shape[1], buffer_size)
     relevant, rows = state[-4].shape[1], u.shape[:-1]
@@ -207,7 +208,7 @@ def _last_shape(part, buffer_size, h, state, batch_sizes):
 
 
 def _backward_shapes(cell, grad_h, grad_s, grad_state, weights, state, params, batch_sizes, reset, scores, buffer_size,
-                     mix, dot, h, s, saved):  # fmt: skip
+                     mix, dot, dtype, h, s, saved):  # fmt: skip
     columns = weights[0].shape[0]
     return [
         h.new_empty(*h.shape[:-1], columns),

@@ -16,7 +16,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     """The vector-Jacobian product of the backward.
 
     Args:
-        call: (cell, buffer_size, mix's factor, whether the alignment is "dot").
+        call: (cell, buffer_size, mix's factor, whether the alignment is "dot", the caller's dtype).
         constants: (batch_sizes, reset, scores).
         weights, params, state: as the operator takes them, the state whole.
         h, s, saved: as the forward returned them.
@@ -26,7 +26,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     Returns:
         Gradients of u, of ``weights``, ``params``, the four parts of the state, and ``upstream``.
     """
-    cell, buffer_size, factor, dot = call
+    cell, buffer_size, factor, dot, _ = call
     batch_sizes, reset, scores = constants
     if is_fake(h):
         raise NotImplementedError(

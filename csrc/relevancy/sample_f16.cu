@@ -1,0 +1,3 @@
+#include "relevancy/sample_table.h"
+
+template struct rnnkern::relevancy::SampleKernels<rnnkern::device::float16>;
