@@ -91,8 +91,9 @@ struct SampleForwardKernel {
     if (Cell::states > 1 && i < n) c = p.last_c[b * n + i];
     const auto fetch = [&](int64_t t) {
       if (i >= n || t >= length) return;
+      const float* const row = p.u + (rows.offset(t) + b) * Cell::gates * n + i;
       RNNKERN_UNROLL
-      for (int g = 0; g < Cell::gates; ++g) u[g] = p.u[((rows.offset(t) + b) * Cell::gates + g) * n + i];
+      for (int g = 0; g < Cell::gates; ++g) u[g] = row[g * n];
     };
     fetch(0);
     device::block_barrier();

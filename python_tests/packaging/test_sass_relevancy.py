@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from python_tests.packaging.machine_code import ARCHS, functions, needs_library
-from python_tests.packaging.sass import Function, count, loops_over, time_loops
+from python_tests.packaging.sass import Function, count, time_loops
 
 NAME = re.compile(
     r"9relevancy\d+(Sample|Cluster|Attend|Cell|Pack)(Forward|Backward|)KernelI(?:NS_\d+([A-Za-z]+)E)?"
@@ -51,11 +51,9 @@ reset, all of them, and what came to h, s and alpha. Its weights would be 96 and
 
 
 def time_loop(function: Function, family: str) -> Counter:
-    """The outermost loop over a barrier, or of a cluster over a store into another block, and products."""
-    if family == "Cluster":
-        (loop,) = time_loops(function.code, "STAS")
-        return count(loop)
-    return count(max(loops_over(function.code), key=len))
+    """Over barriers, or of a cluster over stores into other blocks."""
+    (loop,) = time_loops(function.code, "STAS" if family == "Cluster" else "BAR")
+    return count(loop)
 
 
 @needs_library
