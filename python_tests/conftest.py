@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -5,3 +7,10 @@ import torch
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """What the compiler refused in one test, it would leave out in the next: in a process, code is skipped for good."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

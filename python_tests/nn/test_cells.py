@@ -309,7 +309,6 @@ def test_autocast(cls, grad):
 def test_compiles_whole(cls, grad):
     _, cell = pair(cls)
     x, *state = arguments(cls)
-    torch._dynamo.reset()
     compiled = torch.compile(cell, backend="aot_eager", fullgraph=True)
     with torch.set_grad_enabled(grad):
         for hx in (None, tuple(state) if cls == "LSTMCell" else state[0]):

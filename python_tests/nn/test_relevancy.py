@@ -205,7 +205,6 @@ def test_copies_compute_the_same(cls, options):
 
 @pytest.mark.parametrize(("cls", "options"), [LAYERS[0], LAYERS[3]], ids=["RelRNN", "RelLSTM"])
 def test_compiles_as_one_graph(cls, options):
-    torch._dynamo.reset()
     if not _extension.available:
         pytest.skip(f"no compiled part: {_extension.reason}")
     layer, x, reset = build(cls, **options), inputs(), torch.rand(T, B) < 0.2

@@ -200,7 +200,6 @@ def test_what_moved_in_between_is_what_torch_reads():
 def test_a_compiled_model_takes_the_kernel():
     model = torch.nn.Sequential(torch.nn.Linear(I, I), torch.nn.GRU(I, H))
     x = torch.randn(T, B, I)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
 
     def entered():
