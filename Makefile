@@ -31,6 +31,8 @@ test: install
 # The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
 # of its own, and the interpreted kernels; races are looked for by python_tests/threads.
 SANITIZED := build/sanitize
+UNDER = PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)"
 sanitize: install
 	mkdir -p $(SANITIZED)
 	cp -au csrc rnnkern python_tests setup.py pyproject.toml README.md LICENSE $(SANITIZED)
@@ -38,9 +40,7 @@ sanitize: install
 	cd $(SANITIZED) && RNNKERN_CUDA=0 RNNKERN_LDFLAGS=-fsanitize=address,undefined \
 	  RNNKERN_CXXFLAGS="-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
-	cd $(SANITIZED) && PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 RNNKERN_SOAK=10000 \
-	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)" \
-	  $(PYTEST) -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
+	cd $(SANITIZED) && $(UNDER) RNNKERN_SOAK=10000 $(PYTEST) -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
 	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
 	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
@@ -49,6 +49,9 @@ sanitize: install
 	  python_tests/ops/test_relevancy_adversarial.py python_tests/ops/test_sab.py \
 	  python_tests/ops/test_linear_scan.py python_tests/ops/test_moment_filter.py \
 	  -k "not 1000 and not compile"
+	cd $(SANITIZED) && $(UNDER) RNNKERN_CXXFLAGS="-O0 -g0 -fsanitize=address,alignment" \
+	  $(PYTEST) -q -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_relevancy_cluster.py \
+	  python_tests/gpu/test_givens_recurrence.py -k "not shipped and not every_tile"
 	RNNKERN_SANITIZE=1 $(PYTEST) -q python_tests/threads \
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 
