@@ -29,7 +29,7 @@ SHAPES = ((120, 64, 128, 10, 10), (120, 10, 128, 10, 10), (400, 16, 64, 10, 10),
 QUICK_SHAPES = ((20, 3, 16, 4, 4),)
 GPU_SHAPES = tuple((128, batch, hidden, 10, 10) for hidden in (128, 512) for batch in (16, 64))
 GPU_NARROW_SHAPES = tuple((128, batch, hidden, 10, 10) for hidden in (128, 256) for batch in (16, 64, 128))
-"""(T, B, n, buffer_size, relevant_size); the last for 16 bits, in which one block holds weights of 256 units."""
+"""(T, B, n, buffer_size, relevant_size). The narrow ones are for 16 bits, of which a block holds 256 units."""
 
 GPU_PEERS = {"PyTorch, cached keys": cached_keys}
 """The other waits for the device at every step."""

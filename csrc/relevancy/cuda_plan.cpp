@@ -47,7 +47,7 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
 
 // Likewise of a cluster kernel.
 std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes,
-                           int64_t turns) {
+                           int64_t most_turns) {
   if (leaves_out("cluster")) return left_out("cluster");
   if (dtype == ScalarType::Double) return "nor a cluster kernel";
   if (facts.major < 9) return "clusters need compute capability 9.0";
@@ -58,8 +58,8 @@ std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, Sc
   const int blocks = ClusterKernels::blocks(place, *fits);
   const int64_t resident = facts.resident(blocks);
   if (resident == 0) return "no cluster of " + std::to_string(blocks) + " blocks runs here";
-  if (sizes.batch > turns * resident) {
-    return std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
+  if (sizes.batch > most_turns * resident) {
+    return std::to_string(sizes.batch) + " samples are more than " + std::to_string(most_turns) + " for each of " +
            std::to_string(resident) + " clusters";
   }
   const int64_t bytes = ClusterKernels::forward_bytes(place, *fits, sizes.slots, sizes.relevant_size);

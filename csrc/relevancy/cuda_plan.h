@@ -27,7 +27,7 @@ struct Sizes {
 struct Plan {
   std::string reason;
   int padded;         // the n that the block kernels are compiled for, or 0
-  ScalarType stored;  // how they hold weights
+  ScalarType stored;  // how the block kernels hold weights
   int cluster;        // the n that the cluster kernels are compiled for, or 0
   bool backward;      // whether either serves the backward too
 
@@ -36,7 +36,7 @@ struct Plan {
   const char* backward_kernel() const { return backward ? forward_kernel() : "stepwise"; }
 };
 
-// Of 16 bits is what `dtype` a caller has: all is computed in float32.
+// `dtype` is the caller's; what has 16 bits is computed in float32.
 Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, const Sizes& sizes);
 
 // f(SampleKernels<W>()) of a storage of weights.

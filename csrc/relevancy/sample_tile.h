@@ -23,6 +23,7 @@ struct alignas(16) Piece {
   static constexpr Widening widening{16, is_bfloat16 ? 0xffff0000 : 0xffffffff};
   uint32_t words[4];
 
+  // The weight of the i-th column.
   RNNKERN_DEVICE float at(int i, Widening how) const {
     if constexpr (std::is_same_v<W, device::float16>) {
       return device::widen(W{uint16_t((words[i / 2] & how.mask) >> 16 * (i % 2))});
@@ -189,7 +190,7 @@ struct Weights {
   // This thread's part of the product of every matrix with its vector of P in shared memory, `stride` after the one
   // before. Of what is not in registers one piece of each matrix is under way at once: more would spill.
   RNNKERN_DEVICE void multiply(float (&sums)[matrices], const float* vectors, int stride) const {
-    const Widening how = now();
+    const Widening how = read_widening();
     RNNKERN_UNROLL
     for (int g = 0; g < matrices; ++g) {
       sums[g] = 0;
@@ -213,7 +214,7 @@ struct Weights {
 
   // U_a's with a vector of P in shared memory.
   RNNKERN_DEVICE float key(const float* vector) const {
-    const Widening how = now();
+    const Widening how = read_widening();
     float sum = 0;
     RNNKERN_UNROLL
     for (int k = 0; k < spread.held_keys; ++k) add(sum, U_a.own[k], how, vector + T::column(k));
@@ -228,7 +229,7 @@ struct Weights {
   }
 
  private:
-  RNNKERN_DEVICE Widening now() const { return sizeof(W) == 2 ? *widening : Widening{}; }
+  RNNKERN_DEVICE Widening read_widening() const { return sizeof(W) == 2 ? *widening : Widening{}; }
 };
 
 // All pieces of V's gates, of W_a and of U_a, one of a matrix per block.

@@ -127,10 +127,10 @@ def test_weights_that_lie_on_a_block_in_16_bits(cell, hidden, options, dtype, pl
     if options.get("carried"):  # a whole state is float32
         call = call._replace(args=(*call.args[:3], call.to(torch.float32).args[3]))
     found = {}
-    kernels = place.entered(lambda: found.update(everything(place, call, steps=8)))
+    kernels = place.entered(lambda: found.update(everything(place, call, parts=8)))
     assert {name.rsplit("/")[-1] for name in kernels} == {place.kernel}
     wide = (call.to(wanted) for wanted in (torch.float64, torch.float32))
-    truth, naive = (everything(reference.relevancy_recurrence, each, steps=8) for each in wide)
+    truth, naive = (everything(reference.relevancy_recurrence, each, parts=8) for each in wide)
     assert same_selection(found, truth)
     for name, x in truth.items():
         if x.is_floating_point() and x.numel():

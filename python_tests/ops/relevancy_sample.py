@@ -106,8 +106,8 @@ def random_call(draw: random.Random) -> Call:
     )  # fmt: skip
 
 
-def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, steps: int = 0) -> dict[str, Tensor]:
-    """Results and, for random gradients of h, or s, and of the new state, those of all leaves. With ``steps`` these
+def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts: int = 0) -> dict[str, Tensor]:
+    """Results and, for random gradients of h, or s, and of the new state, those of all leaves. With ``parts`` these
     gradients are multiples of its inverse, which any dtype has exactly."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
@@ -117,7 +117,7 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, steps
         if gradients:
             differentiable = [results[name] for name in (readout, *(f"last {p}" for p in PASSED_ON)) if name in results]
             upstream = [torch.randn(y.shape, generator=draw, dtype=torch.float64) for y in differentiable]
-            upstream = [(g * steps).round() / steps if steps else g for g in upstream]
+            upstream = [(g * parts).round() / parts if parts else g for g in upstream]
             upstream = [g.to(y) for g, y in zip(upstream, differentiable, strict=True)]
             pairs = [(y, g) for y, g in zip(differentiable, upstream, strict=True) if y.requires_grad]
             leaves = call.leaves()
