@@ -94,7 +94,7 @@ struct Driver {
     copy(part(stacked, 0, cell.gates * n, n), W_a);
     device::Facts facts;
     succeed(device::facts_of(s0.get_device_index(), facts));
-    plan = plan_relevancy(facts, place, of_caller, {steps, batch, n, slots, relevant_size});
+    plan = plan_relevancy(facts, place, of_caller, {steps, batch, n, buffer_size, relevant_size});
   }
 
   void pack(const Tensor& sizes) {

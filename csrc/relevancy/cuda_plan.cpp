@@ -12,6 +12,8 @@ namespace {
 // before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/gpu.md).
 constexpr int64_t turns = 4, turns_of_clusters = 2;
 
+constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
+
 bool has(ScalarType stored, int place, int padded) {
   return by_storage(stored, [&](auto kernels) { return kernels.has(place, padded); });
 }
@@ -21,6 +23,7 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
   if (leaves_out("block")) return left_out("block");
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
+  if (sizes.buffer_size > most_slots) return "a memory without bound has no block kernel";
   const auto fits = std::find_if(std::begin(sample_sizes), std::end(sample_sizes), [&](int padded) {
     return padded >= sizes.hidden && (has(dtype, place, padded) || has(ScalarType::Float, place, padded));
   });
@@ -33,12 +36,13 @@ std::string refuse(Plan& plan, const device::Facts& facts, int place, ScalarType
            std::to_string(facts.multiprocessors) + " multiprocessors";
   }
   const ScalarType stored = has(dtype, place, *fits) ? dtype : ScalarType::Float;
-  const int64_t bytes = by_storage(
-      stored, [&](auto kernels) { return kernels.forward_bytes(place, *fits, sizes.slots, sizes.relevant_size); });
+  const int64_t bytes = by_storage(stored, [&](auto kernels) {
+    return kernels.forward_bytes(place, *fits, sizes.buffer_size, sizes.relevant_size);
+  });
   if (bytes > facts.shared_bytes) {
-    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " and the weights beside it need " +
-           std::to_string(bytes) + " bytes of shared memory, and a block here has " +
-           std::to_string(facts.shared_bytes);
+    return "a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) +
+           " and the weights beside it need " + std::to_string(bytes) +
+           " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes);
   }
   plan.padded = *fits;
   plan.stored = stored;
@@ -50,6 +54,7 @@ std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, Sc
                            int64_t most_turns) {
   if (leaves_out("cluster")) return left_out("cluster");
   if (dtype == ScalarType::Double) return "nor a cluster kernel";
+  if (sizes.buffer_size > most_slots) return "nor a cluster kernel";
   if (facts.major < 9) return "clusters need compute capability 9.0";
   const auto fits = std::find_if(std::begin(cluster_sizes), std::end(cluster_sizes), [&](int padded) {
     return padded >= sizes.hidden && ClusterKernels::blocks(place, padded) > 0;
@@ -62,10 +67,11 @@ std::string refuse_cluster(Plan& plan, const device::Facts& facts, int place, Sc
     return std::to_string(sizes.batch) + " samples are more than " + std::to_string(most_turns) + " for each of " +
            std::to_string(resident) + " clusters";
   }
-  const int64_t bytes = ClusterKernels::forward_bytes(place, *fits, sizes.slots, sizes.relevant_size);
+  const int64_t bytes = ClusterKernels::forward_bytes(place, *fits, sizes.buffer_size, sizes.relevant_size);
   if (bytes > facts.shared_bytes) {
-    return "a memory of " + std::to_string(sizes.slots + sizes.relevant_size) + " needs " + std::to_string(bytes) +
-           " bytes of shared memory in each block of a cluster, and here are " + std::to_string(facts.shared_bytes);
+    return "a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) + " needs " +
+           std::to_string(bytes) + " bytes of shared memory in each block of a cluster, and here are " +
+           std::to_string(facts.shared_bytes);
   }
   plan.cluster = *fits;
   return "";
@@ -96,7 +102,7 @@ Plan plan_relevancy(const device::Facts& facts, int place, ScalarType dtype, con
   const bool on_block = plan.padded > 0;
   const int64_t bytes =
       on_block ? by_storage(plan.stored, [&](auto kernels) { return kernels.backward_bytes(place, plan.padded); })
-               : ClusterKernels::backward_bytes(place, plan.cluster, sizes.slots, sizes.relevant_size);
+               : ClusterKernels::backward_bytes(place, plan.cluster, sizes.buffer_size, sizes.relevant_size);
   plan.backward = bytes <= facts.shared_bytes;
   plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on ";
   plan.reason += on_block ? "one block"
@@ -114,7 +120,7 @@ std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int6
                            std::vector<int64_t> facts) {
   STD_TORCH_CHECK(
       sizes.size() == 5 && (facts.size() == 4 || facts.size() == 6),
-      "relevancy_plan: wants (T, B, n, L, rho), and (major, minor, multiprocessors, bytes of shared memory[, clusters "
+      "relevancy_plan: wants (T, B, n, nu, rho), and (major, minor, multiprocessors, bytes of shared memory[, clusters "
       "of 8 and of 16 blocks that run at once])");
   device::Facts known{int(facts[0]), int(facts[1]), int(facts[2]), facts[3], {}};
   for (size_t i = 4; i < facts.size(); ++i) known.clusters[i - 4] = int(facts[i]);

@@ -21,7 +21,8 @@ constexpr Cell cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
 int find_cell(const std::string& name);
 
 struct Sizes {
-  int64_t steps, batch, hidden, slots, relevant_size;  // T, B, n, L, rho
+  // T, B, n, nu, rho. Not the slots that a call has: its chunks would take other kernels, and have other bits.
+  int64_t steps, batch, hidden, buffer_size, relevant_size;
 };
 
 struct Plan {

@@ -37,7 +37,7 @@ Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad
                                            OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
                                            std::string dtype, Tensor h, Tensor s, Tensors saved);
 
-// Which CUDA kernels would run, and why, as JSON: of (T, B, n, L, rho) and facts as device_facts tells them.
+// Which CUDA kernels would run, and why, as JSON: of (T, B, n, nu, rho) and facts as device_facts tells them.
 std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts);
 
 }  // namespace rnnkern

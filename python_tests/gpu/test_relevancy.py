@@ -168,6 +168,19 @@ def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
     assert all(torch.equal(x, y) for x, y in zip(end, last, strict=True) if x is not None)
 
 
+def test_a_chunk_takes_the_kernel_of_the_whole(place):
+    """Whose memory one block does not hold, though it would what the first chunk fills of it."""
+    torch.manual_seed(0)
+    (cell, u, weights, state), options = call_of(
+        "lstm", 42, 1, 70, buffer_size=40, relevant_size=8, dtype=torch.float32
+    )
+    with torch.no_grad():
+        whole, _ = place(cell, u, weights, state, **options)
+        first, middle = place(cell, u[:10], weights, state, **options)
+        second, _ = place(cell, u[10:], weights, middle, **options)
+    assert torch.equal(whole, torch.cat([first, second]))
+
+
 def test_the_same_bits_whatever_the_scheduler_does(place):
     torch.manual_seed(0)
     call = call_of("tanh", 6, 3, 40, buffer_size=2, relevant_size=2, reset=0.2, dtype=torch.float32)
@@ -278,7 +291,8 @@ A100 = (8, 0, 108, 166912)
      ("tanh", (120, 64, 128, 10, 10), H200, "float64", "stepwise", "stepwise", "float64 has no block kernel"),
      ("tanh", (120, 64, 128, 10, 10), (7, 5, 68, 65536), "float32", "stepwise", "stepwise", "capability 8.0"),
      ("tanh", (120, 529, 128, 10, 10), H200, "float32", "stepwise", "stepwise", "529 samples are more than 4 for each"),
-     ("tanh", (500, 64, 128, 500, 0), H200, "float32", "stepwise", "stepwise", "a memory of 500 and the weights")],
+     ("tanh", (9, 64, 128, 500, 0), H200, "float32", "stepwise", "stepwise", "a memory of 500 and the weights"),
+     ("tanh", (9, 64, 128, 2**62, 0), H200, "float32", "stepwise", "stepwise", "a memory without bound has no block")],
 )  # fmt: skip
 def test_which_kernels_run(cell, sizes, facts, dtype, forward, backward, reason, monkeypatch):
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)

@@ -142,8 +142,7 @@ def _choose_checked(
     if facts is None:
         return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     batch, hidden = state[0].shape
-    slots = state.buffer.shape[1] if isinstance(state, RelevancyState) else 0
-    sizes = (steps, batch, hidden, min(buffer_size, slots + steps), relevant_size)
+    sizes = (steps, batch, hidden, buffer_size, relevant_size)
     plan = json.loads(torch.ops.rnnkern.relevancy_plan(cell, _name(u.dtype), sizes, facts))
     return choice._replace(
         reason=f"{choice.reason}: {plan['forward']}, backward {plan['backward']}, for {plan['reason']}"
