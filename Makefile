@@ -6,26 +6,43 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name
 
 .PHONY: install demo test sanitize mutate lint format bench gpu docs clean
 
+# $(call step,WHAT,COMMAND): runs it, and says every five seconds that it goes on: pip is silent in a log.
+define step
+@echo "$(1)"; begun=$$(date +%s); \
+	( while sleep 5; do echo "$(1): $$(($$(date +%s) - begun)) s"; done ) & ticker=$$!; \
+	trap "kill $$ticker" EXIT; { $(2); }
+endef
+
+# $(call needs,TABLE): requirements of pyproject.toml, one a line.
+needs = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$(1), sep='\n')"
+
 install: $(VENV)/.installed
 
 # What the build needs comes first, at the version that pyproject.toml pins: without isolation, objects are kept.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $$($(BIN)/python -c \
-	  "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])")
-	touch $@
+	@$(call needs,['build-system']['requires']) > $(VENV)/build.txt
+	$(call step,Installing PyTorch and what the build needs,$(BIN)/pip install --quiet -r $(VENV)/build.txt)
+	@touch $@
 
-# Folders count too: their times change when a file goes.
+# The package is linked first and compiled last, in sight. Folders count too: their times change when a file goes.
 $(VENV)/.installed: $(VENV)/.ready setup.py $(shell find csrc)
-	$(BIN)/pip install --quiet --no-build-isolation --editable '.[demo,docs,lint,test]'
-	touch $@
+	$(call step,Linking the package,RNNKERN_CPP=0 $(BIN)/pip install --quiet --no-build-isolation --editable .)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
 
-demo: install
+# What the demo, tests, lint and docs need besides.
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test: $(VENV)/.%: $(VENV)/.ready
+	@$(call needs,['project']['optional-dependencies']['$*']) > $(VENV)/$*.txt
+	$(call step,Installing what $* needs,$(BIN)/pip install --quiet -r $(VENV)/$*.txt)
+	@touch $@
+
+demo: install $(VENV)/.demo
 	$(BIN)/python -m perf.demo
 
 # A process per core, each with one thread of its own; the tests of a file stay together: they share what they build.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m pytest -n auto --dist loadfile
-test: install
+test: install $(VENV)/.test
 	$(PYTEST) -rs --durations=15
 
 # The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
@@ -33,7 +50,7 @@ test: install
 SANITIZED := build/sanitize
 UNDER = PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)"
-sanitize: install
+sanitize: install $(VENV)/.test
 	mkdir -p $(SANITIZED)
 	cp -au csrc rnnkern python_tests setup.py pyproject.toml README.md LICENSE $(SANITIZED)
 	rm -f $(SANITIZED)/rnnkern/*.so
@@ -56,27 +73,27 @@ sanitize: install
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 
 # Breaks the kernels in listed ways, in copies with builds of their own, and prints what the tests do not notice.
-mutate: install
+mutate: install $(VENV)/.test
 	$(BIN)/python -m python_tests.mutation $(if $(ONLY),--only '$(ONLY)')
 
-lint: install
+lint: $(VENV)/.lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
-format: install
+format: $(VENV)/.lint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE)
 
-bench: install
+bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
 # On a machine with a GPU and nvcc, with the Python that is there: no network, no .venv. OUT= a folder, STAGES= some.
 gpu:
 	$(PYTHON) -m perf.gpu $(if $(OUT),--out '$(OUT)') $(if $(STAGES),--stages $(STAGES)) $(if $(QUICK),--quick)
 
-docs: install
+docs: install $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict --config-file .mkdocs.yml
 
 clean:

@@ -1,8 +1,13 @@
 """Builds rnnkern._C, one library on PyTorch's stable ABI; pyproject.toml holds everything else.
 
-Environment: RNNKERN_CPP=0 installs pure Python; RNNKERN_CUDA=0|1 leaves CUDA out or insists on it (default: in where
-nvcc is found); CXX, CUDA_HOME, TORCH_CUDA_ARCH_LIST and MAX_JOBS as PyTorch reads them; RNNKERN_CXXFLAGS and
-RNNKERN_LDFLAGS are appended, for sanitizers and the like. Objects stay in build/ninja, so a second build is short.
+Environment variables:
+    RNNKERN_SIMD_LEVELS  host (default: plain and this processor's own), all (for wheels), or names with commas
+    RNNKERN_CUDA         1 compiles the CUDA kernels too, with nvcc; so does TORCH_CUDA_ARCH_LIST unless this is 0
+    RNNKERN_CPP          0 installs pure Python
+    RNNKERN_CXXFLAGS, RNNKERN_LDFLAGS   appended, for sanitizers and the like
+    CXX, CUDA_HOME, TORCH_CUDA_ARCH_LIST, MAX_JOBS   as PyTorch reads them
+
+Objects stay in build/ninja, so that a second build compiles only what has changed.
 """
 
 import importlib.metadata
@@ -16,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,9 +32,15 @@ ROOT = Path(__file__).resolve().parent
 BUILD = Path("build/ninja")  # relative, as are all sources: a copy of the tree keeps its objects
 PYTHON = sysconfig.get_path("include")
 CXX = shlex.split(ENV("CXX", "c++"))
-FLAGS = ["-std=c++20", "-O3", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000"]
+FLAGS = ["-std=c++20", "-O2", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000"]
 FLAGS += ["-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", *shlex.split(ENV("RNNKERN_CXXFLAGS", ""))]
 LINK = ["-shared", "-fopenmp", *shlex.split(ENV("RNNKERN_LDFLAGS", ""))]
+LEVELS = {  # as csrc/common/simd_level.cpp asks the processor; each has those before it
+    "plain": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx512_bf16": {"avx512_bf16"},
+}
 
 
 def says(*command, stream="stdout"):
@@ -49,14 +61,36 @@ def why_no_extension():
     return f"the C++ compiler fails: {shlex.join(command)}\n{probe.stderr}" if probe.returncode else None
 
 
+def simd_levels():
+    """The SIMD levels to compile: plain always, since pip keeps wheels and may install one on another machine."""
+    wanted = ENV("RNNKERN_SIMD_LEVELS") or "host"
+    if sysconfig.get_platform() != "linux-x86_64":
+        return ["plain"]
+    if wanted == "all":
+        return list(LEVELS)
+    if wanted == "host":
+        has = set(re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+        own = "plain"
+        for level, flags in LEVELS.items():
+            if not flags <= has:
+                break
+            own = level
+        wanted = own
+    names = {"plain", *re.split("[ ,]+", wanted)}
+    names |= {"avx512"} if "avx512_bf16" in names else set()  # which differs from it in bfloat16 alone
+    if names - set(LEVELS):
+        sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(LEVELS)}, got {wanted!r}")
+    return [level for level in LEVELS if level in names]
+
+
 def find_nvcc():
     """The path of nvcc, or None to build without CUDA. Whether this machine has a GPU does not matter."""
-    if ENV("RNNKERN_CUDA") == "0":
+    if not (ENV("TORCH_CUDA_ARCH_LIST") if ENV("RNNKERN_CUDA") is None else ENV("RNNKERN_CUDA") == "1"):
         return None
     places = [f"{ENV('CUDA_HOME')}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"]
     nvcc = next(filter(None, map(shutil.which, places)), None)
-    if ENV("RNNKERN_CUDA") == "1" and not nvcc:
-        sys.exit("rnnkern: RNNKERN_CUDA=1, but nvcc is not in CUDA_HOME, on PATH or in /usr/local/cuda")
+    if not nvcc:
+        sys.exit("rnnkern: CUDA was asked for, but nvcc is not in CUDA_HOME, on PATH or in /usr/local/cuda")
     return nvcc
 
 
@@ -73,22 +107,42 @@ def gencode(arch):
     return [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in ("sm", *(["compute"] if ptx else []))]
 
 
-def write_facts(path, nvcc, archs):
-    """The header behind rnnkern.build_info(); left alone while nothing changes, so that nothing compiles again."""
+def write(path, text):
+    """Left alone while nothing changes, so that nothing compiles again."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def write_facts(folder, levels, nvcc, archs):
+    """The headers behind rnnkern.build_info() and the choice of a SIMD level."""
     commit = (ROOT / ".git").exists() and says("git", "describe", "--always", "--dirty", "--exclude=*")
     cuda = re.search("release .* V(.*)", says(nvcc, "--version"))[1] if nvcc else None
     torch = importlib.metadata.version("torch")
-    facts = {"commit": commit or None, "nvcc": cuda, "cuda_archs": archs, "torch": torch}
-    text = f"#define RNNKERN_BUILD_FACTS {json.dumps(json.dumps(facts)[:-1])}\n"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    facts = {"commit": commit or None, "nvcc": cuda, "cuda_archs": archs, "torch": torch, "built_simd_levels": levels}
+    write(folder / "build_facts.h", f"#define RNNKERN_BUILD_FACTS {json.dumps(json.dumps(facts)[:-1])}\n")
+    each = " ".join(f"X({level})" for level in levels)
+    write(folder / "build_levels.h", f"#pragma once\n#define RNNKERN_BUILT_LEVELS(X) {each}\n")
+
+
+def run_ninja():
+    """Compiles in parallel; says every few seconds that it goes on, since one file can take a minute."""
+    jobs, begun = ENV("MAX_JOBS") or str(os.cpu_count()), time.monotonic()
+    command = [sys.executable, "-m", "ninja", "-f", f"{BUILD}/build.ninja", "-j", jobs]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}) as process:
+        while True:
+            try:
+                if process.wait(5):
+                    sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
+                return time.monotonic() - begun
+            except subprocess.TimeoutExpired:
+                print(f"rnnkern: compiling, {time.monotonic() - begun:.0f} s", flush=True)
 
 
 class Build(build_ext):
     """Compiles with ninja: in parallel, and again only what changed, headers and flags included."""
 
     def build_extension(self, ext):
-        torch, nvcc = importlib.util.find_spec("torch"), find_nvcc()
+        torch, nvcc, levels = importlib.util.find_spec("torch"), find_nvcc(), simd_levels()
         if not torch:
             sys.exit("rnnkern: a build without isolation needs torch installed")
         torch = torch.submodule_search_locations[0]
@@ -99,32 +153,40 @@ class Build(build_ext):
         libraries = [f"-L{torch}/lib", "-Wl,--no-as-needed", "-ltorch"]
         compilers = {"cpp": CXX}
         if nvcc:
-            flags += ["-DRNNKERN_WITH_CUDA", "-DUSE_CUDA"]
             codes = [code for arch in archs for code in gencode(arch)]
             compilers["cu"] = [nvcc, "--forward-unknown-to-host-compiler", *codes]
             folders = re.findall(r'"(-L[^"]+)"', says(nvcc, "--dryrun", "none.o", stream="stderr"))
             libraries += [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
         link = f"{shlex.join([*CXX, *LINK])} -o $out $in {shlex.join(libraries)}"
-        lines = [f"builddir = {BUILD}\nrule link\n command = {link}"]
+        lines = [f"builddir = {BUILD}\nrule link\n command = {link}\n description = link $out"]
         for kind, compiler in compilers.items():
-            compile = f"{shlex.join([*compiler, *flags])} -MD -MF $out.d -c $in -o $out"
-            lines += [f"rule {kind}\n command = {compile}\n depfile = $out.d\n deps = gcc"]
-        kinds = {source: Path(source).suffix[1:] for source in ext.sources}
+            compile = f"{shlex.join([*compiler, *flags])} $extra -MD -MF $out.d -c $in -o $out"
+            lines += [f"rule {kind}\n command = {compile}\n description = $in $extra\n depfile = $out.d\n deps = gcc"]
         without = () if nvcc else ("cuda_",)  # drivers of what nvcc compiles
-        chosen = [s for s, kind in kinds.items() if kind in compilers and not Path(s).name.startswith(without)]
-        objects = {source: f"{BUILD}/{source}.o" for source in chosen}
-        lines += [f"build {made}: {kinds[source]} {source}" for source, made in objects.items()]
-        lines += [f"build {BUILD}/_C.so: link {' '.join(objects.values())}\n"]
+        objects = []
+        for source in ext.sources:
+            name, kind = Path(source).name, Path(source).suffix[1:]
+            if kind not in compilers or name.startswith(without):
+                continue
+            for level in levels if "_level" in name and "simd_level" not in name else [""]:
+                if level == "avx512_bf16" and "bf16" not in name:
+                    continue
+                objects.append(f"{BUILD}/{source}{level and '.' + level}.o")
+                lines += [f"build {objects[-1]}: {kind} {source}"]
+                lines += [f" extra = -DRNNKERN_SIMD_LEVEL={level}"] if level else []
+                # Other objects stay as they are when CUDA joins the build.
+                if nvcc and (kind == "cu" or name.startswith(("cuda_", "registration"))):
+                    lines += [" extra = -DRNNKERN_WITH_CUDA -DUSE_CUDA"]
+        lines += [f"build {BUILD}/_C.so: link {' '.join(objects)}\n"]
         (ROOT / BUILD).mkdir(parents=True, exist_ok=True)
         (ROOT / BUILD / "build.ninja").write_text("\n".join(lines))
-        write_facts(ROOT / BUILD / "build_facts.h", nvcc, archs)
-        jobs = ENV("MAX_JOBS") or str(os.cpu_count())
-        ninja = [sys.executable, "-m", "ninja", "-f", f"{BUILD}/build.ninja", "-j", jobs]
-        if subprocess.run(ninja, cwd=ROOT, check=False).returncode:
-            sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
+        write_facts(ROOT / BUILD, levels, nvcc, archs)
+        seconds = run_ninja()
         self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
         self.copy_file(ROOT / BUILD / "_C.so", self.get_ext_fullpath(ext.name))
+        cuda = f"CUDA for {', '.join(archs)}" if nvcc else "without CUDA"
+        print(f"rnnkern: built for the SIMD levels {', '.join(levels)}, {cuda}, in {seconds:.0f} s", flush=True)
 
 
 csrc = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.*"))]

@@ -32,7 +32,8 @@ def build_info() -> dict[str, Any]:
         - ``commit``: of the sources, with ``-dirty`` if they had changes; None if they were not a git checkout.
         - ``compilers``: the versions of ``cxx`` and, where CUDA is in, ``nvcc``.
         - ``cuda_archs``: as in ``TORCH_CUDA_ARCH_LIST``; empty without nvcc.
-        - ``simd_levels``: those compiled in that this processor has.
+        - ``built_simd_levels``: those that were compiled.
+        - ``simd_levels``: those of them that this processor has.
         - ``simd_level``: the one in use, the highest unless the environment variable ``RNNKERN_SIMD`` or
           ``torch.ops.rnnkern.set_simd_level`` names another.
         - ``torch``: the version built against.

@@ -4,7 +4,9 @@ is False and `reason` says why; what has a reference or a Triton kernel works wi
 import functools
 import importlib.util
 import json
+import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,7 @@ def build_facts() -> dict[str, Any]:
         "commit": facts.get("commit"),
         "compilers": {name: facts[name] for name in ("cxx", "nvcc") if facts.get(name)},
         "cuda_archs": facts.get("cuda_archs", []),
+        "built_simd_levels": facts.get("built_simd_levels", []),
         "simd_levels": facts.get("simd_levels", []),
         "simd_level": facts.get("simd_level"),
         "torch": facts.get("torch"),
@@ -100,3 +103,23 @@ def build_facts() -> dict[str, Any]:
 def release_memory() -> int:
     """What rnnkern.release_memory() returns."""
     return torch.ops.rnnkern.release_memory() if available else 0
+
+
+def _slower_than_it_could_be() -> str | None:
+    """What a user is to know at import: no compiled part, or none for the best that this processor can do."""
+    if not available:
+        return f"{reason}. Layers and operators work at the speed of a Python loop over time."
+    if os.environ.get("RNNKERN_SIMD"):
+        return None
+    facts = json.loads(torch.ops.rnnkern.build_info())
+    best, built = facts["processor_simd_level"], facts["built_simd_levels"]
+    if best in built:
+        return None
+    return (
+        f"this processor has {best}, and rnnkern was built for {', '.join(built)}: reinstall it on this machine, "
+        "or build it with RNNKERN_SIMD_LEVELS=all, for faster CPU kernels"
+    )
+
+
+if _slow := _slower_than_it_could_be():
+    warnings.warn(_slow, stacklevel=2)

@@ -11,7 +11,8 @@ std::string build_info() {
     levels += std::string(levels.empty() ? "\"" : ", \"") + name(level) + '"';
   }
   return std::string(RNNKERN_BUILD_FACTS) + ", \"cxx\": \"" __VERSION__ "\", \"openmp\": " + std::to_string(_OPENMP) +
-         ", \"simd_levels\": [" + levels + "], \"simd_level\": \"" + name(simd_level()) + "\"}";
+         ", \"simd_levels\": [" + levels + "], \"simd_level\": \"" + name(simd_level()) +
+         "\", \"processor_simd_level\": \"" + name(processor_simd_level()) + "\"}";
 }
 
 }  // namespace rnnkern

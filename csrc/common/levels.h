@@ -1,22 +1,28 @@
 // What the CPU drivers of the families share: kernels by the SIMD level in use, and by float32 or float64.
 #pragma once
 
-#include <cstddef>
-
+#include "build_levels.h"  // written by setup.py: RNNKERN_BUILT_LEVELS(X), X(level) for each level that was compiled
 #include "common/simd_level.h"
 #include "common/tensor.h"
 
 namespace rnnkern {
 
-// `levels` begin with the plain one; a higher level than the last has no kernels of its own.
-template <class T, class Level, size_t count>
-const auto& kernels_in_use(const Level (&levels)[count]) {
-  const size_t at = size_t(simd_level());
-  const Level& level = levels[at < count ? at : count - 1];
-  if constexpr (sizeof(T) == 8)
-    return level.of_double;
-  else
-    return level.of_float;
+// What `make` returns for the level in use. Only that level's code runs: the processor may not have the others.
+// avx512_bf16 has kernels of its own for bfloat16 alone, all others are those of avx512.
+template <bool multiplies_bfloat16 = false, class Make>
+auto at_level_in_use(Make make) {
+  constexpr auto own = [](SimdLevel level) {
+    return level == SimdLevel::avx512_bf16 && !multiplies_bfloat16 ? SimdLevel::avx512 : level;
+  };
+  switch (simd_level()) {
+#define RNNKERN_CASE(level) \
+  case SimdLevel::level:    \
+    return make.template operator()<own(SimdLevel::level)>();
+    RNNKERN_BUILT_LEVELS(RNNKERN_CASE)
+#undef RNNKERN_CASE
+    default:
+      STD_TORCH_CHECK(false, "rnnkern: no kernels were built for the SIMD level in use");
+  }
 }
 
 // f(double()) or f(float()).

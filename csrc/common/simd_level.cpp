@@ -7,10 +7,12 @@
 
 #include <torch/headeronly/util/Exception.h>
 
+#include "build_levels.h"
+
 namespace rnnkern {
 namespace {
 
-SimdLevel highest_supported() {
+SimdLevel highest_of_processor() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -23,20 +25,27 @@ SimdLevel highest_supported() {
   return SimdLevel::plain;
 }
 
+bool was_built(SimdLevel level) {
+#define RNNKERN_IS(built) || level == SimdLevel::built
+  return false RNNKERN_BUILT_LEVELS(RNNKERN_IS);
+#undef RNNKERN_IS
+}
+
 SimdLevel parse(const char* wanted, const char* asker) {
   std::string names;
   for (SimdLevel level : supported_simd_levels()) {
     if (std::strcmp(wanted, name(level)) == 0) return level;
     names += names.empty() ? name(level) : std::string(", ") + name(level);
   }
-  STD_TORCH_CHECK(false, asker, ": `", wanted, "` is not a level that this processor has; it has: ", names);
+  STD_TORCH_CHECK(false, asker, ": `", wanted,
+                  "` is not a level that this processor has and that was built; those are: ", names);
   return SimdLevel::plain;
 }
 
 std::atomic<SimdLevel>& current() {
   static std::atomic<SimdLevel> level = [] {
     const char* wanted = std::getenv("RNNKERN_SIMD");
-    return wanted ? parse(wanted, "RNNKERN_SIMD") : highest_supported();
+    return wanted ? parse(wanted, "RNNKERN_SIMD") : supported_simd_levels().back();
   }();
   return level;
 }
@@ -50,10 +59,14 @@ const char* name(SimdLevel level) {
 
 std::vector<SimdLevel> supported_simd_levels() {
   std::vector<SimdLevel> levels;
-  for (int level = 0; level <= static_cast<int>(highest_supported()); ++level) {
-    levels.push_back(static_cast<SimdLevel>(level));
-  }
+  for (int level = 0; level <= static_cast<int>(processor_simd_level()); ++level)
+    if (was_built(SimdLevel(level))) levels.push_back(SimdLevel(level));
   return levels;
+}
+
+SimdLevel processor_simd_level() {
+  static const SimdLevel level = highest_of_processor();
+  return level;
 }
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }

@@ -9,7 +9,10 @@ enum class SimdLevel { plain, avx2, avx512, avx512_bf16 };
 
 const char* name(SimdLevel level);
 
-// What this processor has, lowest first. Other processors than x86-64 have `plain` alone.
+// The highest that this processor has. Other processors than x86-64 have `plain` alone.
+SimdLevel processor_simd_level();
+
+// Those that this processor has and that were compiled, lowest first.
 std::vector<SimdLevel> supported_simd_levels();
 
 // The level that kernels take: the highest supported, unless the environment variable RNNKERN_SIMD or a call

@@ -13,15 +13,8 @@ namespace rnnkern {
 namespace {
 
 template <class T>
-const OrthogonalKernels<T>& kernels() {
-  static const OrthogonalLevel levels[] = {
-      orthogonal_level_plain(),
-#if defined(__x86_64__)
-      orthogonal_level_avx2(),
-      orthogonal_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+OrthogonalKernels<T> kernels() {
+  return at_level_in_use([]<SimdLevel level>() { return orthogonal_kernels_at<T, level>(); });
 }
 
 void count_kernel(const char* family, const char* direction, const Tensor& x) {

@@ -13,15 +13,8 @@
 namespace rnnkern {
 
 template <class T>
-const GivensKernels<T>& givens_kernels_in_use() {
-  static const GivensLevel levels[] = {
-      givens_level_plain(),
-#if defined(__x86_64__)
-      givens_level_avx2(),
-      givens_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+GivensKernels<T> givens_kernels_in_use() {
+  return at_level_in_use([]<SimdLevel level>() { return givens_kernels_at<T, level>(); });
 }
 
 inline void count_givens_kernel(const char* family, const char* direction, const Tensor& x) {

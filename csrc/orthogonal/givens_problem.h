@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 #include "orthogonal/givens_sizes.h"
 
@@ -73,13 +74,8 @@ struct GivensKernels {
   GivensKernel<GivensRecurrenceBackward<T>> recurrence_backward;
 };
 
-struct GivensLevel {
-  GivensKernels<float> of_float;
-  GivensKernels<double> of_double;
-};
-
-GivensLevel givens_level_plain();
-GivensLevel givens_level_avx2();
-GivensLevel givens_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+GivensKernels<T> givens_kernels_at();
 
 }  // namespace rnnkern

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 #include "orthogonal/schemes.h"
 
@@ -76,13 +77,8 @@ struct OrthogonalKernels {
   Kernel<SchurBackward<T>> schur_backward;
 };
 
-struct OrthogonalLevel {
-  OrthogonalKernels<float> of_float;
-  OrthogonalKernels<double> of_double;
-};
-
-OrthogonalLevel orthogonal_level_plain();
-OrthogonalLevel orthogonal_level_avx2();
-OrthogonalLevel orthogonal_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+OrthogonalKernels<T> orthogonal_kernels_at();
 
 }  // namespace rnnkern

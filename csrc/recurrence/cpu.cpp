@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "common/counters.h"
+#include "common/levels.h"
 #include "common/reuse.h"
-#include "common/simd_level.h"
 #include "recurrence/call.h"
 #include "recurrence/cpu_team.h"
 #include "recurrence/recurrence.h"
@@ -16,31 +16,10 @@
 namespace rnnkern {
 namespace {
 
-const Level& level() {
-  static const Level plain = level_plain();
-#if defined(__x86_64__)
-  if (simd_level() == SimdLevel::avx512_bf16) {
-    static const Level avx512_bf16 = level_avx512_bf16();
-    return avx512_bf16;
-  }
-  if (simd_level() == SimdLevel::avx512) {
-    static const Level avx512 = level_avx512();
-    return avx512;
-  }
-  if (simd_level() == SimdLevel::avx2) {
-    static const Level avx2 = level_avx2();
-    return avx2;
-  }
-#endif
-  return plain;
-}
-
 template <class S>
-const Kernels<S>& kernels() {
-  if constexpr (std::is_same_v<S, float>) return level().f32;
-  if constexpr (std::is_same_v<S, double>) return level().f64;
-  if constexpr (std::is_same_v<S, device::bfloat16>) return level().bf16;
-  if constexpr (std::is_same_v<S, device::float16>) return level().f16;
+Kernels<S> kernels() {
+  constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
+  return at_level_in_use<multiplies_bfloat16>([]<SimdLevel level>() { return kernels_at<S, level>(); });
 }
 
 template <class S>

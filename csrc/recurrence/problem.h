@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 #include "device/types.h"
 #include "recurrence/noise.h"
@@ -119,18 +120,8 @@ struct Kernels {
   int64_t (*const* backward_room)(const Backward<S>&, int team);
 };
 
-struct Level {
-  Kernels<float> f32;
-  Kernels<double> f64;
-  Kernels<device::bfloat16> bf16;
-  Kernels<device::float16> f16;
-};
-
-Level level_plain();
-#if defined(__x86_64__)
-Level level_avx2();
-Level level_avx512();
-Level level_avx512_bf16();
-#endif
+// Defined by the level sources, once per SIMD level.
+template <class S, SimdLevel level>
+Kernels<S> kernels_at();
 
 }  // namespace rnnkern

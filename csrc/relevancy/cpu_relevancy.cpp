@@ -22,15 +22,8 @@ struct CellFactsOf {
 constexpr CellFactsOf cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_FACTS)};
 
 template <class T>
-const RelevancyKernels<T>& kernels() {
-  static const RelevancyLevel levels[] = {
-      relevancy_level_plain(),
-#if defined(__x86_64__)
-      relevancy_level_avx2(),
-      relevancy_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+RelevancyKernels<T> kernels() {
+  return at_level_in_use([]<SimdLevel level>() { return relevancy_kernels_at<T, level>(); });
 }
 
 void require(bool holds, const char* what) {

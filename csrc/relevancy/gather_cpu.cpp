@@ -13,15 +13,8 @@ namespace {
 constexpr int64_t worth_sharing = 16384;  // units of pairs, a tanh each
 
 template <class T>
-const GatherKernels<T>& kernels() {
-  static const GatherLevel levels[] = {
-      gather_level_plain(),
-#if defined(__x86_64__)
-      gather_level_avx2(),
-      gather_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+GatherKernels<T> kernels() {
+  return at_level_in_use([]<SimdLevel level>() { return gather_kernels_at<T, level>(); });
 }
 
 template <class F>

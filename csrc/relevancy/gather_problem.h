@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 
 namespace rnnkern {
@@ -49,13 +50,8 @@ struct GatherKernels {
   GatherKernel<GatherBackward<T>> backward;
 };
 
-struct GatherLevel {
-  GatherKernels<float> of_float;
-  GatherKernels<double> of_double;
-};
-
-GatherLevel gather_level_plain();
-GatherLevel gather_level_avx2();
-GatherLevel gather_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+GatherKernels<T> gather_kernels_at();
 
 }  // namespace rnnkern

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 
 namespace rnnkern {
@@ -70,13 +71,8 @@ struct RelevancyKernels {
   const RelevancyKernel<RelevancyBackward<T>>* backward;
 };
 
-struct RelevancyLevel {
-  RelevancyKernels<float> of_float;
-  RelevancyKernels<double> of_double;
-};
-
-RelevancyLevel relevancy_level_plain();
-RelevancyLevel relevancy_level_avx2();
-RelevancyLevel relevancy_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+RelevancyKernels<T> relevancy_kernels_at();
 
 }  // namespace rnnkern

@@ -13,15 +13,8 @@ namespace rnnkern {
 namespace {
 
 template <class T>
-const SabKernels<T>& kernels() {
-  static const SabLevel levels[] = {
-      sab_level_plain(),
-#if defined(__x86_64__)
-      sab_level_avx2(),
-      sab_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+SabKernels<T> kernels() {
+  return at_level_in_use([]<SimdLevel level>() { return sab_kernels_at<T, level>(); });
 }
 
 template <class F>

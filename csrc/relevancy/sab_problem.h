@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
+
 namespace rnnkern {
 
 constexpr int sab_tile = 4;  // samples that one thread takes through time together
@@ -60,13 +62,8 @@ struct SabKernels {
   int64_t (*backward_room)(const SabCall<T>&);
 };
 
-struct SabLevel {
-  SabKernels<float> of_float;
-  SabKernels<double> of_double;
-};
-
-SabLevel sab_level_plain();
-SabLevel sab_level_avx2();
-SabLevel sab_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+SabKernels<T> sab_kernels_at();
 
 }  // namespace rnnkern

@@ -15,15 +15,8 @@ namespace rnnkern {
 constexpr int64_t worth_sharing = 32768;  // reals
 
 template <class T>
-const ScanKernels<T>& scan_kernels_in_use() {
-  static const ScanLevel levels[] = {
-      scan_level_plain(),
-#if defined(__x86_64__)
-      scan_level_avx2(),
-      scan_level_avx512(),
-#endif
-  };
-  return kernels_in_use<T>(levels);
+ScanKernels<T> scan_kernels_in_use() {
+  return at_level_in_use([]<SimdLevel level>() { return scan_kernels_at<T, level>(); });
 }
 
 // What a call is about: its operator, and the arguments that have its rows and its states.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/simd_level.h"
 #include "common/team.h"
 
 namespace rnnkern {
@@ -83,13 +84,8 @@ struct ScanKernels {
   void (*moments_backward)(const MomentsBackward<T>&, Member);
 };
 
-struct ScanLevel {
-  ScanKernels<float> of_float;
-  ScanKernels<double> of_double;
-};
-
-ScanLevel scan_level_plain();
-ScanLevel scan_level_avx2();
-ScanLevel scan_level_avx512();
+// Defined by the level source, once per SIMD level.
+template <class T, SimdLevel level>
+ScanKernels<T> scan_kernels_at();
 
 }  // namespace rnnkern

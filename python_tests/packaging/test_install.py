@@ -14,7 +14,14 @@ REASON = "print(rnnkern._extension.reason)"
 def test_pure_python_says_why(pure, python):
     assert not list(pure.rglob("*.so"))
     assert "without its compiled part" in python(REASON, pure)
-    nothing = {"commit": None, "compilers": {}, "cuda_archs": [], "simd_levels": [], "simd_level": None}
+    nothing = {
+        "commit": None,
+        "compilers": {},
+        "cuda_archs": [],
+        "built_simd_levels": [],
+        "simd_levels": [],
+        "simd_level": None,
+    }
     said = json.loads(python("import json; print(json.dumps(rnnkern.build_info()))", pure))
     assert said == {"version": rnnkern.__version__, **nothing, "torch": None, "openmp": None}
 

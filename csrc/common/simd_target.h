@@ -1,0 +1,29 @@
+// What a level source (*_level*.cpp) is compiled for. setup.py compiles each of them once per SIMD level, with
+// RNNKERN_SIMD_LEVEL set to its name. Included after all that needs no such processor: from here on code is for it.
+#pragma once
+
+#define RNNKERN_LEVEL_plain 0
+#define RNNKERN_LEVEL_avx2 1
+#define RNNKERN_LEVEL_avx512 2
+#define RNNKERN_LEVEL_avx512_bf16 3
+#define RNNKERN_LEVEL_OF(name) RNNKERN_LEVEL_##name
+#define RNNKERN_LEVEL_NUMBER(name) RNNKERN_LEVEL_OF(name)
+
+#if RNNKERN_LEVEL_NUMBER(RNNKERN_SIMD_LEVEL) == RNNKERN_LEVEL_plain
+// 128-bit vectors, as every x86-64 and ARMv8 processor has them
+#define RNNKERN_VECTOR_BYTES 16
+#define RNNKERN_VECTOR_REGISTERS 16
+#elif RNNKERN_LEVEL_NUMBER(RNNKERN_SIMD_LEVEL) == RNNKERN_LEVEL_avx2
+#pragma GCC target("avx2,fma,f16c")
+#define RNNKERN_VECTOR_BYTES 32
+#define RNNKERN_VECTOR_REGISTERS 16
+#elif RNNKERN_LEVEL_NUMBER(RNNKERN_SIMD_LEVEL) == RNNKERN_LEVEL_avx512
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
+#define RNNKERN_VECTOR_BYTES 64
+#define RNNKERN_VECTOR_REGISTERS 32
+#else
+#pragma GCC target("avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
+#define RNNKERN_VECTOR_BYTES 64
+#define RNNKERN_VECTOR_REGISTERS 32
+#define RNNKERN_BFLOAT16_DOTS 1
+#endif
