@@ -18,7 +18,7 @@ RowLayout::RowLayout(const char* op, const char* name, const Tensor& x, int64_t 
   const Tensor sizes = dense(*batch_sizes);
   steps = sizes.numel();
   table_ = empty_int64(sizes, steps + 1 + batch);
-  int64_t* const first_rows = write<int64_t>(table_);
+  int64_t* const first_rows = write<int64_t>(*table_);
   int64_t* const ends = first_rows + steps + 1;
   int64_t before = batch;
   for (int64_t t = 0; t < steps; ++t) {
@@ -38,8 +38,8 @@ RowLayout::RowLayout(const char* op, const char* name, const Tensor& x, int64_t 
 }
 
 Tensor RowLayout::on_device_of(const Tensor& like) const {
-  const Tensor table = empty(like, {table_.numel()}, ScalarType::Long);
-  copy(table, table_);
+  const Tensor table = empty(like, {table_->numel()}, ScalarType::Long);
+  copy(table, *table_);
   return table;
 }
 

@@ -26,7 +26,7 @@ struct RowLayout {
   Tensor on_device_of(const Tensor& like) const;
 
  private:
-  Tensor table_;
+  OptionalTensor table_;
 };
 
 }  // namespace rnnkern

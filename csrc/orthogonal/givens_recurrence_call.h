@@ -2,7 +2,6 @@
 // tensors that it returns.
 #pragma once
 
-#include "common/levels.h"
 #include "common/row_layout.h"
 #include "common/tensor.h"
 #include "orthogonal/givens_sizes.h"
