@@ -91,6 +91,16 @@ def faults_of_foreign_names(root: Path) -> list[str]:
     return faults
 
 
+def faults_of_mutexes(root: Path) -> list[str]:
+    """A fork would leave another mutex locked in the child for ever."""
+    faults = []
+    for room, place, text in rooms(root):
+        if room != "interpreter" and not place.startswith("common/fork."):
+            named = sorted(set(re.findall(r"std::\w*mutex|std::call_once|pthread_\w+", CODE.sub("", text))))
+            faults += [f"csrc/{place} names {name}: mutexes are those of common/fork.h" for name in named]
+    return faults
+
+
 def faults_of_length(root: Path) -> list[str]:
     files = [path for ending in ("py", "h", "cpp", "cu", "cuh") for path in root.rglob(f"*.{ending}")]
     hidden = [path for path in files if re.search(r"/(build|dist|site|\.\w+)/", f"/{path.relative_to(root)}")]
@@ -105,6 +115,10 @@ def test_rooms_of_the_compiled_part_see_what_is_below_them():
 
 def test_only_common_and_the_registration_name_torch():
     assert faults_of_foreign_names(ROOT) == []
+
+
+def test_mutexes_are_safe_to_fork():
+    assert faults_of_mutexes(ROOT) == []
 
 
 def test_files_stay_short():
@@ -126,6 +140,7 @@ def test_files_stay_short():
         (faults_of_foreign_headers, "recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_foreign_headers, "recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
         (faults_of_foreign_names, "recurrence/problem.h", "using X = at::Tensor;", "names at::Tensor"),
+        (faults_of_mutexes, "recurrence/cpu.cpp", "std::mutex mutex;", "names std::mutex"),
         (faults_of_length, "recurrence/long.h", "\n" * LINES, "the most is 450"),
     ],
     ids=lambda x: x if isinstance(x, str) and len(x) < 99 else "",

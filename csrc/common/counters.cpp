@@ -1,35 +1,51 @@
 #include "common/counters.h"
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
 namespace rnnkern {
 namespace {
 
-std::mutex mutex;
-
 using Name = std::array<const char*, 4>;
 
-// By the addresses of the parts: a call is not to build a string. The same part may have several addresses.
-std::map<Name, int64_t>& counts() {
-  static std::map<Name, int64_t> all;
-  return all;
+struct Counter {
+  Name name;
+  Counter* next;
+  std::atomic<int64_t> times{0};
+};
+
+// Lists that only grow, by the addresses of the parts: a call is not to build a string or to take a lock. A kernel may
+// have several counters: the same text at several addresses, or two threads that both counted it first.
+std::atomic<Counter*> lists[64];
+
+Counter& counter(const Name& name) {
+  uint64_t hash = 0;
+  for (const char* part : name) hash = (hash ^ reinterpret_cast<uintptr_t>(part)) * 0x9E3779B97F4A7C15u;
+  std::atomic<Counter*>& first = lists[hash >> 58];
+  Counter* const known = first.load(std::memory_order_acquire);
+  for (Counter* found = known; found; found = found->next)
+    if (found->name == name) return *found;
+  Counter* const made = new Counter{name, known};
+  while (!first.compare_exchange_weak(made->next, made, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+  return *made;
 }
 
 }  // namespace
 
 void count(const char* family, const char* direction, const char* cell, const char* variant) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  ++counts()[{family, direction, cell, variant}];
+  counter({family, direction, cell, variant}).times.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::string kernel_counts() {
-  const std::lock_guard<std::mutex> lock(mutex);
   std::map<std::string, int64_t> named;
-  for (const auto& [name, times] : counts()) {
-    named[std::string(name[0]) + "/" + name[1] + "/" + name[2] + "/" + name[3]] += times;
+  for (const std::atomic<Counter*>& first : lists) {
+    for (const Counter* found = first.load(std::memory_order_acquire); found; found = found->next) {
+      const auto& [family, direction, cell, variant] = found->name;
+      named[std::string(family) + "/" + direction + "/" + cell + "/" + variant] += found->times;
+    }
   }
   std::string text = "{";
   for (const auto& [kernel, times] : named) {

@@ -1,4 +1,4 @@
-// What the CPU drivers of the families share: kernels by the SIMD level in use, and by float32 or float64.
+// What the CPU drivers of the families share: kernels by the SIMD level in use.
 #pragma once
 
 #include "build_levels.h"  // written by setup.py: RNNKERN_BUILT_LEVELS(X), X(level) for each level that was compiled
@@ -23,14 +23,6 @@ auto at_level_in_use(Make make) {
     default:
       STD_TORCH_CHECK(false, "rnnkern: no kernels were built for the SIMD level in use");
   }
-}
-
-// f(double()) or f(float()).
-template <class F>
-auto by_float_or_double(const Tensor& x, const char* must, F f) {
-  if (x.scalar_type() == ScalarType::Double) return f(double());
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, must);
-  return f(float());
 }
 
 }  // namespace rnnkern

@@ -2,9 +2,10 @@
 
 #include <chrono>
 #include <list>
-#include <mutex>
 
 #include <torch/headeronly/core/DeviceType.h>
+
+#include "common/fork.h"
 
 namespace rnnkern {
 namespace {
@@ -21,7 +22,7 @@ struct Block {
 };
 
 struct Pool {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::list<Block> idle;  // oldest first
   int64_t idle_bytes = 0, used_bytes = 0, most_used = 0;
 
@@ -29,7 +30,7 @@ struct Pool {
   Block take(const Tensor& like, int64_t size) {
     std::list<Block> given_back, found;
     {
-      const std::lock_guard<std::mutex> lock(mutex);
+      const std::lock_guard lock(mutex);
       auto best = idle.end();
       for (auto at = idle.begin(); at != idle.end(); ++at) {
         const bool fits = at->size >= size && at->size <= size + size / 4;
@@ -49,7 +50,7 @@ struct Pool {
     try {
       return {empty(like, {size}, ScalarType::Byte), size, {}};
     } catch (...) {  // what is idle is needed now
-      const std::lock_guard<std::mutex> lock(mutex);
+      const std::lock_guard lock(mutex);
       used_bytes -= size;
       most_used = used_bytes;
       shrink(0, given_back);
@@ -59,7 +60,7 @@ struct Pool {
 
   void give(Block block) {
     std::list<Block> given_back;
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard lock(mutex);
     used_bytes -= block.size;
     idle_bytes += block.size;
     block.since = Clock::now();
@@ -77,10 +78,7 @@ struct Pool {
 };
 
 // Never destroyed: tensors may outlive everything.
-Pool& pool() {
-  static Pool& pool = *new Pool;
-  return pool;
-}
+Pool& pool = *new Pool;
 
 }  // namespace
 
@@ -94,19 +92,18 @@ Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTyp
     size *= sizes[dim];
   }
   if (size < least) return empty(like, sizes, dtype);
-  const Block block = pool().take(like, size);
+  const Block block = pool.take(like, size);
   return torch::stable::from_blob(
       write<char>(block.memory), {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
-      torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype, [block](void*) { pool().give(block); });
+      torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype, [block](void*) { pool.give(block); });
 }
 
 int64_t release_memory() {
   std::list<Block> given_back;
-  Pool& p = pool();
-  const std::lock_guard<std::mutex> lock(p.mutex);
-  const int64_t bytes = p.idle_bytes;
-  p.shrink(0, given_back);
-  p.most_used = p.used_bytes;
+  const std::lock_guard lock(pool.mutex);
+  const int64_t bytes = pool.idle_bytes;
+  pool.shrink(0, given_back);
+  pool.most_used = pool.used_bytes;
   return bytes;
 }
 

@@ -99,6 +99,14 @@ inline Tensor sum(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype 
   return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, dtype);
 }
 
+// f(double()) or f(float()).
+template <class F>
+auto by_float_or_double(const Tensor& x, const char* must, F f) {
+  if (x.scalar_type() == ScalarType::Double) return f(double());
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, must);
+  return f(float());
+}
+
 // As torch.get_num_threads() has it.
 inline int64_t get_num_threads() { return torch::stable::get_num_threads(); }
 

@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <map>
-#include <mutex>
 
 namespace rnnkern::device {
 namespace {
@@ -51,9 +50,7 @@ int ask(int index, Facts& facts) {
 }  // namespace
 
 int facts_of(int index, Facts& facts) {
-  static std::mutex mutex;
-  static std::map<int, Facts> known;
-  const std::lock_guard lock(mutex);
+  thread_local std::map<int, Facts> known;
   const auto found = known.find(index);
   if (found != known.end()) {
     facts = found->second;

@@ -23,7 +23,7 @@ struct Driver : GivensCall {
   CurrentDevice current;
   void* stream;
   Packing packing{};
-  Tensor schedule, turns;  // where rows begin and how long sequences are, on the device
+  Tensor table, turns;  // of packed rows, on the device
 
   template <class... Arguments>
   explicit Driver(const Arguments&... arguments) : GivensCall(arguments...), current(u), stream(current.stream()) {
@@ -42,7 +42,11 @@ struct Driver : GivensCall {
 
   // What kernels of both directions are told.
   void prepare(Problem<T>& problem) {
-    if (sequences.rows) move_schedule();
+    if (layout.packed()) {
+      table = layout.on_device_of(u);
+      sequences.rows = read<int64_t>(table);
+      sequences.lengths = sequences.rows + sequences.steps + 1;
+    }
     turns = empty(u, {2 * packing.bias()});
     TurnProblem<T> turning{packing, {}, {}, at()};
     Tensors kept;
@@ -66,17 +70,6 @@ struct Driver : GivensCall {
   }
 
   Turn<T>* at() const { return write<Turn<T>>(turns); }
-
-  void move_schedule() {
-    const int64_t steps = sequences.steps, batch = sequences.batch;
-    const Tensor host = empty_int64(*batch_sizes, steps + batch);
-    std::copy(rows.begin(), rows.end(), write<int64_t>(host));
-    std::copy(lengths.begin(), lengths.end(), write<int64_t>(host) + steps);
-    schedule = empty(u, {steps + batch}, ScalarType::Long);
-    copy(schedule, host);
-    sequences.rows = read<int64_t>(schedule);
-    sequences.lengths = sequences.rows + steps;
-  }
 
   void tell(const char* direction) const {
     count(phases ? "givens_recurrence/cuda/complex" : "givens_recurrence/cuda/real", direction,

@@ -2,7 +2,7 @@
 // tensors that it returns.
 #pragma once
 
-#include "common/levels.h"
+#include "common/row_layout.h"
 #include "common/tensor.h"
 #include "orthogonal/givens_sizes.h"
 
@@ -10,33 +10,27 @@ namespace rnnkern {
 
 inline void require_of_givens(bool holds, const char* what) { STD_TORCH_CHECK(holds, "givens_recurrence: ", what); }
 
-// Tensors, dense, of one dtype and of sizes that belong together; `rows` and `lengths` on the host.
+// Tensors, dense, of one dtype and of sizes that belong together.
 struct GivensCall {
   Tensor u, angles, bias, h0;
-  OptionalTensor phases, diagonal, batch_sizes, reset;
-  std::vector<int64_t> rows, lengths;
+  OptionalTensor phases, diagonal, reset;
+  RowLayout layout;
   GivensSizes sizes;
   GivensSequences sequences{};
 
   GivensCall(const Tensor& u_, const Tensor& angles_, const OptionalTensor& phases_, const OptionalTensor& diagonal_,
-             const Tensor& bias_, const Tensor& h0_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_,
+             const Tensor& bias_, const Tensor& h0_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_,
              bool reverse, bool butterfly)
-      : u(dense(u_)),
-        angles(dense(angles_)),
-        bias(dense(bias_)),
-        h0(dense(h0_)),
-        batch_sizes(batch_sizes_),
-        reset(reset_) {
+      : u(dense(u_)), angles(dense(angles_)), bias(dense(bias_)), h0(dense(h0_)), reset(reset_) {
     const auto require = require_of_givens;
-    const int64_t rank = batch_sizes ? 2 : 3;
-    require(u.dim() == rank, "`u` must be (T, B, C), or (rows, C) beside `batch_sizes`");
+    require(h0.dim() == 2, "`h0` must be (B, C)");
+    layout = RowLayout("givens_recurrence", "u", u, h0.size(0), batch_sizes);
     require(bias.dim() == 1 && angles.dim() == 2 && angles.size(1) == bias.size(0) / 2,
             "`bias` must be (N,) and `angles` (L, N / 2)");
     require(!phases_ == !diagonal_, "`phases` and `diagonal` must both be there or both be missing");
-    const int64_t numbers = bias.size(0), parts = phases_ ? 2 : 1, batch = h0.size(0);
-    require(u.size(rank - 1) == parts * numbers, "`u` must have N columns, or 2 N beside `phases`");
-    require(h0.dim() == 2 && h0.size(1) == parts * numbers && (batch_sizes || u.size(1) == batch),
-            "`h0` must be (B, C) for the B and the C of `u`");
+    const int64_t numbers = bias.size(0), parts = phases_ ? 2 : 1, batch = layout.batch;
+    require(u.size(u.dim() - 1) == parts * numbers, "`u` must have N columns, or 2 N beside `phases`");
+    require(h0.size(1) == parts * numbers, "`h0` must be (B, C) for the C of `u`");
     require(!butterfly || (numbers & (numbers - 1)) == 0, "N must be a power of two");
     for (const Tensor* x : {&angles, &bias, &h0})
       require(x->scalar_type() == u.scalar_type(), "all tensors must be of the dtype of `u`");
@@ -49,11 +43,10 @@ struct GivensCall {
       require(diagonal->dim() == 1 && diagonal->size(0) == numbers && diagonal->scalar_type() == u.scalar_type(),
               "`diagonal` must be like `bias`");
     }
-    const int64_t steps = batch_sizes ? batch_sizes->numel() : u.size(0);
+    const int64_t steps = layout.steps;
     require(!reset || (reset->scalar_type() == ScalarType::Bool && reset->numel() == steps * batch),
             "`reset` must be (T, B) bool");
     if (reset) reset = dense(*reset);
-    if (batch_sizes) read_lengths(batch);
     sizes = {.count = 1,
              .vectors = batch,
              .size = numbers,
@@ -63,29 +56,12 @@ struct GivensCall {
     sequences = {.steps = steps,
                  .batch = batch,
                  .reals = parts * numbers,
-                 .rows = batch_sizes ? rows.data() : nullptr,
-                 .lengths = batch_sizes ? lengths.data() : nullptr,
+                 .rows = layout.offsets,
+                 .lengths = layout.lengths,
                  .reset = reset ? read<bool>(*reset) : nullptr,
                  .reverse = reverse};
   }
   GivensCall(const GivensCall&) = delete;
-
-  void read_lengths(int64_t batch) {
-    const auto require = require_of_givens;
-    require(batch_sizes->scalar_type() == ScalarType::Long && !batch_sizes->is_cuda(),
-            "`batch_sizes` must be int64, on the CPU");
-    const Tensor values = dense(*batch_sizes);
-    int64_t before = batch, sum = 0;
-    lengths.assign(batch, values.numel());
-    for (int64_t t = 0; t < values.numel(); ++t) {
-      const int64_t now = read<int64_t>(values)[t];
-      require(0 <= now && now <= before, "`batch_sizes` must never grow, begin with at most B and not be negative");
-      rows.push_back(sum);
-      for (int64_t b = now; b < before; ++b) lengths[b] = t;
-      sum += before = now;
-    }
-    require(sum == u.size(0), "`batch_sizes` must sum to the rows of `u`");
-  }
 
   // Of a backward: makes them dense.
   void take(Tensor& h, OptionalTensor& grad_h, OptionalTensor& grad_last) const {

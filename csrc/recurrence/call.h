@@ -2,6 +2,7 @@
 // needs.
 #pragma once
 
+#include "common/row_layout.h"
 #include "common/tensor.h"
 #include "recurrence/cells.h"
 #include "recurrence/problem.h"
@@ -33,27 +34,20 @@ struct Call {
   CellInfo cell;
   Tensor u, R;  // u is the input itself where W is given
   Tensors state, params;
-  OptionalTensor bias, batch_sizes, reset, W, bias_ih, seed;
+  OptionalTensor bias, reset, W, bias_ih, seed;
   ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
   Device device;
-  Tensor offsets;  // kept alive for `steps`
-  Steps steps;
+  RowLayout layout;
+  Steps steps;  // as `layout` has them
   Noise noise{};
   int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
-  bool packed;
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
-       const Tensors& params_, const OptionalTensor& batch_sizes_, const OptionalTensor& reset_, bool reverse,
+       const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
        const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
-      : place(find_cell(name)),
-        u(dense(u_)),
-        R(R_),
-        dtype(u.scalar_type()),
-        device(u.device()),
-        packed(batch_sizes_.has_value()) {
+      : place(find_cell(name)), u(dense(u_)), R(R_), dtype(u.scalar_type()), device(u.device()) {
     STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
     cell = cell_list[place];
-    STD_TORCH_CHECK(u.dim() == (packed ? 2 : 3), "recurrence: `u` has ", u.dim(), " dimensions");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
                     "recurrence: wrong number of tensors in `state` or `params`");
     // (1, B, H) too, as modules have it: a view costs as much as a small step.
@@ -79,28 +73,9 @@ struct Call {
       params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? columns : hidden));
     }
     if (bias_) bias = sized("bias", *bias_, columns);
-    steps = {packed ? batch_sizes_->size(0) : u.size(0), batch, nullptr, nullptr, reverse};
-    if (packed) {
-      check_dtype("batch_sizes", *batch_sizes_, ScalarType::Long);
-      STD_TORCH_CHECK(batch_sizes_->dim() == 1 && !batch_sizes_->is_cuda(),
-                      "recurrence: `batch_sizes` must be (T,), on the CPU");
-      batch_sizes = dense(*batch_sizes_);
-      offsets = empty_int64(*batch_sizes, steps.count);
-      steps.batch_sizes = read<int64_t>(*batch_sizes);
-      int64_t sum = 0, before = batch;
-      for (int64_t t = 0; t < steps.count; ++t) {
-        const int64_t now = steps.batch_sizes[t];
-        STD_TORCH_CHECK(0 <= now && now <= before, "recurrence: `batch_sizes` must never grow from B = ", batch,
-                        " and not be negative, got ", now, " at ", t);
-        write<int64_t>(offsets)[t] = sum;
-        sum += before = now;
-      }
-      steps.offsets = read<int64_t>(offsets);
-      STD_TORCH_CHECK(sum == u.size(0), "recurrence: `batch_sizes` must sum to the rows of `u`");
-    } else {
-      STD_TORCH_CHECK(u.size(1) == batch, "recurrence: `u` and `state` differ in B");
-    }
-    rows = steps.total();
+    layout = RowLayout("recurrence", "u", u, batch, batch_sizes);
+    steps = {layout.steps, batch, layout.offsets, reverse};
+    rows = layout.rows;
     if (reset_) reset = sized("reset", *reset_, steps.count * batch, ScalarType::Bool);
   }
 
@@ -119,8 +94,14 @@ struct Call {
 
   void set_noise(double zoneout_h, double zoneout_c, double dropout, const OptionalTensor& seed_) {
     if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
-    auto rate = [](double given) { return threshold(given) > 0 ? given : 0; };  // less is nothing in float32
-    noise = {{rate(zoneout_h), rate(zoneout_c)}, seed ? rate(dropout) : 0, seed ? read<int64_t>(*seed) : nullptr};
+    auto rate = [](const char* name, double given) {
+      STD_TORCH_CHECK(0 <= given && given < 1, "recurrence: `", name, "` must be in [0, 1), got ", given);
+      return threshold(given) > 0 ? given : 0;  // less is nothing in float32
+    };
+    const double dropped = rate("dropout", dropout);
+    noise = {{rate("zoneout_h", zoneout_h), rate("zoneout_c", zoneout_c)},
+             seed ? dropped : 0,
+             seed ? read<int64_t>(*seed) : nullptr};
   }
 
   // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.
@@ -128,7 +109,7 @@ struct Call {
 
   // Of (rows, columns) in the shape that the caller knows.
   std::vector<int64_t> sizes_like_u(int64_t columns) const {
-    if (packed) return {rows, columns};
+    if (layout.packed()) return {rows, columns};
     return {steps.count, steps.batch, columns};
   }
   // Uninitialised, of the dtype of u unless another is named.

@@ -1,6 +1,5 @@
 // The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
 #include <omp.h>
-#include <pthread.h>
 
 #include <array>
 #include <cstring>
@@ -31,15 +30,6 @@ template <class S>
 Kernel<Backward<S>> kernel_of(const Backward<S>&, int place) {
   return {kernels<S>().backward[place], kernels<S>().backward_room[place]};
 }
-
-// Threads do not survive a fork: a child that found its parent's team in libgomp's books would wait for it for ever. So
-// the team ends before a fork, and the next region on either side starts one, of PyTorch's operators too. In a process
-// that is told to use one thread there is none, or, after a fork without this library, none that could end.
-const int at_fork = pthread_atfork(
-    [] {
-      if (omp_get_max_threads() > 1) omp_pause_resource_all(omp_pause_soft);
-    },
-    nullptr, nullptr);
 
 void count_kernel(const char* direction, const Call& call) {
   count("recurrence/cpu", direction, call.cell.name, name(simd_level()));

@@ -127,10 +127,9 @@ struct Product {
     stride = matrix.heads * matrix.units;
     length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
     if (!matrix.values || !gates) return;
-    const int64_t packed_vectors = streamed ? max_vectors : matrix.heads * vectors * columns();
-    const int64_t size = packed_vectors * width * (depth() + 1);
-    packed = streamed ? room.take(size, me) : room.take(size);
-    init = packed + packed_vectors * width * depth();
+    const int64_t lanes = (streamed ? max_vectors : matrix.heads * vectors * columns()) * width;
+    packed = streamed ? room.take(lanes * depth(), me) : room.take(lanes * depth());
+    init = streamed ? room.take(lanes, me) : room.take(lanes);
   }
 
   int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs

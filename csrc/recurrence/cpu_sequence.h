@@ -22,7 +22,7 @@ struct Share {
 
   // The first sequence of a member, such that all have as many steps to do: sequences are sorted, longest first.
   static int64_t boundary(const Steps& steps, int rank, int size) {
-    if (rank == size || !steps.batch_sizes) return steps.batch * rank / size;
+    if (rank == size || !steps.offsets) return steps.batch * rank / size;
     int64_t low = 0, high = steps.batch;
     while (low < high) {
       const int64_t middle = (low + high) / 2;

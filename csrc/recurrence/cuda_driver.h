@@ -28,7 +28,7 @@ struct CudaDriver {
   Plan plan;
   Sequence sequence, sequence_of_h;  // the other has columns of h for units
   int64_t head_size, head_width;     // units and columns of h of a head
-  Tensor packing;                    // offsets and lengths on the device
+  Tensor table;                      // of packed rows, on the device
   StepNoise<A> noise{};
   Tensor mask;  // of dropout
 
@@ -48,18 +48,10 @@ struct CudaDriver {
                 nullptr,
                 call.reset ? read<bool>(*call.reset) : nullptr,
                 steps.reverse};
-    if (call.packed) {
-      const Tensor host = empty_int64(*call.batch_sizes, steps.count + steps.batch);
-      int64_t *offsets = write<int64_t>(host), *lengths = offsets + steps.count;
-      for (int64_t t = 0, b = steps.batch; t <= steps.count; ++t) {
-        const int64_t alive = t < steps.count ? steps.rows(t) : 0;
-        while (b > alive) lengths[--b] = t;
-        if (t < steps.count) offsets[t] = steps.offset(t);
-      }
-      packing = empty(call.u, {steps.count + steps.batch}, ScalarType::Long);
-      copy(packing, host);
-      sequence.offsets = read<int64_t>(packing);
-      sequence.lengths = sequence.offsets + steps.count;
+    if (call.layout.packed()) {
+      table = call.layout.on_device_of(call.u);
+      sequence.offsets = read<int64_t>(table);
+      sequence.lengths = sequence.offsets + steps.count + 1;
     }
     sequence_of_h = sequence;
     sequence_of_h.hidden = call.width;

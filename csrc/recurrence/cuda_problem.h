@@ -14,7 +14,7 @@ using device::widen;
 // Which rows of the (rows, columns) tensors belong to step t, and which of them are alive.
 struct Sequence {
   int64_t count, batch, hidden, heads;  // T, B, H, K
-  const int64_t* offsets;               // (T,), the first row of each step, or null when every step has B rows
+  const int64_t* offsets;               // (T + 1,), the first row of each step, or null when every step has B rows
   const int64_t* lengths;               // (B,), or null
   const bool* reset;                    // (T, B), or null
   bool reverse;

@@ -35,7 +35,7 @@ RNNKERN_CELL void philox(uint64_t seed, uint32_t (&x)[4]) {
 
 RNNKERN_CELL int64_t quarter(int64_t units) { return (units + 3) / 4; }
 
-// A word below this is a hit.
+// A word below this is a hit. The rate is in [0, 1).
 RNNKERN_CELL uint32_t threshold(double rate) { return uint32_t(rate * 4294967296.0); }
 
 }  // namespace rnnkern

@@ -19,17 +19,16 @@ constexpr bool narrow = sizeof(S) < sizeof(Arithmetic<S>);
 
 // The sequence: which rows of the (rows, columns) tensors belong to step t. Row b of a step is sequence b.
 struct Steps {
-  int64_t count, batch;        // T, B
-  const int64_t* batch_sizes;  // (T,), or null when every step has B rows
-  const int64_t* offsets;      // (T,), the first row of each step, or null
+  int64_t count, batch;    // T, B
+  const int64_t* offsets;  // (T + 1,): the first row of each step, then the number of rows; null: B rows at each
   bool reverse;
 
-  int64_t rows(int64_t t) const { return batch_sizes ? batch_sizes[t] : batch; }
+  int64_t rows(int64_t t) const { return offsets ? offsets[t + 1] - offsets[t] : batch; }
   int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * batch; }
   // The k-th step in processing order, and the step whose state enters step t (outside 0..T-1 for the first).
   int64_t at(int64_t k) const { return reverse ? count - 1 - k : k; }
   int64_t before(int64_t t) const { return reverse ? t + 1 : t - 1; }
-  int64_t total() const { return count ? offset(count - 1) + rows(count - 1) : 0; }
+  int64_t total() const { return offset(count); }
 };
 
 // A weight whose rows are the gates of units: (K, G*U, C), K heads of U units, each head with its own C columns of the

@@ -144,9 +144,8 @@ struct AttendForwardKernel {
       });
     }
     if (p.ids) {
-      memory.each(thread(), threads, [&](int64_t place, int64_t id, const T*, const T*) {
-        p.ids[b * memory.members() + place] = int32_t(id);
-      });
+      memory.each(thread(), threads,
+                  [&](int64_t place, int64_t id, const T*, const T*) { p.ids[b * memory.members() + place] = id; });
     }
     if (thread() == 0 && p.slots) p.slots[b] = int32_t(taken);
   }

@@ -40,7 +40,7 @@ struct BackwardRoom {
         key(p.hidden, p.hidden, room),
         back_through_key(p.hidden, p.hidden, room),
         back_through_gates_and_query(blocks * p.hidden, p.hidden, room) {
-    const int64_t n = p.hidden, kappa = p.kappa(), rows = p.rows[p.steps];
+    const int64_t n = p.hidden, kappa = p.kappa(), rows = p.row(p.steps);
     v = room.take(width);
     params = room.take(width);
     queries = room.take(rows * n);
@@ -86,7 +86,7 @@ struct BackwardRoom {
 template <class T>
 const T* s_before(const RelevancyBackward<T>& p, int64_t t, int64_t b) {
   if (p.reset && p.reset[t * p.batch + b]) return nullptr;
-  return t ? p.s + (p.rows[t - 1] + b) * p.hidden : p.first.s + b * p.hidden;
+  return t ? p.s + (p.row(t - 1) + b) * p.hidden : p.first.s + b * p.hidden;
 }
 
 // Finds the step of rows that are asked for in order.
@@ -97,9 +97,9 @@ struct PreviousState {
   int64_t t = 0;
 
   const T* operator()(int64_t row) {
-    if (row < p.rows[t]) t = 0;
-    while (row >= p.rows[t + 1]) ++t;
-    const T* found = s_before(p, t, row - p.rows[t]);
+    if (row < p.row(t)) t = 0;
+    while (row >= p.row(t + 1)) ++t;
+    const T* found = s_before(p, t, row - p.row(t));
     return found ? found : nothing;
   }
 };
@@ -119,7 +119,7 @@ void replay(const RelevancyBackward<T>& p, int64_t b, int64_t end, const Returni
     x.in_slot[j] = there && *ids >= 0 ? first_in(j) : no_event;
   }
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t slot = (p.first.time[b] + t) % p.buffer_size, taken = p.taken[p.rows[t] + b];
+    const int64_t slot = (p.first.time[b] + t) % p.buffer_size, taken = p.taken[p.row(t) + b];
     x.leaving[t] = x.in_slot[slot];
     if (taken >= 0) {
       x.overwritten[t] = x.in_slot[p.slots + taken];
@@ -133,7 +133,7 @@ template <class T>
 const T* row_of(const T* rows, const T* buffer, const T* relevant, const RelevancyBackward<T>& p, int64_t b,
                 int64_t event) {
   const int64_t n = p.hidden, j = -2 - event;
-  if (event >= 0) return rows + (p.rows[event] + b) * n;
+  if (event >= 0) return rows + (p.row(event) + b) * n;
   return j < p.slots ? buffer + (b * p.first_slots + j) * n : relevant + (b * p.relevant + j - p.slots) * n;
 }
 
@@ -143,7 +143,7 @@ void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>
   for (T* const row : {x.ds, x.dc, x.dh, x.dv, x.dparam}) std::memset(row, 0, sizeof(T) * width);
   std::memset(x.grads_of_event, 0, sizeof(T) * kappa * width);
   std::memset(x.grads_of_key, 0, sizeof(T) * kappa * width);
-  replay(p, b, p.lengths[b], x);
+  replay(p, b, p.length(b), x);
   if (!p.grad_last_s) return;
   std::memcpy(x.ds, p.grad_last_s + b * n, bytes);
   if (p.grad_last_c) std::memcpy(x.dc, p.grad_last_c + b * n, bytes);
@@ -160,7 +160,7 @@ template <class T, class Cell>
 void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
                     Returning<T>& x) {
   using V = Vec<T>;
-  const int64_t n = p.hidden, width = room.width, row = p.rows[t] + b, kappa = p.kappa();
+  const int64_t n = p.hidden, width = room.width, row = p.row(t) + b, kappa = p.kappa();
   for (int64_t k = 0; k < n; k += V::width) {
     V d = V::load(x.ds + k);
     if (p.grad_s) d = d + V::load(p.grad_s + row * n + k, n - k);
@@ -192,7 +192,7 @@ template <class T, class Cell>
 void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
                Returning<T>& x) {
   using V = Vec<T>;
-  const int64_t n = p.hidden, width = room.width, row = p.rows[t] + b, bytes = sizeof(T) * width;
+  const int64_t n = p.hidden, width = room.width, row = p.row(t) + b, bytes = sizeof(T) * width;
   const int64_t slot = (p.first.time[b] + t) % p.buffer_size, taken = p.taken[row];
   T *const of_event = x.grads_of_event + slot * width, *const of_key = x.grads_of_key + slot * width;
   for (int64_t k = 0; k < width; k += V::width) (V::load(x.dh + k) + V::load(of_event + k)).store(x.dh + k);
@@ -216,9 +216,9 @@ void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
                Returning<T>& x) {
   using V = Vec<T>;
   constexpr int G = Cell::gates;
-  const int64_t n = p.hidden, row = p.rows[t] + b;
+  const int64_t n = p.hidden, row = p.row(t) + b;
   const bool emptied = p.reset && p.reset[t * p.batch + b];
-  const T* old_c = Cell::states == 1 || emptied ? room.nothing : t ? p.c + (p.rows[t - 1] + b) * n : p.first.c + b * n;
+  const T* old_c = Cell::states == 1 || emptied ? room.nothing : t ? p.c + (p.row(t - 1) + b) * n : p.first.c + b * n;
   for (int64_t k = 0; k < n; k += V::width) {
     V save[Cell::saved + 1], old[2], next[2], params[Cell::params + 1], grad[2], du[G], dr[G],
         dparams[Cell::params + 1];
@@ -263,14 +263,14 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
   for (int64_t i = 0; i < last - first; ++i) begin<T, Cell>(p, first + i, width, x[i]);
   int64_t alive = 0;
   for (int64_t t = p.steps - 1; t >= 0; --t) {
-    while (alive < last - first && p.lengths[first + alive] > t) ++alive;
+    while (alive < last - first && p.length(first + alive) > t) ++alive;
     for (int64_t i = 0; i < alive; ++i) {
       mixed_backward<T, Cell>(p, t, first + i, room, x[i]);
       give_back<T, Cell>(p, t, first + i, room, x[i]);
     }
     room.back_through_key.multiply(
-        0, alive, [&](int64_t i) { return room.keys + (p.rows[t] + first + i) * n; },
-        [&](int64_t i) { return x[i].dh; }, true);
+        0, alive, [&](int64_t i) { return room.keys + (p.row(t) + first + i) * n; }, [&](int64_t i) { return x[i].dh; },
+        true);
     for (int64_t i = 0; i < alive; ++i) step_back<T, Cell>(p, t, first + i, room, x[i]);
     room.back_through_gates_and_query.multiply(
         0, alive, [&](int64_t i) { return x[i].operand; }, [&](int64_t i) { return x[i].ds; });
@@ -298,7 +298,7 @@ void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T
 
 template <class T, class Cell>
 void backward(const RelevancyBackward<T>& p, Member me) {
-  const int64_t n = p.hidden, rows = p.rows[p.steps], buffered = p.batch * p.first_slots,
+  const int64_t n = p.hidden, rows = p.row(p.steps), buffered = p.batch * p.first_slots,
                 relevant = p.batch * p.relevant;
   Room<T> cut{p.room};
   BackwardRoom<T, Cell> room(p, cut, me);

@@ -209,8 +209,7 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
     std::memset(to + row * kappa, 0, sizeof(T) * kappa);
     for (int64_t i = 0; i < count; ++i) to[row * kappa + x.live[i]] = x.e[i];
   }
-  if (p.ids)
-    for (int64_t j = 0; j < kappa; ++j) p.ids[row * kappa + j] = int32_t(x.ids[j]);
+  if (p.ids) std::memcpy(p.ids + row * kappa, x.ids, sizeof(int64_t) * kappa);
 }
 
 template <class T, class Cell>
@@ -225,7 +224,7 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
     room.key.multiply(p.slots, kappa, events, keys);
   }
   for (int64_t t = 0; t < p.steps; ++t) {
-    while (alive > 0 && p.lengths[first + alive - 1] <= t) --alive;
+    while (alive > 0 && p.length(first + alive - 1) <= t) --alive;
     if (!alive) break;
     for (int64_t i = 0; i < alive; ++i) {
       if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
@@ -237,7 +236,7 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
       room.gates_and_query[block].multiply(
           0, alive, [&](int64_t i) { return x[i].s; }, [&](int64_t i) { return x[i].products + block * width; });
     for (int64_t i = 0; i < alive; ++i) {
-      const int64_t b = first + i, row = p.rows[t] + b;
+      const int64_t b = first + i, row = p.row(t) + b;
       slot[i] = x[i].time % p.buffer_size;
       const int64_t taken = screen(p, slot[i], width, x[i]);
       if (p.taken) p.taken[row] = int32_t(taken);
@@ -248,7 +247,7 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
     room.key.multiply(
         0, alive, [&](int64_t i) { return x[i].events + slot[i] * width; },
         [&](int64_t i) { return x[i].keys + slot[i] * width; });
-    for (int64_t i = 0; i < alive; ++i) attend(p, p.rows[t] + first + i, slot[i], room, x[i]);
+    for (int64_t i = 0; i < alive; ++i) attend(p, p.row(t) + first + i, slot[i], room, x[i]);
   }
   for (int64_t i = 0; i < last - first; ++i) finish(p, first + i, width, x[i]);
 }

@@ -6,6 +6,7 @@
 #include "common/counters.h"
 #include "common/levels.h"
 #include "common/reuse.h"
+#include "common/row_layout.h"
 #include "relevancy/cells.h"
 #include "relevancy/problem.h"
 #include "relevancy/relevancy.h"
@@ -47,7 +48,7 @@ struct Call {
   bool dot;
   Tensors weights, state, params;
   OptionalTensor reset;
-  std::vector<int64_t> row_of_step, lengths;
+  RowLayout layout;
 
   const CellFactsOf& cell() const { return cells[place]; }
   bool has_c() const { return cell().states == 2; }
@@ -56,15 +57,16 @@ struct Call {
   bool full() const { return first_slots + steps <= buffer_size; }  // nothing leaves the buffer
   const Tensor& memory(int64_t k) const { return state[1 + has_c() + k]; }
 
-  // `like` has the rows of u.
-  Call(const std::string& name, const Tensor& like, Tensors weights_, Tensors state_, const OptionalTensors& params_,
-       const OptionalTensor& batch_sizes, OptionalTensor reset_, int64_t buffer_size, double mix, bool dot)
+  // `like` is the argument that has the rows.
+  Call(const std::string& name, const char* argument, const Tensor& like, Tensors weights_, Tensors state_,
+       const OptionalTensors& params_, const OptionalTensor& batch_sizes, OptionalTensor reset_, int64_t buffer_size,
+       double mix, bool dot)
       : dtype(like.scalar_type()), buffer_size(buffer_size), mix(mix), dot(dot) {
     for (size_t k = 0; k < std::size(cells); ++k)
       if (name == cells[k].name) place = int(k);
     require(place >= 0, "`cell`");
     require(dtype == ScalarType::Float || dtype == ScalarType::Double, "the dtype of `u`");
-    require(like.dim() == (batch_sizes ? 2 : 3) && buffer_size >= 1, "the sizes of `u`");
+    require(buffer_size >= 1, "`buffer_size`");
     for (const Tensor& x : weights_) weights.push_back(dense(x));
     for (const Tensor& x : state_) state.push_back(dense(x));
     if (params_)
@@ -86,14 +88,15 @@ struct Call {
                 is(memory(4), {batch, relevant}, dtype) && is(memory(5), {batch, relevant}, id) &&
                 is(memory(6), {batch}, id),
             "`state`");
-    count_rows(like, batch_sizes);
+    layout = RowLayout("relevancy_recurrence", argument, like, batch, batch_sizes);
+    steps = layout.steps, rows = layout.rows;
     if (reset_) {
       require(is(*reset_, {steps, batch}, ScalarType::Bool), "`reset`");
       reset = dense(*reset_);
     }
     const int64_t* const time = read<int64_t>(memory(6));
     for (int64_t b = 0; b < batch; ++b) {
-      const bool within = slots() == buffer_size || time[b] % buffer_size + lengths[b] <= slots();
+      const bool within = slots() == buffer_size || time[b] % buffer_size + layout.length(b) <= slots();
       require(time[b] >= 0 && within, "`state.time`");
     }
   }
@@ -103,7 +106,7 @@ struct Call {
     p.steps = steps, p.batch = batch, p.hidden = hidden;
     p.buffer_size = buffer_size, p.slots = slots(), p.first_slots = first_slots, p.relevant = relevant;
     p.mix = T(mix), p.dot = dot;
-    p.rows = row_of_step.data(), p.lengths = lengths.data();
+    p.offsets = layout.offsets, p.lengths = layout.lengths;
     p.reset = reset ? read<bool>(*reset) : nullptr;
     p.V = read<T>(weights[0]), p.W_a = read<T>(weights[1]), p.U_a = read<T>(weights[2]), p.v = read<T>(weights[3]);
     p.params = params.empty() ? nullptr : read<T>(params[0]);
@@ -112,30 +115,6 @@ struct Call {
                read<int64_t>(memory(2)), read<T>(memory(3)),
                read<T>(memory(4)),       read<int64_t>(memory(5)),
                read<int64_t>(memory(6))};
-  }
-
- private:
-  void count_rows(const Tensor& like, const OptionalTensor& batch_sizes) {
-    if (!batch_sizes) {
-      steps = like.size(0);
-      require(like.size(1) == batch, "the batch of `u`");
-      for (int64_t t = 0; t <= steps; ++t) row_of_step.push_back(t * batch);
-      lengths.assign(batch, steps);
-    } else {
-      require(batch_sizes->dim() == 1 && batch_sizes->scalar_type() == ScalarType::Long, "`batch_sizes`");
-      const Tensor alive = dense(*batch_sizes);
-      const int64_t* const sizes = read<int64_t>(alive);
-      steps = alive.size(0);
-      row_of_step.push_back(0);
-      lengths.assign(batch, 0);
-      for (int64_t t = 0; t < steps; ++t) {
-        require(sizes[t] >= 0 && sizes[t] <= (t ? sizes[t - 1] : batch), "`batch_sizes`");
-        row_of_step.push_back(row_of_step[t] + sizes[t]);
-        for (int64_t b = 0; b < sizes[t]; ++b) ++lengths[b];
-      }
-      require(row_of_step[steps] == like.size(0), "the sum of `batch_sizes`");
-    }
-    rows = row_of_step[steps];
   }
 };
 
@@ -178,7 +157,7 @@ std::vector<int64_t> with_columns(const Tensor& u, int64_t columns) {
 Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
                                  int64_t buffer_size, double mix, bool dot, std::string, bool training, bool maps) {
-  const Call call(cell, u, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
+  const Call call(cell, "u", u, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
   const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
   require(u.size(-1) == G * n, "the columns of `u`");
   u = dense(u);
@@ -196,7 +175,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
     results.push_back(made);
   if (maps) {
     results.push_back(empty(u, with_columns(u, kappa)));
-    results.push_back(empty(u, with_columns(u, kappa), ScalarType::Int));
+    results.push_back(empty(u, with_columns(u, kappa), id));
   }
   const size_t saved = results.size();
   if (training) {
@@ -224,7 +203,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
               write<T>(results[at + 4]),
               write<int64_t>(results[at + 5]),
               write<int64_t>(results[at + 6])};
-    if (maps) p.map = write<T>(results[saved - 2]), p.ids = write<int32_t>(results[saved - 1]);
+    if (maps) p.map = write<T>(results[saved - 2]), p.ids = write<int64_t>(results[saved - 1]);
     if (training) {
       const size_t taken = saved + !call.full();
       if (!call.full()) p.alpha = write<T>(results[saved]);
@@ -242,7 +221,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
                                           OptionalTensor, int64_t buffer_size, double mix, bool dot, std::string,
                                           Tensor h, Tensor s, Tensors saved) {
   h = dense(h), s = dense(s);
-  const Call call(cell, h, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
+  const Call call(cell, "h", h, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
   const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
   const auto like_h = [&](const Tensor& x) {
     return x.scalar_type() == call.dtype && x.numel() == call.rows * n && x.dim() == h.dim();

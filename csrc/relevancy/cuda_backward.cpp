@@ -31,9 +31,8 @@ struct BackwardDriver : Driver<T> {
   History history{};
 
   BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
-                 const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_, int64_t steps,
-                 int64_t total)
-      : Base(arguments, steps, total), has_grad_h(grad_h_), has_grad_s(grad_s_) {
+                 const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_)
+      : Base(arguments, "h", h), has_grad_h(grad_h_), has_grad_s(grad_s_) {
     const int64_t n = hidden, batch = rows.batch;
     values = {this->sized("h", h, total * n), this->buffer, this->relevant};
     previous = made({total, n});
@@ -206,7 +205,7 @@ struct BackwardDriver : Driver<T> {
     }
     int64_t row = total;
     for (int64_t t = rows.count; t-- > 0;) {
-      const int64_t alive = this->alive(t);
+      const int64_t alive = this->layout.alive(t);
       if (alive == 0) continue;
       row -= alive;
       attend.t = step.t = t;
@@ -229,15 +228,12 @@ Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad
                                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
                                            OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
                                            std::string dtype, Tensor h, Tensor s, Tensors saved) {
-  STD_TORCH_CHECK(h.dim() == (batch_sizes ? 2 : 3) && !state.empty(),
-                  "relevancy_recurrence_backward: `h` or `state` is wrong");
-  const int64_t steps = batch_sizes ? batch_sizes->size(0) : h.size(0);
-  const int64_t total = batch_sizes ? h.size(0) : steps * h.size(1);
+  STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence_backward: `state` is empty");
   const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
                                        scores, buffer_size, mix,   dot,    dtype};
   return relevancy::by_precision(h, [&](auto zero) {
     return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
-                                                     saved, steps, total)
+                                                     saved)
         .run();
   });
 }

@@ -6,6 +6,7 @@
 
 #include "common/counters.h"
 #include "common/cuda.h"
+#include "common/row_layout.h"
 #include "device/facts.h"
 #include "relevancy/cuda_plan.h"
 
@@ -31,18 +32,20 @@ struct Driver {
   Plan plan;
   int place;
   Cell cell;
-  Rows rows{};
+  RowLayout layout;
+  Rows rows{};                                                            // as `layout` has them, on the device
   int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: rows
   T mix;
-  bool dot, packed;
+  bool dot;
   Tensor V, W_a, U_a, v, s0, c0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
   OptionalTensor reset, given;
   Tensors params;
-  Tensor batch_sizes, packing;  // packing: offsets and lengths on the device
-  Tensor stacked;               // V over W_a, ((G+1)*n, n)
+  Tensor table;    // of packed rows, on the device
+  Tensor stacked;  // V over W_a, ((G+1)*n, n)
 
-  Driver(const Arguments& given_, int64_t steps, int64_t total)
-      : current(given_.state[0]), stream(current.stream()), total(total), packed(given_.batch_sizes.has_value()) {
+  // `x` is an argument that has the rows.
+  Driver(const Arguments& given_, const char* name, const Tensor& x)
+      : current(given_.state[0]), stream(current.stream()) {
     place = find_cell(given_.cell);
     cell = cells[place];
     const Tensors& state = given_.state;
@@ -53,7 +56,9 @@ struct Driver {
                     "relevancy_recurrence: wrong number of tensors in `weights` or `state`");
     STD_TORCH_CHECK(state[0].dim() == 2 && state[cell.states].dim() == 3 && state[cell.states + 3].dim() == 3,
                     "relevancy_recurrence: `state` is not a whole one");
-    const int64_t batch = state[0].size(0);
+    layout = RowLayout("relevancy_recurrence", name, x, state[0].size(0), given_.batch_sizes);
+    total = layout.rows;
+    const int64_t steps = layout.steps, batch = layout.batch;
     hidden = state[0].size(1);
     first_slots = state[cell.states].size(1);
     relevant_size = state[cell.states + 3].size(1);
@@ -87,34 +92,17 @@ struct Driver {
     for (const Tensor& x : all_params) params.push_back(sized("params", x, n));
 
     rows = {steps, batch, n, nullptr, nullptr, reset ? read<bool>(*reset) : nullptr};
-    if (packed) pack(*given_.batch_sizes);
-    STD_TORCH_CHECK(packed || total == steps * batch, "relevancy_recurrence: wrong number of rows");
+    if (layout.packed()) {
+      table = layout.on_device_of(s0);
+      rows.offsets = read<int64_t>(table);
+      rows.lengths = rows.offsets + steps + 1;
+    }
     stacked = empty(V, {(cell.gates + 1) * n, n});
     copy(part(stacked, 0, 0, cell.gates * n), V);
     copy(part(stacked, 0, cell.gates * n, n), W_a);
     device::Facts facts;
     succeed(device::facts_of(s0.get_device_index(), facts));
     plan = plan_relevancy(facts, place, of_caller, {steps, batch, n, buffer_size, relevant_size});
-  }
-
-  void pack(const Tensor& sizes) {
-    STD_TORCH_CHECK(sizes.scalar_type() == ScalarType::Long && sizes.dim() == 1 && !sizes.is_cuda(),
-                    "relevancy_recurrence: `batch_sizes` must be (T,) int64, on the CPU");
-    batch_sizes = dense(sizes);
-    const Tensor host = empty_int64(batch_sizes, rows.count + rows.batch);
-    int64_t *offsets = write<int64_t>(host), *lengths = offsets + rows.count, sum = 0, before = rows.batch;
-    for (int64_t t = 0; t <= rows.count; ++t) {
-      const int64_t now = t < rows.count ? read<int64_t>(batch_sizes)[t] : 0;
-      STD_TORCH_CHECK(0 <= now && now <= before, "relevancy_recurrence: `batch_sizes` must never grow");
-      while (before > now) lengths[--before] = t;
-      if (t < rows.count) offsets[t] = sum;
-      sum += now;
-    }
-    STD_TORCH_CHECK(sum == total, "relevancy_recurrence: `batch_sizes` must sum to the rows");
-    packing = empty(s0, {rows.count + rows.batch}, ScalarType::Long);
-    copy(packing, host);
-    rows.offsets = read<int64_t>(packing);
-    rows.lengths = rows.offsets + rows.count;
   }
 
   // Contiguous.
@@ -129,7 +117,6 @@ struct Driver {
   }
 
   int64_t kappa() const { return slots + relevant_size; }
-  int64_t alive(int64_t t) const { return packed ? read<int64_t>(batch_sizes)[t] : rows.batch; }
   // Whether no event leaves the buffer: alpha would grow with the square of T, and is computed again.
   bool keeps_all() const { return slots == first_slots + rows.count; }
 
@@ -137,7 +124,7 @@ struct Driver {
   Tensor cleared(std::initializer_list<int64_t> sizes) const { return zeros(s0, sizes, dtype); }
   // Of (rows, columns), in the shape that the caller knows.
   Tensor rows_of(int64_t columns, ScalarType type = dtype) const {
-    if (packed) return made({total, columns}, type);
+    if (layout.packed()) return made({total, columns}, type);
     return made({rows.count, rows.batch, columns}, type);
   }
   Tensor all_rows(const Tensor& x, int64_t columns) const { return shaped(x, {total, columns}); }

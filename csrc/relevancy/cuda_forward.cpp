@@ -17,8 +17,8 @@ struct ForwardDriver : Driver<T> {
   Tensors last;  // buffer, buffer_scores, buffer_ids, relevant, scores, ids, time
   Tensor keys, relevant_keys, now, key, r;
 
-  ForwardDriver(const Arguments& arguments, const Tensor& u_, int64_t steps, int64_t total)
-      : Base(arguments, steps, total), u(this->sized("u", u_, total * cell.gates * hidden)) {}
+  ForwardDriver(const Arguments& arguments, const Tensor& u_)
+      : Base(arguments, "u", u_), u(this->sized("u", u_, this->total * cell.gates * hidden)) {}
 
   Tensors run(bool training, bool maps) {
     const int64_t kappa = this->kappa();
@@ -27,7 +27,7 @@ struct ForwardDriver : Driver<T> {
     s = this->rows_of(hidden);
     const Tensor alpha = keeps_alpha || maps ? made({this->total, kappa}) : made({rows.batch, kappa});
     Tensor map, map_ids, taken, gates, cells;
-    if (maps) map_ids = this->rows_of(kappa, ScalarType::Int);
+    if (maps) map_ids = this->rows_of(kappa, ScalarType::Long);
     if (training) taken = made({this->total}, ScalarType::Int);
     if (training && cell.states > 1) {
       gates = made({this->total, cell.saved * hidden});
@@ -36,7 +36,7 @@ struct ForwardDriver : Driver<T> {
     begin();
     count("relevancy_recurrence/cuda", "forward", cell.name, this->plan.forward_kernel());
     T* const to_alpha = keeps_alpha || maps ? write<T>(alpha) : nullptr;
-    const To to{to_alpha, maps ? write<int32_t>(map_ids) : nullptr, training ? write<int32_t>(taken) : nullptr,
+    const To to{to_alpha, maps ? write<int64_t>(map_ids) : nullptr, training ? write<int32_t>(taken) : nullptr,
                 training && cell.states > 1 ? write<T>(gates) : nullptr,
                 training && cell.states > 1 ? write<T>(cells) : nullptr};
     if (this->plan.resident()) {
@@ -66,7 +66,8 @@ struct ForwardDriver : Driver<T> {
   // Where to write what only some calls want; of all rows, or null.
   struct To {
     T* alpha;
-    int32_t *ids, *taken;
+    int64_t* ids;
+    int32_t* taken;
     T *gates, *cells;
   };
 
@@ -127,8 +128,8 @@ struct ForwardDriver : Driver<T> {
     const Tensor to_r = transposed(this->stacked, 0, 1), to_key = transposed(this->U_a, 0, 1);
     int64_t row = 0, alive = -1;
     for (int64_t t = 0; t < rows.count; ++t, row += alive) {
-      if (this->alive(t) != alive) {
-        alive = this->alive(t);
+      if (this->layout.alive(t) != alive) {
+        alive = this->layout.alive(t);
         if (alive == 0) break;
         in = part(last_s, 0, 0, alive);
         products = part(r, 0, 0, alive);
@@ -214,14 +215,11 @@ Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, T
                                   OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
                                   int64_t buffer_size, double mix, bool dot, std::string dtype, bool training,
                                   bool maps) {
-  STD_TORCH_CHECK(u.dim() == (batch_sizes ? 2 : 3) && !state.empty(), "relevancy_recurrence: `u` or `state` is wrong");
-  const int64_t steps = batch_sizes ? batch_sizes->size(0) : u.size(0);
-  const int64_t total = batch_sizes ? u.size(0) : steps * u.size(1);
+  STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence: `state` is empty");
   const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
                                        scores, buffer_size, mix,   dot,    dtype};
-  return relevancy::by_precision(u, [&](auto zero) {
-    return relevancy::ForwardDriver<decltype(zero)>(arguments, u, steps, total).run(training, maps);
-  });
+  return relevancy::by_precision(
+      u, [&](auto zero) { return relevancy::ForwardDriver<decltype(zero)>(arguments, u).run(training, maps); });
 }
 
 }  // namespace rnnkern

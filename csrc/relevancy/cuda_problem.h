@@ -12,7 +12,7 @@ namespace rnnkern::relevancy {
 // Which rows of the (rows, columns) tensors belong to step t, and which of them are alive.
 struct Rows {
   int64_t count, batch, hidden;  // T, B, n
-  const int64_t* offsets;        // (T,), the first row of each step, or null when every step has B rows
+  const int64_t* offsets;        // (T + 1,), the first row of each step, or null when every step has B rows
   const int64_t* lengths;        // (B,), or null
   const bool* reset;             // (T, B), or null
 
@@ -74,7 +74,7 @@ struct AttendForward {
   bool dot;
   T *state, *s;    // (rows, n) both: what the next products read, and the output
   T* alpha;        // (rows, kappa)
-  int32_t* ids;    // (rows, kappa) or null
+  int64_t* ids;    // (rows, kappa) or null
   int32_t* slots;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
 };
 
@@ -91,7 +91,8 @@ struct SampleForward {
   float* packed;           // room for packed weights, or null
   float *last_s, *last_c;  // (B, n), likewise
   float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
-  int32_t *ids, *taken;    // (rows, kappa), (rows,), or null
+  int64_t* ids;            // (rows, kappa), or null
+  int32_t* taken;          // (rows,), or null
   float *gates, *cells;    // or null
 };
 

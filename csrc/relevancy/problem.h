@@ -1,5 +1,5 @@
 // What a kernel of the relevancy recurrence is told: pointers and sizes, all checked and allocated by the caller. The
-// row of a step and a sample is rows[step] + sample; a sample is alive for the first `lengths[sample]` steps.
+// row of a step and a sample is row(step) + sample; a sample is alive for the first length(sample) steps.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,15 @@ struct RelevancyProblem {
   int64_t buffer_size, slots, first_slots, relevant;  // slots of the buffer after the call and before it, and of R
   T mix;
   bool dot;
-  const int64_t *rows, *lengths;  // (steps + 1,), (batch,)
-  const bool* reset;              // (steps, batch) or null
+  const int64_t *offsets, *lengths;  // as RowLayout has them
+  const bool* reset;                 // (steps, batch) or null
   const T *V, *W_a, *U_a, *v, *params;
   RelevancyMemory<const T, const int64_t> first;
   T* room;
 
   int64_t kappa() const { return slots + relevant; }
+  int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
+  int64_t length(int64_t sample) const { return lengths ? lengths[sample] : steps; }
 };
 
 template <class T>
@@ -41,7 +43,7 @@ struct RelevancyForward : RelevancyProblem<T> {
   T *h, *s;
   RelevancyMemory<T, int64_t> last;
   T *map, *alpha;  // (rows, kappa) each, or null: to return, to keep
-  int32_t* ids;    // (rows, kappa) or null
+  int64_t* ids;    // (rows, kappa) or null
   int32_t* taken;  // (rows,) or null: the slot of R that was overwritten, or -1
   T *gates, *c;    // (rows, saved, hidden), (rows, hidden), or null
 };

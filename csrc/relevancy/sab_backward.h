@@ -65,10 +65,10 @@ struct SabSample {
     const auto begin_with = [n](const T* from, T* to) {
       from ? std::memcpy(to, from, sizeof(T) * n) : std::memset(to, 0, sizeof(T) * n);
     };
-    enter(call.lengths[b]);
+    enter(call.length(b));
     begin_with(call.grad_h ? call.grad_h + b * n : nullptr, dh);
     begin_with(call.grad_c ? call.grad_c + b * n : nullptr, dc);
-    const int64_t held = 1 + time(call.lengths[b]) / call.every;
+    const int64_t held = 1 + time(call.length(b)) / call.every;
     for (int64_t j = 0; j < call.slots; ++j)
       begin_with(call.grad_memory && j < held ? call.grad_memory + (b * call.slots + j) * n : nullptr,
                  accumulators + j * n);
@@ -88,7 +88,7 @@ struct SabSample {
     for (int64_t j = 0; j <= time(t) / call.every; ++j) {
       const int64_t step = begin + j * call.every - before - 1;
       if (step >= begin)
-        members[j] = call.out + (call.first_row[step] + b) * 2 * call.size;
+        members[j] = call.out + (call.row(step) + b) * 2 * call.size;
       else
         members[j] = from_reset ? call.zeros : call.memory + (b * call.old_slots + j) * call.size;
       has_key[j] = false;
@@ -147,7 +147,7 @@ struct SabSample {
   }
 
   const T* old_c(int64_t t) const {
-    if (t > begin) return call.all_c + (call.first_row[t - 1] + b) * call.size;
+    if (t > begin) return call.all_c + (call.row(t - 1) + b) * call.size;
     return from_reset ? call.zeros : call.c + b * call.size;
   }
 
@@ -214,9 +214,9 @@ void backward_tile(const SabBackward<T>& call, const SabBackwardRoom<T>& room, i
   SabSample<T>* const samples = reinterpret_cast<SabSample<T>*>(held);
   for (int s = 0; s < count; ++s) new (samples + s) SabSample<T>(call, room, first + s, s);
   int alive = 0;
-  for (int64_t t = call.lengths[first] - 1; t >= 0; --t) {
-    while (alive < count && t < call.lengths[first + alive]) ++alive;
-    const int64_t row = call.first_row[t] + first;
+  for (int64_t t = call.length(first) - 1; t >= 0; --t) {
+    while (alive < count && t < call.length(first + alive)) ++alive;
+    const int64_t row = call.row(t) + first;
     for (int s = 0; s < alive; ++s) {
       SabSample<T>& me = samples[s];
       if (call.grad_out) add(me.dh, T(1), call.grad_out + (row + s) * 2 * n, n);

@@ -6,6 +6,7 @@
 #include "common/counters.h"
 #include "common/levels.h"
 #include "common/reuse.h"
+#include "common/row_layout.h"
 #include "relevancy/sab.h"
 #include "relevancy/sab_problem.h"
 
@@ -27,7 +28,7 @@ struct Arguments {
   Tensor u, R, bias, W, w, h, c, memory, time, reset;
   bool has_bias, has_reset, mlp;
   int64_t batch, size, width, rows, old_slots, top_k, every, truncation;
-  std::vector<int64_t> first_row, lengths;
+  RowLayout layout;
 
   Arguments(const Tensor& u_, const Tensor& R_, const OptionalTensor& bias_, const Tensors& attention,
             const Tensors& state, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, int64_t top_k,
@@ -52,13 +53,14 @@ struct Arguments {
     time = dense(state[3]);
     bias = has_bias ? dense(*bias_) : w;
     reset = has_reset ? dense(*reset_) : w;
-    STD_TORCH_CHECK(h.dim() == 2 && memory.dim() == 3 && u.dim() == (batch_sizes ? 2 : 3),
-                    "sab_recurrence: `u`, `h` or `memory` has another number of dimensions");
-    batch = h.size(0);
+    STD_TORCH_CHECK(h.dim() == 2 && memory.dim() == 3,
+                    "sab_recurrence: `h` or `memory` has another number of dimensions");
+    layout = RowLayout("sab_recurrence", "u", u, h.size(0), batch_sizes);
+    batch = layout.batch;
     size = h.size(1);
     width = mlp ? w.numel() : 0;
     old_slots = memory.size(1);
-    rows = batch_sizes ? u.size(0) : u.size(0) * u.size(1);
+    rows = layout.rows;
     for (const Tensor* x : {&R, &w, &W, &h, &c, &memory})
       STD_TORCH_CHECK(x->scalar_type() == u.scalar_type(), "sab_recurrence: all must be of the dtype of `u`");
     STD_TORCH_CHECK(!has_bias || (bias.scalar_type() == u.scalar_type() && bias.numel() == 4 * size),
@@ -69,36 +71,18 @@ struct Arguments {
                     "sab_recurrence: sizes do not belong together");
     STD_TORCH_CHECK(time.scalar_type() == ScalarType::Long && time.numel() == batch,
                     "sab_recurrence: `time` must be (B,) int64");
-    place_rows(batch_sizes);
-    STD_TORCH_CHECK(
-        !has_reset || (reset.scalar_type() == ScalarType::Bool && reset.numel() == int64_t(first_row.size()) * batch),
-        "sab_recurrence: `reset` must be (T, B) bool");
-  }
-
-  void place_rows(const OptionalTensor& batch_sizes) {
-    const int64_t steps = batch_sizes ? batch_sizes->numel() : u.size(0);
-    lengths.assign(batch, 0);
-    int64_t at = 0, last = batch;
-    for (int64_t t = 0; t < steps; ++t) {
-      const int64_t alive = batch_sizes ? read<int64_t>(*batch_sizes)[t] : u.size(1);
-      STD_TORCH_CHECK(alive >= 0 && alive <= last, "sab_recurrence: `batch_sizes` must not grow");
-      for (int64_t b = 0; b < alive; ++b) lengths[b] = t + 1;
-      first_row.push_back(at);
-      at += alive;
-      last = alive;
-    }
-    STD_TORCH_CHECK(at == rows && (batch_sizes || steps == 0 || u.size(1) == batch),
-                    "sab_recurrence: the rows of `u` are not those of the batch");
+    STD_TORCH_CHECK(!has_reset || (reset.scalar_type() == ScalarType::Bool && reset.numel() == layout.steps * batch),
+                    "sab_recurrence: `reset` must be (T, B) bool");
   }
 
   bool resets(int64_t t, int64_t b) const { return has_reset && read<bool>(reset)[t * batch + b]; }
 
   // Slots of the memory in the end, after `steps` of former calls; all that will be held finds one.
   int64_t check_slots(int64_t steps) const {
-    const int64_t slots = 1 + (steps + int64_t(first_row.size())) / every;
+    const int64_t slots = 1 + (steps + layout.steps) / every;
     for (int64_t b = 0; b < batch; ++b) {
       const int64_t before = read<int64_t>(time)[b];
-      STD_TORCH_CHECK(before >= 0 && before / every < old_slots && (before + lengths[b]) / every < slots,
+      STD_TORCH_CHECK(before >= 0 && before / every < old_slots && (before + layout.length(b)) / every < slots,
                       "sab_recurrence: `time` has more memories than there are slots");
     }
     return slots;
@@ -108,10 +92,10 @@ struct Arguments {
   void check_attended(const Tensor& attended) const {
     for (int64_t b = 0; b < batch; ++b) {
       int64_t before = read<int64_t>(time)[b];
-      for (int64_t t = 0; t < lengths[b]; ++t, ++before) {
+      for (int64_t t = 0; t < layout.length(b); ++t, ++before) {
         if (resets(t, b)) before = 0;
         const int64_t held = 1 + before / every;
-        const int32_t* const slots = read<int32_t>(attended) + (first_row[t] + b) * top_k;
+        const int32_t* const slots = read<int32_t>(attended) + (layout.first_row(t) + b) * top_k;
         for (int64_t i = 0; i < (held < top_k ? held : top_k); ++i)
           STD_TORCH_CHECK(slots[i] >= 0 && slots[i] < held, "sab_recurrence_backward: `saved` is not the forward's");
       }
@@ -127,8 +111,9 @@ struct Arguments {
     call.every = every;
     call.truncation = truncation;
     call.old_slots = old_slots;
-    call.first_row = first_row.data();
-    call.lengths = lengths.data();
+    call.steps = layout.steps;
+    call.offsets = layout.offsets;
+    call.lengths = layout.lengths;
     call.time = read<int64_t>(time);
     call.reset = has_reset ? read<bool>(reset) : nullptr;
     call.u = read<T>(u);
@@ -190,12 +175,12 @@ Tensor former_states(const Arguments& given, const Tensor& out) {
   const int64_t n = given.size;
   const Tensor made = reusable(given.u, {given.rows, n}, given.u.scalar_type());
   for (int64_t b = 0; b < given.batch; ++b) {
-    for (int64_t t = 0; t < given.lengths[b]; ++t) {
-      T* const to = write<T>(made) + (given.first_row[t] + b) * n;
+    for (int64_t t = 0; t < given.layout.length(b); ++t) {
+      T* const to = write<T>(made) + (given.layout.first_row(t) + b) * n;
       if (given.resets(t, b))
         std::memset(to, 0, sizeof(T) * n);
       else
-        std::memcpy(to, t ? read<T>(out) + (given.first_row[t - 1] + b) * 2 * n : read<T>(given.h) + b * n,
+        std::memcpy(to, t ? read<T>(out) + (given.layout.first_row(t - 1) + b) * 2 * n : read<T>(given.h) + b * n,
                     sizeof(T) * n);
     }
   }

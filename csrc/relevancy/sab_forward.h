@@ -65,7 +65,7 @@ void forward_tile(const SabForward<T>& call, const SabForwardRoom<T>& room, int6
   }
   int alive = count;
   for (int64_t t = 0;; ++t) {
-    while (alive && t >= call.lengths[first + alive - 1]) --alive;
+    while (alive && t >= call.length(first + alive - 1)) --alive;
     if (!alive) break;
     for (int s = 0; s < alive; ++s) {
       if (call.reset && call.reset[t * call.batch + first + s]) {
@@ -76,7 +76,7 @@ void forward_tile(const SabForward<T>& call, const SabForwardRoom<T>& room, int6
       }
     }
     multiply(alive, room.h, n, call.R, room.r, 4 * n);
-    const int64_t row = call.first_row[t] + first;
+    const int64_t row = call.row(t) + first;
     for (int s = 0; s < alive; ++s) {
       lstm_row(call, call.u + (row + s) * 4 * n, room.r + s * 4 * n, room.h + s * n, room.c + s * n);
       if (call.all_c) std::memcpy(call.all_c + (row + s) * n, room.c + s * n, sizeof(T) * n);

@@ -16,12 +16,14 @@ struct SabPacked {
   int64_t depth = 0, columns = 0;
 };
 
-// T steps, B samples, n units. Rows of packed tensors stand step by step; sample b's at step t is first_row[t] + b.
+// T steps, B samples, n units. Rows of packed tensors stand step by step; sample b's at step t is row(t) + b.
 template <class T>
 struct SabCall {
   int64_t batch, size, width;  // width: of the mlp's hidden layer, 0 for separable scores
   int64_t top_k, every, truncation, old_slots, slots;
-  const int64_t *first_row, *lengths, *time;
+  int64_t steps;
+  const int64_t *offsets, *lengths;  // as RowLayout has them
+  const int64_t* time;
   const bool* reset;                   // (T, B) or nothing
   const T *u, *bias, *h, *c, *memory;  // memory (B, old_slots, n)
   const T* w;                          // of the query's half and of the memory's, or of the hidden layer
@@ -29,6 +31,8 @@ struct SabCall {
   SabPacked<T> R, query, key;          // h R^T; h Wq^T, m Wm^T of the mlp
 
   int64_t key_width() const { return width ? width : 1; }
+  int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
+  int64_t length(int64_t sample) const { return lengths ? lengths[sample] : steps; }
 };
 
 template <class T>

@@ -121,7 +121,7 @@ struct SampleSlots {
     const int64_t kappa = members();
     each(device::thread(), threads, [&](int k) {
       if (p.alpha) p.alpha[row * kappa + k] = weights[k];
-      if (p.ids) p.ids[row * kappa + k] = int32_t(ids[k]);
+      if (p.ids) p.ids[row * kappa + k] = ids[k];
     });
     if (device::thread() == 0 && p.taken) p.taken[row] = taken[0];
   }

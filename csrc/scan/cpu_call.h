@@ -8,6 +8,7 @@
 
 #include "common/levels.h"
 #include "common/reuse.h"
+#include "common/row_layout.h"
 #include "scan/problem.h"
 
 namespace rnnkern {
@@ -29,19 +30,16 @@ struct ScanRows {
   ScanNames names;
   OptionalTensor reset;
   std::vector<int64_t> state;  // (B, C)
-  std::vector<int64_t> begins, lengths;
+  RowLayout layout;
   ScanSizes sizes;
 
   // Of any tensor that has the sizes of the rows; B is also that of an initial state.
   ScanRows(ScanNames names_, const Tensor& x, const OptionalTensor& initial, const OptionalTensor& batch_sizes,
            const OptionalTensor& reset_, bool reverse, int64_t reals = 1)
       : names(names_), reset(reset_) {
-    const int64_t rank = batch_sizes ? 2 : 3;
-    require(x.dim() == rank, names.rows, "must be (T, B, C), or (rows, C) beside `batch_sizes`");
     require(initial || !batch_sizes, names.state, "must be there where `batch_sizes` is");
-    const int64_t channels = x.size(rank - 1), batch = initial ? initial->size(0) : x.size(1);
-    const int64_t steps = batch_sizes ? batch_sizes->numel() : x.size(0);
-    require(batch_sizes || x.size(1) == batch, names.state, "has another B than the rows");
+    layout = RowLayout(names.op, names.rows, x, initial ? initial->size(0) : x.size(1), batch_sizes);
+    const int64_t channels = x.size(x.dim() - 1), steps = layout.steps, batch = layout.batch;
     require(!reset || (reset->scalar_type() == ScalarType::Bool && reset->numel() == steps * batch), "reset",
             "must be (T, B) bool");
     state = {batch, channels};
@@ -49,10 +47,9 @@ struct ScanRows {
     sizes.steps = steps;
     sizes.groups = apart ? batch : 1;
     sizes.width = reals * channels * (apart ? 1 : batch);
-    if (batch_sizes) read_lengths(*batch_sizes, x.size(0), reals * channels);
     if (reset) reset = dense(*reset);
-    sizes.rows = batch_sizes ? begins.data() : nullptr;
-    sizes.lengths = batch_sizes ? lengths.data() : nullptr;
+    sizes.offsets = layout.offsets;
+    sizes.lengths = layout.lengths;
     sizes.reset = reset ? read<bool>(*reset) : nullptr;
     sizes.complex = reals == 2;
     sizes.per_step = false;
@@ -62,22 +59,6 @@ struct ScanRows {
 
   void require(bool holds, const char* argument, const char* must) const {
     STD_TORCH_CHECK(holds, names.op, ": `", argument, "` ", must);
-  }
-
-  void read_lengths(const Tensor& batch_sizes, int64_t total, int64_t width) {
-    require(batch_sizes.scalar_type() == ScalarType::Long, "batch_sizes", "must be int64");
-    const Tensor values = dense(batch_sizes);
-    int64_t before = state[0], sum = 0;
-    lengths.assign(before, 0);
-    for (int64_t t = 0; t < sizes.steps; ++t) {
-      const int64_t now = read<int64_t>(values)[t];
-      require(0 <= now && now <= before, "batch_sizes", "must never grow, begin with at most B and not be negative");
-      begins.push_back(sum * width);
-      for (int64_t b = now; b < before; ++b) lengths[b] = t;
-      sum += before = now;
-    }
-    for (int64_t b = 0; b < before; ++b) lengths[b] = sizes.steps;
-    require(sum == total, "batch_sizes", "must sum to the rows");
   }
 
   int64_t reals_of_state() const { return sizes.groups * sizes.width; }

@@ -12,12 +12,12 @@ namespace rnnkern {
 // sequences differ in length or are reset, else all of them. A complex number is two reals.
 struct ScanSizes {
   int64_t steps, groups, width;
-  const int64_t* rows;     // where the row of each step begins, in reals; null: one after the other
+  const int64_t* offsets;  // of each step, how many rows come before it; null: `groups` of each step before
   const int64_t* lengths;  // of each group, in steps; null: all of them
   const bool* reset;       // (steps, groups), or null
   bool complex, per_step, reverse;
 
-  int64_t row(int64_t step) const { return rows ? rows[step] : step * groups * width; }
+  int64_t row(int64_t step) const { return (offsets ? offsets[step] : step * groups) * width; }
   int64_t length(int64_t group) const { return lengths ? lengths[group] : steps; }
   bool is_reset(int64_t step, int64_t group) const { return reset && reset[step * groups + group]; }
 };

@@ -29,7 +29,7 @@ class Family(NamedTuple):
         folder = Path(torch.__file__).parent
         own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{folder}/include"]
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
-        common = ("csrc/common/counters.cpp", "csrc/common/tensor.cpp")
+        common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")]
         sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
         libraries = [f"-L{folder}/lib", "-ltorch", "-ltorch_cpu"]
         return builder.build(name, sources, [*own, *flags], [*libraries, *flags])

@@ -256,9 +256,9 @@ def raw(base, change):
 # What the kernel itself must refuse, for it would read or write where it may not.
 UNSAFE = [
     ({}, {"cell": "elman"}, "the cell `elman` has no kernel"),
-    ({}, {"u": zeros(T, 4 * H)}, "`u` has 2 dimensions"),
+    ({}, {"u": zeros(T, 4 * H)}, "`u` must be (T, B, C), or (rows, C) with `batch_sizes`; it has 2 dimensions"),
     ({}, {"u": zeros(T, B, 4 * H - 4)}, "`u` must have G*H = 16 columns"),
-    ({}, {"u": zeros(T, B + 1, 4 * H)}, "`u` and `state` differ in B"),
+    ({}, {"u": zeros(T, B + 1, 4 * H)}, "`u` must have B = 2 like the state, got 3"),
     ({}, {"u": zeros(T, B, 4 * H, dtype=torch.bfloat16)}, "`R` is of another dtype"),
     ({}, {"R": zeros(4 * H - 1, H)}, "`R` must have 64 elements, got 60"),
     ({}, {"R": zeros(3, 8, 2)}, "`R` does not fit"),

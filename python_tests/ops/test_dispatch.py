@@ -41,6 +41,25 @@ def entered(call):
     return counts() - before
 
 
+def test_threads_that_count_at_once_miss_no_call():
+    args, calls = recurrence_sample("relu", 1, 1, 2).args, 500
+
+    def work():
+        for _ in range(calls):
+            recurrence(*args)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+
+    def all_of_them():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    level = rnnkern.build_info()["simd_level"]
+    assert entered(all_of_them) == {f"recurrence/cpu/forward/relu/{level}": len(threads) * calls}
+
+
 def spread(sample):
     """The sample as the arguments that the operator and `explain` take."""
     return (recurrence, *sample.args), sample.kwargs

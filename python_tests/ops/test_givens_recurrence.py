@@ -289,7 +289,8 @@ def test_errors_of_phases():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"u": U[..., 1:]}, "must have N columns"), ({"u": U[0]}, "`u` must be"), ({"h0": H0[:1]}, "`h0` must be"),
+        ({"u": U[..., 1:]}, "must have N columns"), ({"u": U[0]}, "`u` must be"),
+        ({"h0": H0[:1]}, "`u` must have B = 1"), ({"h0": H0[:, 1:]}, "`h0` must be"),
         ({"angles": ANGLES[:, 1:]}, "`angles`"), ({"phases": ANGLES}, "must both be there"),
         ({"reset": U[0].bool()}, "`reset` must be"), ({"h0": H0.double()}, "of the dtype of `u`"),
         ({"u": U[:, 0], "batch_sizes": SIZES + 1}, "must never grow"), ({"u": U[0], "batch_sizes": SIZES}, "must sum"),

@@ -325,7 +325,7 @@ def test_errors_name_the_argument(error, changed, said):
     ("changed", "said"),
     [
         ({"a": A[1:]}, "`a` must be"), ({"x": X[0]}, "`x` must be"), ({"h0": H0[:, 1:]}, "`h0` must be"),
-        ({"h0": H0[:1]}, "`h0` has another B"), ({"reset": X[0].bool()}, "`reset` must be"),
+        ({"h0": H0[:1]}, "`x` must have B = 1 like the state, got 2"), ({"reset": X[0].bool()}, "`reset` must be"),
         ({"a": A.half()}, "`a` must be"), ({"x": X[:, 0], "batch_sizes": SIZES + 1}, "must never grow"),
         ({"x": X[0], "batch_sizes": SIZES}, "must sum"),
     ],

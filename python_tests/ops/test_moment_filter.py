@@ -303,7 +303,7 @@ def test_errors_name_the_argument(error, changed, said):
     ("changed", "said"),
     [
         ({"u": U[0]}, "`u` must be"), ({"u": U.long()}, "`u` must be"), ({"v0": V0[:, 1:]}, "`v0` must be"),
-        ({"v0": V0[:1]}, "`v0` has another B"), ({"q0": V0.double()}, "`q0` must be"),
+        ({"v0": V0[:1]}, "`u` must have B = 1 like the state, got 2"), ({"q0": V0.double()}, "`q0` must be"),
         ({"reset": U[0].bool()}, "`reset` must be"), ({"every": 1 << 20}, "`every` must be"),
         ({"u": U[0], "batch_sizes": SIZES}, "must sum"),
     ],

@@ -160,3 +160,13 @@ def test_the_kernel_refuses_a_seed_that_it_cannot_read():
             torch.ops.rnnkern.recurrence(
                 "tanh", u, R, state, None, None, None, None, False, False, False, None, None, 0.0, 0.0, 0.5, seed
             )
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.5, -0.25, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["zoneout_h", "zoneout_c", "dropout"])
+def test_the_kernel_refuses_a_rate_that_no_draw_has(name, rate):
+    _, u, R, state = recurrence_sample("lstm").args
+    for seed in (SEED, None):
+        with pytest.raises(RuntimeError, match=rf"recurrence: `{name}` must be in \[0, 1\), got "):
+            torch.ops.rnnkern.recurrence("lstm", u, R, state, None, None, None, None, False, False, False,
+                                         **{name: rate}, seed=seed)  # fmt: skip

@@ -169,6 +169,23 @@ def test_the_compiler_takes_it_whole():
     assert equal(everything(compiled, call), everything(relevancy_recurrence, call))
 
 
+@pytest.mark.parametrize("op", [relevancy_recurrence, reference.relevancy_recurrence], ids=["kernel", "reference"])
+def test_events_of_a_long_run_keep_their_ids(op):
+    """After more steps than 32 bits count."""
+    call = call_of("tanh", carried=4)
+    begin = 2**32 * call.kwargs["buffer_size"]
+
+    def later(ids):
+        return torch.where(ids < 0, ids, ids + begin)
+
+    cell, u, weights, state = call.args
+    late = state._replace(buffer_ids=later(state.buffer_ids), ids=later(state.ids), time=state.time + begin)
+    _, _, memory = op(cell, u, weights, state, **call.kwargs, return_memory=True)
+    _, last, late_memory = op(cell, u, weights, late, **call.kwargs, return_memory=True)
+    assert late_memory.ids.max() == last.time.max() - 1 == begin + 10
+    assert torch.equal(late_memory.ids, later(memory.ids))
+
+
 def test_explain_says_what_runs():
     call = call_of("relu").to(torch.float32)
     assert explain(relevancy_recurrence, *call.args, **call.kwargs).implementation == "cpu"

@@ -85,7 +85,7 @@ void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int s
 // Forward and backward of one recurrence, with all that they point to.
 template <class S>
 struct Direction {
-  std::vector<int64_t> sizes, offsets;
+  std::vector<int64_t> offsets;
   Values state[2], R, bias, params, W, W_hr, cells, saved, dR, dW, dW_hr, dparams[3], dbias, dbias_ih;
   std::vector<S> u, grad_h, h0;
   Result<S> result;
@@ -109,10 +109,10 @@ struct Direction {
     };
     int64_t rows = 0;
     for (int64_t t = 0; t < steps; ++t) {
-      sizes.push_back(options.packed ? batch - t : batch);
       offsets.push_back(rows);
-      rows += sizes.back();
+      rows += options.packed ? batch - t : batch;
     }
+    offsets.push_back(rows);
     const int64_t columns = cell.gates * hidden, d = hidden / options.heads;
     const int64_t width = cell.projected ? projected : hidden, widths[2] = {width, hidden};
     const int64_t given = options.inside ? inputs : columns;
@@ -141,8 +141,7 @@ struct Direction {
     dbias_ih.resize(columns);
 
     Forward<S>& f = forward;
-    f.steps = {steps, batch, options.packed ? sizes.data() : nullptr, options.packed ? offsets.data() : nullptr,
-               reverse};
+    f.steps = {steps, batch, options.packed ? offsets.data() : nullptr, reverse};
     f.weights.hidden = hidden;
     f.weights.width = width;
     f.weights.R = {R.data(), bias.data(), cell.gates, options.heads, d, width / options.heads};

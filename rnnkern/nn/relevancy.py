@@ -115,7 +115,7 @@ class Relevancy(Attending):
 
         Returns:
             ``weights``, like ``input`` with K columns: alpha over the slots of the buffer, then of the relevant set, 0
-            for an empty slot; ``ids``, int32: the event in each slot, by the step that made it, -1 for none.
+            for an empty slot; ``ids``, int64: the event in each slot, by the step that made it, -1 for none.
         """
         return self._attended(input, state, reset)
 

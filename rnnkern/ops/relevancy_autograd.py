@@ -188,7 +188,7 @@ def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores,
     results += [x.new_empty(x.shape) for x in state[-4:]]
     if maps:
         kappa = slots + relevant
-        results += [u.new_empty(*rows, kappa), u.new_empty(*rows, kappa, dtype=torch.int32)]
+        results += [u.new_empty(*rows, kappa), u.new_empty(*rows, kappa, **ids)]
     if training:
         count = rows.numel() if batch_sizes is None else rows[0]
         results += [] if full else [u.new_empty(count, slots + relevant)]

@@ -44,7 +44,7 @@ class RelevancyMemory(NamedTuple):
     weights: Tensor
     """(T, B, K), or packed: alpha, 0 for an empty slot. No gradient flows from it."""
     ids: Tensor
-    """(T, B, K), or packed, int32: the event in each slot, -1 for none."""
+    """(T, B, K), or packed, int64: the event in each slot, -1 for none."""
 
 
 def empty_state(state: Sequence[Tensor], relevant_size: int) -> RelevancyState:
@@ -175,7 +175,7 @@ def relevancy_recurrence(
         return out, end
     kappa = slots + relevant_size
     alphas = torch.stack([row[1] for row in done]) if done else u.new_zeros(0)
-    ids = torch.tensor([row[2] for row in done], dtype=torch.int32, device=u.device)
+    ids = torch.tensor([row[2] for row in done], dtype=torch.int64, device=u.device)
     return out, end, RelevancyMemory(alphas.view(*shape, kappa), ids.view(*shape, kappa))
 
 
