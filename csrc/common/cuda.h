@@ -13,8 +13,20 @@ namespace rnnkern {
 // operator is Python's.
 inline bool allows_tf32() {
   StableIValue stack[1];
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<bool>(stack[0]);
+}
+
+// What the host computed of packed sequences, (n,) int64, on the device of `like`. A CUDA graph would record the copy
+// from memory that is free again when it replays.
+inline Tensor move_packing(const char* op, const Tensor& host, const Tensor& like, bool captured) {
+  STD_TORCH_CHECK(
+      !captured, op,
+      ": packed input cannot be captured in a CUDA graph, since `batch_sizes` are read on the CPU; capture a "
+      "call with padded input (T, B, ...) instead, or leave this one out of the graph");
+  const Tensor made = empty(like, {host.numel()}, ScalarType::Long);
+  copy(made, host);
+  return made;
 }
 
 }  // namespace rnnkern
@@ -36,7 +48,7 @@ class CurrentDevice {
   void* stream() const {
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream, "rnnkern: this PyTorch does not tell its current CUDA stream");
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
     return stream;
   }
 

@@ -72,8 +72,9 @@ struct Driver : GivensCall {
     const Tensor host = empty_int64(*batch_sizes, steps + batch);
     std::copy(rows.begin(), rows.end(), write<int64_t>(host));
     std::copy(lengths.begin(), lengths.end(), write<int64_t>(host) + steps);
-    schedule = empty(u, {steps + batch}, ScalarType::Long);
-    copy(schedule, host);
+    bool captured;
+    succeed(device::capturing(stream, captured));
+    schedule = move_packing("givens_recurrence", host, u, captured);
     sequences.rows = read<int64_t>(schedule);
     sequences.lengths = sequences.rows + steps;
   }

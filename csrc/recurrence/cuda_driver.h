@@ -56,8 +56,9 @@ struct CudaDriver {
         while (b > alive) lengths[--b] = t;
         if (t < steps.count) offsets[t] = steps.offset(t);
       }
-      packing = empty(call.u, {steps.count + steps.batch}, ScalarType::Long);
-      copy(packing, host);
+      bool captured;
+      succeed(device::capturing(stream, captured));
+      packing = move_packing("recurrence", host, call.u, captured);
       sequence.offsets = read<int64_t>(packing);
       sequence.lengths = sequence.offsets + steps.count;
     }

@@ -111,8 +111,9 @@ struct Driver {
       sum += now;
     }
     STD_TORCH_CHECK(sum == total, "relevancy_recurrence: `batch_sizes` must sum to the rows");
-    packing = empty(s0, {rows.count + rows.batch}, ScalarType::Long);
-    copy(packing, host);
+    bool captured;
+    succeed(device::capturing(stream, captured));
+    packing = move_packing("relevancy_recurrence", host, s0, captured);
     rows.offsets = read<int64_t>(packing);
     rows.lengths = rows.offsets + rows.count;
   }
