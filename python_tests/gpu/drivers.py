@@ -28,7 +28,8 @@ class Family(NamedTuple):
     def build(self, flags: tuple[str, ...] = ()) -> Path:
         """For the interpreter."""
         folder = Path(torch.__file__).parent
-        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{folder}/include"]
+        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-Ibuild/ninja"]
+        own += ["-isystem", f"{folder}/include"]
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
         common = ("csrc/common/counters.cpp", "csrc/common/tensor.cpp")
         sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)

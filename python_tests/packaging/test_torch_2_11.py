@@ -46,6 +46,7 @@ def headers(torch_wheel, tmp_path_factory) -> Path:
     with zipfile.ZipFile(torch_wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith("torch/include/")])
     (folder / "build_facts.h").write_text('#define RNNKERN_BUILD_FACTS "{}"\n')
+    (folder / "build_levels.h").write_text("#define RNNKERN_BUILT_LEVELS(X) X(plain)\n")
     return folder
 
 
