@@ -89,9 +89,12 @@ format: $(VENV)/.lint
 bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
-# On a machine with a GPU and nvcc, with the Python that is there: no network, no .venv. OUT= a folder, STAGES= some.
+# On a machine with a GPU and nvcc, with the Python that is there: no network, no .venv. CALL=1, 2 or 3, each of at most
+# ten minutes, or STAGES= some; OUT= the folder of the archive; DRY=1 says what would run.
+CALL ?= 1
 gpu:
-	$(PYTHON) -m perf.gpu $(if $(OUT),--out '$(OUT)') $(if $(STAGES),--stages $(STAGES)) $(if $(QUICK),--quick)
+	$(PYTHON) -m perf.gpu $(if $(STAGES),--stages $(STAGES),--call $(CALL)) $(if $(OUT),--out '$(OUT)') \
+	  $(if $(QUICK),--quick) $(if $(DRY),--dry-run)
 
 docs: install $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict --config-file .mkdocs.yml

@@ -1,5 +1,5 @@
 """Measures the recurrence, relevancy attention, orthogonal weights and scans on a GPU into a folder, within minutes:
-the last stage of ``make gpu``.
+stages of the third call of ``make gpu``.
 
 ``python -m perf.measure_gpu --help``. TF32 is off on both sides.
 """

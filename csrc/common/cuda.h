@@ -13,7 +13,7 @@ namespace rnnkern {
 // operator is Python's.
 inline bool allows_tf32() {
   StableIValue stack[1];
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<bool>(stack[0]);
 }
 
@@ -36,7 +36,7 @@ class CurrentDevice {
   void* stream() const {
     STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream, "rnnkern: this PyTorch does not tell its current CUDA stream");
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
     return stream;
   }
 

@@ -37,7 +37,10 @@ RowLayout::RowLayout(const char* op, const char* name, const Tensor& x, int64_t 
   lengths = ends;
 }
 
-Tensor RowLayout::on_device_of(const Tensor& like) const {
+Tensor RowLayout::on_device_of(const Tensor& like, const char* op, bool captured) const {
+  STD_TORCH_CHECK(!captured, op,
+                  ": packed input cannot be captured in a CUDA graph, since `batch_sizes` are read on the CPU; capture "
+                  "a call with padded input (T, B, ...) instead, or leave this one out of the graph");
   const Tensor table = empty(like, {table_->numel()}, ScalarType::Long);
   copy(table, *table_);
   return table;

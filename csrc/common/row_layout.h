@@ -22,8 +22,9 @@ struct RowLayout {
   int64_t first_row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
   int64_t length(int64_t sequence) const { return lengths ? lengths[sequence] : steps; }
 
-  // `offsets`, followed by `lengths`, on the device of `like`. Of packed rows only.
-  Tensor on_device_of(const Tensor& like) const;
+  // `offsets`, followed by `lengths`, on the device of `like`. Of packed rows only. Throws while a CUDA graph captures
+  // the stream: it would record the copy from memory that is free again when it replays.
+  Tensor on_device_of(const Tensor& like, const char* op, bool captured) const;
 
  private:
   OptionalTensor table_;

@@ -33,7 +33,7 @@ inline Tensor empty_of(const Tensor& like, torch::headeronly::IntHeaderOnlyArray
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t k = sizes.size(); k-- > 1;) strides[k - 1] = strides[k] * (sizes[k] > 1 ? sizes[k] : 1);
   int32_t device;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
   AtenTensorHandle made;
   const AOTITorchError failed = aoti_torch_empty_strided(
       int64_t(sizes.size()), sizes.data(), strides.data(),
@@ -89,7 +89,7 @@ inline Tensor dense(const Tensor& x) {
 inline void product(const Tensor& out, const Tensor& a, const Tensor& b) {
   using torch::stable::detail::from;
   StableIValue stack[] = {from(a), from(b), from(out)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher(a.dim() == 2 ? "aten::mm" : "aten::bmm", "out", stack, TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);
 }

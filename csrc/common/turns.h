@@ -7,7 +7,7 @@ namespace rnnkern {
 
 inline Tensor elementwise(const char* aten, const Tensor& x) {
   StableIValue stack[] = {torch::stable::detail::from(x)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(aten, "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(aten, "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

@@ -10,6 +10,12 @@
 #define RNNKERN_HAS_CLUSTERS 0
 #endif
 
+// How far the acquire of `wait` reaches. What store_async delivers is the block's own shared memory: "cta" would do for
+// it, and "cluster", which says more, has each warp drop its L1 lines at every wait. perf/wait_scope.cu times both.
+#if !defined(RNNKERN_WAIT_SCOPE)
+#define RNNKERN_WAIT_SCOPE "cluster"
+#endif
+
 namespace rnnkern::device {
 
 using Mbarrier = uint64_t;
@@ -91,7 +97,7 @@ RNNKERN_DEVICE void wait(Mbarrier* barrier, int parity) {
     uint32_t done;
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.acquire." RNNKERN_WAIT_SCOPE ".shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(address), "r"(parity)

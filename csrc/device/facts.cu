@@ -1,8 +1,8 @@
 #include "device/facts.h"
 
-#include <cuda_runtime_api.h>
-
 #include <map>
+
+#include "device/launch.h"
 
 namespace rnnkern::device {
 namespace {
@@ -30,7 +30,7 @@ int resident(int blocks, int64_t shared_bytes) {
   return found;
 }
 
-int ask(int index, Facts& facts) {
+cudaError_t ask(int index, Facts& facts) {
   int shared_bytes = 0;
   const auto ask = [index](int* value, cudaDeviceAttr what) { return cudaDeviceGetAttribute(value, what, index); };
   if (const auto error = ask(&facts.major, cudaDevAttrComputeCapabilityMajor)) return error;
@@ -57,8 +57,15 @@ int facts_of(int index, Facts& facts) {
     return cudaSuccess;
   }
   facts = {};
-  const int error = ask(index, facts);
+  const int error = reported(ask(index, facts));
   if (!error) known[index] = facts;
+  return error;
+}
+
+int capturing(void* stream, bool& captures) {
+  auto status = cudaStreamCaptureStatusNone;
+  const int error = reported(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+  captures = status != cudaStreamCaptureStatusNone;
   return error;
 }
 

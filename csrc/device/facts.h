@@ -17,6 +17,9 @@ struct Facts {
 // Of the device with this index; asked of the driver once. Returns a cudaError_t; 0 is success.
 int facts_of(int index, Facts& facts);
 
+// Whether a CUDA graph records what is given to the stream. Returns a cudaError_t.
+int capturing(void* stream, bool& captures);
+
 const char* error_name(int error);
 
 }  // namespace rnnkern::device

@@ -31,6 +31,13 @@ struct Launch {
 
 #if defined(__CUDACC__)
 
+// The error of a call, which the runtime forgets: whoever asks it for the last one, PyTorch after its next kernel,
+// would take it for its own.
+inline int reported(cudaError_t error) {
+  if (error) cudaGetLastError();
+  return error;
+}
+
 // 0 says nothing.
 template <class Kernel>
 constexpr int least_blocks() {
@@ -50,7 +57,7 @@ __global__ void __launch_bounds__(Kernel::threads, least_blocks<Kernel>())
 // Blocks that wait for each other would wait for ever, did not all of them run: success says that the current device
 // holds them at once.
 template <class Kernel>
-int prove_resident(const Launch& shape) {
+cudaError_t prove_resident(const Launch& shape) {
   int index, multiprocessors, each;
   if (const auto error = cudaGetDevice(&index)) return error;
   if (const auto error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index)) return error;
@@ -62,7 +69,7 @@ int prove_resident(const Launch& shape) {
 }
 
 template <class Kernel>
-int launch(const Launch& shape, const typename Kernel::Problem& problem, void* stream) {
+cudaError_t start(const Launch& shape, const typename Kernel::Problem& problem, void* stream) {
   if (shape.blocks == 0) return cudaSuccess;
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = entry<Kernel>;
@@ -96,8 +103,12 @@ int launch(const Launch& shape, const typename Kernel::Problem& problem, void* s
     attribute.val.cooperative = 1;
   }
   void* arguments[] = {const_cast<typename Kernel::Problem*>(&problem)};
-  const auto error = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
-  return error ? error : cudaGetLastError();
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+template <class Kernel>
+int launch(const Launch& shape, const typename Kernel::Problem& problem, void* stream) {
+  return reported(start<Kernel>(shape, problem, stream));
 }
 
 #else

@@ -9,11 +9,14 @@ namespace rnnkern::device {
 namespace {
 
 Facts pretended{9, 0, 1, 227 * 1024, {}};
+bool pretends_capture = false;
 
 void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t clusters_of_8,
                int64_t clusters_of_16) {
   pretended = {int(major), int(minor), int(multiprocessors), shared_bytes, {int(clusters_of_8), int(clusters_of_16)}};
 }
+
+void set_capturing(bool captures) { pretends_capture = captures; }
 
 void set_seed_of(int64_t seed) { set_seed(uint64_t(seed)); }
 
@@ -21,6 +24,11 @@ void set_seed_of(int64_t seed) { set_seed(uint64_t(seed)); }
 
 int facts_of(int, Facts& facts) {
   facts = pretended;
+  return 0;
+}
+
+int capturing(void*, bool& captures) {
+  captures = pretends_capture;
   return 0;
 }
 

@@ -43,7 +43,9 @@ struct Driver : GivensCall {
   // What kernels of both directions are told.
   void prepare(Problem<T>& problem) {
     if (layout.packed()) {
-      table = layout.on_device_of(u);
+      bool captured;
+      succeed(device::capturing(stream, captured));
+      table = layout.on_device_of(u, "givens_recurrence", captured);
       sequences.rows = read<int64_t>(table);
       sequences.lengths = sequences.rows + sequences.steps + 1;
     }

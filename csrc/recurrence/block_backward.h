@@ -99,7 +99,7 @@ struct BlockBackwardKernel {
     S* x = carver.take<S>(2 * Tile::x_size);
     for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
-    tile.load(p.R + head * Cell::gates * d * d, d, memory);
+    tile.load(matrix_of_head(p.R, head, Cell::gates, d), d, memory);
 
     int b[values], length[values];
     A carry[values][Cell::states], params[values][Cell::params + 1], dparams[values][Cell::params + 1] = {};

@@ -43,7 +43,7 @@ struct BlockForwardKernel {
     S* operand = x + 2 * Tile::x_size;
     for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
-    tile.load(p.R + head * Cell::gates * d * d, d, memory);
+    tile.load(matrix_of_head(p.R, head, Cell::gates, d), d, memory);
     device::block_barrier();
 
     int b[values], length[values];

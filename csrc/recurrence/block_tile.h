@@ -24,6 +24,12 @@ RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int g
   return gate < gates && unit < d && column < d ? R[(gate * d + unit) * d + column] : S{};
 }
 
+// Where the R (gates*d, d) of a head begins: of many heads, more elements than an int counts.
+template <class S>
+RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
+  return R + int64_t(head) * (gates * d * d);
+}
+
 // ---- 16-bit storage: tensor cores, 8 sequences
 
 // A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and

@@ -49,7 +49,9 @@ struct CudaDriver {
                 call.reset ? read<bool>(*call.reset) : nullptr,
                 steps.reverse};
     if (call.layout.packed()) {
-      table = call.layout.on_device_of(call.u);
+      bool captured;
+      succeed(device::capturing(stream, captured));
+      table = call.layout.on_device_of(call.u, "recurrence", captured);
       sequence.offsets = read<int64_t>(table);
       sequence.lengths = sequence.offsets + steps.count + 1;
     }

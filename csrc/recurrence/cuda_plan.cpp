@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
 constexpr int64_t least_cluster_chunk = 256;
 constexpr int64_t most_size = INT32_MAX / 8;
+constexpr int64_t most_hidden = int64_t(1) << 24;  // block kernels count what lies between sequences of a tile in int
 constexpr int64_t rows_per_multiprocessor = 32;
 
 template <class S>
@@ -33,6 +34,7 @@ std::string refuse_block(Plan& plan, const device::Facts& facts, int place, Scal
   if (dtype == ScalarType::Double) return "float64 has no block kernel";
   if (facts.major < 8) return "the block kernel needs compute capability 8.0";
   if (sizes.most() > most_size) return "sizes beyond 2^28 have no block kernel";
+  if (sizes.hidden > most_hidden) return "H beyond 2^24 has no block kernel";
   plan.padded = *fits;
   if (dtype == ScalarType::Float) shapes<float>(plan, place);
   if (dtype == ScalarType::BFloat16) shapes<device::bfloat16>(plan, place);

@@ -93,7 +93,9 @@ struct Driver {
 
     rows = {steps, batch, n, nullptr, nullptr, reset ? read<bool>(*reset) : nullptr};
     if (layout.packed()) {
-      table = layout.on_device_of(s0);
+      bool captured;
+      succeed(device::capturing(stream, captured));
+      table = layout.on_device_of(s0, "relevancy_recurrence", captured);
       rows.offsets = read<int64_t>(table);
       rows.lengths = rows.offsets + steps + 1;
     }

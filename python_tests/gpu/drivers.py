@@ -14,6 +14,7 @@ OWN = (
     "set_facts(int major, int minor, int multiprocessors, int shared_bytes, int clusters_of_8=0, "
     "int clusters_of_16=0) -> ()",
     "set_seed(int seed) -> ()",
+    "set_capturing(bool captures) -> ()",
 )
 
 
@@ -27,7 +28,8 @@ class Family(NamedTuple):
     def build(self, flags: tuple[str, ...] = ()) -> Path:
         """For the interpreter."""
         folder = Path(torch.__file__).parent
-        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-isystem", f"{folder}/include"]
+        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-Ibuild/ninja"]
+        own += ["-isystem", f"{folder}/include"]
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
         common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")]
         sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)

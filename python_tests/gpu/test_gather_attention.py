@@ -62,6 +62,20 @@ def test_kernels_compile_ahead_of_time(hidden, slots, dtype, arch):
         assert "red.global" not in made.asm["ptx"]
 
 
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_first_call_on_a_gpu():
+    q, u, h, idx, v = gather_sample(2, 5, 7, 4, 9, dtype=torch.float64)
+    results = []
+    for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
+        leaves = [x.to(device, dtype).requires_grad_() for x in (q, u, h, v)]
+        out = gather_attention(*leaves[:3], idx.to(device), leaves[3])
+        results.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    for found, wanted in zip(*results, strict=True):
+        assert (found.cpu() - wanted).norm() <= 1e-5 * wanted.norm()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(2, 5, 7, 4, 9), (3, 300, 40, 20, 128), (2, 500, 3, 2, 33)], ids=str)

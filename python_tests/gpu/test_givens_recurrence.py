@@ -153,6 +153,17 @@ def test_halves_are_the_whole(place):
         assert torch.equal(state, last)
 
 
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", [F32, C64])
+def test_the_first_call(dtype, place):
+    sample = givens_recurrence_sample(dtype=dtype, packed=True, reset=True)
+    found, truth = (scan_outputs_and_gradients(op, x) for op, x in
+                    ((place, sample), (reference.givens_recurrence, sample.to(F64))))  # fmt: skip
+    for name, x in truth.items():
+        assert (as_reals(found[name]) - as_reals(x)).norm() <= 1e-5 * as_reals(x).norm()
+
+
 def test_kernels_are_counted(place):
     for dtype, kind, precision in ((F32, "real", "float32"), (C128, "complex", "float64")):
         sample = givens_recurrence_sample(dtype=dtype)

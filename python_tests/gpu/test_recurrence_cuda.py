@@ -114,6 +114,12 @@ def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
         torch.testing.assert_close(results, wanted)
 
 
+def test_packed_input_is_not_captured(gpu):
+    sample = sample_of("lstm", "block", gpu, packed=True)
+    with pytest.raises(RuntimeError, match="packed input cannot be captured"):
+        captured(lambda: recurrence(*sample.args, **sample.kwargs))
+
+
 def test_a_second_device_is_served_where_its_tensors_are(gpu, monkeypatch):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")

@@ -89,6 +89,13 @@ def test_sizes_beyond_32_bits_go_step_by_step(sizes):
     assert plan("tanh", torch.float32, (*largest, 8, 1), H100)["kernel"] == "block"
 
 
+def test_rows_too_wide_for_an_int_go_step_by_step():
+    """Between sequences of a tile lie several times G H elements."""
+    assert plan("lstm", torch.float32, (1, 8, 2**24, 2**17), H100)["kernel"] == "block"
+    wider = plan("lstm", torch.float32, (1, 8, 2**25, 2**18), H100)
+    assert wider["reason"] == "H beyond 2^24 has no block kernel"
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_memory_that_is_too_small_says_so(dtype):
     """Exactly at the limit the block kernel runs; one byte less and it does not."""

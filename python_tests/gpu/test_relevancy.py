@@ -81,6 +81,14 @@ OPTIONS = {
 }
 
 
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_the_first_call(cell, place):
+    torch.manual_seed(1)
+    assert check_close(place, call_of(cell, 7, 3, 20, packed=True, reset=0.3))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
 def test_every_cell_and_option_in_float32_is_as_close_to_the_truth_as_plain_pytorch(cell, options, place):

@@ -167,6 +167,18 @@ def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
         assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # what is next comes while this is used
 
 
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_first_call_on_a_gpu():
+    spectrum = Spectrum(16)
+    A = spectrum.matrix.to("cuda", torch.float32).requires_grad_()
+    V = skew_exp(A)
+    (gradient,) = torch.autograd.grad(V, A, torch.eye(16, device="cuda"))
+    assert (V.cpu() - spectrum.exp(1.0)).norm() <= 6e-7 * 4
+    assert (gradient.cpu() - spectrum.gradient(1.0, torch.eye(16, dtype=torch.float64))).norm() <= 1e-6 * 4
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("size", [2, 16, 64, 100, 300, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,38 +1,74 @@
 """The stages of ``make gpu``, without a GPU: what they would run, and how the runner treats what goes wrong."""
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from perf import gpu, record
-from perf.gpu import Stage
+from perf import gpu, gpu_stages, record
+from perf.gpu_stages import CALLS, FAMILIES, Command, Stage, Target
 
 FOLDER = Path("results")
 
 
 def python(code: str, name: str = "a", limit: float = 30.0, **options) -> Stage:
-    return Stage(name, limit, lambda left: [[sys.executable, "-c", code]], **options)
+    return Stage(name, limit, lambda left: [Command("code", [sys.executable, "-c", code])], **options)
 
 
 def ended(stages: list[Stage], logs: Path, total: float = 60.0) -> list[gpu.Result]:
     return list(gpu.run(stages, logs, total))
 
 
-def commands(name: str, left: float = 100.0, quick: bool = False) -> list[str]:
-    (stage,) = gpu.plan([name], FOLDER, quick, (9, 0))
-    return [" ".join(command) for command in stage.commands(left)]
+def stage_of(name: str, call: int | None = None, quick: bool = False) -> Stage:
+    (stage,) = gpu_stages.plan([name], Target((9, 0), FOLDER, call, quick))
+    return stage
+
+
+def commands(name: str, left: float = 100.0, **options) -> list[str]:
+    return [shlex.join(command.arguments) for command in stage_of(name, **options).commands(left)]
+
+
+def run_script(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "perf.gpu", *arguments]
+    return subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, check=False, **options)
+
+
+# ---- without a GPU
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dry_run_says_what_each_stage_would_do(call, tmp_path):
+    done = run_script("--call", str(call), "--dry-run", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (packed,) = tmp_path.iterdir()
+    with tarfile.open(packed) as tar:
+        said = tar.extractfile(f"call{call}/logs/plan.log").read().decode()
+    assert done.stdout.startswith(said)
+    for name, seconds in CALLS[call].items():
+        assert f"{name}: at most {seconds:g} s" in said
+        for command in gpu_stages.plan([name], Target((9, 0), FOLDER, call))[0].commands(seconds):
+            assert shlex.join(command.arguments[:3]) in said
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_limits_add_up_to_less_than_the_calls(call):
+    assert sum(CALLS[call].values()) <= gpu_stages.CALL_SECONDS - gpu_stages.RESERVED
+    assert (CALLS[call]["build"], CALLS[1]["smoke"]) == (420, 90)
+    assert all(seconds > gpu.GRACE for seconds in CALLS[call].values())
 
 
 def test_without_a_gpu_it_says_what_it_needs():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = subprocess.run([sys.executable, "-m", "perf.gpu"], cwd=record.ROOT, capture_output=True, text=True)
+    done = run_script("--call", "1")
     assert done.returncode != 0
     assert "needs a CUDA device and nvcc: PyTorch" in done.stderr
     assert "Traceback" not in done.stderr
@@ -45,141 +81,244 @@ def test_it_builds_before_it_needs_what_is_built():
 
 def test_without_nvcc_it_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "find", lambda program: None)
+    monkeypatch.setattr(gpu_stages, "find", lambda program: None)
     with pytest.raises(SystemExit, match="needs a CUDA device and nvcc: nvcc is not on PATH"):
         gpu.main(["--stages", "build"])
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
-def test_make_uses_the_python_that_is_there():
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [([], "--call 1"), (["CALL=3", "DRY=1"], "--call 3 --dry-run"),
+     (["OUT=some folder", "STAGES=smoke tables"], "--stages smoke tables --out 'some folder'")],
+    ids=str,
+)  # fmt: skip
+def test_make_uses_the_python_that_is_there(given, wanted):
     done = subprocess.run(
-        ["make", "-n", "--no-print-directory", "gpu", "PYTHON=python9", "OUT=some folder", "STAGES=smoke measure"],
+        ["make", "-n", "--no-print-directory", "gpu", "PYTHON=python9", *given],
         cwd=record.ROOT, env=os.environ | {"MAKEFLAGS": ""}, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.stdout.strip() == "python9 -m perf.gpu --out 'some folder' --stages smoke measure"
+    assert " ".join(done.stdout.replace("\\\n", "").split()) == f"python9 -m perf.gpu {wanted}"
+
+
+# ---- what stages run
 
 
 def test_stages_come_in_order_and_alone():
-    names = ["build", "smoke", "conformance", "tests", "sanitize", "measure"]
-    assert [stage.name for stage in gpu.plan(names[::-1], FOLDER, False, (9, 0))] == names
-    assert [stage.name for stage in gpu.plan(["measure", "smoke"], FOLDER, False, (9, 0))] == ["smoke", "measure"]
+    names = list(CALLS[1])
+    assert [stage.name for stage in gpu_stages.plan(names[::-1], Target((9, 0), FOLDER, 1))] == names
+    assert [stage.name for stage in gpu_stages.plan(["tables", "smoke"], Target((9, 0), FOLDER))] == ["smoke", "tables"]
     with pytest.raises(SystemExit):
         gpu.parse(["--stages", "made_up"])
 
 
-def test_the_build_is_for_this_device(monkeypatch):
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    (stage,) = gpu.plan(["build"], FOLDER, False, (9, 0))
-    assert stage.environment == {"TORCH_CUDA_ARCH_LIST": "9.0", "RNNKERN_CUDA": "1"}
-    package, primitives = commands("build")
+def test_the_build_is_for_this_device_and_what_the_call_uses(monkeypatch):
+    for name in ("TORCH_CUDA_ARCH_LIST", "RNNKERN_CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    found = {call: dict(stage_of("build", call=call).environment) for call in CALLS}
+    assert {made["TORCH_CUDA_ARCH_LIST"] for made in found.values()} == {"9.0"}
+    assert [made["RNNKERN_SIMD_LEVELS"] for made in found.values()] == ["plain", "plain", "host"]
+    limited = [call for call, made in found.items() if "-DRNNKERN_SPIN_LIMIT" in made.get("RNNKERN_CXXFLAGS", "")]
+    assert limited == [1]
+    package, primitives, _ = commands("build")
     assert package == f"{sys.executable} setup.py build_ext --inplace"
-    assert "build_library('cuda')" in primitives
+    assert "build_library" in primitives
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    (stage,) = gpu.plan(["build"], FOLDER, False, (9, 0))
-    assert stage.environment["TORCH_CUDA_ARCH_LIST"] == "8.0"
+    assert stage_of("build").environment["TORCH_CUDA_ARCH_LIST"] == "8.0"
 
 
-def test_tests_on_the_gpu_run_in_one_process(monkeypatch):
-    monkeypatch.setattr(gpu, "importable", lambda package: True)
-    on_gpu, elsewhere = commands("tests")
-    assert on_gpu.endswith("python_tests/gpu")
-    assert "--ignore=python_tests/gpu --ignore=python_tests/packaging -n 4" in elsewhere
-    for name in ("smoke", "conformance"):
-        (command,) = commands(name)
-        assert command.endswith(f"python_tests/gpu -m {name}")
+@pytest.mark.parametrize("name", ["families", "sanitize", "tests"])
+def test_each_family_has_a_process_of_its_own(name, monkeypatch):
+    monkeypatch.setattr(gpu_stages, "find", lambda program: f"/opt/{program}")
+    found = commands(name)
+    assert all("--maxfail=3" in command for command in found)
+    times = {"sanitize": len(gpu_stages.TOOLS)}.get(name, 1)
+    for file, *_ in FAMILIES.values():
+        assert sum(f"/{file}" in command for command in found) == times * sum(f[0] == file for f in FAMILIES.values())
 
 
-def test_every_tool_of_the_sanitizer_runs(monkeypatch):
-    monkeypatch.setattr(gpu, "find", lambda program: f"/opt/{program}")
+def test_memcheck_and_racecheck_run(monkeypatch):
+    monkeypatch.setattr(gpu_stages, "find", lambda program: f"/opt/{program}")
     found = commands("sanitize")
-    assert [command.split(" --tool ")[1].split()[0] for command in found] == ["memcheck", "racecheck", "synccheck"]
+    assert {command.split(" --tool ")[1].split()[0] for command in found} == {"memcheck", "racecheck"}
     assert all(command.startswith("/opt/compute-sanitizer --error-exitcode 1") for command in found)
 
 
+@pytest.mark.parametrize("mark", ["smoke", "sanitize"])
+def test_every_family_has_a_first_call_and_one_for_the_sanitizer(mark):
+    """Pytest fails where nothing is selected."""
+    command = [sys.executable, "-m", "pytest", "python_tests/gpu", "--collect-only", "-q", "-m", mark]
+    environment = os.environ | {"RNNKERN_GPU_TESTS": "cuda"}
+    done = subprocess.run(command, cwd=record.ROOT, env=environment, capture_output=True, text=True, check=True)
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    for name, (file, *options) in FAMILIES.items():
+        wanted = options[1] if options else ""
+        assert any(f"/{file}::" in test and wanted in test.partition("::")[2] for test in found), name
+
+
 def test_measurements_get_the_time_that_is_left():
-    (command,) = commands("measure", left=85.0)
-    assert command.endswith("-m perf.measure_gpu --out results --minutes 1.00")
-    (command,) = commands("measure", left=1.0, quick=True)
-    assert command.endswith("--minutes 0.00 --quick")
+    (command,) = commands("tables", left=85.0)
+    assert "-m perf.measure_gpu --out results --minutes 1.00 --sections short" in command
+    (command,) = commands("memory", left=1.0, quick=True)
+    assert command.endswith("--minutes 0.08 --quick --sections memory")
+
+
+def test_a_cpu_is_measured_by_its_threads(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    found = [command.split("--threads ")[1].split()[0] for command in commands("cpu")]
+    assert found == ["1", "2", "4", "8", "16"]
 
 
 def test_what_is_absent_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "importable", lambda package: False)
-    monkeypatch.setattr(gpu, "find", lambda program: None)
-    assert "matplotlib is absent: no pictures" in gpu.absent()
-    assert "-n" not in commands("tests")[1].split()
-    smoke, sanitize = gpu.plan(["smoke", "sanitize"], FOLDER, False, (9, 0))
-    assert sanitize.lacks == "pytest"
-    (result,) = ended([smoke], tmp_path)
-    assert (result.said, result.failed) == ("left out: pytest is absent", False)
-    monkeypatch.setattr(gpu, "importable", lambda package: True)
-    (sanitize,) = gpu.plan(["sanitize"], FOLDER, False, (9, 0))
-    assert sanitize.lacks == "compute-sanitizer"
+    monkeypatch.setattr(gpu_stages, "importable", lambda package: False)
+    monkeypatch.setattr(gpu_stages, "find", lambda program: None)
+    assert "matplotlib is absent: no pictures" in gpu_stages.absent()
+    assert stage_of("sanitize").lacks == "pytest"
+    (result,) = ended([stage_of("smoke")], tmp_path)
+    assert (result.said, result.failed) == ("left out: pytest is absent", ())
+    monkeypatch.setattr(gpu_stages, "importable", lambda package: True)
+    assert stage_of("sanitize").lacks == "compute-sanitizer"
 
 
-def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(tmp_path):
+# ---- the runner
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE", 0.5)
+
+
+def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(impatient, tmp_path):
+    """Even where it does not mind being interrupted."""
     marker = tmp_path / "alive"
-    child = f"import time, pathlib; time.sleep(3); pathlib.Path({str(marker)!r}).touch()"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    child = f"{deaf}; import pathlib; time.sleep(4); pathlib.Path({str(marker)!r}).touch()"
+    code = f"{deaf}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     begun = time.monotonic()
-    first, second = ended([python(code, limit=0.5), python("pass", "b")], tmp_path)
-    assert time.monotonic() - begun < 3
-    assert (first.said, first.failed) == ("killed at its limit of 0 s", True)
-    assert (second.said, second.failed) == ("passed", False)
-    time.sleep(max(begun + 4 - time.monotonic(), 0))
+    first, second = ended([python(code, limit=1.0), python("pass", "b")], tmp_path)
+    assert time.monotonic() - begun < 4
+    assert first.said == "code was stopped at the limit"
+    assert first.failed == (tmp_path / "a-code.log",)
+    assert (second.said, second.failed) == ("passed", ())
+    time.sleep(max(begun + 5 - time.monotonic(), 0))
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(("name", "runs"), [("smoke", False), ("build", False), ("conformance", True), ("tests", True)])
+def test_what_is_stopped_says_where_it_stood(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "GRACE", 3)
+    code = "import time\ndef hangs():\n    print('begun', flush=True)\n    time.sleep(30)\nhangs()"
+    (result,) = ended([python(code, limit=6.0)], tmp_path)
+    assert result.said == "code was stopped at the limit"
+    log = result.failed[0].read_text()
+    assert "begun" in log
+    assert "in hangs" in log
+    assert "KeyboardInterrupt" in log
+
+
+@pytest.mark.parametrize(("name", "runs"), [("smoke", False), ("build", False), ("families", True), ("tests", True)])
 def test_what_a_failure_stops(name, runs, tmp_path):
-    failing, later = ended([python("raise SystemExit(3)", name), python("pass", "measure")], tmp_path)
-    assert (failing.said, failing.failed) == ("failed with 3", True)
+    failing, later = ended([python("raise SystemExit(3)", name), python("pass", "tables")], tmp_path)
+    assert failing.said == "code failed with 3"
+    assert failing.failed
     assert later.said == ("passed" if runs else f"not run, since {name} has failed")
     assert not later.failed
 
 
-def test_nothing_begins_when_the_time_is_up(tmp_path):
-    first, second = ended([python("import time; time.sleep(9)"), python("pass", "b")], tmp_path, total=0.5)
-    assert "killed" in first.said
-    assert (second.said, second.failed) == ("not run: the time is up", True)
+def test_a_stage_may_take_what_those_before_it_left(impatient, tmp_path):
+    stages = [python("pass", limit=8.0), python("import time; time.sleep(2)", "b", limit=1.0)]
+    assert [result.said for result in ended(stages, tmp_path)] == ["passed", "passed"]
 
 
-def test_every_command_of_a_stage_runs(tmp_path):
-    stage = Stage("sanitize", 30, lambda left: [[sys.executable, "-c", f"raise SystemExit({k})"] for k in (1, 0, 2)])
-    (result,) = ended([stage], tmp_path)
-    assert result.said == "failed with 1, failed with 2"
-    assert (tmp_path / "sanitize.log").read_text().count("$ ") == 3
+def test_nothing_begins_when_the_time_is_up(impatient, tmp_path):
+    first, second = ended([python("import time; time.sleep(9)"), python("pass", "b")], tmp_path, total=1.0)
+    assert "stopped" in first.said
+    assert second.said == "not run: the time is up"
+    assert second.failed
+
+
+def test_every_command_of_a_stage_runs_with_a_log_of_its_own(tmp_path):
+    codes = {"x": 1, "y": 0, "z": 2}
+    todo = [Command(name, [sys.executable, "-c", f"raise SystemExit({code})"]) for name, code in codes.items()]
+    for at_once in (1, 2):
+        (result,) = ended([Stage("sanitize", 30, lambda left: list(todo), at_once=at_once)], tmp_path)
+        assert sorted(result.said.split(", ")) == ["x failed with 1", "z failed with 2"]
+        assert sorted(log.name for log in result.failed) == ["sanitize-x.log", "sanitize-z.log"]
+        assert (tmp_path / "sanitize-y.log").read_text().startswith("$ ")
+
+
+def test_commands_run_at_once(tmp_path):
+    """Each waits for what the other writes."""
+    code = (
+        "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:])\nmine.touch()\n"
+        "while not other.exists(): time.sleep(0.01)"
+    )
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    todo = [Command(name, [sys.executable, "-c", code, *files]) for name, files in (("x", (a, b)), ("y", (b, a)))]
+    (result,) = ended([Stage("families", 20, lambda left: list(todo), at_once=2)], tmp_path)
+    assert result.said == "passed"
 
 
 def test_a_stage_finds_the_checkout_and_knows_of_the_hardware(tmp_path):
     code = "import os, rnnkern; print(os.environ['RNNKERN_GPU_TESTS'], os.environ['MORE'], rnnkern.__file__)"
     (result,) = ended([python(code, environment={"MORE": "said"})], tmp_path)
     assert not result.failed
-    assert f"cuda said {record.ROOT}/rnnkern" in (tmp_path / "a.log").read_text()
+    assert f"cuda said {record.ROOT}/rnnkern" in (tmp_path / "a-code.log").read_text()
 
 
 def test_logs_stay_small(tmp_path):
-    ended([python("print('x' * 79 + '\\n' * 1, end='') or [print('y' * 79) for _ in range(9999)]")], tmp_path)
-    text = (tmp_path / "a.log").read_text()
+    ended([python("[print('y' * 79) for _ in range(9999)]")], tmp_path)
+    text = (tmp_path / "a-code.log").read_text()
     assert len(text) < gpu.LOG_BYTES + 99
     assert text.startswith("...\n")
     assert text.endswith("y\n")
 
 
+# ---- the whole script, on a device that is pretended
+
+PRETENDED = """
+import sys, torch
+from perf import gpu, gpu_stages, record
+from perf.gpu_stages import Command, Stage
+torch.cuda.is_available = lambda: True
+torch.cuda.get_device_capability = lambda device: (9, 0)
+record.device_name = lambda device: "NVIDIA H200"
+def stage(name, code):
+    return Stage(name, 60, lambda left: [Command("code", [sys.executable, "-c", code])])
+gpu_stages.plan = lambda names, target: [stage("tests", {code!r}), stage("tables", "pass")]
+gpu.main(["--stages", "tests", "tables", "--out", {out!r}])
+"""
+
+
+def logs_in(packed: Path) -> set[str]:
+    with tarfile.open(packed) as tar:
+        return {Path(name).name for name in tar.getnames() if name.endswith(".log")}
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_printed(fails, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(record, "device_name", lambda device: "NVIDIA H200")
-    stages = [python("print('why')\nraise SystemExit(1)" if fails else "pass", "tests"), python("pass", "measure")]
-    monkeypatch.setattr(gpu, "plan", lambda *arguments: stages)
-    with pytest.raises(SystemExit) as ending:
-        gpu.main(["--stages", "tests", "measure", "--out", str(tmp_path)])
-    assert bool(ending.value.code) == fails
-    lines = capsys.readouterr().out.splitlines()
+def test_what_is_printed_and_archived(fails, tmp_path):
+    code = PRETENDED.format(code="print('why')\nraise SystemExit(1)" if fails else "pass", out=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], cwd=record.ROOT, capture_output=True, text=True)
+    assert done.returncode == fails, done.stderr
+    lines = done.stdout.splitlines()
     assert lines[0].startswith("NVIDIA H200, PyTorch")
-    assert "python_tests/packaging is left out: it installs over the network" in lines
-    assert any(line.startswith("tests ") and line.endswith("failed with 1" if fails else "passed") for line in lines)
+    said = "code failed with 1" if fails else "passed"
+    assert any(line.startswith("tests ") and line.endswith(said) for line in lines)
     assert ("    why" in lines) == fails
     assert "recurrence.csv: nothing was measured" in lines
     assert lines[-1].startswith("failed: tests; " if fails else "all passed; ")
+    assert [path.name for path in tmp_path.iterdir()] == ["stages.tar.gz"]
+    assert logs_in(tmp_path / "stages.tar.gz") == {"tests-code.log", "tables-code.log"}
+
+
+def test_what_there_is_is_archived_when_the_script_is_ended(tmp_path):
+    begun = tmp_path / "begun"
+    code = PRETENDED.format(
+        code=f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)", out=str(tmp_path / "out")
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=record.ROOT, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) != 0
+    assert logs_in(tmp_path / "out" / "stages.tar.gz") == {"tests-code.log"}

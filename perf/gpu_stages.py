@@ -1,0 +1,208 @@
+"""What ``make gpu`` runs: three calls of at most ten minutes, each of which builds what its machine has not built yet.
+
+The seconds that a stage leaves go to those after it; what it is given here, nobody takes from it.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+CALL_SECONDS = 600
+RESERVED = 15
+"""Seconds of a call that are no stage's: for the start, and for what remains to be written."""
+BUILD = 420
+CALLS: dict[int, dict[str, float]] = {
+    1: {"build": BUILD, "smoke": 90, "conformance": 30, "families": 45},
+    2: {"build": BUILD, "sanitize": 90, "wait": 45, "tests": 30},
+    3: {"build": BUILD, "tables": 60, "memory": 20, "cpu": 75, "flashrnn": 10},
+}
+"""Of each call the stages, in order, and their seconds."""
+STAGES = tuple(dict.fromkeys(name for stages in CALLS.values() for name in stages))
+NEEDED = ("build", "smoke")
+"""Without these nothing after them would work."""
+
+RECURRENCE = "test_recurrence.py"
+ON_A_GPU = ("-k", "on_a_gpu")  # Triton's other tests need none
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "block": (RECURRENCE, "-k", "block"),
+    "stepwise": (RECURRENCE, "-k", "stepwise"),
+    "cluster": ("test_recurrence_cluster.py",),
+    "cluster_tf32": ("test_recurrence_tf32.py",),
+    "grid": ("test_recurrence_grid.py",),
+    "relevancy": ("test_relevancy.py",),
+    "relevancy_cluster": ("test_relevancy_cluster.py",),
+    "givens": ("test_givens_recurrence.py",),
+    "linear_scan": ("test_linear_scan.py", *ON_A_GPU),
+    "moment_filter": ("test_moment_filter.py", *ON_A_GPU),
+    "skew_exp": ("test_skew_exp.py", *ON_A_GPU),
+    "gather_attention": ("test_gather_attention.py", *ON_A_GPU),
+}
+"""Of each family of kernels its tests in python_tests/gpu. A kernel that traps takes its process's CUDA context with
+it: each family has its own."""
+TESTS = FAMILIES | {"calls": ("test_recurrence_calls.py",), "streams": ("test_recurrence_cuda.py",)}
+AT_ONCE = 4
+"""Processes that share the GPU where nothing is timed."""
+TOOLS = ("memcheck", "racecheck")
+SPIN_NS = 2_000_000_000
+"""Of the first call: a wait that takes longer traps instead of hanging, and names itself by its kernel."""
+MARGIN = 25
+"""Seconds that the last measurements take beyond their deadline: a case, the pictures, the tables."""
+STUCK = 20
+"""Seconds after which a test says where it stands."""
+USES = {
+    "pytest": "no tests",
+    "hypothesis": "no tests of drawn calls",
+    "matplotlib": "no pictures",
+    "flashrnn": "no comparison with FlashRNN",
+}
+"""What goes with a package."""
+
+
+class Command(NamedTuple):
+    name: str  # of its log
+    arguments: list[str]
+
+
+class Stage(NamedTuple):
+    name: str
+    limit: float
+    commands: Callable[[float], list[Command]]  # from the seconds that are left
+    lacks: str | None = None  # what it cannot run without
+    environment: Mapping[str, str] = {}
+    at_once: int = 1
+
+
+class Target(NamedTuple):
+    """What the stages are for."""
+
+    capability: tuple[int, int]
+    folder: Path  # of results
+    call: int | None = None  # or stages of several
+    quick: bool = False  # tiny measurements
+
+
+def importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def absent() -> list[str]:
+    return [f"{package} is absent: {loss}" for package, loss in USES.items() if not importable(package)]
+
+
+def find(program: str) -> str | None:
+    """On PATH or in the toolkit."""
+    places = (program, f"{os.environ.get('CUDA_HOME')}/bin/{program}", f"/usr/local/cuda/bin/{program}")
+    return next(filter(None, map(shutil.which, places)), None)
+
+
+def limit_of(name: str) -> float:
+    return next(stages[name] for stages in CALLS.values() if name in stages)
+
+
+def pytest(*selected: str) -> list[str]:
+    """Whatever plugins and warnings that machine has."""
+    options = ["-q", "-rs", "--maxfail=3", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default"]
+    return [sys.executable, "-m", "pytest", *options, "-o", f"faulthandler_timeout={STUCK}", *selected]
+
+
+def of_family(name: str, *options: str) -> list[str]:
+    file, *rest = TESTS[name]
+    return pytest(f"python_tests/gpu/{file}", *rest, *options)
+
+
+def primitives(mark: str) -> Command:
+    return Command("primitives", pytest("python_tests/gpu/test_primitives.py", "-m", mark))
+
+
+def python(name: str, *arguments: str) -> Command:
+    return Command(name, [sys.executable, *arguments])
+
+
+def build_environment(target: Target) -> dict[str, str]:
+    """The architecture of this device alone, and of the CPU's SIMD levels what a call uses."""
+    arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or "{}.{}".format(*target.capability)
+    found = {"RNNKERN_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch}
+    found["RNNKERN_SIMD_LEVELS"] = "plain" if target.call in (1, 2) else "host"
+    if target.call == 1:
+        given = os.environ.get("RNNKERN_CXXFLAGS", "")
+        found["RNNKERN_CXXFLAGS"] = f"{given} -DRNNKERN_SPIN_LIMIT={SPIN_NS}".strip()
+    return found
+
+
+def build(target: Target) -> Callable[[float], list[Command]]:
+    commands = [
+        python("package", "setup.py", "build_ext", "--inplace"),
+        python("primitives", "-c", "from python_tests.gpu import kernels; kernels.build_library('cuda')"),
+        python("machine", "-m", "torch.utils.collect_env"),
+    ]
+    return lambda left: commands
+
+
+def measure(target: Target, *sections: str) -> Callable[[float], list[Command]]:
+    def commands(left: float) -> list[Command]:
+        minutes = f"{max(left - MARGIN, 5) / 60:.2f}"
+        options = ["--out", str(target.folder), "--minutes", minutes, *(["--quick"] if target.quick else [])]
+        return [python(sections[0], "-m", "perf.measure_gpu", *options, "--sections", *sections)]
+
+    return commands
+
+
+CPU = "import sys, pathlib, perf.recurrence as r; r.main(sys.argv[2:], pathlib.Path(sys.argv[1]))"
+
+
+def on_cpu(target: Target) -> Callable[[float], list[Command]]:
+    """An LSTM and a GRU at one size, by the threads; in a folder per number of them."""
+    count = os.cpu_count() or 1
+    threads = [n for n in (1, 2, 4, 8, 16) if n <= count]
+    size = ["--quick"] if target.quick else ["--shapes", "200x100x512", "--seconds", "0.5"]
+    cells = ["--cells", "lstm", "gru"]
+    commands = [
+        python(f"threads_{n}", "-c", CPU, str(target.folder), "--threads", str(n), *cells, *size) for n in threads
+    ]
+    return lambda left: commands
+
+
+def families(mark: str) -> Callable[[float], list[Command]]:
+    return lambda left: [Command(name, of_family(name, "-m", mark)) for name in FAMILIES]
+
+
+def sanitize(sanitizer: str) -> Callable[[float], list[Command]]:
+    def under(tool: str, name: str) -> Command:
+        return Command(f"{tool}_{name}", [sanitizer, "--error-exitcode", "1", "--tool", tool,
+                                          *of_family(name, "-m", "sanitize")])  # fmt: skip
+
+    return lambda left: [under(tool, name) for tool in TOOLS for name in FAMILIES]
+
+
+def plan(names: Sequence[str], target: Target) -> list[Stage]:
+    """The stages of these names, in order."""
+    no_pytest = None if importable("pytest") else "pytest"
+    sanitizer = find("compute-sanitizer")
+    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor is an allocation with bounds of its own
+    threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // AT_ONCE, 1))}
+    waits = [python("wait", "-m", "perf.wait_scope", "--out", str(target.folder))]
+    tables = ("short", "plain", "orthogonal", "relevancy", "scans", "variants")
+    details = {
+        "build": (build(target), None, build_environment(target), 3),
+        "smoke": (lambda left: [primitives("smoke")], no_pytest),
+        "conformance": (lambda left: [primitives("conformance")], no_pytest),
+        "families": (families("smoke"), no_pytest, threads, AT_ONCE),
+        "sanitize": (
+            sanitize(sanitizer or "compute-sanitizer"),
+            no_pytest or (None if sanitizer else "compute-sanitizer"),
+            threads | uncached,
+            AT_ONCE,
+        ),
+        "wait": (lambda left: waits,),
+        "tests": (lambda left: [Command(name, of_family(name)) for name in TESTS], no_pytest, threads, AT_ONCE),
+        "tables": (measure(target, *tables),),
+        "memory": (measure(target, "memory"),),
+        "cpu": (on_cpu(target),),
+        "flashrnn": (measure(target, "flashrnn"), None if importable("flashrnn") else "flashrnn"),
+    }
+    of_call = CALLS[target.call] if target.call else {name: limit_of(name) for name in STAGES}
+    return [Stage(name, limit, *details[name]) for name, limit in of_call.items() if name in names]

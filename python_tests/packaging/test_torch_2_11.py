@@ -1,0 +1,104 @@
+"""The sources and the library against the oldest PyTorch that is supported: its headers compile them, and its libraries
+have what ours asks for.
+
+The wheel is that of RNNKERN_TORCH_2_11_WHEEL, or pip downloads it, half a gigabyte for Linux; pip's cache keeps it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from python_tests.packaging.conftest import ROOT
+from python_tests.packaging.test_wheel import LATER
+
+pytestmark = pytest.mark.proof
+VERSION = "2.11.0"
+SECONDS = 180
+CSRC = ROOT / "csrc"
+LIBRARIES = ("c10", "torch_cpu", "torch_cuda", "torch")
+
+
+@pytest.fixture(scope="module")
+def torch_wheel(tmp_path_factory) -> Path:
+    if given := os.environ.get("RNNKERN_TORCH_2_11_WHEEL"):
+        return Path(given)
+    folder = tmp_path_factory.mktemp("torch")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder]
+    try:
+        subprocess.run([*command, f"torch=={VERSION}"], check=True, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"pip does not get torch {VERSION}: {error.stderr.strip().splitlines()[-1]}")
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip does not get torch {VERSION} within {SECONDS} s; RNNKERN_TORCH_2_11_WHEEL=PATH names a wheel")
+    (wheel,) = folder.iterdir()
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def headers(torch_wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("headers")
+    with zipfile.ZipFile(torch_wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith("torch/include/")])
+    (folder / "build_facts.h").write_text('#define RNNKERN_BUILD_FACTS "{}"\n')
+    (folder / "build_levels.h").write_text("#define RNNKERN_BUILT_LEVELS(X) X(plain)\n")
+    return folder
+
+
+def includes_torch(path: Path) -> bool:
+    """Directly or by one of ours."""
+    text = path.read_text()
+    ours = [CSRC / name for name in re.findall(r'#include "([^"]+/[^"]+)"', text)]
+    return "#include <torch/" in text or any(map(includes_torch, ours))
+
+
+SOURCES = [str(path.relative_to(ROOT)) for path in sorted(CSRC.rglob("*.c*")) if includes_torch(path)]
+
+
+def test_what_nvcc_compiles_needs_no_torch():
+    """Else this would have to compile it too."""
+    assert len(SOURCES) > 20
+    assert not [source for source in SOURCES if source.endswith(".cu")]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources_compile(source, headers):
+    """What is for the interpreter as it is built there, the rest with CUDA."""
+    mode = ["-DRNNKERN_INTERPRET"] if "interpreter" in source else ["-DRNNKERN_WITH_CUDA", "-DUSE_CUDA"]
+    flags = ["-std=c++20", "-fvisibility=hidden", "-fopenmp", *mode]
+    flags += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000", "-Icsrc", f"-I{headers}"]
+    system = [f"{headers}/torch/include", sysconfig.get_path("include")]
+    command = [os.environ.get("CXX", "c++"), "-fsyntax-only", *flags, *(f"-isystem{folder}" for folder in system)]
+    done = subprocess.run([*command, source], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def symbols(library: Path, which: str) -> dict[str, str]:
+    """Each with its kind, C++ names demangled."""
+    command = ["nm", "-D", "-C", which, library]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = (re.fullmatch(r"[0-9a-f]* *(\w) (.+?)(@.*)?", line) for line in lines)
+    return {match[2]: match[1] for match in found}
+
+
+def test_the_library_finds_all_that_it_asks_for(torch_wheel, tmp_path):
+    built = next((ROOT / "rnnkern").glob("_C*.so"), None)
+    if built is None:
+        pytest.skip("the library is not built")
+    asked = symbols(built, "--undefined-only")
+    of_torch = {name for name in asked if re.match(r"(aoti_)?torch_", name) or re.search(r"\b(at|c10|torch)::", name)}
+    assert of_torch
+    offered = set()
+    with zipfile.ZipFile(torch_wheel) as archive:
+        for member in {f"torch/lib/lib{name}.so" for name in LIBRARIES} & set(archive.namelist()):
+            path = Path(archive.extract(member, tmp_path))
+            offered |= symbols(path, "--defined-only").keys()
+            path.unlink()  # hundreds of megabytes
+    missing = of_torch - offered
+    assert missing >= LATER
+    assert {asked[name] for name in missing} == {"w"}, f"{missing} keep torch {VERSION} from loading the library"
