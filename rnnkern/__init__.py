@@ -4,13 +4,16 @@ from typing import Any
 
 from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
 from rnnkern.ops import use
-from rnnkern.swap import replace, restore
+from rnnkern.ops.slow_path import PerformanceWarning
+from rnnkern.swap import explain, replace, restore
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PerformanceWarning",
     "analysis",
     "build_info",
+    "explain",
     "nn",
     "ops",
     "optim",

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, Parameter, RNNBase, init
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -47,6 +48,12 @@ def reset_in_order(
         return reset
     reset = reset if order is None else reset.index_select(1, order)
     return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
+
+
+def spelled(module: Module) -> str:
+    """How a printed model has a module of this package, of which torch.nn has a namesake."""
+    ours = type_before_parametrizations(module).__module__.startswith("rnnkern.nn.")
+    return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
 
 
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
@@ -316,6 +323,9 @@ class Recurrent(RNNBase):
 
     def __prepare_scriptable__(self):
         raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported, torch.export is")
+
+    def _get_name(self) -> str:
+        return spelled(self)
 
     def extra_repr(self) -> str:
         own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0}
