@@ -3,8 +3,8 @@
 from typing import Any
 
 from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
+from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import use
-from rnnkern.ops.slow_path import PerformanceWarning
 from rnnkern.swap import explain, replace, restore
 
 __version__ = "0.1.0"

@@ -16,6 +16,12 @@ import torch
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 
 
+class PerformanceWarning(UserWarning):
+    """rnnkern is many times slower than another installation of it would be: a call runs as plain PyTorch for want of a
+    kernel, or no kernel was built at all. Given once per reason; the message says what to do.
+    ``with rnnkern.use("reference")`` asks for plain PyTorch and gives none."""
+
+
 remedies: dict[str, str] = {}
 """What a user can do about a missing kernel, by the reason that an operator has for not taking it."""
 
@@ -44,7 +50,7 @@ def _load() -> str | None:
     except ImportError as error:
         return _missing(
             f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}",
-            "install rnnkern again beside this torch, with `pip install -v --force-reinstall --no-deps .` in its sources",
+            "install rnnkern again beside it, with `pip install -v --force-reinstall --no-deps .` in its sources",
         )
     return None
 
@@ -154,4 +160,4 @@ def _slower_than_it_could_be() -> str | None:
 
 
 if _slow := _slower_than_it_could_be():
-    warnings.warn(_slow, stacklevel=2)
+    warnings.warn(_slow, PerformanceWarning, stacklevel=2)

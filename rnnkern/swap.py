@@ -78,7 +78,7 @@ def replace(model: Module, *, force: bool = False) -> Report:
 
     These are left: subclasses of torch.nn's layers (derive them from rnnkern's), layers whose ``forward`` was set on
     the instance, layers with parameters of another dtype than float32, float64, bfloat16 and float16, quantized layers,
-    those of a scripted module, and those that rnnkern has no kernel for where they lie, which would run in plain PyTorch.
+    those of a scripted module, and those that would run in plain PyTorch because rnnkern has no kernel where they are.
 
     Args:
         model: any module. Submodules that are not registered are not seen.

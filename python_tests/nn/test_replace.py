@@ -409,7 +409,7 @@ def test_explain_walks_a_model():
     assert rnnkern.explain(model) == dict.fromkeys(names, served)
     with rnnkern.use("reference"):
         forced = rnnkern.explain(model)
-    assert forced == dict.fromkeys(names, [("reference", "forced by use('reference')")])
+    assert forced == {name: [("reference", "forced by use('reference')")] for name in names}
     assert rnnkern.explain(torch.nn.Linear(2, 2)) == {}
     assert rnnkern.explain(model.encoder[1]) == {"": served}
     assert rnnkern.explain(model.encoder[1], torch.randn(T, B, I)) == served

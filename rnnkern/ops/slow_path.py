@@ -2,18 +2,12 @@
 
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rnnkern import _extension
-
-
-class PerformanceWarning(UserWarning):
-    """A call runs as plain PyTorch, many times slower than a kernel, and another installation of rnnkern would have the
-    kernel. Given once per reason; the message says what to do. ``with rnnkern.use("reference")`` asks for plain PyTorch
-    and gives none."""
-
 
 _lock = threading.Lock()
 _said: set[str] = set()
@@ -43,7 +37,7 @@ def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
     warnings.warn(
         f"{operator} runs as plain PyTorch, many times slower than rnnkern's kernel: {why}. To change that: "
         f"{_extension.remedies[why]}. To keep it, without this warning: rnnkern.use('reference')",
-        PerformanceWarning,
+        _extension.PerformanceWarning,
         stacklevel=_level_of_caller(),
     )
 
@@ -54,7 +48,6 @@ warn_once._dynamo_marked_constant = True
 
 def _level_of_caller() -> int:
     """warnings' stacklevel of the first line that is neither rnnkern's nor PyTorch's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("rnnkern", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
+    frames = traceback.walk_stack(sys._getframe(1))
+    packages = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
+    return next((level for level, package in enumerate(packages, 1) if package not in ("rnnkern", "torch")), 1)

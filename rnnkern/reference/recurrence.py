@@ -223,8 +223,8 @@ def recurrence(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; ``save_gates`` and ``save_u`` have no effect
-    here."""
+    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
+    effect."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, gates, *_ = CELLS[cell]
