@@ -50,6 +50,12 @@ def test_an_lstm_given_u_keeps_six_values_a_unit():
     assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs)) == 6 * HIDDEN
 
 
+def test_a_module_may_be_told_to_compute_its_gates_again():
+    module, x = rnnkern.nn.LSTM(5, HIDDEN), torch.randn(STEPS, BATCH, 5)
+    module.save_gates = False
+    assert kept_of_rows(lambda: module(x)) == 5 + 2 * HIDDEN
+
+
 @pytest.mark.parametrize(
     ("module", "values"),
     [

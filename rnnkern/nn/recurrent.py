@@ -70,6 +70,8 @@ class Recurrent(RNNBase):
     num_heads: int = 1
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
+    save_gates: bool | None = None
+    """As in :func:`rnnkern.ops.recurrence`; may be set at any time."""
     _cell: str  # of rnnkern.ops.recurrence
 
     def __init__(
@@ -264,9 +266,11 @@ class Recurrent(RNNBase):
         _, state, batch_sizes, reset = sequence
         masks = reset_of_directions(reset, self.bidirectional)
         states = list(zip(*(s.unbind(0) for s in state), strict=True))
-        noise = {}
+        options = {}
         if self.zoneout or self.recurrent_dropout:
-            noise = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
+            options = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
+        if self.save_gates is not None:
+            options["save_gates"] = self.save_gates
         directions = 2 if self.bidirectional else 1
         calls = []
         for k, names in enumerate(self._all_weights):
@@ -281,7 +285,7 @@ class Recurrent(RNNBase):
                 "params": tuple(rest[2:] if self.bias else rest),
                 "batch_sizes": batch_sizes,
                 "reset": masks[k % directions],
-                **noise,
+                **options,
             }
             calls.append(arguments)
         at_once = 2 if self.bidirectional or self._stacks() else 1
