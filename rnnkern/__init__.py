@@ -3,14 +3,17 @@
 from typing import Any
 
 from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
+from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import use
-from rnnkern.swap import replace, restore
+from rnnkern.swap import explain, replace, restore
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PerformanceWarning",
     "analysis",
     "build_info",
+    "explain",
     "nn",
     "ops",
     "optim",

@@ -16,19 +16,42 @@ import torch
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 
 
+class PerformanceWarning(UserWarning):
+    """rnnkern is many times slower than another installation of it would be: a call runs as plain PyTorch for want of a
+    kernel, or no kernel was built at all. Given once per reason; the message says what to do.
+    ``with rnnkern.use("reference")`` asks for plain PyTorch and gives none."""
+
+
+remedies: dict[str, str] = {}
+"""What a user can do about a missing kernel, by the reason that an operator has for not taking it."""
+
+
+def _missing(why: str, remedy: str) -> str:
+    remedies[why] = remedy
+    return why
+
+
 def _load() -> str | None:
     """Loads rnnkern._C; returns why it cannot, in one sentence, or None."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
-        return f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}"
+        return _missing(
+            f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}",
+            "install torch 2.11 or later",
+        )
     if not LIBRARY.exists():
-        return (
+        return _missing(
             "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
-            "RNNKERN_CPP=0 was set (`pip install -v` says which)"
+            "RNNKERN_CPP=0 was set (`pip install -v` says which)",
+            "install a C++20 compiler, such as g++ 12, and then rnnkern again with `pip install -v --force-reinstall "
+            "--no-deps .` in its sources",
         )
     try:
         importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", LIBRARY))
     except ImportError as error:
-        return f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}"
+        return _missing(
+            f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}",
+            "install rnnkern again beside it, with `pip install -v --force-reinstall --no-deps .` in its sources",
+        )
     return None
 
 
@@ -50,7 +73,10 @@ def cuda_refusal(device: torch.device) -> str | None:
     """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
     archs = _cuda_archs()
     if not archs:
-        return "rnnkern was built without CUDA"
+        return _missing(
+            "rnnkern was built without CUDA",
+            "build it with CUDA, with `RNNKERN_CUDA=1 pip install -v --force-reinstall --no-deps .` in its sources",
+        )
     if not torch.cuda.is_available():
         return None
     return _uncovered(archs, torch.cuda.get_device_capability(device))
@@ -68,7 +94,19 @@ def _uncovered(archs: tuple[str, ...], capability: tuple[int, int]) -> str | Non
         built = tuple(map(int, number.split(".")))
         if built <= capability and (ptx or built[0] == capability[0]):
             return None
-    return f"rnnkern was built for {', '.join(archs)}, and the device has capability {'.'.join(map(str, capability))}"
+    device = ".".join(map(str, capability))
+    return _missing(
+        f"rnnkern was built for {', '.join(archs)}, and the device has capability {device}",
+        f"build it for the device, with `RNNKERN_CUDA=1 TORCH_CUDA_ARCH_LIST={device} pip install -v --force-reinstall "
+        "--no-deps .` in its sources",
+    )
+
+
+def triton_refusal() -> str | None:
+    """Why Triton's kernels cannot run on a CUDA device, or None."""
+    if reason or importlib.util.find_spec("triton"):
+        return reason
+    return _missing("triton is not installed", "pip install triton")
 
 
 def device_facts(device: torch.device) -> tuple[int, ...] | None:
@@ -122,4 +160,4 @@ def _slower_than_it_could_be() -> str | None:
 
 
 if _slow := _slower_than_it_could_be():
-    warnings.warn(_slow, stacklevel=2)
+    warnings.warn(_slow, PerformanceWarning, stacklevel=2)

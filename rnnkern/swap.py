@@ -1,19 +1,23 @@
-"""Takes rnnkern's layers into a model that has torch.nn's, and back: a module changes its class and nothing else.
+"""Takes rnnkern's layers into a model that has torch.nn's, and back: a module changes its class and nothing else. Says
+what runs each layer of a model.
 
 rnnkern's classes derive from torch.nn's and read parameters where they lie. So parameters, buffers, hooks, flags and
 whoever holds the module stay as they are.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import Module, RNNBase, RNNCellBase
 from torch.nn.utils import parametrize
 
-from rnnkern import nn
+from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
 from rnnkern.nn.recurrent import Recurrent
+from rnnkern.ops import Choice
 from rnnkern.ops.recurrence import DTYPES
 
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
@@ -66,7 +70,7 @@ class Report(NamedTuple):
         return "\n".join(map(repr, self.replaced + self.left)) or "no recurrent layer"
 
 
-def replace(model: Module) -> Report:
+def replace(model: Module, *, force: bool = False) -> Report:
     """Makes every recurrent layer of torch.nn in a model rnnkern's, in place: RNN, LSTM, GRU and their cells.
 
     Parameters stay the same objects, so that an optimizer goes on with them; hooks, flags and parametrizations stay
@@ -74,10 +78,11 @@ def replace(model: Module) -> Report:
 
     These are left: subclasses of torch.nn's layers (derive them from rnnkern's), layers whose ``forward`` was set on
     the instance, layers with parameters of another dtype than float32, float64, bfloat16 and float16, quantized layers,
-    and those of a scripted module.
+    those of a scripted module, and those that would run in plain PyTorch because rnnkern has no kernel where they are.
 
     Args:
         model: any module. Submodules that are not registered are not seen.
+        force: replace a layer that would run in plain PyTorch, too.
 
     Returns:
         What was replaced, and what was left and why. A second call finds nothing more to do.
@@ -89,7 +94,7 @@ def replace(model: Module) -> Report:
     >>> rnnkern.replace(model)
     1: torch.nn.LSTM -> rnnkern.nn.LSTM
     """
-    return _swap("replace", model, OURS, _why_not_ours)
+    return _swap("replace", model, OURS, partial(_why_not_ours, force))
 
 
 def restore(model: Module) -> Report:
@@ -131,7 +136,45 @@ def _swap(function: str, model: Module, twins: dict[type, type], why_not: Callab
     return Report(tuple(replaced), tuple(left))
 
 
-def _why_not_ours(module: Module, cls: type) -> str | None:
+def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, list[Choice]] | Any:
+    """Says which implementation each recurrent layer of a model takes, or one call, without running anything.
+
+    Args:
+        model: any module; or a function of ``rnnkern.ops`` or a module of ``rnnkern.nn``, with arguments.
+        args, kwargs: what a call would be given, as for :func:`rnnkern.ops.explain`. Without any, each layer is asked
+            about one step of one sequence, of the dtype and on the device of its parameters.
+
+    Returns:
+        Without arguments a dict: under each recurrent layer's name, as ``named_modules`` has it, a
+        :class:`rnnkern.ops.Choice` per layer and direction. Layers of ``torch.nn`` are ``"torch.nn"``. With arguments
+        what :func:`rnnkern.ops.explain` returns.
+
+    Raises:
+        TypeError: ``model`` is neither.
+
+    >>> model = torch.nn.ModuleDict({"encoder": rnnkern.nn.LSTM(8, 16), "decoder": torch.nn.GRU(16, 8)})
+    >>> for name, choices in rnnkern.explain(model).items():
+    ...     print(name, choices[0].implementation)
+    encoder cpu
+    decoder torch.nn
+    """
+    if args or kwargs or not isinstance(model, Module):
+        return ops.explain(model, *args, **kwargs)
+    return {name: choices for name, module in model.named_modules() if (choices := _choices(module))}
+
+
+def _choices(module: Module) -> list[Choice]:
+    """Empty for what is no recurrent layer."""
+    if hasattr(module, "choose"):
+        like = next(p for p in module.parameters() if p.is_floating_point())
+        cell = isinstance(module, RNNCellBase)
+        return ops.explain(module, like.new_zeros(*(1,) * (1 if cell else 2), module.input_size))
+    if isinstance(module, (RNNBase, RNNCellBase)):
+        return [Choice("torch.nn", "it is torch.nn's: rnnkern.replace changes that")]
+    return []
+
+
+def _why_not_ours(force: bool, module: Module, cls: type) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "in a scripted module" if module.original_name in NAMES else None
     if cls.__module__.startswith("torch.ao.nn."):
@@ -141,7 +184,18 @@ def _why_not_ours(module: Module, cls: type) -> str | None:
     if isinstance(module, (Recurrent, RecurrentCell)):
         return "rnnkern's already"
     dtypes = {p.dtype for p in module.parameters()}.difference(DTYPES)
-    return f"its parameters are {dtypes.pop()}" if dtypes else _why_not_swapped(module, cls, OURS)
+    if dtypes:
+        return f"its parameters are {dtypes.pop()}"
+    return _why_not_swapped(module, cls, OURS) or (None if force else _why_slow(next(module.parameters())))
+
+
+def _why_slow(parameter: Tensor) -> str | None:
+    """Why rnnkern would run a layer in plain PyTorch, which one of torch.nn's cells says for all of them."""
+    h0 = parameter.new_zeros(1, 1)
+    choice = ops.explain(ops.recurrence, "tanh", h0.unsqueeze(0), h0, (h0,))
+    if choice.implementation != "reference" or parameter.is_meta:  # whose device is yet to come
+        return None
+    return f"rnnkern would run it in plain PyTorch ({choice.reason}); force=True replaces it all the same"
 
 
 def _why_not_torchs(module: Module, cls: type) -> str | None:

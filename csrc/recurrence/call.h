@@ -28,11 +28,11 @@ auto by_storage(const Tensor& x, F f) {
 template <class S>
 constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Double : ScalarType::Float;
 
-// The arguments that forward and backward share: found sound, contiguous, and measured.
+// The arguments that forward and backward share: found sound, measured, and but for `u` contiguous.
 struct Call {
   int place;  // in cells/list.h
   CellInfo cell;
-  Tensor u, R;  // u is the input itself where W is given
+  Tensor u, R;  // u is the input itself where W is given; who reads it makes it dense
   Tensors state, params;
   OptionalTensor bias, reset, W, bias_ih, seed;
   ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
@@ -45,7 +45,7 @@ struct Call {
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
        const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
-      : place(find_cell(name)), u(dense(u_)), R(R_), dtype(u.scalar_type()), device(u.device()) {
+      : place(find_cell(name)), u(u_), R(R_), dtype(u.scalar_type()), device(u.device()) {
     STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
     cell = cell_list[place];
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
@@ -106,6 +106,11 @@ struct Call {
 
   // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.
   bool keeps_candidates() const { return !seed && noise.zoneout[0] > 0 && cell.saved == 0; }
+
+  // Whether a backward that is given `saved` reads u. Where it does not, u may be expanded: sizes without memory.
+  bool backward_reads_u(const Tensors& saved) const {
+    return W || (cell.saved > 0 && saved.size() == size_t(cell.states > 1));
+  }
 
   // Of (rows, columns) in the shape that the caller knows.
   std::vector<int64_t> sizes_like_u(int64_t columns) const {

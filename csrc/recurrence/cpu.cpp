@@ -235,7 +235,7 @@ std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tens
                 only(weight_ih, second), only(bias_ih, second));
   };
   const Call first = one(false, dense(u));
-  return {first, one(true, !stacked ? first.u : between ? *between : first.rows_like_u(first.width))};
+  return {first, one(true, !stacked ? first.u : between ? dense(*between) : first.rows_like_u(first.width))};
 }
 
 template <class P>
@@ -272,7 +272,8 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, double zoneout_h, double zoneout_c,
                        double dropout, OptionalTensor seed) {
-  Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih);
+  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih,
+            bias_ih);
   call.set_noise(zoneout_h, zoneout_c, dropout, seed);
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
@@ -289,6 +290,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 double zoneout_c, double dropout, OptionalTensor seed) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
   call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
   return by_storage(u, [&](auto zero) {

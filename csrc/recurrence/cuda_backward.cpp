@@ -339,6 +339,7 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
   call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
   return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
 }

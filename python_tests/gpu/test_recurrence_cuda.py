@@ -201,7 +201,7 @@ def test_second_derivatives(cell, gpu):
     _, u, R, state = sample.args
 
     def call(u, R, *state):
-        h, final = recurrence(cell, u, R, state)
+        h, final = recurrence(cell, u, R, state, save_u=True)
         return (h, *final)
 
     assert torch.autograd.gradgradcheck(call, (u, R, *state))

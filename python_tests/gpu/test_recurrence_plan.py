@@ -343,7 +343,7 @@ def test_code_runs_on_its_major_version_and_ptx_on_all_later_ones(archs, capabil
 def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     asked = []
-    call = lambda cell, reverse, save_gates, *_: asked.append(save_gates) or (None,) * 2  # noqa: E731
+    call = lambda cell, reverse, saving, *_: asked.append(saving[0]) or (None,) * 2  # noqa: E731
     monkeypatch.setattr(FACE, "differentiable", call)
     with FakeTensorMode():
         u, R, h0 = (torch.empty(x, device=device) for x in ((5, 2, 12), (12, 4), (2, 4)))

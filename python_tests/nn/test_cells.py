@@ -131,7 +131,7 @@ def test_a_loop_over_the_cell_is_the_layer(cls, grad):
 def test_same_seed_same_parameters_and_state_dict_both_ways(cls, options):
     theirs, ours = pair(cls, **options)
     assert isinstance(ours, type(theirs))
-    assert repr(ours) == repr(theirs)
+    assert repr(ours) == f"rnnkern.nn.{theirs}"
     assert list(ours.state_dict()) == list(theirs.state_dict())
     torch.testing.assert_close(dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
     for source, target in ((theirs, ours), (ours, theirs)):

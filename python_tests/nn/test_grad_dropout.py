@@ -109,8 +109,8 @@ def test_with_dropout_of_the_state_and_autocast():
 def test_copies_keep_it_and_say_it():
     module = build(recurrent_grad_dropout=0.25)
     assert copy.deepcopy(module).recurrent_grad_dropout == 0.25
-    assert repr(module) == "LSTM(3, 5, recurrent_grad_dropout=0.25)"
-    assert repr(build()) == "LSTM(3, 5)"
+    assert repr(module) == "rnnkern.nn.LSTM(3, 5, recurrent_grad_dropout=0.25)"
+    assert repr(build()) == "rnnkern.nn.LSTM(3, 5)"
     assert "recurrent_grad_dropout=0.25" in rnnkern.restore(module).left[0].reason
 
 

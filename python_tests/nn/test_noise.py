@@ -101,8 +101,8 @@ def test_copies_keep_their_rates_and_say_them():
     module = build("LSTM", I, H, zoneout=(0.1, 0.2), recurrent_dropout=0.5)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert (other.zoneout, other.recurrent_dropout) == ((0.1, 0.2), 0.5)
-    assert repr(module) == "LSTM(3, 6, zoneout=(0.1, 0.2), recurrent_dropout=0.5)"
-    assert repr(build("GRU", I, H)) == "GRU(3, 6)"
+    assert repr(module) == "rnnkern.nn.LSTM(3, 6, zoneout=(0.1, 0.2), recurrent_dropout=0.5)"
+    assert repr(build("GRU", I, H)) == "rnnkern.nn.GRU(3, 6)"
 
 
 def test_autocast():

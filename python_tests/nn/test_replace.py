@@ -85,7 +85,7 @@ def test_one_layer_there_and_back(build):
     assert type(module) is getattr(rnnkern.nn, cls.__name__)
     assert_same(results(module, x), wanted)
     assert {n: id(p) for n, p in module.named_parameters()} == {n: id(p) for n, p in parameters.items()}
-    assert repr(module).startswith(spelled[:-1])
+    assert repr(module).startswith(f"rnnkern.nn.{spelled[:-1]}")
     assert restore(module) == ((("", getattr(rnnkern.nn, cls.__name__), cls),), ())
     assert type(module) is cls
     assert repr(module) == spelled
@@ -367,3 +367,70 @@ def test_a_report_reads_as_a_list():
 def test_only_modules(change):
     with pytest.raises(TypeError, match=f"{change.__name__}: `model` must be a torch.nn.Module, got list"):
         change([torch.nn.LSTM(I, H)])
+
+
+# ---- what runs a layer
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    why = _extension._missing("there is no compiler here", "find one")
+    monkeypatch.setattr(_extension, "available", False)
+    monkeypatch.setattr(_extension, "reason", why)
+
+
+@layers
+def test_a_layer_that_would_run_in_plain_pytorch_is_left(build, no_kernels):
+    module = build()
+    cls = type(module)
+    report = replace(module)
+    assert type(module) is cls
+    assert report.replaced == ()
+    (left,) = report.left
+    assert "there is no compiler here" in left.reason
+    assert left.reason.endswith("force=True replaces it all the same")
+    assert len(replace(module, force=True).replaced) == 1
+    assert ours(module)
+
+
+def test_a_layer_without_a_device_is_replaced():
+    module = torch.nn.LSTM(I, H, device="meta")
+    assert len(replace(module).replaced) == 1
+
+
+def test_explain_walks_a_model():
+    model = Model()
+    names = ["encoder.1", "cells.0", "cells.1"]
+    by_torch = rnnkern.explain(model)
+    assert list(by_torch) == names
+    assert {choice.implementation for choices in by_torch.values() for choice in choices} == {"torch.nn"}
+    replace(model)
+    served = [("cpu", "the cpu kernel serves this call")]
+    assert rnnkern.explain(model) == dict.fromkeys(names, served)
+    with rnnkern.use("reference"):
+        forced = rnnkern.explain(model)
+    assert forced == {name: [("reference", "forced by use('reference')")] for name in names}
+    assert rnnkern.explain(torch.nn.Linear(2, 2)) == {}
+    assert rnnkern.explain(model.encoder[1]) == {"": served}
+    assert rnnkern.explain(model.encoder[1], torch.randn(T, B, I)) == served
+    with pytest.raises(TypeError, match="explain: `op` must be"):
+        rnnkern.explain(None)
+
+
+@pytest.mark.parametrize("name", [n for n in rnnkern.nn.__all__ if isinstance(getattr(rnnkern.nn, n), type)])
+def test_explain_asks_every_layer(name):
+    module = torch.nn.Sequential(getattr(rnnkern.nn, name)(4, 8))
+    assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]
+
+
+def test_a_printed_model_tells_whose_its_layers_are():
+    model = torch.nn.Sequential(torch.nn.LSTM(I, H), torch.nn.GRUCell(I, H))
+    parametrizations.weight_norm(model[1], "weight_hh")
+    replace(model)
+    assert "(0): rnnkern.nn.LSTM(4, 6)" in str(model)
+    assert "(1): rnnkern.nn.ParametrizedGRUCell(" in str(model)
+
+    class Own(rnnkern.nn.LSTM):
+        pass
+
+    assert str(Own(I, H)) == "Own(4, 6)"

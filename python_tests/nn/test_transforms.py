@@ -91,6 +91,36 @@ def test_gradients_per_sample(cls, options):
         assert_close(*results)
 
 
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        ("LSTM", {"layer_norm": True, "num_layers": 2, "bidirectional": True}),
+        ("GRU", {"layer_norm": True, "bias": False}),
+        ("LSTM", {"adam": (0.6, 0.6, 0.99)}),
+        ("UnitaryRNN", {}),
+    ],
+    ids=["LSTM", "GRU", "filter", "unitary"],
+)
+def test_second_derivatives_where_u_is_not_kept(cls, options):
+    module, x = build(cls, options).double(), torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *module.parameters()]
+
+    def second(x, dtype=None):
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            output = module(x)[0]
+        first = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+        parts = (torch.view_as_real(g) if g.is_complex() else g for g in first)
+        return torch.autograd.grad(sum(part.sin().sum() for part in parts), leaves)
+
+    found = second(x)
+    with rnnkern.use("reference"):
+        torch.testing.assert_close(found, second(x))
+    module.float()
+    leaves = [x, *module.parameters()]
+    in_16_bits = second(x.float(), torch.bfloat16)  # u is kept: computed again it would be of another dtype
+    assert [g.shape for g in in_16_bits] == [g.shape for g in found]
+
+
 def test_hessian_by_the_input_in_reverse_mode():
     """torch.nn has it by reverse mode too; there is no forward mode in either."""
     module, theirs = build("GRU", {}), build("GRU", {}, torch.nn)

@@ -46,7 +46,7 @@ DIFFERENTIATED = [
 def test_first_and_second_derivatives(sample):
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
     assert gradcheck(function_of_leaves(sample), leaves)
-    assert gradgradcheck(function_of_leaves(sample), leaves)
+    assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves)
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
@@ -55,11 +55,38 @@ def test_second_derivatives_with_grad_scale(cell):
     sample = recurrence_sample(cell, 3, 2, 3, grad_scale=2, requires_grad=True)
 
     def second(op):
-        h, final = op(*sample.args, **sample.kwargs)
+        h, final = op(*sample.args, **sample.kwargs, save_u=True)
         first = torch.autograd.grad(h.square().sum() + final[-1].sum(), sample.leaves(), create_graph=True)
         return torch.autograd.grad(sum(g.square().sum() for g in first), sample.leaves())
 
     torch.testing.assert_close(second(recurrence), second(reference.recurrence))
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_without_u_second_derivatives_say_what_keeps_it(cell):
+    sample = recurrence_sample(cell, 3, 2, 3, requires_grad=True)
+    leaves = sample.leaves()
+
+    def gradients(**options):
+        h, _ = recurrence(*sample.args, **sample.kwargs)
+        return torch.autograd.grad(h.square().sum(), leaves, materialize_grads=True, **options)
+
+    first = gradients(create_graph=True)
+    assert all(map(torch.equal, first, gradients()))
+    for g in first:
+        if g.requires_grad:
+            with pytest.raises(RuntimeError, match="pass `save_u=True`"):
+                torch.autograd.grad(g.sum(), leaves, retain_graph=True, allow_unused=True)
+    assert first[0].requires_grad
+
+
+def test_a_batch_of_gradients_needs_no_u():
+    sample = recurrence_sample("lstm", 3, 2, 3, requires_grad=True)
+    h, _ = recurrence(*sample.args, **sample.kwargs)
+    upstream = torch.randn(4, *h.shape, dtype=h.dtype)
+    one = lambda g: torch.autograd.grad(h, sample.leaves(), g, retain_graph=True, materialize_grads=True)  # noqa: E731
+    for member, g in enumerate(upstream):
+        torch.testing.assert_close([x[member] for x in torch.func.vmap(one)(upstream)], list(one(g)))
 
 
 def test_third_derivative():
@@ -67,7 +94,7 @@ def test_third_derivative():
     u = sample.args[1]
 
     def second(u):
-        h, _ = recurrence("tanh", u, *sample.args[2:], **sample.kwargs)
+        h, _ = recurrence("tanh", u, *sample.args[2:], **sample.kwargs, save_u=True)
         (g,) = torch.autograd.grad(h.square().sum(), u, create_graph=True)
         (gg,) = torch.autograd.grad(g.square().sum(), u, create_graph=True)
         return gg

@@ -151,6 +151,7 @@ REFUSED = [
     ({}, {"reverse": 1}, KIND, "`reverse` must be a bool, got 1"),
     ({}, {"reverse": None}, KIND, "`reverse` must be a bool, got None"),
     ({}, {"save_gates": "yes"}, KIND, "`save_gates` must be a bool, got 'yes'"),
+    ({}, {"save_u": None}, KIND, "`save_u` must be a bool, got None"),
 ]  # fmt: skip
 
 GROWS = "`batch_sizes` must never grow and begin with at most B = 2, the rows of `state[0]`, got "

@@ -72,7 +72,7 @@ def test_first_and_second_derivatives():
     bias, (b,) = sample.kwargs["bias"], sample.kwargs["params"]
 
     def function(u, R, h0, bias, b):
-        h, (final,) = recurrence("modrelu", u, R, (h0,), **sample.kwargs | {"bias": bias, "params": (b,)})
+        h, (final,) = recurrence("modrelu", u, R, (h0,), **sample.kwargs | {"bias": bias, "params": (b,)}, save_u=True)
         return h, final
 
     with torch.no_grad():

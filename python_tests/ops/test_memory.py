@@ -6,6 +6,7 @@ import torch
 import rnnkern
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.reference import CELLS
 from rnnkern.testing import recurrence_sample
 
 STEPS, BATCH, HIDDEN = 7, 3, 16
@@ -19,6 +20,12 @@ def kept(call) -> list[torch.Tensor]:
     return list(saved.values())
 
 
+def kept_of_rows(call) -> float:
+    """Elements of the distinct tensors of a call's rows, inputs among them, by what their memory holds."""
+    tensors = [x for x in kept(call) if x.shape[:2] == (STEPS, BATCH)]
+    return sum(x.untyped_storage().nbytes() // x.element_size() for x in tensors) / (STEPS * BATCH)
+
+
 def per_row(sample, save_gates) -> int:
     """Values of a step and sequence: h, for an LSTM c, and the gates if they are saved."""
     cell, _, _, state = sample.args
@@ -26,14 +33,41 @@ def per_row(sample, save_gates) -> int:
     return sum(s.shape[1] for s in state) + gates * HIDDEN
 
 
+@pytest.mark.parametrize("save_u", [True, False])
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_the_backward_needs_h_and_c_and_the_gates_if_saved(cell, save_gates):
+def test_the_backward_needs_h_and_c_and_the_gates_or_u(cell, save_gates, save_u):
     sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, requires_grad=True)
-    inputs = {x.data_ptr() for x in sample.leaves()}
-    extra = [x for x in kept(lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates))
-             if x.data_ptr() not in inputs]  # fmt: skip
-    assert sum(x.numel() for x in extra) == per_row(sample, save_gates) * STEPS * BATCH
+    values = per_row(sample, save_gates)
+    if save_u or (KERNEL_CELLS[cell]["saved"] and not save_gates):
+        values += CELLS[cell].gates * HIDDEN
+    options = {"save_gates": save_gates, "save_u": save_u}
+    assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs, **options)) == values
+
+
+def test_an_lstm_given_u_keeps_six_values_a_unit():
+    sample = recurrence_sample("lstm", STEPS, BATCH, HIDDEN, requires_grad=True)
+    assert kept_of_rows(lambda: recurrence(*sample.args, **sample.kwargs)) == 6 * HIDDEN
+
+
+def test_a_module_may_be_told_to_compute_its_gates_again():
+    module, x = rnnkern.nn.LSTM(5, HIDDEN), torch.randn(STEPS, BATCH, 5)
+    module.save_gates = False
+    assert kept_of_rows(lambda: module(x)) == 5 + 2 * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("module", "values"),
+    [
+        (rnnkern.nn.LSTM(5, HIDDEN), 5 + 6 * HIDDEN),
+        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 2 + 14 * HIDDEN),  # x's product with W and its mean and deviation
+        (rnnkern.nn.RNN(5, HIDDEN, adam=(0.6, 0.6, 0.99)), 2 * HIDDEN),
+        (rnnkern.nn.UnitaryRNN(5, HIDDEN), 8 * HIDDEN),
+    ],
+    ids=["plain", "layer norm", "filter", "unitary"],
+)
+def test_a_module_does_not_keep_u(module, values):
+    assert kept_of_rows(lambda: module(torch.randn(STEPS, BATCH, 5))) == values
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
@@ -50,8 +84,23 @@ def test_inference_keeps_nothing(cell):
 def test_with_the_projection_inside_the_input_is_kept_in_place_of_u(cell, save_gates):
     sample = recurrence_sample(cell, STEPS, BATCH, HIDDEN, inputs=5, requires_grad=True)
     call = lambda: recurrence(*sample.args, **sample.kwargs, save_gates=save_gates)  # noqa: E731
-    values = 5 + per_row(sample, save_gates)
-    assert sum(x.numel() for x in kept(call) if x.shape[:2] == (STEPS, BATCH)) == values * STEPS * BATCH
+    assert kept_of_rows(call) == 5 + per_row(sample, save_gates)
+
+
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_the_backward_makes_no_u_in_place_of_the_one_that_is_not_kept(cell):
+    """It allocates the gradient of u, and nothing else that grows with time."""
+
+    def grown(steps):
+        sample = recurrence_sample(cell, steps, BATCH, HIDDEN, dtype=torch.float32, requires_grad=True)
+        h, _ = recurrence(*sample.args, **sample.kwargs)
+        upstream = torch.randn_like(h)
+        backward = lambda: torch.autograd.grad(h, sample.leaves(), upstream, retain_graph=True, materialize_grads=True)  # noqa: E731
+        backward()
+        return peak(backward)
+
+    steps, columns = 300, CELLS[cell].gates * HIDDEN
+    assert abs(grown(2 * steps) - grown(steps) - 4 * columns * steps * BATCH) < 1000
 
 
 def peak(call) -> int:

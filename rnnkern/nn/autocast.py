@@ -1,11 +1,13 @@
 """torch.autocast at the door of the operator, which takes one dtype for all its arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import RNNBase
+
+from rnnkern.ops.recurrence import Recomputed
 
 
 def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
@@ -24,6 +26,12 @@ def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     return to((x, *calls))
+
+
+def recomputed(function: Callable[..., Tensor], x: Tensor, *tensors: Tensor | None) -> bool | Recomputed:
+    """The operator's ``save_u`` for u = function(x, *tensors), which need not be kept. Under autocast it is: computed
+    again outside it, u would be of another dtype."""
+    return torch.is_autocast_enabled(x.device.type) or Recomputed(function, (x, *tensors))
 
 
 def cast_results(

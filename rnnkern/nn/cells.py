@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
+from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops.recurrence import step
 
@@ -76,6 +77,9 @@ class RecurrentCell(RNNCellBase):
             if t.dtype != x.dtype or t.device != x.device:
                 super().forward(input, hx)  # raises
         return {"u": x, **call}
+
+    def _get_name(self) -> str:
+        return spelled(self)
 
     def _fits(self, input, state, states: int, wanted: tuple[int, ...]) -> bool:
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size or self._cell not in CELLS:

@@ -1,6 +1,7 @@
 """Filters of the input projection, each named after the optimiser whose step it is."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -171,11 +172,16 @@ class Filtered(Recurrent):
                 u, weight, kept = self.filter.prologue(x, W, b, **options)
                 rest |= {"weight_ih": weight}
             else:
-                u, kept = self.filter(F.linear(x, W, b), state, **options)
+                filtered = partial(self._filtered, **options)
+                u, kept = filtered(x, W, b, *state)
+                rest |= {"save_u": autocast.recomputed(lambda *inputs, f=filtered: f(*inputs)[0], x, W, b, *state)}
             u, rest = autocast.cast(u, rest)
             found = one(self._cell, u, **rest, reverse=k == 1)
             results.append((found[0], (*found[1], *kept)) if one is recurrence else found)
         return results
+
+    def _filtered(self, x, W, b, *state, **options) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.filter(F.linear(x, W, b), state, **options)
 
     def _stacks(self) -> bool:
         return not self.filter and super()._stacks()

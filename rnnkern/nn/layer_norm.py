@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn import Parameter, init
 
 from rnnkern.nn import autocast
 from rnnkern.nn.filters import Filtered
+
+
+def _normalised_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None) -> Tensor:
+    return F.layer_norm(F.linear(x, W), gain.shape, gain, b)
 
 
 class LayerNormed(Filtered):
@@ -55,9 +60,12 @@ class LayerNormed(Filtered):
         results = []
         for k, call in enumerate(directions):
             (gain, *params), rest = call["params"], call.keys() - {"weight_ih", "bias_ih"}
-            u = F.layer_norm(F.linear(x, call["weight_ih"]), gain.shape, gain, call["bias_ih"])
-            u, call = autocast.cast(u, {name: call[name] for name in rest} | {"params": tuple(params)})
-            results.append(one(self._cell, u, **call, reverse=k == 1))
+            inputs = x, call["weight_ih"], gain, call["bias_ih"]
+            save_u = autocast.recomputed(_normalised_projection, *inputs)
+            u, call = autocast.cast(
+                _normalised_projection(*inputs), {name: call[name] for name in rest} | {"params": tuple(params)}
+            )
+            results.append(one(self._cell, u, **call, save_u=save_u, reverse=k == 1))
         return results
 
     def extra_repr(self) -> str:

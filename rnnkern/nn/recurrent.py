@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, Parameter, RNNBase, init
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
@@ -49,6 +50,12 @@ def reset_in_order(
     return reset & (torch.arange(batch, device=x.device) < batch_sizes.to(x.device).unsqueeze(1))
 
 
+def spelled(module: Module) -> str:
+    """How a printed model has a module of this package, of which torch.nn has a namesake."""
+    ours = type_before_parametrizations(module).__module__.startswith("rnnkern.nn.")
+    return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
+
+
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
     """What each direction is given of a (T, B) ``reset``."""
     if reset is None or not bidirectional:
@@ -63,6 +70,8 @@ class Recurrent(RNNBase):
     num_heads: int = 1
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
+    save_gates: bool | None = None
+    """As in :func:`rnnkern.ops.recurrence`; may be set at any time."""
     _cell: str  # of rnnkern.ops.recurrence
 
     def __init__(
@@ -257,9 +266,11 @@ class Recurrent(RNNBase):
         _, state, batch_sizes, reset = sequence
         masks = reset_of_directions(reset, self.bidirectional)
         states = list(zip(*(s.unbind(0) for s in state), strict=True))
-        noise = {}
+        options = {}
         if self.zoneout or self.recurrent_dropout:
-            noise = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
+            options = {"zoneout": self.zoneout, "dropout": self.recurrent_dropout}
+        if self.save_gates is not None:
+            options["save_gates"] = self.save_gates
         directions = 2 if self.bidirectional else 1
         calls = []
         for k, names in enumerate(self._all_weights):
@@ -274,7 +285,7 @@ class Recurrent(RNNBase):
                 "params": tuple(rest[2:] if self.bias else rest),
                 "batch_sizes": batch_sizes,
                 "reset": masks[k % directions],
-                **noise,
+                **options,
             }
             calls.append(arguments)
         at_once = 2 if self.bidirectional or self._stacks() else 1
@@ -316,6 +327,9 @@ class Recurrent(RNNBase):
 
     def __prepare_scriptable__(self):
         raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported, torch.export is")
+
+    def _get_name(self) -> str:
+        return spelled(self)
 
     def extra_repr(self) -> str:
         own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0}

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
+from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
@@ -163,15 +164,19 @@ class UnitaryRNN(Layers):
         resets, calls = reset_of_directions(reset, self.bidirectional), []
         for k, direction in enumerate(self._directions):
             W, b = (getattr(self, f"{name}_l{layer}{direction}") for name in ("weight_ih", "modrelu_bias"))
-            u = torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
+            u = self._projection(x, W)
             state, name = h0[layer * len(self._directions) + k], f"weight_hh_l{layer}{direction}"
             options = {"batch_sizes": batch_sizes, "reset": resets[k], "reverse": k == 1}
             layers = layers_inside(self, name, self.inside, b, state.shape[0])
             if layers is None:
-                calls.append((recurrence, ("modrelu", u, getattr(self, name), (state,)), {"params": (b,)} | options))
+                options |= {"params": (b,), "save_u": autocast.recomputed(self._projection, x, W)}
+                calls.append((recurrence, ("modrelu", u, getattr(self, name), (state,)), options))
             else:
                 calls.append((givens_recurrence, (u,), {"h0": state, "modrelu_bias": b} | layers | options))
         return calls
+
+    def _projection(self, x: Tensor, W: Tensor) -> Tensor:
+        return torch.view_as_complex(F.linear(x, W).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
         rows = self.num_layers * len(self._directions)

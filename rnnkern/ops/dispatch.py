@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from rnnkern.ops.slow_path import asking, warn_once
+
 IMPLEMENTATIONS = ("reference", "cpu", "cuda", "triton")
 
 _forced: str | None = None
@@ -50,6 +52,7 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
         for name, why in refusals.items():
             if why is None:
                 return Choice(name, f"the {name} kernel serves this call")
+        warn_once(operator, tuple(refusals.values()))
         return Choice("reference", "; ".join(f"no {name}: {why}" for name, why in refusals.items()))
     why = None if _forced == "reference" else refusals.get(_forced, f"{operator} has no {_forced} kernel yet")
     if why is not None:
@@ -82,4 +85,5 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
     """
     if not hasattr(op, "choose"):
         raise TypeError(f"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn, got {op!r}")
-    return op.choose(*args, **kwargs)
+    with asking():
+        return op.choose(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Fused recurrence over time: the public function, its checks, its choice of implementation and its derivatives."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, differentiable, hidden_size
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Recomputed, differentiable, hidden_size
 from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import CELLS
@@ -39,6 +39,7 @@ def recurrence(
     reverse: bool = False,
     grad_scale: Tensor | None = None,
     save_gates: bool | None = None,
+    save_u: bool = False,
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
     zoneout: float | Sequence[float] = 0.0,
@@ -71,6 +72,8 @@ def recurrence(
             constant: no gradient flows to it.
         save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
             device's default: True on a CPU, False on a GPU. They come back a block of steps at a time.
+        save_u: keep ``u`` too, for second derivatives. Without it ``u`` is kept only where the gates are computed again
+            from it and under the transforms of ``torch.func``; with ``weight_ih`` second derivatives compute it from x.
         weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here, without a norm. On a CPU a few steps at
             a time, inside the kernel, so that u is never there as a whole.
         bias_ih: b_ih, (G*H,), beside ``weight_ih``.
@@ -94,6 +97,7 @@ def recurrence(
         TypeError: an argument's type, dtype or device is wrong.
         NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
             packed input that the compiler traces.
+        RuntimeError: in a second derivative, if ``u`` was not kept; the message names ``save_u``.
 
     Equations: docs, "Recurrence"; :mod:`rnnkern.reference.recurrence`.
 
@@ -102,7 +106,8 @@ def recurrence(
     >>> h.shape, h_n.shape
     (torch.Size([5, 2, 3]), torch.Size([2, 3]))
     """
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
+          bias_ih)  # fmt: skip
     rates, seed = _noise(zoneout, dropout, seed, len(state), u)
     implementation = _choose(cell, u).implementation
     if implementation == "reference":
@@ -112,25 +117,35 @@ def recurrence(
             dropout=rates[2], seed=seed,
         )  # fmt: skip
     if u.is_complex():
-        u = columns_in_parts(u if weight_ih is None else F.linear(u, weight_ih, bias_ih))
+        if weight_ih is not None:
+            u, save_u = _projected(u, weight_ih, bias_ih)
+        u, save_u = columns_in_parts(u), _then(columns_in_parts, save_u)
         bias = None if bias is None else columns_in_parts(bias)
         h, (final,) = recurrence(
             COMPLEX[cell], u, rows_in_parts(R), (state_in_parts(state[0]),), bias=bias,
             params=[x.repeat_interleave(2) for x in params], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-            grad_scale=grad_scale, save_gates=save_gates,
+            grad_scale=grad_scale, save_gates=save_gates, save_u=save_u,
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
     if implementation == "cuda" and weight_ih is not None:
         if bias is not None and bias_ih is not None and CELLS[cell].joint:
             # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
             bias, bias_ih = bias + bias_ih, None
-        u, weight_ih, bias_ih = F.linear(u, weight_ih, bias_ih), None, None
+        u, save_u = _projected(u, weight_ih, bias_ih)
+        weight_ih = bias_ih = None
     if save_gates is None:
         save_gates = u.device.type == "cpu"
     if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
+        keep_u, recompute_u, sources = save_u, None, ()
+        if transformed():
+            keep_u = True
+        elif isinstance(save_u, Recomputed):
+            keep_u = False
+            if not torch.compiler.is_compiling():  # the compiler takes no second derivatives
+                recompute_u, sources = save_u
         h, *rest = differentiable(
-            cell, reverse, save_gates, len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-            grad_scale, seed, *state, *params,
+            cell, reverse, (save_gates, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
+            batch_sizes, reset, grad_scale, seed, *state, *params, *sources,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
@@ -138,6 +153,18 @@ def recurrence(
             *rates, seed,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
+
+
+def _projected(x: Tensor, weight_ih: Tensor, bias_ih: Tensor | None) -> tuple[Tensor, Recomputed]:
+    """u, and how second derivatives compute it again from the input."""
+    return F.linear(x, weight_ih, bias_ih), Recomputed(F.linear, (x, weight_ih, bias_ih))
+
+
+def _then(function: Callable[[Tensor], Tensor], save_u: bool | Recomputed) -> bool | Recomputed:
+    """What is given as ``save_u`` for function(u)."""
+    if not isinstance(save_u, Recomputed):
+        return save_u
+    return Recomputed(lambda *tensors: function(save_u.function(*tensors)), save_u.tensors)
 
 
 def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor | None, weight_ih: Tensor,
@@ -180,9 +207,10 @@ def _choose(cell: str, u: Tensor) -> Choice:
 
 
 def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False,
-                    grad_scale=None, save_gates=None, weight_ih=None, bias_ih=None, zoneout=0.0, dropout=0.0,
-                    seed=None) -> Choice:  # fmt: skip
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih, bias_ih)
+                    grad_scale=None, save_gates=None, save_u=False, weight_ih=None, bias_ih=None, zoneout=0.0,
+                    dropout=0.0, seed=None) -> Choice:  # fmt: skip
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
+          bias_ih)  # fmt: skip
     rates, _ = _noise(zoneout, dropout, seed, len(state), u)
     choice = _choose(cell, u)
     if choice.implementation != "cuda":
@@ -206,8 +234,8 @@ recurrence.choose = _choose_checked
 # ---- checks: real and fake tensors alike
 
 
-def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, weight_ih=None,
-          bias_ih=None) -> None:  # fmt: skip
+def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
+          weight_ih=None, bias_ih=None) -> None:  # fmt: skip
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
     if not isinstance(cell, str) or cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
@@ -237,6 +265,8 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
         if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
             raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")
+    if not isinstance(save_u, (bool, Recomputed)):
+        raise TypeError(f"recurrence: `save_u` must be a bool, got {save_u!r}")
 
     if u.dim() != (3 if batch_sizes is None else 2):
         wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"

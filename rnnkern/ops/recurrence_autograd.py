@@ -3,9 +3,12 @@ around that."""
 
 import inspect
 import json
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rnnkern import _extension
 from rnnkern.ops.recurrence_second import differentiate_backward
@@ -26,35 +29,54 @@ WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 _operators = torch.ops.rnnkern
 
 
+class Recomputed(NamedTuple):
+    """A value of ``save_u``: u is not kept, and second derivatives compute it again by ``function(*tensors)``."""
+
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor | None, ...]
+
+
 class Recurrence(torch.autograd.Function):
+    """``saving`` is (whether the gates are kept, whether u is, the function of a :class:`Recomputed` or None);
+    ``tensors`` are the state, the params and what that function takes."""
+
     @staticmethod
-    def forward(cell, reverse, save_gates, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+    def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
                 grad_scale, seed, *tensors):  # fmt: skip
-        state, params = tensors[:states], tensors[states:] or None
+        last = states + len(CELLS[cell].params)
         return tuple(
             _operators.recurrence.default(
-                cell, u, R, state, bias, params, batch_sizes, reset, reverse, True, save_gates, weight_ih, bias_ih,
-                *rates, seed,
+                cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
+                saving[0], weight_ih, bias_ih, *rates, seed,
             )
         )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
+        ctx.cell, ctx.reverse, (save_gates, save_u, ctx.recompute_u), ctx.states, ctx.rates, u, *tensors = inputs
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
-        ctx.inputs = len(tensors)
-        ctx.save_for_backward(*tensors, h, *saved)
+        ctx.inputs = 1 + len(tensors)
+        last = 8 + ctx.states + len(CELLS[ctx.cell].params)
+        tensors, sources = tensors[:last], tensors[last:]
+        ctx.sources = len(sources)
+        projected = tensors[0] is not None
+        # u takes as much memory as the gates. Where they are kept, or the cell has none, no kernel reads it.
+        reads_u = projected or (KERNEL_CELLS[ctx.cell]["saved"] and not save_gates)
+        ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
 
     @staticmethod
     def backward(ctx, grad_h, *grad_rest):
         grads = (grad_h, *grad_rest[: ctx.states])
         if all(g is None for g in grads):
             return (None,) * (5 + ctx.inputs)
-        needs = ctx.needs_input_grad[5:10]
-        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, ctx.saved_tensors, needs, grads)
-        return (*[None] * 5, *first, *[None] * 4, *rest)
+        needs, saved = ctx.needs_input_grad[5:10], ctx.saved_tensors
+        sources, (u, *tensors) = saved[: ctx.sources], saved[ctx.sources :]
+        if u is None and ctx.recompute_u is not None and torch.is_grad_enabled():
+            u = ctx.recompute_u(*sources)
+        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, (u, *tensors), needs, grads)
+        return (*[None] * 5, *first, *[None] * 4, *rest, *[None] * ctx.sources)
 
     @staticmethod
     def vmap(info, dims, *args):
@@ -65,9 +87,12 @@ differentiable = applied_whole(Recurrence, "recurrence")
 
 
 def gradients(cell, reverse, states, rates, tensors, needs, grads):
-    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params)."""
+    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). Of
+    ``tensors`` u is None where it was not kept."""
     wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
-    backward = RecurrenceBackward.apply if transformed() else RecurrenceBackward.forward
+    compiling = torch.compiler.is_compiling()
+    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # the Function says so, the operator cannot
+    backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
     return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
 
 
@@ -82,12 +107,15 @@ def in_order(results, needs, projected):
 
 
 class RecurrenceBackward(torch.autograd.Function):
-    """The backward for torch.func's transforms, which do not take the operator's register_autograd."""
+    """The backward for torch.func's transforms, which do not take the operator's register_autograd, and where u was not
+    kept, so that there is no second derivative."""
 
     @staticmethod
     def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
                 seed, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
+        if u is None:  # its sizes, without its memory
+            u = h.new_empty(()).expand(*h.shape[:-1], math.prod(R.shape[:-1]))
         if all(g is None for g in grad_state):
             grad_state = ()
         grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
@@ -107,7 +135,13 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        tensors, rest = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors
+        tensors, rest = saved[:9], saved[9:]
+        if tensors[0] is None:
+            raise RuntimeError(
+                "recurrence: second derivatives need `u`, which is not kept for the backward where the gates are: pass "
+                "`save_u=True`"
+            )
         state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
         first, upstream = differentiate_backward(
             ctx.cell, ctx.reverse, ctx.rates, tensors, state, params, (upstream[0], *upstream[1]), grads

@@ -1,7 +1,5 @@
 """What every launch of a Triton kernel has in common."""
 
-import importlib.util
-
 import torch
 
 from rnnkern import _extension
@@ -14,7 +12,7 @@ def refusal(device: torch.device) -> str | None:
     """Why Triton's kernels cannot serve a device, or None."""
     if device.type != "cuda":
         return f"the tensors are on {device}"
-    return _extension.reason or (None if importlib.util.find_spec("triton") else "triton is not installed")
+    return _extension.triton_refusal()
 
 
 # The compiler cannot trace a search for a module.

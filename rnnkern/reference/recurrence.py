@@ -216,13 +216,15 @@ def recurrence(
     reverse: bool = False,
     grad_scale: Tensor | None = None,
     save_gates: bool | None = None,
+    save_u: bool = False,
     weight_ih: Tensor | None = None,
     bias_ih: Tensor | None = None,
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; ``save_gates`` has no effect here."""
+    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
+    effect."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, gates, *_ = CELLS[cell]
