@@ -107,7 +107,8 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        tensors, rest = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors  # once: each reading unpacks anew
+        tensors, rest = saved[:9], saved[9:]
         state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
         first, upstream = differentiate_backward(
             ctx.cell, ctx.reverse, ctx.rates, tensors, state, params, (upstream[0], *upstream[1]), grads
