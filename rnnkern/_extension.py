@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from rnnkern._torch_private import constant_when_compiled
+
 # The file that belongs to this one, not what a search may find in another installation of rnnkern.
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 
@@ -69,6 +71,7 @@ if available:
     _settings.impl("allows_tf32", allows_tf32, "CompositeExplicitAutograd")
 
 
+@constant_when_compiled  # an operator that returns a string cannot be traced
 def cuda_refusal(device: torch.device) -> str | None:
     """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
     archs = _cuda_archs()
@@ -80,10 +83,6 @@ def cuda_refusal(device: torch.device) -> str | None:
     if not torch.cuda.is_available():
         return None
     return _uncovered(archs, torch.cuda.get_device_capability(device))
-
-
-# torch.compiler.assume_constant_result would import the compiler, which cannot trace an operator that returns a string.
-cuda_refusal._dynamo_marked_constant = True
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
 from rnnkern import _extension
+from rnnkern._torch_private import context_of_backward
 from rnnkern.ops import explain, recurrence, use
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
@@ -254,13 +255,81 @@ def test_use_raises_where_the_implementation_cannot_serve(forced, why):
                 assert not entered(attempt)
 
 
-def test_use_reaches_every_thread():
-    seen = []
-    with use("reference"):
-        thread = threading.Thread(target=lambda: seen.append(explained()))
+def test_use_is_for_the_thread_that_entered_it():
+    """Blocks that overlap in time leave nothing behind, and neither thread sees the other's."""
+    entered_first, left_first, seen = threading.Event(), threading.Event(), []
+
+    def first():
+        with use("reference"):
+            entered_first.set()
+            second.ready.wait(60)
+            seen.append(explained().reason)
+        left_first.set()
+
+    def second():
+        entered_first.wait(60)
+        seen.append(explained().implementation)
+        with use("cpu"):
+            second.ready.set()
+            left_first.wait(60)
+            seen.append(explained().reason)
+        seen.append(explained().reason)
+
+    second.ready = threading.Event()
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
         thread.start()
+    for thread in threads:
         thread.join()
-    assert seen[0].reason == "forced by use('reference')"
+    assert seen == ["cpu", "forced by use('reference')", "forced by use('cpu')", "the cpu kernel serves this call"]
+    assert explained().implementation == "cpu"
+
+
+def test_use_reaches_the_threads_that_autograd_runs_a_backward_in():
+    """On a GPU the backward of a checkpoint, which computes the forward again, runs in one. Here a thread is given what
+    autograd gives to its own."""
+    seen = []
+
+    def device_thread(context):
+        torch._C._stash_obj_in_tls("context", context)
+        seen.append(explained().reason)
+        with use("cpu"):
+            seen.append(explained().reason)
+        torch._C._remove_obj_from_tls("context")
+        seen.append(explained().reason)
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            thread = threading.Thread(target=device_thread, args=(context_of_backward(),))
+            thread.start()
+            thread.join()
+            return grad
+
+    y = Identity.apply(torch.ones(1, requires_grad=True))
+    with use("reference"):
+        y.backward()
+    assert seen == ["forced by use('reference')", "forced by use('cpu')", "the cpu kernel serves this call"]
+
+
+def test_use_inside_compiled_code():
+    sample = recurrence_sample("lstm")
+    _, (cell, *tensors), _ = sample
+
+    def both(*tensors):
+        with use("reference"):
+            forced = recurrence(cell, *tensors)[0]
+        return forced, recurrence(cell, *tensors)[0]
+
+    compiled = torch.compile(both, fullgraph=True, backend="eager")
+    compiled(*tensors)
+    assert sum(entered(lambda: compiled(*tensors)).values()) == 1
+    torch.testing.assert_close(compiled(*tensors), both(*tensors))
+    assert explained().implementation == "cpu"
 
 
 def test_use_reaches_compiled_code():

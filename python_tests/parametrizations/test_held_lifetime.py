@@ -62,6 +62,17 @@ def test_what_is_computed_from_other_tensors_is_not_held(linear):
     assert linear.weight is own
 
 
+def test_leaves_of_a_functional_call_are_not_held(linear):
+    own, A = linear.weight, skew_of(linear).detach().clone().requires_grad_()
+    functional_call(linear, {"parametrizations.weight.original": A}, (X,)).sum().backward()
+    wanted = torch.autograd.grad((X @ plain(linear, A).T).sum(), A)[0]
+    torch.testing.assert_close(A.grad, wanted, rtol=1e-4, atol=1e-5)
+    gone = weakref.ref(A)
+    del A
+    assert gone() is None
+    assert linear.weight is own
+
+
 def test_nothing_is_kept_alive():
     """The collector sees through those of autograd's nodes that nothing else holds."""
     module = orthogonal(torch.nn.Linear(N, N), "weight", base="dynamic")

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rnnkern._torch_private import FakeTensor, is_batched
+
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
@@ -87,8 +89,8 @@ def check_batch_sizes(
         raise TypeError(f"{op}: `batch_sizes` must be an int64 tensor on the CPU, got {got}")
     if batch_sizes.dim() != 1:
         raise ValueError(f"{op}: `batch_sizes` must be (T,), got {shape_of(batch_sizes)}")
-    if not torch.compiler.is_compiling() and not isinstance(batch_sizes, torch._subclasses.FakeTensor):
-        if torch._C._functorch.is_batchedtensor(batch_sizes):
+    if not torch.compiler.is_compiling() and not isinstance(batch_sizes, FakeTensor):
+        if is_batched(batch_sizes):
             raise ValueError(f"{op}: `batch_sizes` must be the same for all members of torch.vmap, got one for each")
         sizes = batch_sizes.tolist()
         if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):

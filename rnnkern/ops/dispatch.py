@@ -1,14 +1,31 @@
 """Which implementation runs: one written rule per operator, one way to ask and one way to force."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
+
+from rnnkern import _torch_private
 from rnnkern.ops.slow_path import asking, warn_once
 
 IMPLEMENTATIONS = ("reference", "cpu", "cuda", "triton")
 
-_forced: str | None = None
+
+class _Forced(threading.local):
+    """What :func:`use` forces in this thread."""
+
+    def __init__(self) -> None:
+        # Not a class attribute: torch.compile reads that as a constant and puts no guard on it.
+        self.implementation: str | None = None
+
+
+_forced = _Forced()
+_forced_in_backward: ContextVar[str | None] = ContextVar("rnnkern.use", default=None)
+"""The same once more: autograd hands the context of the thread that asks for a backward to its own threads. It is not
+all there is since torch.compile does not trace context variables."""
 
 
 class Choice(NamedTuple):
@@ -22,7 +39,10 @@ class Choice(NamedTuple):
 
 @contextmanager
 def use(implementation: str) -> Iterator[None]:
-    """Forces one implementation inside the block, for every operator and in every thread.
+    """Forces one implementation inside the block, for every operator that this thread calls.
+
+    Backward passes that begin inside the block follow it, on a GPU too, where autograd runs them in threads of its own.
+    Other threads do not, even if they are started inside the block.
 
     Args:
         implementation: ``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``.
@@ -30,14 +50,20 @@ def use(implementation: str) -> Iterator[None]:
     Raises:
         ValueError: at once if the name is unknown; at a call inside the block that the implementation cannot serve.
     """
-    global _forced
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"use: `implementation` must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-    before, _forced = _forced, implementation
+    before = _forced.implementation
+    _force(implementation)
     try:
         yield
     finally:
-        _forced = before
+        _force(before)
+
+
+def _force(implementation: str | None) -> None:
+    _forced.implementation = implementation
+    if not torch.compiler.is_compiling():
+        _forced_in_backward.set(implementation)
 
 
 def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
@@ -48,21 +74,26 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
         refusals: for each implementation, in order of preference, why it cannot serve the call, or None if it can.
             The reference always serves and need not be named.
     """
-    if _forced is None:
+    implementation = forced()
+    if implementation is None:
         for name, why in refusals.items():
             if why is None:
                 return Choice(name, f"the {name} kernel serves this call")
         warn_once(operator, tuple(refusals.values()))
         return Choice("reference", "; ".join(f"no {name}: {why}" for name, why in refusals.items()))
-    why = None if _forced == "reference" else refusals.get(_forced, f"{operator} has no {_forced} kernel yet")
+    missing = f"{operator} has no {implementation} kernel yet"
+    why = None if implementation == "reference" else refusals.get(implementation, missing)
     if why is not None:
-        raise ValueError(f"{operator}: use({_forced!r}) cannot serve this call: {why}")
-    return Choice(_forced, f"forced by use({_forced!r})")
+        raise ValueError(f"{operator}: use({implementation!r}) cannot serve this call: {why}")
+    return Choice(implementation, f"forced by use({implementation!r})")
 
 
 def forced() -> str | None:
-    """What :func:`use` forces."""
-    return _forced
+    """What :func:`use` forces in this thread, or in the one that asked for the backward pass that it works on."""
+    if _forced.implementation is not None or torch.compiler.is_compiling():
+        return _forced.implementation
+    context = _torch_private.context_of_backward()
+    return None if context is None else context.get(_forced_in_backward)
 
 
 def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -3,9 +3,9 @@ around that."""
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import _extension, reference
+from rnnkern._torch_private import is_fake
 from rnnkern.ops.scan_autograd import over_channels
 from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
+from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops import gather_autograd, gather_triton  # noqa: F401  (one registers kernels)
 from rnnkern.ops.checks import check_like, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose
@@ -120,6 +121,6 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
 
 def _readable(x: Tensor) -> bool:
     """Whether values are there, and cost no wait."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, torch._subclasses.FakeTensor):
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not is_wrapped(x)

@@ -3,9 +3,9 @@ around that. Complex numbers are the real and imaginary parts of N in turns."""
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import _extension, reference
+from rnnkern._torch_private import is_fake
 from rnnkern.ops.recurrence_complex import of_parts, state_in_parts
 from rnnkern.ops.recurrence_vmap import as_sequences, one_by_one
 from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed

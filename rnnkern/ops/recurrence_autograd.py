@@ -135,7 +135,7 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        saved = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: each reading unpacks anew
         tensors, rest = saved[:9], saved[9:]
         if tensors[0] is None:
             raise RuntimeError(

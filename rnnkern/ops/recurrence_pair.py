@@ -208,8 +208,9 @@ class RecurrencePair(torch.autograd.Function):
             used[0] = needs[1][0] and any(used)
         if not any(used):
             return (None,) * (4 + ctx.inputs)
-        x, batch_sizes, *tensors = ctx.saved_tensors[: ctx.inputs]
-        kept = _halves(ctx.saved_tensors[ctx.inputs :])
+        saved = ctx.saved_tensors  # once: each reading unpacks anew, which a checkpoint refuses
+        x, batch_sizes, *tensors = saved[: ctx.inputs]
+        kept = _halves(saved[ctx.inputs :])
         needs = [half[:5] for half in needs]
         call = (ctx.cell, ctx.stacked, ctx.states, x, batch_sizes, tensors, kept, needs, grads)
         together = all(used) and not (ctx.stacked and grads[0][0] is not None)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import reference
+from rnnkern._torch_private import is_fake
 
 
 def differentiate_backward(

@@ -3,9 +3,9 @@ differentiates the other. The selection carries no gradient in either."""
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import reference
+from rnnkern._torch_private import is_fake
 from rnnkern.reference import CELLS, RelevancyState
 from rnnkern.reference.relevancy import FACTORS
 

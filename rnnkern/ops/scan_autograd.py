@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import _extension, reference
+from rnnkern._torch_private import is_fake
 from rnnkern.ops.recurrence_vmap import one_by_one
 from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from rnnkern import _extension
+from rnnkern._torch_private import is_fake
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 BLOCK = 128

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rnnkern import _extension
+from rnnkern._torch_private import constant_when_compiled
 
 _lock = threading.Lock()
 _said: set[str] = set()
@@ -25,6 +26,7 @@ def asking() -> Iterator[None]:
         _this_thread.asks = before
 
 
+@constant_when_compiled  # while torch.compile traces a call, this runs once, as it stands
 def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
     """Warns if one of the reasons why no kernel serves the call is one that the user can do something about."""
     why = next((why for why in refusals if why in _extension.remedies), None)
@@ -40,10 +42,6 @@ def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
         _extension.PerformanceWarning,
         stacklevel=_level_of_caller(),
     )
-
-
-# While torch.compile traces a call, this runs once, as it stands.
-warn_once._dynamo_marked_constant = True
 
 
 def _level_of_caller() -> int:

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_in_transform
 
 
 def transformed() -> bool:
     """Whether a transform of torch.func or forward mode is at work: the plain operator knows nothing of them."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return in_forward_mode() or is_in_transform()
 
 
 def needs_derivatives(*tensors: Tensor | None) -> bool:
@@ -40,7 +41,7 @@ def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
     def apply(*args):
         if torch.compiler.is_dynamo_compiling():
             args = _distinct(args)
-        return (function if forward_ad._current_level < 0 else duals).apply(*args)
+        return (duals if in_forward_mode() else function).apply(*args)
 
     return apply
 
@@ -53,10 +54,9 @@ def applied_whole(function: type[torch.autograd.Function], operator: str) -> Cal
     def twin(*args):
         return apply(*args)
 
+    @constant_when_compiled
     def keep():  # called while the compiler traces: to name the twin earlier would import the compiler
-        torch._dynamo.allow_in_graph(twin)
-
-    keep._dynamo_marked_constant = True
+        torch.compiler.allow_in_graph(twin)
 
     def apply_whole(*args):
         if torch.compiler.is_dynamo_compiling() and transformed():

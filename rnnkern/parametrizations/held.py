@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
+from rnnkern._torch_private import in_forward_mode, is_in_transform
 from rnnkern.parametrizations import steps
 
 Tensors = Sequence[Tensor]
@@ -17,17 +17,25 @@ Function = Callable[..., Tensor]
 
 def transformed() -> bool:
     """Whether derivatives are taken, or code is recorded, by something that looks at every call."""
-    functorch = torch._C._are_functorch_transforms_active()
-    return torch.compiler.is_compiling() or functorch or forward_ad._current_level >= 0
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return recorded or is_in_transform() or in_forward_mode()
+
+
+def comparable(x: Tensor) -> bool:
+    """Whether it costs little to see if a tensor has changed: elsewhere the host would wait for the device."""
+    return x.is_cpu
 
 
 class Held:
     """The newest value of a weight, as long as nothing that it was computed from has changed.
 
-    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped (it may
-    write past the versions). With gradients all who ask get one and the same tensor, so that a backward sums their
-    gradients before it goes on, once, through what the computation saved; that stays for further backwards. A copy and
-    a pickle hold nothing.
+    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped. Writes by
+    ``tensor.data`` change no version. On a CPU they are found by a comparison with a copy at every call, which reads N^2
+    numbers where to compute the weight takes N^3. On other devices a value holds until a backward has gone through
+    it, since updates follow that, and without gradients none is held.
+
+    With gradients all who ask get one and the same tensor, so that a backward sums their gradients before it goes on,
+    once, through what the computation saved; that stays for further backwards. A copy and a pickle hold nothing.
     """
 
     def __init__(self) -> None:
@@ -37,13 +45,19 @@ class Held:
     def clear(self) -> None:
         self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple: a thread sees all of it or nothing
 
-    def __call__(self, compute: Function, exact: Function, originals: Tensors, constants: Tensors) -> Tensor:
-        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives."""
+    def __call__(
+        self, compute: Function, exact: Function, originals: Tensors, constants: Tensors, *, lent: bool
+    ) -> Tensor:
+        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives. Nothing is held
+        that was computed from tensors which are ``lent``: they would stay in memory with it."""
         tensors = (*originals, *constants)
-        if not self._can_hold(tensors):
+        if lent or not self._can_hold(tensors):
             with _without_autocast(tensors):
                 return exact(*originals)
         graph = torch.is_grad_enabled() and any(x.requires_grad for x in originals)
+        if not graph and not comparable(tensors[0]):
+            with _without_autocast(tensors):
+                return compute(*originals)
         now = _state(tensors)
         weight = self._find(now, graph)
         if weight is None:
@@ -58,7 +72,7 @@ class Held:
         if kept is None:
             return None
         computation, weight, version = kept
-        fresh = computation.state == now and weight._version == version
+        fresh = computation.state == now and weight._version == version and computation.holds()
         return weight if fresh and (weight.requires_grad or not graph) else None
 
     def _can_hold(self, tensors: Tensors) -> bool:
@@ -93,11 +107,17 @@ class _Computation:
     def __init__(self, compute, exact, originals, tensors, state, graph) -> None:
         self.exact, self.originals, self.tensors = exact, originals, tensors
         self.state, self.versions = state, [x._version for x in tensors]
+        self.copies = [x.detach().clone() for x in tensors] if comparable(tensors[0]) else None
+        self.spent = False
         # What a checkpoint or an offload around the first to ask does to saved tensors is not for all others too.
         hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
         with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, _without_autocast(tensors):
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
             self.value = compute(*self.inputs)
+
+    def holds(self) -> bool:
+        """Whether the tensors have the values that they had, as far as the versions do not tell."""
+        return not self.spent if self.copies is None else all(map(torch.equal, self.tensors, self.copies))
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         if [x._version for x in self.tensors] != self.versions:
@@ -112,6 +132,7 @@ class _Computation:
                 value, inputs, options = self.value, self.inputs, {"retain_graph": True}
             needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
             found = iter(torch.autograd.grad(value, needed, grad, materialize_grads=True, **options))
+        self.spent = True
         return [next(found) if want else None for want in wanted]
 
 

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from rnnkern import ops
-from rnnkern.parametrizations import steps
+from rnnkern.parametrizations import held, steps
 from rnnkern.parametrizations.factors import Givens, Householder
-from rnnkern.parametrizations.held import PLAIN
 from rnnkern.parametrizations.initial import check_init, orthogonal_matrix
-from rnnkern.parametrizations.parametrization import Parametrization, register
+from rnnkern.parametrizations.parametrization import Parametrization, refine, register
 from rnnkern.reference.orthogonal import skew
 
 MAPS = ("exp", "cayley", "scaled_cayley")
@@ -28,6 +27,7 @@ class Orthogonal(Parametrization):
     """Of an orthogonal weight; see :func:`orthogonal`, which makes one. B is the buffer ``base``, A the parameter."""
 
     rotating = (0,)
+    bases = ("base",)
 
     def __init__(
         self, like: Tensor, map: str = "exp", init: str = "henaff", base: str = "static", every: int = 1,
@@ -50,7 +50,8 @@ class Orthogonal(Parametrization):
         if map == "scaled_cayley":
             self.scale = like.new_ones(size)
             self.scale[: size // 2 if negatives is None else negatives] = -1
-        self._zero: tuple[Tensor, int] | None = None  # where A is 0, and in which version; None where nobody knows
+        # On a GPU, where to look takes time: where A is 0, and in which version; None where nobody knows.
+        self._zero: tuple[Tensor, int] | None = None
         if self.dynamic:
             steps.listen(self)
 
@@ -77,9 +78,12 @@ class Orthogonal(Parametrization):
         return self.base + self.base @ added
 
     def _is_zero(self, A: Tensor) -> bool:
+        if held.comparable(A):
+            return not A.any()
         if self._zero is None:
             self._zero = A.detach(), -1 if A.any() else A._version
         zero, version = self._zero
+        self._zero = zero, -1  # once: writes by A.data change no version
         return A.data_ptr() == zero.data_ptr() and A._version == version
 
     def draw(self) -> Tensor:
@@ -96,7 +100,9 @@ class Orthogonal(Parametrization):
         if weight.shape != self.base.shape:
             raise ValueError(f"orthogonal: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
         V = self._scaled(weight.detach().to(self.base))
-        _check_orthogonal(V)
+        given = weight.dtype if weight.is_floating_point() else V.dtype
+        _check_orthogonal(V, given)
+        refine(V, given)
         self.base.copy_(V)
         self._zero = None
         return torch.zeros_like(self.base)
@@ -118,7 +124,7 @@ class Orthogonal(Parametrization):
         A dynamic base does it by itself after every K-th step of an optimiser of torch.optim that has A.
         """
         A, *_ = self.originals
-        if type(A) not in PLAIN or A.shape != self.base.shape:
+        if type(A) not in held.PLAIN or A.shape != self.base.shape:
             wanted, got = tuple(self.base.shape), f"{type(A).__name__} {tuple(A.shape)}"
             raise RuntimeError(
                 f"orthogonal: a base moves by a whole A {wanted}, got {got}; where A is sharded take base='static'"
@@ -152,10 +158,11 @@ class Orthogonal(Parametrization):
         return f"{tuple(self.base.shape)}, map={self.map}, init={self.init}, base={moves}"
 
 
-def _check_orthogonal(V: Tensor) -> None:
+def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
+    accuracy = max(torch.finfo(dtype).eps for dtype in (V.dtype, given))
     X = V.double()
     distance = (X.mT @ X - torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)).abs()
-    if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(V.dtype).eps):
+    if distance.numel() and not distance.max() <= math.sqrt(accuracy):
         raise ValueError(
             f"orthogonal: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
             "rnnkern.ops.project_orthogonal or torch.linalg.qr makes it so"

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import parametrize
 
+from rnnkern import ops
+from rnnkern._torch_private import parametrize_again
 from rnnkern.parametrizations.held import Held
 
 
@@ -33,6 +35,8 @@ class Parametrization(Module):
 
     rotating: tuple[int, ...] = ()
     """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
+    bases: tuple[str, ...] = ()
+    """Names of the buffers that are orthogonal matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +54,12 @@ class Parametrization(Module):
     def forward(self, *originals: Tensor) -> Tensor:
         if originals[0].is_meta:
             return self.empty(*originals)  # a shape is all there is
-        return self._held(self.compute, self.weight, originals, tuple(self.buffers()))
+        return self._held(self.compute, self.weight, originals, tuple(self.buffers()), lent=self._lent())
+
+    def _lent(self) -> bool:
+        """Whether tensors stand in the parameters' place for the time of a call, by torch.func.functional_call."""
+        of = self._of()
+        return of is not None and any(type(p) is Tensor for p in of._parameters.values())
 
     def weight(self, *originals: Tensor) -> Tensor:
         """The formula."""
@@ -70,7 +79,24 @@ class Parametrization(Module):
 
     def _apply(self, fn, recurse: bool = True):
         self._held.clear()
-        return super()._apply(fn, recurse)
+        before = [getattr(self, name).dtype for name in self.bases]
+        super()._apply(fn, recurse)
+        for name, dtype in zip(self.bases, before, strict=True):
+            refine(getattr(self, name), dtype)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        for name in self.bases:
+            if isinstance(loaded := state_dict.get(prefix + name), Tensor):
+                refine(getattr(self, name), loaded.dtype)
+
+
+@torch.no_grad()
+def refine(V: Tensor, dtype: torch.dtype) -> None:
+    """Makes a matrix that was orthogonal in a narrower dtype orthogonal in its own, in place."""
+    if torch.finfo(V.dtype).eps < torch.finfo(dtype).eps and not V.is_meta:
+        V.copy_(ops.project_orthogonal(V, steps=3))  # of an error of 5e-3, as in bfloat16, one of rounding in float64
 
 
 def register(
@@ -140,8 +166,6 @@ def _reduce(self: Module, protocol: int) -> tuple[Any, ...]:
 
 def _rebuild(cls: type[Module], names: Sequence[str]) -> Module:
     module = cls.__new__(cls)
-    parametrize._inject_new_class(module)
-    for name in names:
-        parametrize._inject_property(module, name)
+    parametrize_again(module, names)
     type(module).__reduce_ex__ = _reduce
     return module

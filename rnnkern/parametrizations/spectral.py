@@ -13,6 +13,7 @@ class SingularBand(Parametrization):
     """Of a weight U diag(s) V^T; see :func:`singular_band`, which makes one."""
 
     rotating = (0, 1)
+    bases = ("base_u", "base_v")
 
     def __init__(self, like: Tensor, margin: float = 0.1, init: str = "henaff") -> None:
         super().__init__()

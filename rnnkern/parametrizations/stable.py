@@ -115,6 +115,7 @@ class StableMatrix(_Stable):
     """Of a symmetric weight V diag(f(m)) V^T, V = B exp(A); the parameters are A (..., N, N) and m (..., N)."""
 
     rotating = (0,)
+    bases = ("base",)
 
     def __init__(self, like: Tensor, *args) -> None:
         super().__init__(like, *args)

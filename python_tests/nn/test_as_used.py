@@ -1,0 +1,245 @@
+"""Layers in the ways that training programs use them, with one thread and with two: with two, directions and layers run
+side by side."""
+
+import copy
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+import rnnkern.nn
+from rnnkern import _extension
+from rnnkern.optim import param_groups
+
+if not _extension.available:
+    pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
+
+T, B, I, H = 6, 4, 3, 8  # noqa: E741
+LAYERS = {
+    "rnn": lambda: rnnkern.nn.RNN(I, H),
+    "lstm": lambda: rnnkern.nn.LSTM(I, H),
+    "gru": lambda: rnnkern.nn.GRU(I, H),
+    "bidirectional lstm": lambda: rnnkern.nn.LSTM(I, H, bidirectional=True),
+    "two layers of gru": lambda: rnnkern.nn.GRU(I, H, 2),
+    "exprnn": lambda: rnnkern.nn.ExpRNN(I, H),
+    "dynamic exprnn": lambda: rnnkern.nn.ExpRNN(I, H, bidirectional=True, base="dynamic"),
+    "relrnn": lambda: rnnkern.nn.RelRNN(I, H, buffer_size=2, relevant_size=2),
+    "lru": lambda: rnnkern.nn.LRU(I, H),
+}
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    return LAYERS[request.param]()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(T, B, I)
+
+
+def loss_of(layer, x):
+    return layer(x)[0].sin().square().sum()
+
+
+def gradients(layer, loss):
+    return torch.autograd.grad(loss, list(layer.parameters()))
+
+
+def optimizer_of(layer):
+    return torch.optim.Adam(param_groups(layer, lr=0.01))
+
+
+def train(layer, optimizer, x, steps=2):
+    """Returns the parameters and buffers, which have moved."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(layer, x).backward()
+        optimizer.step()
+    return [t.detach().clone() for t in (*layer.parameters(), *layer.buffers())]
+
+
+def same(actual, wanted):
+    return len(actual) == len(wanted) and all(map(torch.equal, actual, wanted))
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_activation_checkpointing(layer, x, threads, reentrant):
+    wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
+    x.requires_grad_()  # else the reentrant form has no gradients at all
+    output = checkpoint(lambda x: layer(x)[0], x, use_reentrant=reentrant)
+    loss = output.sin().square().sum()
+    loss.backward()
+    assert same([loss, *(p.grad for p in layer.parameters())], wanted)
+
+
+def test_a_checkpoint_within_a_checkpoint(layer, x, threads):
+    wanted = gradients(layer, loss_of(layer, x))
+
+    def inner(x):
+        return checkpoint(lambda x: layer(x)[0], x, use_reentrant=False).sin()
+
+    loss = checkpoint(inner, x, use_reentrant=False).square().sum()
+    assert same(gradients(layer, loss), wanted)
+
+
+def test_saved_tensors_that_are_offloaded(layer, x, threads):
+    """Each is fetched once."""
+    wanted, fetched = gradients(layer, loss_of(layer, x)), []
+
+    def fetch(k_and_tensor):
+        fetched.append(k_and_tensor[0])
+        return k_and_tensor[1]
+
+    counter = iter(range(10**6))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (next(counter), t.clone()), fetch):
+        loss = loss_of(layer, x)
+    assert same(gradients(layer, loss), wanted)
+    assert len(set(fetched)) == len(fetched)
+
+
+def test_compiled(layer, x):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
+        loss = torch.compile(loss_of, backend="aot_eager", fullgraph=True)(layer, x)
+        torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_autocast(layer, x, threads):
+    wanted = gradients(layer, loss_of(layer, x))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(layer, x)
+    found = gradients(layer, loss)
+    for actual, exact in zip(found, wanted, strict=True):
+        assert actual.dtype == torch.float32
+        assert (actual - exact).norm() < 0.1 * sum(map(torch.norm, wanted))
+
+
+def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x, threads):
+    optimizer = optimizer_of(layer)
+    before = train(layer, optimizer, x)
+    copied, copied_optimizer = copy.deepcopy((layer, optimizer))
+    assert {id(p) for group in copied_optimizer.param_groups for p in group["params"]} == set(
+        map(id, copied.parameters())
+    )
+    wanted = train(layer, optimizer, x)
+    assert not same(wanted, before)
+    assert same(train(copied, copied_optimizer, x), wanted)
+
+
+def test_a_saved_state_goes_on_to_the_same_bits(layer, x, threads):
+    optimizer = optimizer_of(layer)
+    train(layer, optimizer, x)
+    other = copy.deepcopy(layer)
+    other_optimizer = optimizer_of(other)
+    states = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
+    wanted = train(layer, optimizer, x)
+    other.load_state_dict(states[0])
+    other_optimizer.load_state_dict(states[1])
+    assert same(train(other, other_optimizer, x), wanted)
+
+
+def test_exponential_moving_average(layer, x, threads):
+    """Of what the optimizer trains, in a copy that is asked while training goes on."""
+    averaged = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    optimizer = optimizer_of(layer)
+    mean = [p.detach().clone() for p in layer.parameters()]
+    for k in range(3):
+        train(layer, optimizer, x, steps=1)
+        averaged.update_parameters(layer)
+        mean = [p.detach() if k == 0 else (m + p.detach()) / 2 for m, p in zip(mean, layer.parameters(), strict=True)]
+        mean = [m.clone() for m in mean]
+        with torch.no_grad():
+            seen = averaged(x)[0]
+    torch.testing.assert_close([p.detach() for p in averaged.module.parameters()], mean)
+    fresh = copy.deepcopy(averaged.module)
+    with torch.no_grad():
+        assert torch.equal(fresh(x)[0], seen)
+
+
+def test_gradient_accumulation(layer, x, threads):
+    wanted = gradients(layer, loss_of(layer, x))
+    for part in x.split(1, dim=1):
+        loss_of(layer, part).backward()
+    torch.testing.assert_close([p.grad for p in layer.parameters()], list(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_functional_call(layer, x, threads):
+    own = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    others = {name: (0.9 * p + 0.01).requires_grad_() for name, p in own.items()}
+    loss = functional_call(layer, others, (x,))[0].sin().square().sum()
+    found = torch.autograd.grad(loss, list(others.values()))
+    assert same([p.detach() for p in layer.parameters()], list(own.values()))
+    layer.load_state_dict(others, strict=False)
+    assert same(found, gradients(layer, loss_of(layer, x)))
+    gone = [weakref.ref(p) for p in others.values()]
+    del others, loss
+    assert [ref() for ref in gone] == [None] * len(gone)
+
+
+class Outputs(Dataset):
+    """What each layer makes of the same input, in whatever process it is asked."""
+
+    def __init__(self, layers, x):
+        self.layers, self.x = layers, x
+
+    def __len__(self):
+        return len(self.layers)
+
+    def __getitem__(self, k):
+        with torch.no_grad():
+            return self.layers[k](self.x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_in_workers_of_a_data_loader(start, x, threads):
+    if start == "spawn" and threads == 1:
+        pytest.skip("a spawned process has nothing of this one's threads")
+    layers = [make() for make in LAYERS.values()]
+    for layer in layers:  # in the parent before
+        train(layer, optimizer_of(layer), x)
+    outputs = Outputs(layers, x)
+    wanted = [outputs[k] for k in range(len(layers))]
+    loader = DataLoader(outputs, batch_size=None, num_workers=1 + (start == "fork"), multiprocessing_context=start)
+    for actual, exact in zip(loader, wanted, strict=True):
+        torch.testing.assert_close(actual, exact, rtol=1e-5, atol=1e-6)  # with one thread each
+    assert same([outputs[k] for k in range(len(layers))], wanted)  # and after
+
+
+def test_two_python_threads_train_two_layers(x, threads):
+    """To the same bits as one after the other."""
+    makes = list(LAYERS.values())
+    pairs = [(makes[k](), makes[(k + 1) % len(makes)]()) for k in range(len(makes))]
+    for pair in pairs:
+        wanted = [train(copied, optimizer_of(copied), x, 5) for copied in copy.deepcopy(pair)]
+        found, begin = [None, None], threading.Barrier(2)
+
+        def work(k, pair=pair, found=found, begin=begin):
+            torch.set_num_threads(threads)  # each Python thread has a number of its own
+            begin.wait(60)
+            found[k] = train(pair[k], optimizer_of(pair[k]), x, 5)
+
+        workers = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert all(map(same, found, wanted))
