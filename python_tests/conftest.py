@@ -3,6 +3,14 @@ import sys
 import pytest
 import torch
 
+from python_tests.progress import Progress
+
+
+def pytest_configure(config):
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(reporter))
+
 
 @pytest.fixture(autouse=True)
 def seed():

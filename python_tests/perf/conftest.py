@@ -1,6 +1,14 @@
 import pytest
 import torch
 
+QUICK = ("test_harness", "test_record", "test_tables")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "python_tests/perf/" in item.nodeid and item.path.stem not in QUICK:
+            item.add_marker(pytest.mark.proof)
+
 
 @pytest.fixture(autouse=True)
 def threads():
