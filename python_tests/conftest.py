@@ -12,6 +12,11 @@ def pytest_configure(config):
         config.pluginmanager.register(Progress(reporter))
 
 
+def pytest_collection_modifyitems(items):
+    """What compiles for long goes first: at the end it would run alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

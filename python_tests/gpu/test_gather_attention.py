@@ -66,6 +66,7 @@ def test_kernels_compile_ahead_of_time(hidden, slots, dtype, arch):
         assert "red.global" not in made.asm["ptx"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(2, 5, 7, 4, 9), (3, 300, 40, 20, 128), (2, 500, 3, 2, 33)], ids=str)

@@ -89,6 +89,7 @@ def test_steps_are_read_ahead(name, dtype):
     assert "cp.async" not in compiled(name, dtype, 90, {"PER_STEP": True}, stages=1).asm["ptx"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("sizes", [(300, 3, 40), (50, 64, 1024), (5000, 1, 3)], ids=str)

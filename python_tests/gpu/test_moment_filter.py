@@ -69,6 +69,7 @@ def test_kernels_compile_ahead_of_time(dtype, arch, flags):
         assert not re.search(r"\b(atom|red)\.", made.asm["ptx"])
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(300, 3, 40), (50, 64, 1024)], ids=str)

@@ -170,6 +170,7 @@ def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
         assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # what is next comes while this is used
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("size", [2, 16, 64, 100, 300, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
