@@ -6,6 +6,7 @@ import torch
 from python_tests.progress import Progress
 
 
+@pytest.hookimpl(trylast=True)  # the reporter is there by then
 def pytest_configure(config):
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter and not hasattr(config, "workerinput"):
