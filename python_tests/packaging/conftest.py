@@ -14,6 +14,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+QUICK = ("test_build_info", "test_sass")
+"""Files of which `make test` has something: the others build and install."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "python_tests/packaging/" in item.nodeid and item.path.stem not in QUICK:
+            item.add_marker(pytest.mark.proof)
+
+
 @pytest.fixture(scope="session")
 def shared(request, tmp_path_factory) -> Path:
     """A folder of this run of tests, the same in all its processes."""

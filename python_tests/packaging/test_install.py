@@ -3,13 +3,11 @@
 import json
 import shutil
 
-import pytest
 import torch
 
 import rnnkern
 from rnnkern import _extension
 
-pytestmark = pytest.mark.proof
 REASON = "print(rnnkern._extension.reason)"
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-pytestmark = pytest.mark.proof
-
 ALLOWED_PYTHON = {"PyModule_Create2"}  # all of it in the limited API of 3.11
 LATER = {"torch_exception_get_what_without_backtrace"}  # what torch 2.13 adds, used where it is there
 

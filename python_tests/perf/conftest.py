@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-QUICK = ("test_harness", "test_record", "test_tables")
+PROOF = ("test_commands", "test_demo", "test_gpu", "test_gpu_plan", "test_measure_gpu")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "python_tests/perf/" in item.nodeid and item.path.stem not in QUICK:
+        if "python_tests/perf/" in item.nodeid and item.path.stem in PROOF:
             item.add_marker(pytest.mark.proof)
 
 
