@@ -25,7 +25,8 @@ def again(*args, **kwargs):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gates_computed_again_from_16_bits_leave_the_results_as_they_are(dtype):
-    kept, computed = (outputs_and_gradients(op, drawn(dtype)) for op in (recurrence, again))
+    sample = drawn(dtype)
+    kept, computed = (outputs_and_gradients(op, sample) for op in (recurrence, again))
     results = {name: value for name, value in kept.items() if not name.startswith("grad")}
     assert len(results) == 3
     assert_same_bits(results, computed)
@@ -80,7 +81,8 @@ def test_avx512_bf16_is_avx512_for_other_dtypes(dtype, simd):
 def test_at_avx512_bf16_gates_computed_again_give_the_same_gradients(simd):
     """Its products took h as it is stored forward too."""
     simd("avx512_bf16")
-    assert_same_bits(*(outputs_and_gradients(op, drawn(torch.bfloat16)) for op in (recurrence, again)))
+    sample = drawn(torch.bfloat16)
+    assert_same_bits(*(outputs_and_gradients(op, sample) for op in (recurrence, again)))
 
 
 @needs_bf16
