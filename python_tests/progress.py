@@ -19,13 +19,10 @@ class Progress:
 
     def tell(self):
         while not self.ended.wait(SECONDS):
-            seconds = time.monotonic() - self.begun
-            if not self.total:
-                self.reporter.write_line(f"{seconds:4.0f} s: collecting tests")
-                continue
-            names = [name.removeprefix("python_tests/") for name in list(self.running)[:2]]
-            running = "; now " + ", ".join(name if len(name) < 60 else f"{name[:57]}..." for name in names)
-            self.reporter.write_line(f"{seconds:4.0f} s: {self.done} of {self.total} tests{running if names else ''}")
+            said = f"{self.done} of {self.total} tests" if self.total else "collecting tests"
+            for name in list(self.running)[:2]:
+                said += f", {name.removeprefix('python_tests/'):.60}"
+            self.reporter.write_line(f"{time.monotonic() - self.begun:4.0f} s: {said}")
             self.reporter.flush()
 
     def pytest_sessionstart(self):
