@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test sanitize mutate lint format bench gpu docs clean
+.PHONY: install demo test proof sanitize mutate lint format bench gpu docs clean
 
 # $(call step,WHAT,COMMAND): runs it, and says every five seconds that it goes on: pip is silent in a log.
 define step
@@ -40,10 +40,18 @@ $(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test: $(VENV)/.%: $(VENV)/.re
 demo: install $(VENV)/.demo
 	$(BIN)/python -m perf.demo
 
-# A process per core, each with one thread of its own; the tests of a file stay together: they share what they build.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m pytest -n auto --dist loadfile
+# A process per core, each with one thread; one that has nothing left takes tests from another.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m pytest -q -rs -n auto --dist worksteal
+
+# Every family, module, error and page.
 test: install $(VENV)/.test
-	$(PYTEST) -rs --durations=15
+	$(PYTEST) -m "not proof" --durations=15
+
+# The rest: every SIMD level that this processor has, CUDA kernels in the interpreter, machine code, packaging, the thread
+# sanitizer at the highest level.
+proof: install $(VENV)/.test
+	RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace
+	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
 
 # The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
 # of its own, and the interpreted kernels; races are looked for by python_tests/threads.
@@ -57,7 +65,7 @@ sanitize: install $(VENV)/.test
 	cd $(SANITIZED) && RNNKERN_CUDA=0 RNNKERN_LDFLAGS=-fsanitize=address,undefined \
 	  RNNKERN_CXXFLAGS="-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
-	cd $(SANITIZED) && $(UNDER) RNNKERN_SOAK=10000 $(PYTEST) -q -p no:cacheprovider python_tests/ops/test_recurrence.py \
+	cd $(SANITIZED) && $(UNDER) RNNKERN_SOAK=10000 $(PYTEST) -p no:cacheprovider python_tests/ops/test_recurrence.py \
 	  python_tests/ops/test_noise.py python_tests/ops/test_pair.py \
 	  python_tests/ops/test_soak.py python_tests/ops/test_skew_exp.py python_tests/ops/test_skew_bound.py \
 	  python_tests/ops/test_orthogonal.py python_tests/ops/test_givens.py \
@@ -67,14 +75,14 @@ sanitize: install $(VENV)/.test
 	  python_tests/ops/test_linear_scan.py python_tests/ops/test_moment_filter.py \
 	  -k "not 1000 and not compile"
 	cd $(SANITIZED) && $(UNDER) RNNKERN_CXXFLAGS="-O0 -g0 -fsanitize=address,alignment" \
-	  $(PYTEST) -q -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_relevancy_cluster.py \
+	  $(PYTEST) -p no:cacheprovider python_tests/gpu/test_relevancy.py python_tests/gpu/test_relevancy_cluster.py \
 	  python_tests/gpu/test_givens_recurrence.py -k "not shipped and not every_tile"
-	RNNKERN_SANITIZE=1 $(PYTEST) -q python_tests/threads \
+	RNNKERN_SANITIZE=1 $(PYTEST) python_tests/threads \
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 
 # Breaks the kernels in listed ways, in copies with builds of their own, and prints what the tests do not notice.
 mutate: install $(VENV)/.test
-	$(BIN)/python -m python_tests.mutation $(if $(ONLY),--only '$(ONLY)')
+	$(BIN)/python -m python_tests.mutation $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check

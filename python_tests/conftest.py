@@ -3,6 +3,20 @@ import sys
 import pytest
 import torch
 
+from python_tests.progress import Progress
+
+
+@pytest.hookimpl(trylast=True)  # the reporter is there by then
+def pytest_configure(config):
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(reporter))
+
+
+def pytest_collection_modifyitems(items):
+    """What compiles for long goes first: at the end it would run alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
+
 
 @pytest.fixture(autouse=True)
 def seed():

@@ -1,199 +1,296 @@
-"""The house stands as it was drawn: a cell has all that its journey names.
+"""Calls go downwards only, in Python and in C++; every operator and every cell is complete.
 
-Every rule is a function that returns its faults, so that it can be shown to find some.
+Each rule is a function that returns its faults, so that a test can show that it finds some.
 """
 
-import importlib
+import ast
 import re
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rnnkern import _extension
+import rnnkern.nn
+from rnnkern import _extension, ops
+from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
-from rnnkern.testing import RECURRENCE_OPTIONS, recurrence_samples, takes
+from rnnkern.testing import outputs_and_gradients, recurrence_sample, takes
 
 ROOT = Path(__file__).parents[1]
-HEADER_LINES = 60
-
-
-class Facts(NamedTuple):
-    """As csrc/cells/cell.h orders them, and whether a GPU has kernels of the cell, and keeps its R."""
-
-    first_gates: int
-    gates: int
-    states: int
-    params: int
-    saved: int
-    joint: bool
-    resident: bool
-
-
-class Listed(NamedTuple):
-    struct: str
-    name: str | None  # None: the struct is in no header
-    header: Path | None
-    facts: Facts | None
-
-
-def listed_cells(root: Path) -> list[Listed]:
-    """The cells of csrc/cells/list.h, and what their headers say of them or the cell that they derive from."""
-    folder = root / "csrc/cells"
-    texts = {path: path.read_text() for path in sorted(folder.glob("*.h"))}
-    number = r"(\d+), (\d+), (\d+), (\d+), (\d+), (true|false)"
-    aliases = {
-        name: facts
-        for t in texts.values()
-        for name, *facts in re.findall(rf"(?:using|struct) (\w+) (?:=|:) CellFacts<{number}>", t)
-    }
-    cells = []
-    lists = re.split("#define RNNKERN_ALL_CELLS", texts[folder / "list.h"])
-    resident, stepwise = (re.findall(r"\bX\((\w+)\)", part) for part in lists)
-    for struct in resident + stepwise:
-        found = Listed(struct, None, None, None)
-        for path, text in texts.items():
-            if base := re.search(rf"struct {struct} : (?:CellFacts<{number}>|(\w+))", text):
-                *own, alias = base.groups()
-                facts = dict(zip(Facts._fields, aliases.get(alias, own), strict=False))
-                facts |= re.findall(r"\b(params|saved|joint) = (\w+)", text)  # where it differs from its base
-                facts |= {fact: int(number) for fact, number in facts.items() if fact != "joint"}
-                facts["params"] += "projected = true" in text
-                facts |= {"joint": facts["joint"] == "true"}
-                facts |= {"resident": struct in resident}
-                name = re.search(r'name = "(\w+)"', text)
-                found = Listed(struct, name and name[1], path, Facts(**facts))
-        cells.append(found)
-    return cells
-
-
-DERIVED = {"goru": "modrelu", "lstm_projected": "lstm", "lstm_layer_norm": "lstm", "gru_layer_norm": "gru"}
-"""Cells that share another's equations."""
-
-
-def faults_of_header(cell: str, root: Path) -> list[str]:
-    path = root / f"csrc/cells/{cell}.h"
-    if not path.exists():
-        return [f"{cell}: there is no csrc/cells/{cell}.h"]
-    text, faults = path.read_text(), []
-    if text.count("\n") > HEADER_LINES:
-        faults.append(f"{cell}: {path.name} has more than {HEADER_LINES} lines")
-    if not text.startswith("// "):
-        faults.append(f"{cell}: {path.name} does not begin with its equations")
-    derived = DERIVED.get(cell, "cell")
-    if (included := re.findall(r"#include (\S+)", text)) != [f'"cells/{derived}.h"']:
-        faults.append(f"{cell}: {path.name} includes {included}, not cells/{derived}.h alone")
-    if not any(found.header == path and found.name == cell for found in listed_cells(root)):
-        faults.append(f"{cell}: no line of csrc/cells/list.h names what is in {path.name}")
-    return faults
-
-
-def faults_of_reference(cell: str, root: Path) -> list[str]:
-    if cell not in CELLS:
-        return [f"{cell}: no formula in rnnkern/reference/recurrence.py"]
-    known, faults = CELLS[cell], []
-    for found in listed_cells(root):
-        if found.name == cell:
-            ours = (known.gates, known.states, len(known.params), known.joint)
-            theirs = (found.facts.gates, found.facts.states, found.facts.params, found.facts.joint)
-            if ours != theirs:
-                faults.append(
-                    f"{cell}: (gates, states, params, joint) are {ours} in the reference, {theirs} in its header"
-                )
-    return faults
-
-
-def faults_of_sample(cell: str, root: Path) -> list[str]:
-    names = {sample.name for sample in recurrence_samples()}
-    options = [name for name, options in RECURRENCE_OPTIONS.items() if takes(cell, options)]
-    missing = [f"{cell}-{option}" for option in options if f"{cell}-{option}" not in names]
-    return [f"{cell}: rnnkern/testing yields no sample {name!r}" for name in missing]
-
-
-def faults_of_benchmark(cell: str, root: Path) -> list[str]:
-    benchmark = importlib.import_module("perf.recurrence")
-    cases = benchmark.cases(benchmark.CELLS, benchmark.SHAPES, "float32", packed=False, with_loop=False)
-    measured = {case.labels["cell"] for case in cases}
-    return [] if cell in measured else [f"{cell}: perf/recurrence.py has no case of it"]
-
-
-def faults_of_documentation(cell: str, root: Path) -> list[str]:
-    text = (root / "docs/recurrence.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|", text, re.M)
-    if rows.count(cell) == 2:
-        return []
-    return [f"{cell}: the two tables in docs/recurrence.md have {rows.count(cell)} rows of it"]
-
-
-NEEDED = [faults_of_header, faults_of_reference, faults_of_sample, faults_of_benchmark, faults_of_documentation]
-LISTED = [cell.name or cell.struct for cell in listed_cells(ROOT)]
-
-
-def needs(rule):
-    if rule is faults_of_benchmark:
-        for module in ("matplotlib", "tqdm"):
-            pytest.importorskip(module)
-
-
-@pytest.mark.parametrize("rule", NEEDED)
-@pytest.mark.parametrize("cell", LISTED)
-def test_a_cell_has_what_it_needs(cell, rule):
-    needs(rule)
-    assert rule(cell, ROOT) == []
-
-
-@pytest.mark.parametrize("rule", NEEDED)
-def test_a_cell_that_lacks_it_is_found(rule):
-    needs(rule)
-    assert rule("made_up", ROOT) != []
-
-
-def test_the_list_is_what_headers_and_the_compiled_part_have():
-    cells = listed_cells(ROOT)
-    assert {cell.header for cell in cells} == set((ROOT / "csrc/cells").glob("*.h")) - {
-        ROOT / f"csrc/cells/{helper}.h" for helper in ("cell", "list", "math")
-    }
-    if _extension.available:
-        assert {cell.name: cell.facts._asdict() for cell in cells} == KERNEL_CELLS
-
-
-def test_every_cell_has_a_kernel_and_those_that_a_gpu_takes_step_by_step_are_known():
-    assert set(CELLS) == set(LISTED)
-    listed = listed_cells(ROOT)
-    stepwise = ["lstm_projected", "lstm_layer_norm", "gru_layer_norm"]
-    assert [cell.name for cell in listed if not cell.facts.resident] == stepwise
-
-
-def rewrite(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+compiled_part = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
 
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the sources, to spoil."""
-    for folder in ("csrc", "rnnkern", "perf", "docs"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__", "results")
-        )
+    for folder in ("csrc", "rnnkern"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return tmp_path
 
 
-def test_a_header_that_breaks_the_contract_is_found(copy):
-    header = copy / "csrc/cells/gru.h"
-    assert faults_of_header("gru", copy) == []
-    rewrite(header, '#include "cells/cell.h"', '#include "cells/cell.h"\n#include <torch/all.h>')
-    assert "includes" in faults_of_header("gru", copy)[0]
-    header.write_text(header.read_text().replace("#include <torch/all.h>", "") + "\n" * HEADER_LINES)
-    assert "more than 60 lines" in faults_of_header("gru", copy)[0]
-    rewrite(copy / "csrc/cells/list.h", "X(Gru) ", "")
-    assert "no line of csrc/cells/list.h" in faults_of_header("gru", copy)[1]
-    rewrite(copy / "csrc/cells/lstm.h", "CellFacts<4, 4, 2, 0, 4, true>", "CellFacts<4, 4, 1, 0, 4, true>")
-    assert "(4, 2, 0, True) in the reference, (4, 1, 0, True) in its header" in faults_of_reference("lstm", copy)[0]
-    rewrite(copy / "docs/recurrence.md", "| `lstm` |", "| lstm |")
-    assert "have 0 rows" in faults_of_documentation("lstm", copy)[0]
-    rewrite(copy / "csrc/cells/list.h", "X(Lstm)", "X(Nowhere)")
-    assert ("Nowhere", None, None, None) in listed_cells(copy)
+# ---- Python: what each floor may import beside torch and the standard library
+
+FLOORS = {
+    "rnnkern._extension": set(),
+    "rnnkern.reference": set(),
+    "rnnkern.triton": set(),
+    "rnnkern.testing": {"rnnkern.reference"},
+    "rnnkern.ops": {"rnnkern._extension", "rnnkern.reference", "rnnkern.triton"},
+    "rnnkern.parametrizations": {"rnnkern.ops", "rnnkern.reference"},
+    "rnnkern.analysis": set(),
+    "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
+    "rnnkern.nn": {"rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
+    "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
+}
+FLOORS["rnnkern"] = set(FLOORS)
+OPERATOR_CALLERS = {"rnnkern._extension", "rnnkern.ops"}
+"""Who may use torch.ops."""
+
+
+def floor_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((root / "rnnkern").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text())
+
+
+def imports(module: str, tree: ast.Module, root: Path) -> Iterator[str]:
+    """Modules that are imported anywhere in a file, functions included."""
+
+    def is_module(name):
+        path = root.joinpath(*name.split("."))
+        return path.with_suffix(".py").exists() or path.is_dir()
+
+    package = module if root.joinpath(*module.split(".")).is_dir() else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                yield name if base.startswith("rnnkern") and is_module(name) else base
+
+
+def faults_of_imports(root: Path) -> list[str]:
+    faults = []
+    for module, tree in modules(root):
+        floor = floor_of(module)
+        if floor not in FLOORS:
+            faults.append(f"{module} stands on no floor: give {floor} a place in FLOORS")
+            continue
+        for name in imports(module, tree, root):
+            top = name.split(".")[0]
+            if top == "rnnkern":
+                if floor_of(name) not in {floor, *FLOORS[floor]}:
+                    faults.append(f"{module} imports {name}, which is not below it")
+            elif top not in {"torch", *sys.stdlib_module_names} and (floor, top) != ("rnnkern.triton", "triton"):
+                faults.append(f"{module} imports {name}, which is neither torch nor the standard library")
+        if floor not in OPERATOR_CALLERS and "torch.ops" in map(ast.unparse, ast.walk(tree)):
+            faults.append(f"{module} uses torch.ops")
+    return faults
+
+
+# ---- C++: what each folder of csrc may include
+
+
+def faults_of_includes(root: Path) -> list[str]:
+    """Cells see cells, common itself, a family its own folder, cells, common and device; the interpreter and the
+    registration see everything. PyTorch's headers are for common and the registration, CUDA's for CUDA files."""
+    faults = []
+    files = {path.relative_to(root / "csrc"): path.read_text() for path in sorted((root / "csrc").rglob("*.*"))}
+    folders = {place.parts[0] for place in files}
+    below = {"cells": {"cells"}, "common": {"common"}, "device": {"device"}}
+    below["interpreter"] = below["registration.cpp"] = folders
+    for place, text in files.items():
+        folder = place.parts[0]
+        for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
+            on_host = (folder, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
+            if not on_host and included.split("/")[0] not in below.get(folder, {folder, "cells", "common", "device"}):
+                faults.append(f"csrc/{place} includes {included!r}, which is not below it")
+        for included in re.findall(r"#include <([^>]+)>", text):
+            if folder == "cells" and included != "cmath":
+                faults.append(f"csrc/{place} includes <{included}>: cells take <cmath> alone")
+            elif re.match(r"(torch|ATen|c10)/", included) and folder not in ("common", "registration.cpp"):
+                faults.append(f"csrc/{place} includes <{included}>: PyTorch's headers are for common")
+            elif included.startswith("cu") and not str(place).endswith((".cu", ".cuh", "device/launch.h")):
+                faults.append(f"csrc/{place} includes <{included}>: CUDA's headers are for CUDA files")
+    return faults
+
+
+# ---- schemas
+
+LITERAL = r'"(?:[^"\\]|\\.)*"'
+
+
+def faults_of_mutexes(root: Path) -> list[str]:
+    """A fork would leave another mutex locked in the child for ever."""
+    faults = []
+    for path in sorted(path for ending in ("h", "cpp", "cu") for path in (root / "csrc").rglob(f"*.{ending}")):
+        place = path.relative_to(root / "csrc").as_posix()
+        if not place.startswith(("interpreter/", "common/fork.")):
+            named = sorted(set(re.findall(r"std::\w*mutex|std::call_once|pthread_\w+", path.read_text())))
+            faults += [f"csrc/{place} names {name}: mutexes are those of common/fork.h" for name in named]
+    return faults
+
+
+def schemas(root: Path) -> dict[str, str]:
+    """Of csrc/registration.cpp, by the operator's name."""
+    text = (root / "csrc/registration.cpp").read_text()
+    defined = {}
+    for literals in re.findall(rf"m\.def\(\s*((?:{LITERAL}\s*)+)\)", text):
+        schema = "".join(literal[1:-1].replace(r"\"", '"') for literal in re.findall(LITERAL, literals))
+        defined[schema.partition("(")[0]] = schema
+    return defined
+
+
+def faults_of_schemas(root: Path) -> list[str]:
+    """Operators on tensors have a CPU kernel, in C++ or in rnnkern/ops, a fake rule, and a documented function."""
+    registered = (root / "csrc/registration.cpp").read_text()
+    (kernels,) = re.findall(r"STABLE_TORCH_LIBRARY_IMPL\(rnnkern, CPU, m\) \{(.*?)\}\n", registered, re.S)
+    python = "".join(path.read_text() for path in sorted((root / "rnnkern/ops").glob("*.py")))
+    faults = []
+    for name, schema in schemas(root).items():
+        if "Tensor" not in schema:
+            continue
+        if f'"{name}"' not in kernels and f'.impl("rnnkern::{name}", "CPU")' not in python:
+            faults.append(f"{name} has no CPU kernel")
+        if not re.search(rf'register_fake\(\s*"rnnkern::{name}"', python):
+            faults.append(f"{name} has no fake rule in rnnkern/ops")
+        if not any(getattr(ops, public).__doc__ for public in ops.__all__ if f"{name}_".startswith(f"{public}_")):
+            faults.append(f"{name} belongs to no documented function of rnnkern.ops")
+    return faults
+
+
+@compiled_part
+def test_the_schemas_of_the_registration_are_what_is_registered():
+    found = schemas(ROOT)
+    assert len(found) == (ROOT / "csrc/registration.cpp").read_text().count("m.def(")
+    for name, schema in found.items():
+        assert str(getattr(torch.ops.rnnkern, name).default._schema) == f"rnnkern::{schema}"
+
+
+# ---- the rules hold, and find what breaks them
+
+RULES = [faults_of_imports, faults_of_includes, faults_of_mutexes, faults_of_schemas]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_stands_as_it_was_drawn(rule):
+    assert rule(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "line", "said"),
+    [
+        (faults_of_imports, "rnnkern/reference/recurrence.py", "from .. import ops", "imports rnnkern.ops"),
+        (faults_of_imports, "rnnkern/reference/recurrence.py", "import numpy", "imports numpy, which is neither"),
+        (faults_of_imports, "rnnkern/ops/dispatch.py", "def f():\n    import rnnkern.nn", "imports rnnkern.nn"),
+        (faults_of_imports, "rnnkern/ops/dispatch.py", "from rnnkern import build_info", "imports rnnkern, which is"),
+        (faults_of_imports, "rnnkern/attic/old.py", "import torch", "give rnnkern.attic a place"),
+        (faults_of_imports, "rnnkern/nn/lstm.py", "f = torch.ops.rnnkern.recurrence", "uses torch.ops"),
+        (faults_of_includes, "csrc/cells/gru.h", '#include "common/simd.h"', "'common/simd.h', which is not below it"),
+        (faults_of_includes, "csrc/common/team.h", '#include "recurrence/problem.h"', "not below it"),
+        (faults_of_includes, "csrc/device/device.h", '#include "interpreter/fibers.h"', "not below it"),
+        (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> alone"),
+        (faults_of_includes, "csrc/recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
+        (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
+        (faults_of_mutexes, "csrc/recurrence/cpu.cpp", "std::mutex mutex;", "names std::mutex"),
+    ],
+    ids=lambda x: x if isinstance(x, str) and len(x) < 99 else "",
+)
+def test_a_breach_is_found(rule, file, line, said, copy):
+    path = copy / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((path.read_text() if path.exists() else "") + f"\n{line}\n")
+    (fault,) = rule(copy)
+    assert said in fault
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("csrc/registration.cpp", 'm.impl("recurrence_backward",', 'm.impl("recurrence",', "has no CPU kernel"),
+        ("csrc/registration.cpp", 'm.def("build', 'm.def("x(Tensor x) -> Tensor");\n  m.def("build', "belongs to no"),
+        (
+            "rnnkern/ops/recurrence_autograd.py",
+            'register_fake("rnnkern::recurrence_backward"',
+            "no(",
+            "recurrence_backward has no fake rule in rnnkern/ops",
+        ),
+    ],
+)
+def test_an_incomplete_operator_is_found(file, old, new, said, copy):
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    assert any(said in fault for fault in faults_of_schemas(copy))
+
+
+# ---- cells
+
+
+@compiled_part
+def test_every_cell_of_the_reference_has_a_kernel_with_the_same_facts_and_a_header():
+    assert set(CELLS) == set(KERNEL_CELLS)
+    for name, cell in CELLS.items():
+        facts = KERNEL_CELLS[name]
+        expected = cell.gates, cell.states, len(cell.params), cell.joint
+        assert (facts["gates"], facts["states"], facts["params"], facts["joint"]) == expected, name
+    headers = {path.stem for path in (ROOT / "csrc/cells").glob("*.h")}
+    assert headers - {"cell", "list", "math"} == set(CELLS)
+
+
+# ---- no loop over time in Python
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def asked_of_pytorch(call):
+    with Operators() as operators:
+        call()
+    return operators.count
+
+
+@compiled_part
+@pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"heads": 2, "grad_scale": 2}], ids=str)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_no_call_asks_more_of_pytorch_for_more_steps(cell, options):
+    options = options if takes(cell, options) else {"grad_scale": 2}
+
+    def count(steps):
+        sample = recurrence_sample(cell, steps, requires_grad=True, **options)
+        return asked_of_pytorch(lambda: outputs_and_gradients(recurrence, sample))
+
+    assert count(3) == count(50)
+
+
+@compiled_part
+@pytest.mark.parametrize("cls", [rnnkern.nn.RNN, rnnkern.nn.LSTM, rnnkern.nn.GRU])
+def test_no_module_asks_more_of_pytorch_for_more_steps(cls):
+    module = cls(3, 4, num_layers=2, bidirectional=True)
+
+    def count(steps):
+        x = torch.randn(steps, 2, 3)
+        return asked_of_pytorch(lambda: torch.autograd.grad(module(x)[0].sum(), list(module.parameters())))
+
+    assert count(3) == count(50)

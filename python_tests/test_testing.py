@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from rnnkern import reference
-from rnnkern.reference import CELLS
 from rnnkern.testing import (
     FACTORS,
     assert_close,
@@ -297,12 +296,6 @@ def test_nothing_and_zeros_pass_over_many_draws():
     zero, none = (torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.float64)), (torch.zeros(0),) * 3
     assert_close_over_draws([])
     assert_close_over_draws([zero, none])
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_the_reference_passes_its_own_check(cell):
-    sample = recurrence_sample(cell, 5, 3, 8, packed=True, reset=True, dtype=torch.float32, requires_grad=True)
-    check_recurrence(reference.recurrence, sample)
 
 
 @pytest.mark.parametrize(

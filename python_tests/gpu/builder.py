@@ -51,14 +51,19 @@ def build(
         f"build {made}: {Path(source).suffix[1:]} {source}" for source, made in zip(sources, objects, strict=True)
     ]
     library = folder / f"{name}.so"
-    lines += [f"build {library}: link {' '.join(objects)}\n"]
+    lines += [f"build {library}: link {' '.join(objects)}"]
 
+    return run_ninja(folder, lines, library)
+
+
+def run_ninja(folder: Path, lines: Sequence[str], made: Path) -> Path:
+    """Runs ninja on these lines, one process at a time in a folder, and returns the path of what they make."""
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     with open(ROOT / folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (ROOT / folder / "build.ninja").write_text("\n".join(lines))
+        (ROOT / folder / "build.ninja").write_text("\n".join([*lines, ""]))
         command = [sys.executable, "-m", "ninja", "-f", f"{folder}/build.ninja"]
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{library} does not build\n{done.stdout}{done.stderr}")
-    return ROOT / library
+        raise RuntimeError(f"{made} does not build\n{done.stdout}{done.stderr}")
+    return ROOT / made

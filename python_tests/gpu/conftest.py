@@ -17,6 +17,16 @@ CLUSTERS = (9, 0)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS warns where algorithms are deterministic
 
 
+ON_TRITON = ("test_skew_exp", "test_linear_scan", "test_moment_filter", "test_gather_attention")
+"""Files that say by themselves what is for `make test`; the interpreter's are all for `make proof`."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "python_tests/gpu/" in item.nodeid and item.path.stem not in ON_TRITON:
+            item.add_marker(pytest.mark.proof)
+
+
 class Backend(NamedTuple):
     name: str
     seed: int = 0

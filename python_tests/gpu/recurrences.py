@@ -104,8 +104,9 @@ def plan(
     operators=None,
     measured: str = "",
 ) -> dict:
-    """By the interpreter's operators too, which are there where nvcc is not."""
-    asked = (operators or torch.ops.rnnkern).recurrence_plan
+    """By the interpreter's operators where rnnkern is built without CUDA."""
+    built = torch.ops.rnnkern if _extension._cuda_archs() else None
+    asked = (operators or built or drivers.interpreted(FAMILY)).recurrence_plan
     return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32, measured))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.tiers import quick_where
 from rnnkern import _extension
 from rnnkern.ops import explain, gather_attention, gather_triton, triton_launch
 from rnnkern.testing import gather_sample
@@ -33,10 +34,13 @@ def test_the_operator_of_a_gpu_is_this_one():
     assert triton_launch.refusal(torch.device("cuda")) is None
 
 
-@pytest.mark.parametrize(("hidden", "slots", "dtype", "arch"), [
+CALLS = [
     (128, 20, torch.float32, 80), (128, 20, torch.float32, 90), (128, 20, torch.float32, 100),
     (40, 3, torch.float64, 80), (40, 3, torch.float64, 90), (40, 3, torch.float64, 100), (3000, 20, torch.float32, 90),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hidden", "slots", "dtype", "arch"), quick_where(lambda call: call == CALLS[1], CALLS))
 def test_kernels_compile_ahead_of_time(hidden, slots, dtype, arch):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -76,6 +80,7 @@ def test_the_first_call_on_a_gpu():
         assert (found.cpu() - wanted).norm() <= 1e-5 * wanted.norm()
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(2, 5, 7, 4, 9), (3, 300, 40, 20, 128), (2, 500, 3, 2, 33)], ids=str)

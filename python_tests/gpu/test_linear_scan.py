@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.tiers import quick_where
 from rnnkern import _extension
 from rnnkern.ops import explain, linear_scan, scan_triton, triton_launch
 from rnnkern.testing import SCAN_OPTIONS, as_reals, scan_outputs_and_gradients, scan_sample
@@ -69,11 +70,11 @@ def compiled(name, dtype, arch, flags, stages=scan_triton.STAGES):
     return triton.compile(source, target=target, options={"num_warps": 4} | triton_launch.OPTIONS)
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize(("dtype", "flags"), [
+@pytest.mark.parametrize("arch", quick_where(lambda arch: arch == 90, [80, 90, 100]))
+@pytest.mark.parametrize(("dtype", "flags"), quick_where(lambda case: case == (torch.float32, ()), [
     (torch.float32, ()), (torch.bfloat16, ("PER_STEP",)), (torch.float32, ("COMPLEX", "PACKED", "RESET", "FLIP")),
     (torch.float64, ("COMPLEX", "PER_STEP", "PACKED", "RESET")),
-])  # fmt: skip
+]))  # fmt: skip
 def test_kernels_compile_ahead_of_time(dtype, flags, arch):
     for name in ("scan", "summarise", "carry", "backward"):
         made = compiled(name, dtype, arch, dict.fromkeys(flags, True))
@@ -81,7 +82,7 @@ def test_kernels_compile_ahead_of_time(dtype, flags, arch):
         assert not re.search(r"\b(atom|red)\.", made.asm["ptx"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", quick_where(lambda dtype: dtype == torch.float32, [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("name", ["scan", "summarise", "backward"])
 def test_steps_are_read_ahead(name, dtype):
     assert "cp.async" in compiled(name, dtype, 90, {"PER_STEP": True}).asm["ptx"]
@@ -95,6 +96,7 @@ def test_the_first_call_on_a_gpu():
     test_on_a_gpu("reset", (20, 3, 40), torch.float32)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("sizes", [(300, 3, 40), (50, 64, 1024), (5000, 1, 3)], ids=str)

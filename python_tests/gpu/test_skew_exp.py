@@ -10,6 +10,7 @@ import torch
 
 from python_tests.gpu.skew_launches import KERNELS, forward_and_backward, recording
 from python_tests.ops.orthogonal_oracle import Spectrum
+from python_tests.tiers import quick_where
 from rnnkern import _extension
 from rnnkern.ops import orthogonal_triton, skew_exp
 from rnnkern.ops.skew_schemes import DOUBLINGS
@@ -109,12 +110,13 @@ def compile_small(dtype, arch, block):
         assert made.metadata.shared <= SHARED
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("arch", quick_where(lambda arch: arch == 90, [80, 90, 100]))
+@pytest.mark.parametrize("dtype", quick_where(lambda dtype: dtype == torch.float32, [torch.float32, torch.float64]))
 def test_kernels_of_small_matrices_compile_ahead_of_time(dtype, arch):
     compile_small(dtype, arch, 16)
 
 
+@pytest.mark.proof
 def test_the_largest_matrix_of_a_program_fits_every_gpu():
     """In float64, which takes twice the memory."""
     compile_small(torch.float64, 90, orthogonal_triton._block(orthogonal_triton.LARGEST))
@@ -151,8 +153,8 @@ def compile_product(args, constants, arch):
     return made
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("arch", quick_where(lambda arch: arch == 90, [80, 90, 100]))
+@pytest.mark.parametrize("dtype", quick_where(lambda dtype: dtype == torch.float32, [torch.float32, torch.float64]))
 def test_products_compile_ahead_of_time(dtype, arch, monkeypatch):
     """The one that reads most."""
     most = max(products(300, dtype, monkeypatch), key=lambda launch: len(launch[1]["LEFT"]) + len(launch[1]["RIGHT"]))
@@ -160,6 +162,7 @@ def test_products_compile_ahead_of_time(dtype, arch, monkeypatch):
     compile_product(*most, arch)
 
 
+@pytest.mark.proof
 def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
     launches = products(100, torch.float32, monkeypatch)
     assert {constants["IF"] for _, constants in launches} == {"always", "squared", "copy"}
@@ -179,6 +182,7 @@ def test_the_first_call_on_a_gpu():
     assert (gradient.cpu() - spectrum.gradient(1.0, torch.eye(16, dtype=torch.float64))).norm() <= 1e-6 * 4
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("size", [2, 16, 64, 100, 300, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

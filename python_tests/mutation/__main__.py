@@ -1,9 +1,11 @@
 """Breaks the kernels in the ways of mutants.py, one at a time in a copy of the tree, and prints what the tests missed.
 
-    python -m python_tests.mutation [--jobs N] [--only WORD]
+    python -m python_tests.mutation [--jobs N] [--only WORD] [--quick]
 
 A test that fails, a crash and a hang kill a mutant. Ends with 1 if one survives that the table does not explain, if one
-that it explains is killed, or if one does not build.
+that it explains is killed, or if one cannot be judged: its text is no longer in the sources, it does not build, or its
+tests fail on the unbroken sources too. With --quick the listed tests of `make test` alone run, and it ends with 1 if
+they kill less than 90 % of what is broken in CPU kernels and Python.
 """
 
 import argparse
@@ -15,40 +17,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tqdm import tqdm
 
-from python_tests.mutation.mutants import LEFT_OUT, MUTANTS, ONE_LEVEL, STUB, Mutant
+from python_tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIES = ROOT / "build/mutate"
 TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILT_HERE = (".h", ".cpp")
+NO_TESTS = 5  # pytest's exit status
+LEAST = 0.9  # of what --quick runs
 LONGEST = 900  # seconds: a test that takes longer hangs
 ENVIRONMENT = {
     "PYTHONPATH": ".",
+    "RNNKERN_SIMD_LEVELS": "plain",
     "RNNKERN_CXXFLAGS": "-O0",  # kernels and interpreter: compilers take longer than tests
     "OMP_NUM_THREADS": "1",  # copies share the cores
     "OMP_WAIT_POLICY": "passive",
 }
 
 
-def broken(text: str, old: str, new: str, where: str) -> str:
-    if text.count(old) != 1:
-        raise SystemExit(f"{where}: {old!r} stands there {text.count(old)} times, not once")
-    return text.replace(old, new)
-
-
 def sources() -> dict[Path, str]:
-    """The tree with one SIMD level, by relative path."""
+    """The tree, by relative path."""
     paths = [p for name in TAKEN for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
     endings = {".py", ".h", ".cpp", ".cu", ".toml", ".md", ".txt", ""}
-    texts = {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
-    for file, old, new in ONE_LEVEL:
-        texts[Path(file)] = broken(texts[Path(file)], old, new, file)
-    return texts | {Path(file): STUB.format(level) for level, file in LEFT_OUT.items()}
+    return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
 def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
@@ -76,8 +73,9 @@ def build(folder: Path, jobs: int = 1) -> str:
     return said if status else ""
 
 
-def test(folder: Path, tests: tuple[str, ...]) -> tuple[int | str, str]:
-    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
+def test(folder: Path, tests: tuple[str, ...], quick: bool) -> tuple[int | str, str]:
+    tier = ("-m", "not proof") if quick else ()
+    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tier, *tests)
 
 
 def make_copy(folder: Path, texts: dict[Path, str]) -> None:
@@ -92,46 +90,58 @@ def make_copy(folder: Path, texts: dict[Path, str]) -> None:
             place.write_text(text)
 
 
-def fate(mutant: Mutant, folder: Path, text: str) -> tuple[str, str]:
+def fate(mutant: Mutant, folder: Path, text: str, quick: bool) -> tuple[str, str]:
     """ "killed", "survived" or "invalid", and by what."""
     place = folder / mutant.place
-    place.write_text(broken(text, mutant.old, mutant.new, mutant.file))
+    place.write_text(text.replace(mutant.old, mutant.new))
     try:
         if mutant.file.endswith(BUILT_HERE) and not mutant.for_a_gpu and (said := build(folder)):
             return "invalid", said[-2000:]
-        status, said = test(folder, mutant.tests)
-        if status in (2, 3, 4, 5) or "does not build" in said:
+        status, said = test(folder, mutant.tests, quick)
+        if status == 0 or (quick and status == NO_TESTS):
+            return "survived", mutant.explained or ("" if status == 0 else "no test of this tier")
+        if status in (2, 3, 4, NO_TESTS) or "does not build" in said:
             return "invalid", said[-2000:]
-        if status == 0:
-            return "survived", mutant.explained
         return "killed", {"hang": "a hang", 1: "a test"}.get(status, "a crash")
     finally:
         place.write_text(text)
+
+
+def unfit(mutants: list[Mutant], texts: dict[Path, str], folder: Path, jobs: int, quick: bool) -> dict[Mutant, str]:
+    """Mutants that cannot be judged, and why."""
+    found = {}
+    for mutant in mutants:
+        text = texts.get(Path(mutant.place), "")
+        if text.count(mutant.old) != 1:
+            found[mutant] = f"{mutant.old!r} stands there {text.count(mutant.old)} times, not once"
+    selections = sorted({mutant.tests for mutant in mutants})
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(lambda tests: test(folder, tests, quick), selections)
+        for tests, (status, said) in zip(tqdm(selections, desc="unbroken"), results, strict=True):
+            if status != 0 and not (quick and status == NO_TESTS):
+                why = f"unbroken, {' '.join(tests)} ends with {status}: {said[-2000:]}"
+                found |= {mutant: why for mutant in mutants if mutant.tests == tests}
+    return found
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m python_tests.mutation")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies at work at a time")
     arguments.add_argument("--only", default="", help="mutants with this in their file or description")
+    arguments.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth of them")
+    arguments.add_argument("--quick", action="store_true", help="the tests of `make test` alone, on what they run")
     wanted = arguments.parse_args()
-    texts = sources()
-    for mutant in MUTANTS:
-        broken(texts[Path(mutant.place)], mutant.old, mutant.new, mutant.file)
-    mutants = [mutant for mutant in MUTANTS if wanted.only in f"{mutant.file} {mutant.breaks}"]
+    quick, texts = wanted.quick, sources()
+    mutants = [m for m in MUTANTS if wanted.only in f"{m.file} {m.breaks}" and not (quick and m.for_a_gpu)]
+    mutants = mutants[:: wanted.every]
     if not mutants:
         raise SystemExit(f"no mutant has {wanted.only!r} in its file or description")
 
     folders = [COPIES / str(number) for number in range(min(wanted.jobs, len(mutants)))]
-    for folder in folders[:1]:
-        make_copy(folder, texts)
-        if said := build(folder, wanted.jobs):
-            raise SystemExit(f"the copy does not build\n{said}")
-    selections = sorted({mutant.tests for mutant in mutants})
-    with ThreadPoolExecutor(len(folders)) as pool:
-        results = pool.map(lambda tests: test(folders[0], tests), selections)
-        for tests, (status, said) in zip(tqdm(selections, desc="unbroken"), results, strict=True):
-            if status != 0:
-                raise SystemExit(f"unbroken, {' '.join(tests)} ends with {status}\n{said[-4000:]}")
+    make_copy(folders[0], texts)
+    if said := build(folders[0], wanted.jobs):
+        raise SystemExit(f"the copy does not build\n{said}")
+    faults = {m: f"invalid: {why}" for m, why in unfit(mutants, texts, folders[0], len(folders), quick).items()}
     for folder in folders[1:]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(folders[0], folder)
@@ -143,21 +153,30 @@ def main() -> int:
     def judge(mutant: Mutant) -> tuple[Mutant, str, str, float]:
         folder, begun = free.get(), time.monotonic()
         try:
-            return mutant, *fate(mutant, folder, texts[Path(mutant.place)]), time.monotonic() - begun
+            return mutant, *fate(mutant, folder, texts[Path(mutant.place)], quick), time.monotonic() - begun
         finally:
             free.put(folder)
 
-    faults, survivors = [], 0
-    with ThreadPoolExecutor(len(folders)) as pool, tqdm(total=len(mutants), unit="mutant") as bar:
-        for done in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
+    outcomes = Counter()
+    judged = [mutant for mutant in mutants if mutant not in faults]
+    with ThreadPoolExecutor(len(folders)) as pool, tqdm(total=len(judged), unit="mutant") as bar:
+        for done in as_completed([pool.submit(judge, mutant) for mutant in judged]):
             mutant, outcome, by, seconds = done.result()
             tqdm.write(f"{outcome:8} {seconds:4.0f} s  {mutant.file:32} {mutant.breaks:52} {by}")
-            survivors += outcome == "survived"
-            if (outcome == "survived") != bool(mutant.explained) or outcome == "invalid":
-                faults.append(f"{outcome}: {mutant.file}: {mutant.breaks}")
+            outcomes[outcome, bool(mutant.explained)] += 1
+            if outcome == "invalid" or (outcome == "killed") == bool(mutant.explained):
+                faults[mutant] = outcome
             bar.update()
-    print(f"{len(mutants)} mutants, {survivors} survived, {len(faults)} not as the table has it", *faults, sep="\n")
-    return 1 if faults else 0
+    for mutant, fault in faults.items():
+        print(f"{mutant.file}: {mutant.breaks}: {fault}")
+    killed, survived = outcomes["killed", False], outcomes["survived", False]
+    share = killed / max(killed + survived, 1)
+    print(
+        f"{len(mutants)} mutants: {killed} killed, {survived} survived ({share:.1%} killed), "
+        f"{outcomes['survived', True]} survived as the table explains, {len(mutants) - len(judged)} not judged"
+    )
+    invalid = any(fault.startswith("invalid") for fault in faults.values())
+    return 1 if invalid or (share < LEAST if quick else faults) else 0
 
 
 if __name__ == "__main__":

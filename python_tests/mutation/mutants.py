@@ -29,19 +29,6 @@ RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 CLOSENESS = "rnnkern/testing/closeness.py"
 
-
-ONE_LEVEL = [
-    ("csrc/common/simd_level.cpp", '__builtin_cpu_supports("avx2") &&', "false &&"),
-    *(
-        ("csrc/recurrence/cpu.cpp", f"if (simd_level() == SimdLevel::{level})", "if (false)")
-        for level in ("avx2", "avx512", "avx512_bf16")
-    ),
-]
-"""Edits of every copy: the lowest SIMD level alone, for the sake of the compiler's time."""
-
-LEFT_OUT = {level: f"csrc/recurrence/cpu_{level}.cpp" for level in ("avx2", "avx512", "avx512_bf16")}
-STUB = '#include "recurrence/problem.h"\nrnnkern::Level rnnkern::level_{}() {{ return level_plain(); }}\n'
-
 MUTANTS = [
     *RELEVANCY,
     *GIVENS_RECURRENCE,

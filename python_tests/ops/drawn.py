@@ -6,9 +6,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-import rnnkern
-
-LEVELS = rnnkern.build_info()["simd_levels"]
 FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -44,9 +45,17 @@ DIFFERENTIATED = [
 
 @pytest.mark.parametrize("sample", DIFFERENTIATED, ids=lambda s: s.name)
 def test_first_and_second_derivatives(sample):
+    """The second ones in random directions; the test below has whole matrices."""
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
     assert gradcheck(function_of_leaves(sample), leaves)
-    assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves)
+    assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves, fast_mode=True)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_second_derivatives_by_every_element(cell):
+    sample = recurrence_sample(cell, 3, 3, 4, inputs=2, packed=True, reset=True, reverse=True, requires_grad=True)
+    assert gradgradcheck(function_of_leaves(sample, save_u=True), sample.leaves())
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
@@ -102,11 +111,24 @@ def test_third_derivative():
     assert gradcheck(second, (u,))
 
 
+WITHOUT_AOT = ("test_schema", "test_autograd_registration", "test_faketensor")
+"""What opcheck does in hundredths of a second. "test_aot_dispatch_dynamic" takes seconds, and is for one call of a
+cell."""
+TRACED = [s for s in SAMPLES if s.name.endswith("-plain")]
 IN_16_BITS = [s.to(torch.bfloat16)._replace(name=f"{s.name}-bfloat16") for s in SAMPLES if s.name.endswith("-plain")]
 
 
 @pytest.mark.parametrize("sample", SAMPLES + IN_16_BITS, ids=lambda s: s.name)
 def test_opcheck(sample):
+    check_operators(sample, WITHOUT_AOT)
+
+
+@pytest.mark.parametrize("sample", quick_where(lambda s: s.name == "lstm-plain", TRACED), ids=lambda s: s.name)
+def test_opcheck_by_tracing(sample):
+    check_operators(sample, ("test_aot_dispatch_dynamic",))
+
+
+def check_operators(sample, checks):
     """The forward has no autograd of its own. The backward has; tracing it needs the lengths of packed input, which a
     fake tensor does not have, so that there it is checked as a plain operator."""
     cell, u, R, state = sample.args
@@ -114,7 +136,7 @@ def test_opcheck(sample):
     common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
     projection = k.get("weight_ih"), k.get("bias_ih")
     forward = (cell, *common, True, True, *projection, *sample.noise())
-    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, forward)
+    torch.library.opcheck(torch.ops.rnnkern.recurrence.default, forward, test_utils=checks)
     h, *rest = torch.ops.rnnkern.recurrence(*forward)
     final, saved = rest[: len(state)], rest[len(state) :]
     grad_h, grad_state = torch.randn_like(h), [torch.randn_like(s) for s in final]
@@ -122,9 +144,8 @@ def test_opcheck(sample):
     args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
     args = (*args, True, k["bias"] is not None, *projection)
     for needed in {True, projection[0] is None}:
-        torch.library.opcheck(
-            torch.ops.rnnkern.recurrence_backward.default, (*args, needed, needed, needed, *sample.noise())
-        )
+        backward = (*args, needed, needed, needed, *sample.noise())
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, backward, test_utils=checks)
 
 
 def again(*args, **kwargs):

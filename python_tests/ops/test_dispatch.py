@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
+from python_tests.tiers import LEVELS
 from rnnkern import _extension
 from rnnkern._torch_private import context_of_backward
 from rnnkern.ops import explain, recurrence, use
@@ -18,7 +19,6 @@ from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
 from rnnkern.testing import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
 
-LEVELS = rnnkern.build_info()["simd_levels"]
 CALLS = covering_rows(
     {
         "cell": list(CELLS),

@@ -7,12 +7,12 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention, relevancy_recurrence
 from rnnkern.testing import assert_close, covering_rows, gather_sample
 
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
-LEVELS = rnnkern.build_info()["simd_levels"]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""
 
@@ -54,7 +54,7 @@ def test_values_and_gradients(alignment, dtype):
         check(gather_sample(**row, dtype=dtype), alignment=alignment)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_simd_level(level, dtype, simd):
     simd(level)

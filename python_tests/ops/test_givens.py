@@ -8,6 +8,7 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, givens_product
 from rnnkern.testing import assert_close, givens_sample
@@ -56,7 +57,7 @@ def test_value_and_gradients(style, sizes, dtype):
     judge(dtype, angles, style=style, size=sizes[0])
 
 
-@pytest.mark.parametrize("level", rnnkern.build_info()["simd_levels"])
+@each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("style", ["tunable", "butterfly"])
 def test_every_simd_level(level, dtype, style, simd):

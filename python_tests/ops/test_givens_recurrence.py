@@ -7,6 +7,7 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, givens_recurrence
 from rnnkern.ops.recurrence_complex import state_in_parts
@@ -52,7 +53,7 @@ def test_values_and_gradients(dtype):
         check_givens_recurrence(givens_recurrence, sample, f"{row} {style} {size} {option}")
 
 
-@pytest.mark.parametrize("level", rnnkern.build_info()["simd_levels"])
+@each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_simd_level(level, dtype, simd):
     simd(level)

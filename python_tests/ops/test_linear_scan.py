@@ -7,6 +7,7 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan
 from rnnkern.testing import (
@@ -20,7 +21,6 @@ from rnnkern.testing import (
     scan_samples,
 )
 
-LEVELS = rnnkern.build_info()["simd_levels"]
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""
@@ -58,7 +58,7 @@ def test_values_and_gradients(dtype):
         check(scan_sample(**row, **option, dtype=dtype), f"{row} {option}")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_simd_level(level, dtype, simd):
     simd(level)

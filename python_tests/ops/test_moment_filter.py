@@ -7,12 +7,12 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
 from rnnkern.ops.filter_autograd import EVERY
 from rnnkern.testing import FILTER_OPTIONS, check_filter, covering_rows, filter_outputs_and_gradients, filter_sample
 
-LEVELS = rnnkern.build_info()["simd_levels"]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""
 
@@ -54,7 +54,7 @@ def test_values_and_gradients(dtype):
         check(filter_sample(**row, **option, dtype=dtype), f"{row} {option}")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_simd_level(level, dtype, simd):
     simd(level)

@@ -7,6 +7,7 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import cayley, explain, project_orthogonal, schur_weight, skew_exp
 from rnnkern.testing import assert_close
@@ -123,7 +124,7 @@ def test_operators_of_schur_weight_pass_torchs_own_checks(shape):
     opcheck(_operators.schur_weight_backward.default, (*backward, half), test_utils=checks)
 
 
-@pytest.mark.parametrize("level", rnnkern.build_info()["simd_levels"])
+@each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_schur_weight_at_every_simd_level(level, dtype, simd):
     simd(level)

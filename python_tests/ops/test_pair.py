@@ -12,6 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rnnkern
+from python_tests.ops.test_autograd import WITHOUT_AOT
+from python_tests.tiers import quick_where
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_stacked, use
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import assert_close, covering_rows, recurrence_sample
@@ -282,11 +284,25 @@ def test_wrong_arguments_are_named(pair):
 
 # ---- the operators and their derivatives
 
+CHECKED = ["tanh", "modrelu", "gru", "lstm", "lstm_projected"]
+
 
 @pairs
 @pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"bias": False}], ids=str)
-@pytest.mark.parametrize("cell", ["tanh", "modrelu", "gru", "lstm", "lstm_projected"])
+@pytest.mark.parametrize("cell", CHECKED)
 def test_opcheck(cell, options, pair):
+    check_operators(cell, options, pair, WITHOUT_AOT)
+
+
+@pairs
+@pytest.mark.parametrize(
+    "cell", quick_where(lambda cell: cell == "lstm", ["tanh", "modrelu", "gru", "lstm", "lstm_projected"])
+)
+def test_opcheck_by_tracing(cell, pair):
+    check_operators(cell, {}, pair, ("test_aot_dispatch_dynamic",))
+
+
+def check_operators(cell, options, pair, checks):
     _, x, *calls = sample(pair, cell, 3, 3, 4, **options)
 
     def both(name):
@@ -297,14 +313,14 @@ def test_opcheck(cell, options, pair):
     projection, first = (both("weight_ih"), both("bias_ih")), (cell, pair is LAYERS)
     for training, save_gates in ((True, True), (True, False), (False, False)):
         args = (*first, *common, training, save_gates, *projection)
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair.default, args)
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair.default, args, test_utils=checks)
     results = torch.ops.rnnkern.recurrence_pair(*first, *common, True, True, *projection)
     halves, states = (results[: len(results) // 2], results[len(results) // 2 :]), len(state) // 2
     h, saved = [half[0] for half in halves], [t for half in halves for t in half[1 + states :]]
     grad_h = [None if pair is LAYERS else torch.randn_like(h[0]), torch.randn_like(h[1])]
     for grads, grad_state, needed in ((grad_h, [], True), ((None, None), [torch.randn_like(s) for s in state], False)):
         args = (*first, *grads, grad_state, *common, h, saved, *projection, *[needed] * 5)
-        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair_backward.default, args)
+        torch.library.opcheck(torch.ops.rnnkern.recurrence_pair_backward.default, args, test_utils=checks)
 
 
 @pairs
@@ -325,7 +341,7 @@ def test_first_and_second_derivatives(cell, options, pair, threads):
 
     assert "recurrence_pair" in ran(lambda: call(*named.values()))
     assert gradcheck(call, list(named.values()))
-    assert gradgradcheck(call, list(named.values()))
+    assert gradgradcheck(call, list(named.values()), fast_mode=True)
 
 
 @pairs

@@ -5,8 +5,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from python_tests.ops.drawn import FEW, LEVELS, batch_sizes_of, laid_out, machine
+from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine
 from python_tests.ops.test_pair import DIRECTIONS, LAYERS, is_sum, run
+from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from python_tests.ops.drawn import FEW, LEVELS, batch_sizes_of, laid_out, machine, spread
+from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine, spread
 from python_tests.ops.relevancy_sample import everything, random_call, same_selection, with_leaves
 from python_tests.ops.sab_calls import outcomes
 from python_tests.ops.test_sab import draw as random_sab_call
+from python_tests.tiers import LEVELS
 from rnnkern import ops, reference
 from rnnkern.testing import as_reals, assert_close
 

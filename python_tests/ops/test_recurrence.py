@@ -6,7 +6,8 @@ import os
 import pytest
 import torch
 
-import rnnkern
+from python_tests.gpu.recurrences import off_kinks
+from python_tests.tiers import LEVELS, each_level
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -24,11 +25,11 @@ from rnnkern.testing import (
 HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
 KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
 """Their gradients jump where rounding decides on which side of a kink a unit lies. Over many steps some unit does in
-one computation and not in the other, and the comparison is one of luck: float64, below, takes their long sequences."""
+one computation and not in the other, and the comparison is one of luck: in low precision u keeps away from the kinks;
+float64, below, goes near them over many steps."""
 UNBOUNDED = {"identity", "euler"}
 """What dropout leaves it makes larger: their state grows from step to step until errors are those of its last values,
 or the gradient of R no longer fits 16 bits."""
-LEVELS = rnnkern.build_info()["simd_levels"]
 HALF = [torch.bfloat16, torch.float16]
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=7, batch=19, hidden=36))
@@ -78,17 +79,17 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     row["heads"] = HEADS[row["hidden"]] if row["heads"] and with_heads else 1
     half = row["dtype"] in HALF
     if row["cell"] in KINKED:
-        row["steps"] = min(row["steps"], 2 if half else 63)
+        row["steps"] = min(row["steps"], 63)
     if row["cell"] in UNBOUNDED and row["dropout"]:
         row["steps"] = min(row["steps"], 2)
     if half and row["hidden"] == 1:  # the error of a single sum is luck: as many heads of one unit have many
         row["hidden"] = 257
         row["heads"] = 257 if with_heads else 1
-    sample = recurrence_sample(**row, requires_grad=True)
+    sample = off_kinks(recurrence_sample(**row, requires_grad=True))
     check_recurrence(lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates), sample)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("batch", "hidden"), [(19, 36), (2, 1)])
 def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
@@ -111,7 +112,7 @@ def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
             assert all(x.dtype == torch.float32 for x in results[0][1 + len(sample.args[3]) :])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize(
     ("batch", "heads", "units", "inputs"), [(1, 1, 1, 1), (5, 3, 11, 7), (19, 1, 35, 16), (8, 2, 32, 33)]
@@ -155,7 +156,7 @@ def test_what_bfloat16_products_take(level, save_gates, batch, heads, units, inp
     assert_same(grads[3].float(), dW, 2**-8, "grad of W")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_every_value_of_16_bits_crosses_memory_and_is_rounded_as_pytorch_rounds(dtype, level, simd):
     """Subnormal numbers, infinity, NaN and ties: identity over a zero R gives u + bias."""
@@ -168,7 +169,7 @@ def test_every_value_of_16_bits_crosses_memory_and_is_rounded_as_pytorch_rounds(
         torch.testing.assert_close(h.flatten(), wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
 def test_float64_agrees_with_the_reference(sample, level, simd):
     simd(level)
@@ -282,17 +283,7 @@ def test_modrelu_at_its_kinks():
     assert dbias.tolist() == [0, 0, 0, 0, 1]
 
 
-def test_frozen_weights_cost_no_gradient_and_change_nothing_else():
-    sample = recurrence_sample("lstm", 5, 3, 4, requires_grad=True)
-    all_gradients = outputs_and_gradients(recurrence, sample)
-    sample.args[2].requires_grad_(False)
-    h, _ = recurrence(*sample.args, **sample.kwargs)
-    h.sum().backward()
-    assert sample.args[2].grad is None
-    assert sample.args[1].grad is not None
-    assert all_gradients["grad of R"].abs().max() > 0
-
-
+@pytest.mark.proof
 def test_offsets_are_64_bit():
     """More than 2^31 elements of u, the last ones not zero."""
     if os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") < 16 * 2**30:

@@ -10,13 +10,12 @@ from torch.library import opcheck
 
 import rnnkern
 from python_tests.ops.relevancy_sample import PASSED_ON, call_of, everything, random_call, same_selection, with_leaves
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import RelevancyState
 from rnnkern.reference.relevancy import RELEVANCY_CELLS
 from rnnkern.testing import assert_close
-
-LEVELS = rnnkern.build_info()["simd_levels"]
 
 OPTIONS = {
     "plain": {},
@@ -78,7 +77,7 @@ def test_other_sizes_in_float32(batch, hidden):
     hold_to_the_rule(call_of("tanh", 8, batch, hidden, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 def test_every_level_computes_the_same(level, simd):
     """In float32 by the rule, in float64 as the reference."""
     simd(level)

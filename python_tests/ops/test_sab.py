@@ -9,11 +9,11 @@ from torch import Tensor
 
 import rnnkern
 from python_tests.ops.sab_calls import make, outcomes
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import SABState, explain, sab_recurrence
 from rnnkern.testing import assert_close
 
-LEVELS = rnnkern.build_info()["simd_levels"]
 _operators = torch.ops.rnnkern
 
 
@@ -91,14 +91,14 @@ def test_the_reference_is_what_the_published_code_computes(top_k, every, truncat
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("width", [None, 19])
 def test_every_simd_level(width, level, simd):
     simd(level)
     agree(make(20, 5, 33, width, resets=True, attend_every=2, top_k=4).to(torch.float64))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("width", [None, 19])
 def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
     """Over several draws, each in units of plain PyTorch's own error: where scores come near to each other, a sample's

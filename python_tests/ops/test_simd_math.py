@@ -8,10 +8,9 @@ import mpmath
 import pytest
 import torch
 
-import rnnkern
+from python_tests.tiers import LEVELS, each_level
 from rnnkern.ops import recurrence
 
-LEVELS = rnnkern.build_info()["simd_levels"]
 HEADER = (Path(__file__).parents[2] / "csrc/common/simd_math.h").read_text()
 STATED = {
     (getattr(torch, dtype.replace("float", "float32").replace("double", "float64")), function): float(ulp)
@@ -107,7 +106,7 @@ def test_the_yardstick():
     assert 0.5 < naive.max() < 2  # the C library's
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize(("dtype", "function"), STATED, ids=str)
 def test_errors_are_as_stated(function, dtype, level, simd):
     simd(level)
@@ -122,7 +121,7 @@ def test_errors_are_as_stated(function, dtype, level, simd):
         assert y.min() > 0
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_below_its_limit_sigmoid_stays_at_its_smallest_result(dtype, level, simd):
     simd(level)
@@ -135,7 +134,7 @@ def test_below_its_limit_sigmoid_stays_at_its_smallest_result(dtype, level, simd
     assert y[0] >= torch.finfo(dtype).tiny
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_special_values(dtype, level, simd):
     simd(level)
@@ -153,7 +152,7 @@ def test_special_values(dtype, level, simd):
     assert y[4:6].isnan().all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_tanh_is_odd_and_exact_where_it_is_its_argument(dtype, level, simd):
     simd(level)

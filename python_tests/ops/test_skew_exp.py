@@ -14,6 +14,7 @@ from torch.library import opcheck
 
 import rnnkern
 from python_tests.ops.orthogonal_oracle import Spectrum, whole
+from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, skew_exp
 from rnnkern.ops.skew_schemes import SCHEMES
@@ -21,7 +22,6 @@ from rnnkern.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
 SIZES = [1, 2, 3, 16, 33, 64, 100, 190, 257]
-LEVELS = rnnkern.build_info()["simd_levels"]
 LIMITS = sorted(limit for _, limit, _ in SCHEMES["float32"])
 NORMS = [1e-6, 1e-3, 0.3, 1.0, 2.5, 8.0]
 NORMS += [
@@ -173,7 +173,7 @@ def test_the_size_of_a_gradient_changes_no_bit():
         assert torch.equal(torch.autograd.grad(V, A, scale * upstream, retain_graph=True)[0], scale * wanted)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_simd_level(level, dtype, simd):
     simd(level)

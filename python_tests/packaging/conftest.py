@@ -1,9 +1,12 @@
 """Builds and installs the package from a copy of its sources, each way once."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,30 +14,74 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+QUICK = ("test_build_info", "test_sass")
+"""Files of which `make test` has something: the others build and install."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "python_tests/packaging/" in item.nodeid and item.path.stem not in QUICK:
+            item.add_marker(pytest.mark.proof)
+
+
 @pytest.fixture(scope="session")
-def sources(tmp_path_factory) -> Path:
+def shared(request, tmp_path_factory) -> Path:
+    """A folder of this run of tests, the same in all its processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if hasattr(request.config, "workerinput") else folder
+
+
+@pytest.fixture(scope="session")
+def once(shared):
+    """Makes a folder in the process that asks first; the others wait for it."""
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, begun = shared / name, shared / f"{name}.begun"
+        with locked(shared / f"{name}.lock"):
+            if not folder.exists():
+                begun.mkdir()
+                fill(begun)
+                begun.rename(folder)
+        return folder
+
+    return make
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def sources(once) -> Path:
     """A copy of what the build reads, with the objects of the last build, so that little compiles again."""
-    copy = tmp_path_factory.mktemp("sources")
-    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy2(ROOT / name, copy)
-    for name in ("csrc", "rnnkern", "build/ninja", "python_tests/packaging"):
-        if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    return copy
+
+    def copy(folder: Path) -> None:
+        for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+            shutil.copy2(ROOT / name, folder)
+        for name in ("csrc", "rnnkern", "build/ninja", "python_tests/packaging"):
+            if (ROOT / name).exists():
+                ignored = shutil.ignore_patterns("*.so", "__pycache__")
+                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+
+    return once("sources", copy)
 
 
 @pytest.fixture(scope="session")
-def pip(sources):
+def pip(sources, shared):
     """Runs pip on the copy, without isolation and with the given environment variables; returns what it prints."""
 
     def run(command: str, *arguments: str | Path, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", command, sources, "-v", "--no-deps", "--no-build-isolation", *arguments],
-            env=os.environ | environment,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        with locked(shared / "pip.lock"):  # in one folder, one at a time
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", command, sources, "-v", "--no-deps", "--no-build-isolation", *arguments],
+                env=os.environ | environment,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -42,19 +89,15 @@ def pip(sources):
 
 
 @pytest.fixture(scope="session")
-def wheel(pip, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--wheel-dir", folder)
-    (built,) = folder.iterdir()
+def wheel(pip, once) -> Path:
+    (built,) = once("wheel", lambda folder: pip("wheel", "--wheel-dir", folder)).iterdir()
     return built
 
 
 @pytest.fixture(scope="session")
-def pure(pip, tmp_path_factory) -> Path:
+def pure(pip, once) -> Path:
     """The folder of a pure-Python install."""
-    folder = tmp_path_factory.mktemp("pure")
-    pip("install", "--target", folder, RNNKERN_CPP="0")
-    return folder
+    return once("pure", lambda folder: pip("install", "--target", folder, RNNKERN_CPP="0"))
 
 
 @pytest.fixture

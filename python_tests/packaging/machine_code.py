@@ -1,4 +1,7 @@
-"""The library's machine code, as cuobjdump prints it."""
+"""The kernels' machine code, compiled for these tests by nvcc, a file at a time, and as cuobjdump prints it.
+
+For sm_90 all but float16's, for sm_80 and sm_100 the block kernels of bfloat16: the others are the same templates for
+another type or target, and each file takes half a minute."""
 
 import importlib.util
 import os
@@ -9,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import rnnkern
-from python_tests.packaging.sass import Function, read_functions
+from python_tests.gpu.builder import nvcc, run_ninja
 
-LIBRARY = Path(rnnkern.__file__).parent / "_C.abi3.so"
-ARCHS = ["sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in rnnkern.build_info()["cuda_archs"] or ()]
-RELEVANCY = b"9relevancy"
-"""Its namespace, in names of functions."""
+FLAGS = ["-std=c++20", "-O3", "-Icsrc"]
+BUILD = Path("build/machine_code")
 
 
 def find_cuobjdump() -> str | None:
@@ -27,9 +27,21 @@ def find_cuobjdump() -> str | None:
 
 
 CUOBJDUMP = find_cuobjdump()
-needs_library = pytest.mark.skipif(
-    not ARCHS or CUOBJDUMP is None, reason="no cuobjdump" if ARCHS else "the library has no CUDA part"
-)
+
+
+def needs_compiler(test):
+    """Of the proof tier, where there is what it takes."""
+    missing = "no nvcc" if nvcc() is None else "no cuobjdump"
+    return pytest.mark.proof(pytest.mark.skipif(nvcc() is None or CUOBJDUMP is None, reason=missing)(test))
+
+
+def cubin(source: str, arch: str) -> Path:
+    """The path of what nvcc makes of a file below csrc; compiled anew where the file or a header has changed."""
+    made = BUILD / arch / f"{Path(source).stem}.cubin"
+    command = f"{nvcc()} -cubin -arch={arch} {' '.join(FLAGS)} -MD -MF $out.d -o $out $in"
+    rule = f"rule cu\n command = {command}\n depfile = $out.d\n deps = gcc"
+    folder = BUILD / arch / Path(source).stem
+    return run_ninja(folder, [f"builddir = {folder}", rule, f"build {made}: cu csrc/{source}"], made)
 
 
 def dump(*arguments: str | Path) -> Iterator[str]:
@@ -40,11 +52,3 @@ def dump(*arguments: str | Path) -> Iterator[str]:
         yield from process.stdout
         errors = process.stderr.read()
     assert process.returncode == 0, errors
-
-
-def functions(arch: str, folder: Path, relevancy: bool) -> Iterator[Function]:
-    """Of the relevancy recurrence, or all others. Disassembling takes minutes: each function is one test's alone."""
-    subprocess.run([CUOBJDUMP, "-xelf", f".{arch}.cubin", LIBRARY], cwd=folder, check=True, capture_output=True)
-    for part in sorted(folder.glob(f"*.{arch}.cubin")):
-        if (RELEVANCY in part.read_bytes()) == relevancy:
-            yield from read_functions(dump("-sass", part))

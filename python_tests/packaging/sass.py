@@ -64,6 +64,17 @@ def expected(cells: dict[str, dict]) -> set[Kernel]:
     return {Kernel(*key) for key in (*block, *cluster, *grid, *step)}
 
 
+SHORT = {"float": "f32", "bfloat16": "bf16", "float16": "f16", "tfloat32": "tf32"}
+
+
+def source_of(key: Kernel) -> str:
+    """The file in csrc/recurrence that has the kernel."""
+    if key.family == "Step":
+        return "step.cu"
+    way = f"_{'backward' if key.backward else 'forward'}" if key.family == "Cluster" else ""
+    return f"{key.family.lower()}{way}_{SHORT[key.storage]}.cu"
+
+
 # ---- the compiler's report
 
 
@@ -73,23 +84,21 @@ class Resources(NamedTuple):
     local: int
 
 
-def read_report(lines: Iterable[str]) -> dict[str, dict[str, Resources]]:
-    """Of every architecture and mangled name."""
-    report, arch, name = {}, None, None
+def read_report(lines: Iterable[str]) -> dict[str, Resources]:
+    """By mangled name."""
+    report, name = {}, None
     for line in lines:
-        if found := re.match(r"arch = (\w+)", line):
-            arch = report.setdefault(found[1], {})
-        elif found := re.match(r"\s*Function (\S+):", line):
+        if found := re.match(r"\s*Function (\S+):", line):
             name = found[1]
         elif found := re.match(r"\s*REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", line):
-            arch[name] = Resources(*map(int, found.groups()))
+            report[name] = Resources(*map(int, found.groups()))
     return report
 
 
-def report_faults(kernels: dict[str, Resources], cells: dict[str, dict]) -> list[str]:
+def report_faults(kernels: dict[str, Resources], cells: dict[str, dict], wanted: set[Kernel]) -> list[str]:
     there = {kernel(name, cells) for name in kernels} - {None}
-    faults = [f"missing: {key}" for key in sorted(expected(cells) - there, key=str)]
-    faults += [f"unknown: {key}" for key in sorted(there - expected(cells), key=str)]
+    faults = [f"missing: {key}" for key in sorted(wanted - there, key=str)]
+    faults += [f"unknown: {key}" for key in sorted(there - wanted, key=str)]
     for name, used in kernels.items():
         if used.stack or used.local:
             faults.append(f"{kernel(name, cells) or name}: {used.stack} bytes of stack, {used.local} local")

@@ -1,12 +1,10 @@
-"""What the compiler made of the kernels, but those of the relevancy recurrence: nothing spills, and the loops over time
-hold what a step needs, no more."""
+"""What the compiler made of the recurrence's kernels."""
 
-import json
+from pathlib import Path
 
 import pytest
-import torch
 
-from python_tests.packaging.machine_code import ARCHS, LIBRARY, dump, functions, needs_library
+from python_tests.packaging.machine_code import cubin, dump, needs_compiler
 from python_tests.packaging.sass import (
     Bounds,
     Kernel,
@@ -18,28 +16,44 @@ from python_tests.packaging.sass import (
     read_functions,
     read_report,
     report_faults,
+    source_of,
     time_loops,
 )
+from rnnkern.ops.recurrence import KERNEL_CELLS
 
-CELLS = json.loads(torch.ops.rnnkern.recurrence_cells()) if ARCHS else {}
+ROOT = Path(__file__).parents[2]
+COMPILED = [
+    *(
+        ("sm_90", f"{family}_{dtype}.cu")
+        for family in ("block", "cluster_forward", "cluster_backward", "grid")
+        for dtype in ("bf16", "f32")
+    ),
+    *(("sm_90", f"cluster_{way}_tf32.cu") for way in ("forward", "backward")),
+    ("sm_90", "step.cu"),
+    ("sm_80", "block_bf16.cu"),
+    ("sm_100", "block_bf16.cu"),
+]
 
 
-@needs_library
-def test_report():
-    report = read_report(dump("-res-usage", LIBRARY))
-    assert set(report) >= set(ARCHS)
-    assert {arch: report_faults(report[arch], CELLS) for arch in ARCHS} == {arch: [] for arch in ARCHS}
-
-
-@needs_library
-@pytest.mark.parametrize("arch", ARCHS)
-def test_machine_code(arch, tmp_path):
-    seen, faults = set(), []
-    for function in functions(arch, tmp_path, relevancy=False):
-        seen.add(kernel(function.name, CELLS))
-        faults += code_faults(function, CELLS, arch)
+@needs_compiler
+@pytest.mark.parametrize(("arch", "source"), COMPILED)
+def test_machine_code(arch, source):
+    """All kernels of the file are there, nothing spills, and their loops over time hold what a step needs."""
+    wanted = {key for key in expected(KERNEL_CELLS) if source_of(key) == source}
+    code = cubin(f"recurrence/{source}", arch)
+    assert report_faults(read_report(dump("-res-usage", code)), KERNEL_CELLS, wanted) == []
+    faults, seen = [], set()
+    for function in read_functions(dump("-sass", code)):
+        seen.add(kernel(function.name, KERNEL_CELLS))
+        faults += code_faults(function, KERNEL_CELLS, arch)
     assert faults == []
-    assert seen - {None} == expected(CELLS)
+    assert seen - {None} == wanted
+
+
+def test_every_kernel_has_a_file():
+    sources = {source_of(key) for key in expected(KERNEL_CELLS)}
+    assert all((ROOT / "csrc/recurrence" / source).exists() for source in sources)
+    assert {source for _, source in COMPILED} == {source for source in sources if "_f16" not in source}
 
 
 # ---- the readers find faults
@@ -47,10 +61,6 @@ def test_machine_code(arch, tmp_path):
 TANH = {"gates": 1, "states": 1, "params": 0, "saved": 0, "first_gates": 1, "joint": True, "resident": True}
 MANGLED = "_ZN7rnnkern6device5entryINS_18BlockForwardKernelINS_4TanhENS0_8bfloat16ELi32EEEEEvNT_7ProblemE"
 REPORT = f"""
-Fatbin elf code:
-================
-arch = sm_90
-
 Resource usage:
  Common:
   GLOBAL:0
@@ -109,9 +119,8 @@ def test_names():
 
 def test_report_is_read():
     report = read_report(REPORT.splitlines())
-    assert list(report) == ["sm_90"]
-    assert report["sm_90"][MANGLED] == Resources(86, 0, 0)
-    faults = report_faults(report["sm_90"], {"tanh": TANH})
+    assert report[MANGLED] == Resources(86, 0, 0)
+    faults = report_faults(report, {"tanh": TANH}, expected({"tanh": TANH}))
     assert len(faults) == 2 * (3 * 3 + 3 + 2 * 4) + 2 * (6 + 6 + 6 + 3) - 1
     assert all(fault.startswith("missing: ") for fault in faults)
 
@@ -121,7 +130,11 @@ def test_report_is_read():
 def test_report_with_a_stack_frame(sound, broken, registers):
     before, after = REPORT.split(registers)
     report = read_report((before + registers + after.replace(sound, broken, 1)).splitlines())
-    faults = [fault for fault in report_faults(report["sm_90"], {"tanh": TANH}) if not fault.startswith("missing")]
+    faults = [
+        fault
+        for fault in report_faults(report, {"tanh": TANH}, expected({"tanh": TANH}))
+        if not fault.startswith("missing")
+    ]
     assert len(faults) == 1
     assert "8" in faults[0]
 

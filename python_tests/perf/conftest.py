@@ -1,6 +1,14 @@
 import pytest
 import torch
 
+PROOF = ("test_commands", "test_demo", "test_gpu", "test_gpu_plan", "test_measure_gpu")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "python_tests/perf/" in item.nodeid and item.path.stem in PROOF:
+            item.add_marker(pytest.mark.proof)
+
 
 @pytest.fixture(autouse=True)
 def threads():

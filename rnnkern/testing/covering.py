@@ -17,10 +17,10 @@ def covering_rows(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
     }
     rows = []
     while missing:
-        best, most = None, -1
+        best, most, wanted = None, -1, sorted(missing)
         for _ in range(30):  # candidates: one missing pair, the rest at random
             row = {name: draw.randrange(len(factors[name])) for name in names}
-            row.update(draw.choice(sorted(missing)))
+            row.update(draw.choice(wanted))
             covered = sum(pair in missing for pair in itertools.combinations(row.items(), 2))
             if covered > most:
                 best, most = row, covered
