@@ -97,7 +97,8 @@ RNNKERN_DEVICE void wait(Mbarrier* barrier, int parity) {
     uint32_t done;
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire." RNNKERN_WAIT_SCOPE ".shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.acquire." RNNKERN_WAIT_SCOPE
+        ".shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(address), "r"(parity)
