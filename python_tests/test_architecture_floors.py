@@ -33,12 +33,13 @@ def copy(tmp_path):
 
 # Each with those below it that it may call; all may call torch and the standard library, and themselves.
 FLOORS = {
-    "rnnkern._extension": set(),
+    "rnnkern._torch_private": set(),
+    "rnnkern._extension": {"rnnkern._torch_private"},
     "rnnkern.reference": set(),
     "rnnkern.triton": set(),
     "rnnkern.testing": {"rnnkern.reference"},
-    "rnnkern.ops": {"rnnkern._extension", "rnnkern.reference", "rnnkern.triton"},
-    "rnnkern.parametrizations": {"rnnkern.ops", "rnnkern.reference"},
+    "rnnkern.ops": {"rnnkern._extension", "rnnkern._torch_private", "rnnkern.reference", "rnnkern.triton"},
+    "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
     "rnnkern.analysis": set(),
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": {"rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
@@ -113,6 +114,27 @@ def faults_of_operator_calls(root: Path) -> list[str]:
     return faults
 
 
+def faults_of_private_torch(root: Path) -> list[str]:
+    """What PyTorch may change without a word stands in one file. (The names that subclasses share with torch.nn's base
+    classes are `self`'s, and are listed there.)"""
+    faults = []
+    for module, tree in modules(root):
+        if module == "rnnkern._torch_private":
+            continue
+        of_torch = {"torch"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
+                of_torch |= {alias.asname or alias.name for alias in node.names}
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]
+                faults += [f"{module}:{node.lineno} imports {ast.unparse(node)}" for x in names if x[0] == "_"]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+                text = ast.unparse(node)
+                if text.split(".")[0] in of_torch or node.attr.startswith("_dynamo"):
+                    faults.append(f"{module}:{node.lineno} uses {text}, which is private")
+    return faults
+
+
 TIME = r"\b(T|steps|count|length|lengths|seq_len)\b|\b(u|x|h|input|output)\b.*\.(shape|size)\b|len\((u|x|h|input)\)"
 
 
@@ -139,6 +161,7 @@ def faults_of_loops(root: Path) -> list[str]:
 def test_floors_call_downwards():
     assert faults_of_imports(ROOT) == []
     assert faults_of_operator_calls(ROOT) == []
+    assert faults_of_private_torch(ROOT) == []
 
 
 def test_operators_and_modules_have_no_loop_over_time():
@@ -165,6 +188,9 @@ SPOILT = [
     (faults_of_operator_calls, "nn/lstm.py", "f = torch.ops.rnnkern.recurrence", "calls torch.ops"),
     (faults_of_operator_calls, "nn/lstm.py", "from torch import ops", "calls torch.ops"),
     (faults_of_operator_calls, "reference/recurrence.py", "import torch.ops", "calls torch.ops"),
+    (faults_of_private_torch, "nn/rnn.py", "if torch._C.is_tracing:\n    pass", "uses torch._C"),
+    (faults_of_private_torch, "ops/checks.py", "from torch._dynamo import config", "imports from torch._dynamo"),
+    (faults_of_private_torch, "ops/checks.py", "reset._dynamo_marked_constant = True", "which is private"),
     (faults_of_loops, "nn/rnn.py", "for t in range(x.shape[0]):\n    pass", "loops over time"),
     (faults_of_loops, "nn/rnn.py", "for u_t in u.unbind(0):\n    pass", "loops over time"),
     (faults_of_loops, "nn/rnn.py", "for x_t in x:\n    pass", "loops over time"),
