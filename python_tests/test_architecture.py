@@ -36,12 +36,13 @@ def copy(tmp_path):
 # ---- Python: what each floor may import beside torch and the standard library
 
 FLOORS = {
-    "rnnkern._extension": set(),
+    "rnnkern._torch_private": set(),
+    "rnnkern._extension": {"rnnkern._torch_private"},
     "rnnkern.reference": set(),
     "rnnkern.triton": set(),
     "rnnkern.testing": {"rnnkern.reference"},
-    "rnnkern.ops": {"rnnkern._extension", "rnnkern.reference", "rnnkern.triton"},
-    "rnnkern.parametrizations": {"rnnkern.ops", "rnnkern.reference"},
+    "rnnkern.ops": {"rnnkern._extension", "rnnkern._torch_private", "rnnkern.reference", "rnnkern.triton"},
+    "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
     "rnnkern.analysis": set(),
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": {"rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
@@ -99,6 +100,27 @@ def faults_of_imports(root: Path) -> list[str]:
                 faults.append(f"{module} imports {name}, which is neither torch nor the standard library")
         if floor not in OPERATOR_CALLERS and "torch.ops" in map(ast.unparse, ast.walk(tree)):
             faults.append(f"{module} uses torch.ops")
+    return faults
+
+
+def faults_of_private_torch(root: Path) -> list[str]:
+    """What PyTorch may change without notice is used in one file. (Names that subclasses share with torch.nn's classes
+    are attributes of `self`, and are listed there.)"""
+    faults = []
+    for module, tree in modules(root):
+        if module == "rnnkern._torch_private":
+            continue
+        of_torch = {"torch"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
+                of_torch |= {alias.asname or alias.name for alias in node.names}
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]
+                faults += [f"{module}:{node.lineno} imports {ast.unparse(node)}" for x in names if x[0] == "_"]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+                text = ast.unparse(node)
+                if text.split(".")[0] in of_torch or node.attr.startswith("_dynamo"):
+                    faults.append(f"{module}:{node.lineno} uses {text}, which is private")
     return faults
 
 
@@ -183,7 +205,7 @@ def test_the_schemas_of_the_registration_are_what_is_registered():
 
 # ---- the rules hold, and find what breaks them
 
-RULES = [faults_of_imports, faults_of_includes, faults_of_mutexes, faults_of_schemas]
+RULES = [faults_of_imports, faults_of_includes, faults_of_mutexes, faults_of_private_torch, faults_of_schemas]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -206,6 +228,9 @@ def test_the_house_stands_as_it_was_drawn(rule):
         (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> alone"),
         (faults_of_includes, "csrc/recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
+        (faults_of_private_torch, "rnnkern/nn/rnn.py", "if torch._C.is_tracing:\n    pass", "uses torch._C"),
+        (faults_of_private_torch, "rnnkern/ops/checks.py", "from torch._dynamo import config", "torch._dynamo"),
+        (faults_of_private_torch, "rnnkern/ops/checks.py", "reset._dynamo_marked_constant = True", "which is private"),
         (faults_of_mutexes, "csrc/recurrence/cpu.cpp", "std::mutex mutex;", "names std::mutex"),
     ],
     ids=lambda x: x if isinstance(x, str) and len(x) < 99 else "",

@@ -1,6 +1,6 @@
 """Everything of PyTorch that rnnkern uses although it is private, and may change: check it with each new version.
 
-Everything here was checked against torch 2.13.0.
+Everything here was checked against torch 2.11.0 and 2.13.0.
 
 The other private names are attributes that subclasses share with their base classes and cannot leave out:
 ``RNNBase._all_weights``, ``_flat_weights``, ``_flat_weights_names`` and ``_init_flat_weights`` (``rnnkern.nn``,
@@ -55,7 +55,8 @@ def is_wrapped(x: Tensor) -> bool:
 
 
 def context_of_backward() -> Context | None:
-    """The context of the thread that asked for the backward pass that this thread works on; None outside of one."""
+    """The context of the thread that asked for the backward pass that this thread works on; None outside of one, and
+    always in torch 2.11, which keeps none."""
     return torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
 
 

@@ -100,9 +100,9 @@ def replace(model: Module, *, force: bool = False) -> Report:
 def restore(model: Module) -> Report:
     """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
 
-    So a model can be scripted, or loaded where rnnkern is not. A layer that was rnnkern's from the beginning goes too,
-    unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``, other nonlinearities,
-    zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
+    So a model can be scripted, exported to ONNX, or loaded where rnnkern is not. A layer that was rnnkern's from the
+    beginning goes too, unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``,
+    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
 
     Args:
         model: as for :func:`replace`.

@@ -111,15 +111,12 @@ def test_saved_tensors_that_are_offloaded(layer, x, threads):
     assert len(set(fetched)) == len(fetched)
 
 
-def test_compiled(layer, x):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
+@pytest.mark.parametrize("threads", [2], ids=["two threads"], indirect=True)
+def test_compiled(layer, x, threads):
+    wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
+    with torch._dynamo.config.patch(allow_rnn=True):
         loss = torch.compile(loss_of, backend="aot_eager", fullgraph=True)(layer, x)
-        torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
-    finally:
-        torch.set_num_threads(before)
+    torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_autocast(layer, x, threads):

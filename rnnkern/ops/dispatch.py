@@ -41,8 +41,8 @@ class Choice(NamedTuple):
 def use(implementation: str) -> Iterator[None]:
     """Forces one implementation inside the block, for every operator that this thread calls.
 
-    Backward passes that begin inside the block follow it, on a GPU too, where autograd runs them in threads of its own.
-    Other threads do not, even if they are started inside the block.
+    Backward passes that begin inside the block follow it, on a GPU too, where autograd runs them in threads of its own
+    (with torch 2.11 those do not). Other threads do not, even if they are started inside the block.
 
     Args:
         implementation: ``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``.

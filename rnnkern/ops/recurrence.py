@@ -180,7 +180,9 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
         [h (1, B, H), and the final state, shaped as it was given].
     """
     facts = KERNEL_CELLS.get(cell)
-    if facts is None or facts["params"] or not x.is_cpu or forced() is not None or transformed():
+    if facts is None or facts["params"] or not x.is_cpu or forced() is not None:
+        return None
+    if transformed() or torch.jit.is_tracing():
         return None
     return _operators.recurrence.default(
         cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih

@@ -16,9 +16,29 @@ def transformed() -> bool:
 
 
 def needs_derivatives(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through a Function."""
+    """Whether a call must go through a Function.
+
+    Raises:
+        NotImplementedError: TorchScript's tracer is at work, and would lose what the call is.
+    """
     backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.jit.is_tracing():
+        _check_tracing(backward)
     return backward or transformed()
+
+
+def _check_tracing(backward: bool) -> None:
+    restored = "call rnnkern.restore(model) first, which makes layers torch.nn's"
+    if torch.onnx.is_in_onnx_export():
+        raise NotImplementedError(
+            f"ONNX has no operators for rnnkern's kernels: {restored}, or export under rnnkern.use('reference'), which "
+            "writes the loop over time out for one length"
+        )
+    if backward:
+        raise NotImplementedError(
+            "torch.jit.trace does not record the gradients of rnnkern's kernels: trace under torch.no_grad(), or "
+            f"{restored}"
+        )
 
 
 def no_forward_mode(operator: str) -> staticmethod:

@@ -29,9 +29,9 @@ def comparable(x: Tensor) -> bool:
 class Held:
     """The newest value of a weight, as long as nothing that it was computed from has changed.
 
-    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped. Writes by
-    ``tensor.data`` change no version. On a CPU they are found by a comparison with a copy at every call, which reads N^2
-    numbers where to compute the weight takes N^3. On other devices a value holds until a backward has gone through
+    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped. Writes to
+    ``tensor.data`` change no version. On a CPU they are found by a comparison with a copy at every call, which reads
+    N^2 numbers where the weight takes N^3 operations. On other devices a value holds until a backward has gone through
     it, since updates follow that, and without gradients none is held.
 
     With gradients all who ask get one and the same tensor, so that a backward sums their gradients before it goes on,
@@ -48,8 +48,8 @@ class Held:
     def __call__(
         self, compute: Function, exact: Function, originals: Tensors, constants: Tensors, *, lent: bool
     ) -> Tensor:
-        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives. Nothing is held
-        that was computed from tensors which are ``lent``: they would stay in memory with it."""
+        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives. From tensors
+        that are ``lent`` nothing is held: they would stay in memory with it."""
         tensors = (*originals, *constants)
         if lent or not self._can_hold(tensors):
             with _without_autocast(tensors):
