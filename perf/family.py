@@ -1,4 +1,4 @@
-"""What every family's benchmark is asked, and where its figures go."""
+"""What every family's benchmark is asked."""
 
 import argparse
 import shlex
@@ -36,13 +36,13 @@ def arguments(
     parser.add_argument("--quick", action="store_true", help="a look: tiny shapes, few rounds, nothing is kept")
     if devices:
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    record.add_output_arguments(parser)
     return parser
 
 
 def begin(
-    parser: argparse.ArgumentParser, argv: Sequence[str], family: str, results: Path, enough: float = 0.0,
-    quick: Effort = LOOK,
-) -> tuple[argparse.Namespace, Setup]:  # fmt: skip
+    parser: argparse.ArgumentParser, argv: Sequence[str], family: str, enough: float = 0.0, quick: Effort = LOOK
+) -> tuple[argparse.Namespace, Setup]:
     """Reads the arguments of ``perf.<family>``, whose CSV is called after it, and sets the threads.
 
     Args:
@@ -52,6 +52,6 @@ def begin(
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     device = torch.device(getattr(chosen, "device", "cpu"))
-    path = None if chosen.quick else record.folder(device, results) / f"{family}.csv"
+    path = None if chosen.quick else record.output(chosen, device).rows / f"{family}.csv"
     command = shlex.join(["python", "-m", f"perf.{family}", *argv])
     return chosen, Setup(path, device, command, quick if chosen.quick else Effort(chosen.seconds, enough=enough))

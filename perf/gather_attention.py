@@ -8,12 +8,11 @@ the backward.
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention
@@ -104,10 +103,10 @@ def shape(text: str) -> tuple[int, ...]:
     return batch, steps, slots, hidden
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times gather_attention, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="BxTxKAPPAxN", help="instead of the usual four")
-    chosen, setup = family.begin(parser, argv, "gather_attention", results)
+    chosen, setup = family.begin(parser, argv, "gather_attention")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

@@ -13,7 +13,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch import Tensor
 from perf import family, harness, orthogonal, record
 from perf.harness import OURS, Case, Effort, Problem, Values, labels
 from perf.linear_scan import floor
+from perf.progress import Progress
 from perf.record import Row, significant
 from rnnkern import ops, reference
 
@@ -103,19 +103,19 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, s
 def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
     """Of each case the milliseconds of CPU time of each call, after all were found right: the least over rounds that go
     through all cases, so that what else the machine does hits all alike."""
-    calls = [harness.checked(case).calls[DIRECTION] for case in cases]
+    calls = [harness.checked(case).calls[DIRECTION] for case in harness.shown(cases)]
     least = [dict.fromkeys(named, math.inf) for named in calls]
     deadline = time.monotonic() + effort.seconds * len(cases)
-    for k in range(effort.most):
-        if k >= effort.least and time.monotonic() > deadline:
-            break
-        for named, ms in zip(calls, least, strict=True):
-            for name, call in named.items():
-                repeats, begun = 0, time.process_time()
-                while not repeats or time.process_time() - begun < effort.enough:
-                    call()
-                    repeats += 1
-                ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+    with Progress("rounds through all cases", effort.most, "round") as progress:
+        while progress.done < effort.least or (progress.done < effort.most and time.monotonic() < deadline):
+            for named, ms in zip(calls, least, strict=True):
+                for name, call in named.items():
+                    repeats, begun = 0, time.process_time()
+                    while not repeats or time.process_time() - begun < effort.enough:
+                        call()
+                        repeats += 1
+                    ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+            progress.advance()
     return least
 
 
@@ -153,7 +153,7 @@ def report(rows: Sequence[Row], batch: int) -> str:
     )
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments(
         "Times givens_recurrence and the recurrence with its matrix, forward and backward.", family.WIDE
     )
@@ -162,7 +162,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="N")
     parser.add_argument("--layers", type=int, nargs="+", help="L")
     parser.set_defaults(threads=1)
-    chosen, setup = family.begin(parser, argv, "givens_recurrence", results, 5e-3, Effort(0.0, 3, 5))
+    chosen, setup = family.begin(parser, argv, "givens_recurrence", 5e-3, Effort(0.0, 3, 5))
     facts = record.facts(setup.device, setup.command)
     common = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
     common |= {"steps": STEPS}

@@ -19,13 +19,9 @@ from torch import Tensor
 
 import rnnkern
 from perf import record
+from perf.progress import Progress
 from perf.record import OURS, Row, significant
 from rnnkern.testing import assert_close
-
-try:
-    from tqdm import tqdm
-except ModuleNotFoundError:
-    tqdm = None
 
 QUANTILES = (20, 50, 80)
 DRAWS = 4
@@ -332,14 +328,12 @@ def failure(error: RuntimeError, device: torch.device) -> str:
 
 
 def shown(cases: Sequence[Case]) -> Iterator[Case]:
-    """The cases, behind a bar where tqdm is there."""
-    if tqdm is None:
-        yield from cases
-        return
-    with tqdm(cases, unit="case", disable=None) as bar:
-        for case in bar:
-            bar.set_postfix_str(" ".join(case.labels.values()))
+    """The cases, named while they are measured."""
+    with Progress("", len(cases), "case") as progress:
+        for case in cases:
+            progress.what = " ".join(case.labels.values())
             yield case
+            progress.advance()
 
 
 def run(cases: Sequence[Case], path: Path | None, device: torch.device, command: str, effort: Effort) -> list[Row]:

@@ -10,12 +10,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan
@@ -169,10 +168,10 @@ def shape(text: str) -> tuple[int, ...]:
     return steps, batch, channels
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times linear_scan, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    chosen, setup = family.begin(parser, argv, "linear_scan", results)
+    chosen, setup = family.begin(parser, argv, "linear_scan")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

@@ -1,19 +1,21 @@
 """The thesis' three panels (Kerg 2022, ch. 4, figure 2): gradients against t, memory against T, and the one against the
 other.
 
-``python -m perf.memory_picture cpu-amd-epyc-1t`` reads what perf.memory and perf.gradient have left of a device.
+``python -m perf.memory_picture perf/results/cpu-amd-epyc-1t`` reads what perf.memory and perf.gradient have left there.
 """
 
+import argparse
 import math
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from perf import memory, record
 from perf.figure import STYLE, plt, save
 from perf.record import Row
-from perf.train import PICTURES
 from perf.train_picture import COLOURS
 
 LAYERS = ("LSTM", "RelRNN", "RelLSTM", "MemRNN")
@@ -67,13 +69,16 @@ def mean_log(gradients: Sequence[Row], length: int) -> float:
     return statistics.fmean(math.log(max(norm, 1e-45)) for norm in norms)
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
-    (device,) = argv
-    memories = memory.newest(record.read(results / device / "memory.csv"))
-    gradients = record.read(results / device / "gradient.csv")
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m perf.memory_picture", description=__doc__)
+    parser.add_argument("folder", type=Path, help="that has memory.csv and gradient.csv")
+    record.add_output_arguments(parser)
+    chosen = parser.parse_args(argv)
+    memories = memory.newest(record.read(chosen.folder / "memory.csv"))
+    gradients = record.read(chosen.folder / "gradient.csv")
     dates = {row["layer"]: row["date"] for row in gradients}
     gradients = [row for row in gradients if row["date"] == dates[row["layer"]]]
-    draw(pictures / "memory.png", memories, gradients)
+    draw(record.output(chosen, torch.device("cpu")).pictures / "memory.png", memories, gradients)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ each; with the backward the gradient of y and that of u, and u again where there
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.linear_scan import QUICK_SHAPES, SHAPES, floor, shape
 from rnnkern import reference
@@ -84,10 +83,10 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times moment_filter, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    chosen, setup = family.begin(parser, argv, "moment_filter", results)
+    chosen, setup = family.begin(parser, argv, "moment_filter")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

@@ -12,13 +12,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrizations
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.floors import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
@@ -170,12 +169,12 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times skew_exp and schur_weight, forward and forward+backward.", family.WIDE)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="NxN|BxNxN", help="instead of the usual five")
     parser.add_argument("--norm", type=float, default=1.0, help="2-norm of what skew_exp is given")
-    chosen, setup = family.begin(parser, argv, "orthogonal", results, ENOUGH)
+    chosen, setup = family.begin(parser, argv, "orthogonal", ENOUGH)
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.norm, chosen.dtype, setup.device, chosen.ops), *setup)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from perf import record, tables
+from perf.progress import Progress
 from perf.record import Row, significant
 from rnnkern import ops
 from rnnkern.nn import UnitaryRNN
@@ -269,7 +270,7 @@ def write(page: Path, rows: Sequence[Row]) -> None:
     page.write_text(tables.MARKED.sub(filled, page.read_text()))
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, page: Path = PAGE) -> None:
+def main(argv: Sequence[str], page: Path = PAGE) -> None:
     names = list(dict.fromkeys(cost.what for cost in COSTS))
     parser = argparse.ArgumentParser(
         prog="python -m perf.orthogonal_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -278,17 +279,21 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, page: Path = PAGE)
     parser.add_argument("--what", nargs="+", choices=names, default=names, metavar="WHAT",
                         help=f"of {', '.join(names)}; all if none is named")  # fmt: skip
     parser.add_argument("--page", metavar="DEVICE", help="measure nothing, write the tables")
+    record.add_output_arguments(parser)
     chosen = parser.parse_args(argv)
     if chosen.page:
-        write(page, newest(record.read(results / chosen.page / FILE)))
+        write(page, newest(record.read(record.RESULTS / chosen.page / FILE)))
         return
     torch.set_num_threads(1)
     facts = record.facts(torch.device("cpu"), shlex.join(["python", "-m", "perf.orthogonal_cost", *argv]))
-    path, rows = record.folder(torch.device("cpu"), results) / FILE, []
-    for cost in COSTS:
-        if cost.what in chosen.what:
+    path, rows = record.output(chosen, torch.device("cpu")).rows / FILE, []
+    costs = [cost for cost in COSTS if cost.what in chosen.what]
+    with Progress("", len(costs), "fit") as progress:
+        for cost in costs:
+            progress.what = f"{cost.what}, {cost.fixed}"
             rows += (found := [facts | row for row in measured(cost, chosen.seconds)])
             record.append(path, found)
+            progress.advance()
     print(record.table(fits(rows)))
 
 

@@ -8,12 +8,11 @@ three with the backward; of the second: a product of the vectors and an N x N ma
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, orthogonal, record
+from perf import family, harness, orthogonal
 from perf.floors import products, run
 from perf.harness import OURS, Case, Problem, labels
 from rnnkern import ops, reference
@@ -113,12 +112,12 @@ def cases(shapes: dict[str, Sequence[tuple[int, int]]], dtype: str) -> list[Case
     return made
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments(
         "Times householder_product and givens_product, forward and forward+backward.", family.WIDE
     )
     parser.add_argument("--ops", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES))
-    chosen, setup = family.begin(parser, argv, "orthogonal_factors", results)
+    chosen, setup = family.begin(parser, argv, "orthogonal_factors")
     shapes = {op: (QUICK_SHAPES if chosen.quick else SHAPES)[op] for op in chosen.ops}
     harness.run(cases(shapes, chosen.dtype), *setup)
 

@@ -9,14 +9,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import parametrizations
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.orthogonal import PEERS
 from rnnkern import reference
@@ -107,9 +106,9 @@ def cases(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times one step of an optimiser of expRNN.", ["float32"])
-    chosen, setup = family.begin(parser, argv, "orthogonal_step", results)
+    chosen, setup = family.begin(parser, argv, "orthogonal_step")
     harness.run(cases(QUICK_SHAPES if chosen.quick else SHAPES), *setup)
 
 

@@ -7,7 +7,6 @@ one call or of one step.
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -110,10 +109,10 @@ def lines(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times single tiny calls, and steps one at a time.")
     quick = Effort(0.1, 3, 5, enough=1e-4)
-    chosen, setup = family.begin(parser, argv, "overhead", results, 2e-3, quick)
+    chosen, setup = family.begin(parser, argv, "overhead", 2e-3, quick)
     sizes = (QUICK_SIZES, QUICK_SIZES) if chosen.quick else (CALL_SIZES, STEP_SIZES)
     todo = cases(*sizes, chosen.dtype)
     outcome = harness.attempt(todo, *setup)

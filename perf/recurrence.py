@@ -9,14 +9,13 @@ import copy
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import rnnkern.nn
-from perf import family, harness, record
+from perf import family, harness
 from perf.floors import floors
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.providers import Layer, Noise, Provider, compiled, loop, of_function, of_module, operator, weights_of
@@ -211,7 +210,7 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the recurrence of every cell, forward and forward+backward.")
     parser.add_argument(
         "--cells", nargs="+", choices=CELLS, default=CELLS, metavar="CELL", help=f"of {', '.join(CELLS)}"
@@ -228,7 +227,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
         "--zoneout", type=float, default=0.0, metavar="RATE", help="of every state; over the loop alone"
     )
     parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of what R multiplies; likewise")
-    chosen, setup = family.begin(parser, argv, "recurrence", results)
+    chosen, setup = family.begin(parser, argv, "recurrence")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     options = Options(
         chosen.packed, chosen.loop, chosen.compiled, layers=chosen.layers, directions=1 + chosen.bidirectional,

@@ -9,12 +9,11 @@ each for all steps at once, as if every s were known.
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.floors import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.relevancy_peers import cached_keys, recomputed_keys
@@ -143,12 +142,12 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.", family.WIDE)
     parser.add_argument("--cells", nargs="+", choices=RELEVANCY_CELLS, default=RELEVANCY_CELLS, metavar="CELL",
                         help=f"of {', '.join(RELEVANCY_CELLS)}")  # fmt: skip
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxNUxRHO", help="instead of the usual four")
-    chosen, setup = family.begin(parser, argv, "relevancy", results)
+    chosen, setup = family.begin(parser, argv, "relevancy")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(chosen.cells, shapes, chosen.dtype), *setup)
 

@@ -7,13 +7,12 @@ avoids, R times h at each step, its transpose backwards, and the gradient of R a
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.floors import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
@@ -145,10 +144,10 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times sab_recurrence of both alignments, forward and forward+backward.", family.WIDE)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxKxEVERY", help="instead of the usual three")
-    chosen, setup = family.begin(parser, argv, "sab", results)
+    chosen, setup = family.begin(parser, argv, "sab")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype), *setup)
 

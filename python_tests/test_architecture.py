@@ -133,8 +133,7 @@ LISTED = [cell.name or cell.struct for cell in listed_cells(ROOT)]
 
 def needs(rule):
     if rule is faults_of_benchmark:
-        for module in ("matplotlib", "tqdm"):
-            pytest.importorskip(module)
+        pytest.importorskip("matplotlib")
 
 
 @pytest.mark.parametrize("rule", NEEDED)

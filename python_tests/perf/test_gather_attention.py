@@ -11,9 +11,9 @@ CPU = torch.device("cpu")
 
 
 def test_both_are_measured_in_both_directions(tmp_path):
-    gather_attention.main(["--shapes", "2x12x6x16", "--seconds", "0", "--threads", "1", "--device", "cpu"], tmp_path)
-    (path,) = tmp_path.glob("*/gather_attention.csv")
-    found = {(row["direction"], row["provider"]) for row in record.read(path)}
+    options = ["--shapes", "2x12x6x16", "--seconds", "0", "--threads", "1", "--device", "cpu"]
+    gather_attention.main([*options, "--out", str(tmp_path)])
+    found = {(row["direction"], row["provider"]) for row in record.read(tmp_path / "gather_attention.csv")}
     assert found == {(direction, name) for direction in gather_attention.COPIES for name in ("rnnkern", "PyTorch")}
 
 

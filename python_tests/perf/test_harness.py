@@ -213,12 +213,6 @@ def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypa
         harness.attempt(todo, None, CPU, "test", EFFORT)
 
 
-def test_without_tqdm_there_is_no_bar(monkeypatch):
-    monkeypatch.setattr(harness, "tqdm", None)
-    todo = [case("a"), case("b")]
-    assert list(harness.shown(todo)) == todo
-
-
 def test_a_copy_moves_bytes():
     assert 1e8 < harness.copy_rate(CPU) < 1e13
 

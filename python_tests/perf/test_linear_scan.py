@@ -10,12 +10,12 @@ from rnnkern.ops import use
 pytestmark = pytest.mark.skipif(not _extension.available, reason="the compiled part is missing: nothing to measure")
 
 CPU = torch.device("cpu")
+RUN = ["--shapes", "12x2x16", "--seconds", "0", "--threads", "1", "--device", "cpu"]
 
 
 def test_all_are_measured_in_both_directions(tmp_path):
-    linear_scan.main(["--shapes", "12x2x16", "--seconds", "0", "--threads", "1", "--device", "cpu"], tmp_path)
-    (path,) = tmp_path.glob("*/linear_scan.csv")
-    found = {(row["case"], row["direction"], row["provider"]) for row in record.read(path)}
+    linear_scan.main([*RUN, "--out", str(tmp_path)])
+    found = {(row["case"], row["direction"], row["provider"]) for row in record.read(tmp_path / "linear_scan.csv")}
     assert found == {
         (f"{kind} factors", direction, name)
         for kind in linear_scan.KINDS
@@ -51,9 +51,8 @@ def test_the_floor_copies_what_must_cross_memory():
 
 
 def test_filters_are_measured_in_both_directions(tmp_path):
-    moment_filter.main(["--shapes", "12x2x16", "--seconds", "0", "--threads", "1", "--device", "cpu"], tmp_path)
-    (path,) = tmp_path.glob("*/moment_filter.csv")
-    found = {(row["case"], row["direction"], row["provider"]) for row in record.read(path)}
+    moment_filter.main([*RUN, "--out", str(tmp_path)])
+    found = {(row["case"], row["direction"], row["provider"]) for row in record.read(tmp_path / "moment_filter.csv")}
     assert found == set(
         itertools.product(moment_filter.RULES, ("forward", "forward+backward"), ("rnnkern", *moment_filter.PEERS))
     )

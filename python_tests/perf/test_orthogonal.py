@@ -23,9 +23,8 @@ CPU = torch.device("cpu")
 
 
 def test_every_shape_and_peer_is_measured(tmp_path):
-    orthogonal.main(["--shapes", "9x9", "3x8x8", "--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/orthogonal.csv")
-    rows = record.read(path)
+    orthogonal.main(["--shapes", "9x9", "3x8x8", "--seconds", "0", "--threads", "1", "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "orthogonal.csv")
     peers = {"rnnkern", "torch.matrix_exp", "torch.nn.utils.parametrizations"}
     peers |= {"geotorch"} if importlib.util.find_spec("geotorch") else set()
     for op, providers in (("skew_exp", peers), ("schur_weight", {"rnnkern", orthogonal.FORMULA})):
@@ -86,9 +85,8 @@ def test_a_step_of_an_optimiser(monkeypatch):
 def test_factors_are_measured_beside_their_peers(tmp_path, monkeypatch):
     shapes = {"householder_product": ((9, 4), (9, 9)), "givens_product": ((8, 3), (8, 5))}
     monkeypatch.setattr(orthogonal_factors, "SHAPES", shapes)
-    orthogonal_factors.main(["--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/orthogonal_factors.csv")
-    rows = record.read(path)
+    orthogonal_factors.main(["--seconds", "0", "--threads", "1", "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "orthogonal_factors.csv")
     found = {(row["case"], row["shape"], row["direction"], row["provider"]) for row in rows}
     wanted = [
         (("reflections", "9x4"), orthogonal_factors.LAPACK),
@@ -123,14 +121,14 @@ def test_exponents_are_fitted_written_and_shown(tmp_path, monkeypatch):
         return next(times)
 
     monkeypatch.setattr(orthogonal_cost, "cpu_ms", cpu_ms)
-    orthogonal_cost.main([], results=tmp_path)
-    (path,) = tmp_path.glob("*/orthogonal_cost.csv")
-    rows = record.read(path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    orthogonal_cost.main(["--out", str(tmp_path / "device")])
+    rows = record.read(tmp_path / "device" / "orthogonal_cost.csv")
     assert len(rows) == 2 * len(tiny)
     assert all(float(row["exponent"]) == pytest.approx(float(row["of the formula"]), rel=1e-3) for row in rows)
     page = tmp_path / "page.md"
     page.write_text("<!-- growth:begin -->\n<!-- growth:end -->\n<!-- forms:begin -->\n<!-- forms:end -->\n")
-    orthogonal_cost.main(["--page", path.parent.name], tmp_path, page)
+    orthogonal_cost.main(["--page", "device"], page)
     text = page.read_text()
     assert "| reflections, formed | N^2 m | N = 512 | m = 4 to 8 | 12 | 24 | 1.00 | 1.00 |" in text
     assert "| T = 50, B = 100 | 128 |" in text
@@ -157,9 +155,9 @@ def test_wrong_products_are_not_timed(monkeypatch):
 def test_the_layers_inside_are_measured_beside_their_matrix(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(givens_recurrence, "STEPS", 3)
     arguments = ["--seconds", "0", "--sizes", "8", "12", "--layers", "1", "2", "3", "--batch", "2"]
-    givens_recurrence.main(arguments, results=tmp_path)
-    (path,) = tmp_path.glob("*/givens_recurrence.csv")
-    found = {(row["size"], row["layers"], row["provider"]) for row in record.read(path)}
+    givens_recurrence.main([*arguments, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "givens_recurrence.csv")
+    found = {(row["size"], row["layers"], row["provider"]) for row in rows}
     providers = ("rnnkern", givens_recurrence.MATRIX)
     assert found == set(itertools.product(("8", "12"), ("1", "2", "3"), providers))
     assert "what layers add is N^" in capsys.readouterr().out

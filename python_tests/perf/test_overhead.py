@@ -20,11 +20,10 @@ def only(case: str, cell: str) -> harness.Case:
 def test_rows_are_kept(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(overhead, "CALL_SIZES", (1,))
     monkeypatch.setattr(overhead, "STEP_SIZES", (3,))
-    overhead.main(["--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/overhead.csv")
-    rows = record.read(path)
+    overhead.main(["--seconds", "0", "--threads", "1", "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "overhead.csv")
     assert all(row["commit"] and row["device"] and row["torch"] for row in rows)
-    assert {row["command"] for row in rows} == {"python -m perf.overhead --seconds 0 --threads 1"}
+    assert {row["command"] for row in rows} == {f"python -m perf.overhead --seconds 0 --threads 1 --out {tmp_path}"}
     for cell, single in overhead.CELLS.items():
         found = {(row["case"], row["direction"], row["provider"]) for row in rows if row["cell"] == cell}
         for direction in ("forward", "forward+backward"):
@@ -38,7 +37,7 @@ def test_rows_are_kept(monkeypatch, tmp_path, capsys):
 
 def test_a_quick_look_is_quick_and_keeps_nothing(tmp_path):
     begun = time.process_time()
-    overhead.main(["--quick", "--threads", "1"], results=tmp_path)
+    overhead.main(["--quick", "--threads", "1", "--out", str(tmp_path)])
     assert time.process_time() - begun < 60
     assert not list(tmp_path.iterdir())
 

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(not KERNEL_CELLS, reason="the compiled part is m
 
 
 CPU = torch.device("cpu")
+RUN = ["--shapes", "3x5x8", "--seconds", "0", "--threads", "1"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_cell_is_measured(packed, tmp_path):
     options = ["--packed"] if packed else []
-    recurrence.main(["--shapes", "3x5x8", "--seconds", "0", "--threads", "1", "--loop", *options], results=tmp_path)
-    (path,) = tmp_path.glob("*/recurrence.csv")
-    rows = record.read(path)
+    recurrence.main([*RUN, "--loop", *options, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "recurrence.csv")
     assert {row["cell"] for row in rows} == set(KERNEL_CELLS)
     assert {row["direction"] for row in rows} == {"forward", "forward+backward"}
     assert {row["case"] for row in rows} == {"packed" if packed else "dense"}
@@ -34,11 +34,11 @@ def test_every_cell_is_measured(packed, tmp_path):
                 found[row["direction"]].add(row["provider"])
         assert found["forward"] == wanted
         assert found["forward+backward"] == wanted | ({recurrence.RECOMPUTED} if facts["saved"] else set())
-    assert path.with_name(f"recurrence-{'packed' if packed else 'dense'}.png").stat().st_size > 10_000
+    assert (tmp_path / f"recurrence-{'packed' if packed else 'dense'}.png").stat().st_size > 10_000
 
 
 def test_a_quick_look_keeps_nothing(tmp_path, capsys):
-    recurrence.main(["--quick", "--threads", "1", "--cells", "lstm"], results=tmp_path)
+    recurrence.main(["--quick", "--threads", "1", "--cells", "lstm", "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
     assert "torch.nn" in capsys.readouterr().out
 
@@ -63,21 +63,19 @@ def test_bench_runs_every_case(monkeypatch, capsys):
     ],
 )
 def test_stacks_are_measured_against_those_of_torch_nn(options, label, tmp_path):
-    recurrence.main(["--shapes", "3x5x8", "--seconds", "0", "--threads", "1", *options], results=tmp_path)
-    (path,) = tmp_path.glob("*/recurrence.csv")
-    rows = record.read(path)
+    recurrence.main([*RUN, *options, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "recurrence.csv")
     assert {row["case"] for row in rows} == {label}
     assert {row["cell"] for row in rows} == set(recurrence.MODULES)
     assert {row["provider"] for row in rows} == {"rnnkern", "torch.nn"}
-    assert path.with_name(f"recurrence-{label.replace(',', '').replace(' ', '-')}.png").stat().st_size > 10_000
+    assert (tmp_path / f"recurrence-{label.replace(',', '').replace(' ', '-')}.png").stat().st_size > 10_000
 
 
 def test_noise_is_measured_against_a_loop_that_draws_the_same(tmp_path, capsys):
     noise = ["--zoneout", "0.1", "--dropout", "0.25"]
-    sizes = ["--shapes", "3x5x8", "--seconds", "0", "--threads", "1", "--cells", "lstm", "gru_reset_before"]
-    recurrence.main([*sizes, "--packed", *noise], results=tmp_path)
-    (path,) = tmp_path.glob("*/recurrence.csv")
-    rows = record.read(path)
+    sizes = [*RUN, "--cells", "lstm", "gru_reset_before"]
+    recurrence.main([*sizes, "--packed", *noise, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "recurrence.csv")
     assert {row["case"] for row in rows} == {"packed, zoneout 0.1, dropout 0.25"}
     assert {row["provider"] for row in rows} == {"rnnkern", "rnnkern, gates recomputed", "loop"}
     with pytest.raises(SystemExit):

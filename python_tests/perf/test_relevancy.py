@@ -48,9 +48,9 @@ def test_full_attention_holds_memory_that_is_linear_in_time(relevant_size):
 
 def test_every_peer_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(relevancy, "PROOF", (8, 2))
-    relevancy.main(["--cells", *CELLS, "--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/relevancy.csv")
-    rows = record.read(path)
+    options = ["--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1"]
+    relevancy.main(["--cells", *CELLS, *options, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "relevancy.csv")
     for cell in CELLS:
         for direction in ("forward", "forward+backward"):
             found = {row["provider"] for row in rows if (row["cell"], row["direction"]) == (cell, direction)}

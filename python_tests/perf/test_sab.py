@@ -24,9 +24,9 @@ def short(monkeypatch):
 
 
 def test_both_are_measured_in_both_directions(tmp_path):
-    sab.main(["--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1"], results=tmp_path)
-    (path,) = tmp_path.glob("*/sab.csv")
-    found = {(row["cell"], row["direction"], row["provider"]) for row in record.read(path)}
+    sab.main(["--shapes", "12x3x8x3x2", "--seconds", "0", "--threads", "1", "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "sab.csv")
+    found = {(row["cell"], row["direction"], row["provider"]) for row in rows}
     assert found == {(alignment, direction, provider) for alignment in sab.ALIGNMENTS
                      for direction in ("forward", "forward+backward")
                      for provider in ("rnnkern", "PyTorch")}  # fmt: skip

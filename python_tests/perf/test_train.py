@@ -9,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("tqdm")
 
 from perf import record, tasks, train, train_picture, train_tables
 from perf.datasets import Images, encoded
@@ -281,9 +280,8 @@ def test_a_csv_grows_and_the_newest_run_is_shown(tmp_path, monkeypatch):
     dates = iter(["2099-01", "2099-02"])
     monkeypatch.setattr(record, "now", lambda: next(dates))
     for seed, models in (("0", []), ("1", ["--models", "torch.GRU"])):
-        train.main(["--task", "adding", *RUN, *models, "--seeds", seed], results=tmp_path, pictures=tmp_path)
-    (path,) = tmp_path.glob("*/train-adding.csv")
-    rows = record.read(path)
+        train.main(["--task", "adding", *RUN, *models, "--seeds", seed, "--out", str(tmp_path)])
+    rows = record.read(tmp_path / "train-adding.csv")
     assert len(rows) == 9
     shown = [(row["model"], row["seed"]) for row in train_tables.newest(rows)]
     assert shown == [("rnnkern.GRU", "0")] * 3 + [("torch.GRU", "1")] * 3
@@ -295,7 +293,7 @@ def test_a_csv_grows_and_the_newest_run_is_shown(tmp_path, monkeypatch):
 def test_a_quick_look_keeps_nothing(task, tmp_path, capsys):
     if task == "digits":
         pytest.importorskip("sklearn")
-    train.main(["--task", task, "--quick", "--threads", "1"], results=tmp_path, pictures=tmp_path)
+    train.main(["--task", task, "--quick", "--threads", "1", "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [name for name in MODELS if name.startswith("rnnkern")]

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("tqdm")
 
 from perf import record, schur_picture, tasks, train
 from perf.models import MODELS, Network, size

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("tqdm")
 
 import rnnkern.nn
 from perf import gradient, gradient_picture, memory, memory_picture, record, relevancy_tables, transfer
@@ -205,7 +204,7 @@ def test_the_three_panels(tmp_path):
     shared = {"date": "1", "accuracy": 1.0, "layer": "LSTM"}
     rows = [shared | {"length": n, "t": t, "norm": 0.5**t} for n in (4, 8) for t in range(n)]
     record.append(tmp_path / "device" / "gradient.csv", rows)
-    memory_picture.main(["device"], tmp_path, tmp_path)
+    memory_picture.main([str(tmp_path / "device"), "--out", str(tmp_path)])
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     page = tmp_path / "page.md"
     row = {
