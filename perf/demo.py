@@ -16,7 +16,7 @@ from perf.progress import Progress
 def main(argv: Sequence[str]) -> None:
     begun = time.monotonic()
     print("Trains networks with rnnkern and without it, a minute and a half on two cores.", flush=True)
-    with Progress("importing PyTorch"):
+    with Progress("importing PyTorch and matplotlib"):
         import torch
 
         from perf import demo_digits, demo_picture, demo_recall, record
@@ -39,17 +39,22 @@ def main(argv: Sequence[str]) -> None:
     record.append(out.rows / "demo.csv", [facts | row for row in rows])
     picture = out.pictures / "demo.png"
     about = f"{facts['device']}, {facts['threads']} threads, PyTorch {facts['torch']}"
-    demo_picture.digits(picture, pairs, demo_digits.spread(), about)
+    spread = demo_digits.spread()
+    demo_picture.digits(picture, pairs, spread, about)
     print("\nHandwritten digits, one training each:", record.table(demo_digits.table(rows)), sep="\n\n", flush=True)
 
     curves = demo_recall.run(chosen.updates)
     memories = demo_recall.memories() if _extension.available else []
     recall = out.pictures / "demo-recall.png"
     demo_picture.recall(recall, curves, memories, about)
-    print("\nRecall of 5 symbols", record.table(demo_recall.table(curves)), sep="\n\n")
+    print(
+        f"\nRecall of {demo_recall.SCALE.copied} symbols after T blank steps:",
+        record.table(demo_recall.table(curves)),
+        sep="\n\n",
+    )
     if memories:
-        print("\nMemory", record.table(demo_recall.memory_table(memories)), sep="\n\n")
-    print("", *demo_digits.summary(rows), *demo_recall.summary(curves, memories), sep="\n")
+        print("\nMemory of layers:", record.table(demo_recall.memory_table(memories)), sep="\n\n")
+    print("", *demo_digits.summary(rows, spread), *demo_recall.summary(curves, memories), sep="\n")
     print(f"\nPictures: {picture}, {recall}\nRows: {out.rows / 'demo.csv'}\n{time.monotonic() - begun:.0f} s in all")
 
 

@@ -72,7 +72,7 @@ NETWORKS = (
         "Python loop",
         orthogonal,
         20,
-        1e-3,
+        2e-3,
     ),
 )
 

@@ -83,15 +83,14 @@ def recall(path: Path, curves: Sequence[Row], memories: Sequence[Row], about: st
                 own = [row for row in curves if (row["model"], row["phase"]) == (model, phase)]
                 values = [100 * row["measured"] for row in own]
                 axes.plot([row[x] for row in own], values, marker=marker, color=LAYER_COLOURS[name], label=name)
-        left.set(xlabel="update", ylabel=f"right at T = {last['trained_length']}, in training, %", ylim=(0, 102))
+        left.set(xlabel="update", ylabel=f"right in training, at T = {last['trained_length']}, %", ylim=(0, 102))
         left.legend(frameon=False, loc="upper left")
-        right.set(xlabel="T, steps of a sequence", ylabel="right after training, %", xscale="log", ylim=(0, 102))
+        right.set(xlabel="T, blank steps", ylabel="right after training, %", xscale="log", ylim=(0, 102))
         numbered(right, [row["length"] for row in curves if row["phase"] == "test"])
         for axes in more:
             kept(axes, memories)
         grids(left, right, *more)
-        title = f"Denoise: {last['copied']} symbols among blanks, read at random steps and said again after a mark"
-        figure.suptitle(title, fontsize=13)
+        figure.suptitle(f"Recall: {last['copied']} symbols are read, and said again after T blank steps", fontsize=13)
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 

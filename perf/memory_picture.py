@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from perf import memory, record
 from perf.figure import STYLE, plt, save
@@ -39,9 +40,12 @@ def draw(path: Path, memories: Sequence[Row], gradients: Sequence[Row]) -> None:
                 left.plot(*columns(longest, "t", "norm"), color=colour, linewidth=1.2)
                 points = [(kept(memories, layer, length), mean_log(own, length)) for length in lengths]
                 right.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4) if points else None
-        left.set(title="gradient of the loss to h at t, its norm", xlabel="t", yscale="log")
-        middle.set(title="kept for the backward, bytes", xlabel="T", xscale="log", yscale="log")
-        right.set(title="mean log of the norms", xlabel="bytes kept", xscale="log")
+        left.set(ylabel="norm of the loss' gradient to h at t", xlabel="t", yscale="log")
+        middle.set(ylabel="kept for the backward, bytes", xlabel="T", xscale="log", yscale="log")
+        right.set(ylabel="mean log of the norms", xlabel="kept for the backward, MB", xscale="log")
+        right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.xaxis.set_major_formatter(ScalarFormatter())
+        right.xaxis.set_minor_formatter(NullFormatter())
         for axes in (left, middle, right):
             axes.grid(color="#eeeeee")
             axes.set_axisbelow(True)
@@ -59,9 +63,9 @@ def columns(rows: Sequence[Row], x: str, y: str) -> tuple[list[float], list[floa
 
 
 def kept(memories: Sequence[Row], layer: str, length: int) -> float:
-    """Bytes at a length, by the fused layer's last slope."""
+    """MB at a length, by the fused layer's last slope."""
     own = [row for row in memories if (row["layer"], row["form"]) == (layer, "fused")]
-    return float(own[-1]["saved_bytes"]) / int(own[-1]["T"]) * length
+    return float(own[-1]["saved_bytes"]) / 1e6 / int(own[-1]["T"]) * length
 
 
 def mean_log(gradients: Sequence[Row], length: int) -> float:

@@ -74,7 +74,7 @@ def test_the_whole_demo_leaves_a_checkout_as_it_was(few, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert all(str(folder / name) in out for name in ("demo.csv", "demo.png", "demo-recall.png"))
     units = ("s per epoch", "peak of an update, MB", "test accuracy, %", "right at T = 30, %", "kept at T = 200, MB")
-    assert all(words in out for words in (*units, "LSTM: rnnkern trains", "RelRNN, trained on"))
+    assert all(words in out for words in (*units, "LSTM: rnnkern trains", "RelRNN, trained with"))
 
 
 def test_it_speaks_within_two_seconds():
