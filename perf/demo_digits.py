@@ -26,7 +26,7 @@ from perf.progress import Progress
 from perf.record import Row, significant
 
 PIXELS, HIDDEN, BATCH, CLIP = 2, 128, 100, 1.0
-AGREEMENT, AGREEING_UPDATES = 1e-4, 20
+AGREEMENT, AGREEING_UPDATES = 1e-3, 10
 SPREAD = "demo_spread.csv"
 
 
