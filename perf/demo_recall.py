@@ -14,10 +14,10 @@ from perf.transfer import SMALL, Scale, Trained
 
 CPU = torch.device("cpu")
 TASK = "copy"
-UPDATES = 2000
-LENGTHS = (20, 100, 300, 1000)
-MODELS = {"rnnkern.RelRNN": Trained(1e-2), "rnnkern.LSTM": Trained(1e-2)}
-SCALE = Scale(SMALL, 3, LENGTHS, MODELS, 0.99, 50)
+UPDATES = 2500
+LENGTHS = (10, 100, 300, 1000)
+MODELS = {"rnnkern.RelRNN": Trained(5e-3), "rnnkern.LSTM": Trained(1e-2)}
+SCALE = Scale(SMALL._replace(length=LENGTHS[0]), 3, LENGTHS, MODELS, 0.99, 50)
 MEMORY_LENGTHS = (100, 200, 400)
 LAYERS = (("LSTM", "fused"), ("RelRNN", "fused"), ("RelRNN", "loop"), ("MemRNN", "fused"))
 

@@ -14,6 +14,7 @@ pytest.importorskip("sklearn")
 
 from perf import demo, demo_digits, demo_recall, demo_spread, record
 from perf.datasets import Images
+from rnnkern import _extension
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_the_whole_demo_leaves_a_checkout_as_it_was(few, monkeypatch, capsys):
 
     before = state()
     monkeypatch.setattr(demo_digits, "digits", lambda: few)
-    monkeypatch.setattr(demo_recall, "LENGTHS", (20, 30))
+    monkeypatch.setattr(demo_recall, "LENGTHS", (10, 30))
     monkeypatch.setattr(demo_recall, "MEMORY_LENGTHS", (100, 200))
     (record.ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=record.ROOT / "build") as built:
@@ -75,6 +76,17 @@ def test_the_whole_demo_leaves_a_checkout_as_it_was(few, monkeypatch, capsys):
     assert all(str(folder / name) in out for name in ("demo.csv", "demo.png", "demo-recall.png"))
     units = ("s per epoch", "peak of an update, MB", "test accuracy, %", "right at T = 30, %", "kept at T = 200, MB")
     assert all(words in out for words in (*units, "LSTM: rnnkern trains", "RelRNN, trained with"))
+
+
+def test_without_the_compiled_part_recall_is_left_out(few, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo_digits, "digits", lambda: few)
+    monkeypatch.setattr(_extension, "available", False)
+    monkeypatch.setattr(_extension, "reason", "no compiler was found")
+    demo.main(["--epochs", "1", "--threads", "1", "--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "no compiler was found. Everything runs in plain PyTorch" in out
+    assert "Recall is left out" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.csv", "demo.png"]
 
 
 def test_it_speaks_within_two_seconds():
