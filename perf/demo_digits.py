@@ -265,10 +265,10 @@ def summary(rows: Sequence[Row], spread: Mapping[str, np.ndarray]) -> list[str]:
     """In plain words."""
     lines = []
     for peer, ours in zip(rows[::2], rows[1::2], strict=True):
+        other = peer["provider"].replace("Python loop", "the Python loop")
         lines.append(
-            f"{ours['network']}: rnnkern trains {ours['speedup_50']:.1f} times as fast as {peer['provider']}. "
-            f"Test accuracy {percent(ours['test_accuracy'])} % with rnnkern, {percent(peer['test_accuracy'])} % with "
-            f"{peer['provider']}"
+            f"{ours['network']}: rnnkern trains {ours['speedup_50']:.1f} times as fast as {other}. Test accuracy "
+            f"{percent(ours['test_accuracy'])} % with rnnkern, {percent(peer['test_accuracy'])} % with {other}"
         )
         if ours["network"] in spread:
             ends = spread[ours["network"]][:, -1]

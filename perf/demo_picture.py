@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from perf.figure import STYLE, plt, save
 from perf.harness import OURS
@@ -103,14 +103,15 @@ def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:
         axes.plot([row["T"] for row in own], [row["saved_bytes"] / 1e6 for row in own], label=label, **line)
     axes.set(xlabel="T, steps of a sequence", ylabel="kept for the backward, MB", xscale="log", yscale="log")
     numbered(axes, [row["T"] for row in rows])
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
     axes.legend(frameon=False, fontsize=9)
 
 
 def numbered(axes: plt.Axes, ticks: Sequence[int]) -> None:
     """Plain numbers at these alone on a logarithmic axis."""
     axes.set_xticks(sorted(set(ticks)))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
 
