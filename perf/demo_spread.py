@@ -18,7 +18,7 @@ from perf.progress import Progress
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m perf.demo_spread", description=__doc__)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch; 2 if not given")
-    parser.add_argument("--seeds", type=int, default=10, help="how many, from 1 on; 10 if not given")
+    parser.add_argument("--seeds", type=int, default=8, help="how many, from 1 on; 8 if not given")
     record.add_output_arguments(parser)
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
