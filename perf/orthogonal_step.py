@@ -1,7 +1,7 @@
 """One step of an optimiser of expRNN: forward, backward and update, beside the same network parametrized by others.
 
 ``python -m perf.orthogonal_step --help``. All run rnnkern's modReLU network, begin with the same weights, and read the
-same input; they differ in what keeps the recurrent weight orthogonal. Floor: the same step with a free weight.
+same input; they differ in what keeps the recurrent weight orthogonal. Baseline: the same step with a free weight.
 """
 
 import functools
@@ -92,7 +92,8 @@ def problem_of(shape: tuple[int, int, int], seed: int) -> Problem:
     free = step(network(ours, None), x.clone().requires_grad_(), upstream)
     return Problem(
         calls={STEP: {name: step(module, x.clone().requires_grad_(), upstream) for name, module in modules.items()}},
-        floors={STEP: lambda: free() and None},
+        baselines={STEP: lambda: free() and None},
+        baseline="free weight",
         naive=functools.partial(loop, weights, x, upstream),
         truth=functools.partial(loop, {name: w.double() for name, w in weights.items()}, x.double(), upstream.double()),
         absent=absent,
@@ -101,7 +102,11 @@ def problem_of(shape: tuple[int, int, int], seed: int) -> Problem:
 
 def cases(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
     return [
-        Case(labels("optimiser step", "step", "expRNN", shape, "float32"), functools.partial(problem_of, shape))
+        Case(
+            labels("optimiser step", "step", "expRNN", shape, "float32"),
+            functools.partial(problem_of, shape),
+            kinked=True,
+        )
         for shape in shapes
     ]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import rnnkern
-from perf import record, train_picture, train_tables
+from perf import record, train_picture
 from perf.models import MODELS, Network, detached, size
 from perf.progress import Progress
 from perf.record import Row, significant
@@ -142,6 +142,39 @@ def trainings(
 # ---- the command
 
 
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Each model's newest run on what the last row was trained on."""
+    same = ("task", "data", "length", "batch", "metric", "held_out")
+    rows = [row for row in rows if all(row[name] == rows[-1][name] for name in same)]
+    dates = {row["model"]: row["date"] for row in rows}
+    return [row for row in rows if row["date"] == dates[row["model"]]]
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """A line per model: the metric after the last update, its mean and range over the seeds; what an update took."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        ends = list({row["seed"]: row for row in own}.values())
+        measured = [float(row["measured"]) for row in ends]
+        lines.append(
+            {
+                "model": model,
+                "optimiser": f"{ends[0]['optimiser']} {ends[0]['rate']}",
+                "hidden": int(ends[0]["hidden"]),
+                "parameters": int(ends[0]["parameters"]),
+                "updates": int(ends[0]["updates"]),
+                "seeds": len(ends),
+                "train loss": significant(statistics.fmean(float(row["train_loss"]) for row in ends)),
+                ends[0]["metric"]: significant(statistics.fmean(measured)),
+                "lowest": min(measured),
+                "highest": max(measured),
+                "ms per update": significant(statistics.median(float(row["update_ms"]) for row in own)),
+            }
+        )
+    return lines
+
+
 def arguments() -> argparse.ArgumentParser:
     def number(text: str) -> int:
         if (value := int(text)) < 1:
@@ -234,9 +267,9 @@ def main(argv: Sequence[str]) -> None:
         if not chosen.quick:
             record.append(path, kept)
     if not chosen.quick:
-        rows = train_tables.newest(record.read(path))
+        rows = newest(record.read(path))
         train_picture.draw(out.pictures / f"train-{chosen.task}.png", rows)
-    print(record.table(train_tables.summary(rows)))
+    print(record.table(summary(rows)))
 
 
 if __name__ == "__main__":
