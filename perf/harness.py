@@ -81,7 +81,7 @@ class Effort(NamedTuple):
     seconds: float = 5.0  # after which it gives up
     least: int = ROUNDS  # rounds that are measured however long they take
     most: int = 400
-    block: float = 1e-2  # seconds of timed calls in a provider's turn
+    block: float = 2e-2  # seconds of timed calls in a provider's turn
 
 
 def measure(case: Case, device: torch.device, effort: Effort) -> list[Row]:
@@ -220,7 +220,8 @@ def interleave(
 
 
 def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
-    """Of one call, in a block of so many and one before them that is not timed: by the clock, on a GPU by events."""
+    """Of one call, in a block of so many and one before them that is not timed: the median by the clock, on a GPU the
+    mean by events."""
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -231,10 +232,12 @@ def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / repeats
-    begun = time.perf_counter()
+    found = []
     for _ in range(repeats):
+        begun = time.perf_counter()
         call()
-    return (time.perf_counter() - begun) / repeats
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
 def copy_rate(device: torch.device) -> float:
@@ -370,7 +373,7 @@ def run(cases: Sequence[Case], path: Path | None, device: torch.device, command:
     """
     outcome = attempt(cases, path, device, command, effort)
     if outcome.rows:
-        print(record.table(comparisons(outcome.rows)), record.table(summary(outcome.rows)), sep="\n\n")
+        print(record.table(comparisons(outcome.rows)))
     outcome.settle()
     return outcome.rows
 
@@ -396,21 +399,3 @@ def comparisons(rows: Sequence[Row]) -> list[Row]:
                 | {"MB": significant(mine["peak_bytes"] / 1e6), "peer MB": significant(row["peak_bytes"] / 1e6)}
             )
     return lines
-
-
-def summary(rows: Sequence[Row]) -> list[Row]:
-    """Over all shapes, how many times faster than each peer."""
-    groups: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        if row["provider"] != OURS:
-            key = tuple(row[name] for name in ("case", "cell", "direction", "provider"))
-            groups.setdefault(key, []).append(row["ratio_50"])
-    return [
-        dict(zip(("case", "cell", "direction", "peer"), key, strict=True))
-        | {
-            "geometric mean": significant(statistics.geometric_mean(ratios)),
-            "least": min(ratios),
-            "shapes": len(ratios),
-        }
-        for key, ratios in groups.items()
-    ]

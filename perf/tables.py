@@ -181,11 +181,6 @@ def packed(rows: Sequence[Record]) -> str:
     return markdown(head, lines, words=3)
 
 
-def stacks(rows: Sequence[Record]) -> str:
-    lines = [[*words_of(row)[:2], row["case"].removeprefix("dense, "), words_of(row)[2], ratio(row)] for row in rows]
-    return markdown(["cell", "T, B, N", "", "", "times faster"], lines, words=4)
-
-
 def of_recomputed(rows: Sequence[Record]) -> list[Record]:
     """And of what stands beside it."""
     rows = where(rows, op="recurrence", case="dense", direction=BOTH, dtype="float32")
@@ -204,7 +199,11 @@ def recomputed(rows: Sequence[Record]) -> str:
 
 
 def compared(rows: Sequence[Record]) -> str:
-    return markdown(["cell", "T, B, N", "", "times faster"], [[*words_of(row), ratio(row)] for row in rows], words=3)
+    lines = []
+    for row in rows:
+        cell, shape, direction = words_of(row)
+        lines.append([cell, shape, row["case"].removeprefix("dense, "), direction, ratio(row)])
+    return markdown(["cell", "T, B, N", "", "", "times faster"], lines, words=4)
 
 
 def one_call(rows: Sequence[Record]) -> str:
@@ -283,7 +282,6 @@ def claims(rows: Sequence[Record]) -> str:
 
 LOSSES = "in bold where rnnkern is slower; blank: not measured, or not steady."
 LAYER = f"Times faster, input projection included on both sides; {LOSSES}"
-NOT_FLOAT32 = functools.partial(peers, dtype="bfloat16")
 TABLES: dict[str, dict[str, Speed]] = {
     "README.md": {
         "speed": Speed(of_readme, by_shape, f"Forward and backward, N = I = H. {LAYER}"),
@@ -291,7 +289,7 @@ TABLES: dict[str, dict[str, Speed]] = {
     },
     "docs/benchmarks.md": {
         "dense": Speed(peers, times_faster, f"Columns are T, B, N. {LAYER}"),
-        "bfloat16": Speed(NOT_FLOAT32, times_faster, f"Columns are T, B, N. {LAYER}"),
+        "bfloat16": Speed(functools.partial(peers, dtype="bfloat16"), times_faster, f"Columns are T, B, N. {LAYER}"),
         "gemm": Speed(of_gemm, gemm, "Time over the GEMM reference's."),
         "inference": Speed(functools.partial(recurrence_of, case="inference", provider="torch.nn"), compared, LAYER),
         "packed": Speed(
@@ -300,7 +298,8 @@ TABLES: dict[str, dict[str, Speed]] = {
         ),
         "stacks": Speed(
             lambda rows: [row for row in recurrence_of(rows, provider="torch.nn") if row["case"].startswith("dense, ")],
-            stacks, f"Times faster than torch.nn's module; {LOSSES}",
+            compared,
+            f"Times faster than torch.nn's module; {LOSSES}",
         ),
         "recomputed": Speed(of_recomputed, recomputed, "Forward and backward; peak memory of one call."),
         "compiled": Speed(

@@ -63,8 +63,12 @@ def test_the_smaller_ratio_of_packed_input_stands_first():
             [row("rnnkern"), row("torch.nn", peak_bytes=2e6), row(recurrence.RECOMPUTED, 1.25, peak_bytes=123_456_789)],
             "| `gru` | 5, 4, 3 | 1.25 | 123 | 1.5 | 2 |",
         ),
-        ("compiled", [row(recurrence.COMPILED, 0.8)], "| `gru` | 5, 4, 3 | forward and backward | **0.80** |"),
-        ("inference", [row("torch.nn", 2.0, case="inference", direction="forward")], "| 5, 4, 3 | forward | 2.00 |"),
+        ("compiled", [row(recurrence.COMPILED, 0.8)], "| `gru` | 5, 4, 3 | dense | forward and backward | **0.80** |"),
+        (
+            "inference",
+            [row("torch.nn", 2.0, case="inference", direction="forward")],
+            "| 5, 4, 3 | inference | forward | 2.00 |",
+        ),
         (
             "calls",
             [row(who, 0.5, case=overhead.CALL) for who in ("rnnkern", recurrence.OPERATOR, "torch.nn")],
