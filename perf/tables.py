@@ -308,7 +308,7 @@ TABLES: dict[str, dict[str, Speed]] = {
         ),
         "recomputed": Speed(of_recomputed, recomputed, "Forward and backward; peak memory of one call."),
         "compiled": Speed(
-            functools.partial(recurrence_of, case="dense", provider=COMPILED), compared,
+            functools.partial(recurrence_of, provider=COMPILED), compared,
             f"Times faster than `torch.compile(fullgraph=True)` of the loop, compile time not counted; {LOSSES}",
         ),
         "calls": Speed(
