@@ -1,21 +1,26 @@
-"""The picture of the demo: curves that lie on one another, and what an epoch costs."""
+"""The demo's pictures: curves that lie on one another and what an epoch costs; what is recalled after how long."""
 
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from perf.figure import STYLE, plt, save
 from perf.harness import OURS
+from perf.record import Row
 
 COLOURS = (("#9ecae8", "#08519c"), ("#fdc38d", "#b63c02"))
 """For each network its peer's and ours."""
+LAYER_COLOURS = {"LSTM": "#08519c", "RelRNN": "#b63c02", "MemRNN": "#7b3294"}
+SIZE = (13, 4.2)
 
 
-def draw(path: Path, pairs: dict, about: str) -> None:
-    """Draws ``network -> provider -> training``; the peer stands first in each pair."""
+def digits(path: Path, pairs: Mapping, spread: Mapping[str, np.ndarray], about: str) -> None:
+    """Draws ``network -> provider -> training``; the peer stands first in each pair. Of ``spread`` a band."""
     with plt.rc_context(STYLE):
-        figure, (loss, accuracy, cost) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+        figure, (loss, accuracy, cost) = plt.subplots(1, 3, figsize=SIZE, layout="constrained")
         for (network, pair), colours in zip(pairs.items(), COLOURS, strict=True):
             for (provider, training), colour in zip(pair.items(), colours, strict=True):
                 thin = provider == OURS
@@ -25,19 +30,24 @@ def draw(path: Path, pairs: dict, about: str) -> None:
                 label = f"{network.name}, {provider}"
                 loss.plot(epochs, [losses.mean() for losses in per_epoch], label=label, **line)
                 accuracy.plot(epochs, [100 * a for a in training.accuracy], **line)
-        loss.set(title="training loss", xlabel="epoch", ylim=(0, None))
+            if network.name in spread:
+                found = 100 * spread[network.name][:, : len(epochs)]
+                label = f"{network.peer_name}, {len(found)} other seeds"
+                accuracy.fill_between(epochs, found.min(0), found.max(0), color=colours[0], alpha=0.35, linewidth=0,
+                                      label=label)  # fmt: skip
+        loss.set(ylabel="training loss, nats", xlabel="epoch", ylim=(0, None))
         loss.legend(frameon=False, handlelength=2.5)
-        accuracy.set(title="test accuracy, %", xlabel="epoch", ylim=(0, 100))
-        for axes in (loss, accuracy):
-            axes.grid(color="#eeeeee")
-            axes.set_axisbelow(True)
+        accuracy.set(ylabel="test accuracy, %", xlabel="epoch", ylim=(0, 100))
+        if spread:
+            accuracy.legend(frameon=False, loc="lower right")
+        grids(loss, accuracy)
         bars(cost, pairs)
-        figure.suptitle("Handwritten digits, pixel by pixel: the same weights, the same batches", fontsize=13)
+        figure.suptitle("Handwritten digits, two pixels at a step: the same weights, the same batches", fontsize=13)
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 
 
-def bars(axes: plt.Axes, pairs: dict) -> None:
+def bars(axes: plt.Axes, pairs: Mapping) -> None:
     ticks = []
     for k, ((network, pair), colours) in enumerate(zip(pairs.items(), COLOURS, strict=True)):
         left = 2.5 * k
@@ -59,4 +69,54 @@ def bars(axes: plt.Axes, pairs: dict) -> None:
     axes.set_xticks(*zip(*ticks, strict=True))
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.2)
-    axes.set(title="seconds per epoch")
+    axes.set(ylabel="seconds per epoch")
+
+
+def recall(path: Path, curves: Sequence[Row], memories: Sequence[Row], about: str) -> None:
+    """Draws what ``perf.demo_recall`` has found; a layer has one colour everywhere."""
+    last = curves[-1]
+    with plt.rc_context(STYLE):
+        figure, (left, right, *more) = plt.subplots(1, 2 + bool(memories), figsize=SIZE, layout="constrained")
+        for model in dict.fromkeys(row["model"] for row in curves):
+            name = model.partition(".")[2]
+            for axes, phase, x, marker in ((left, "training", "update", ""), (right, "test", "length", "o")):
+                own = [row for row in curves if (row["model"], row["phase"]) == (model, phase)]
+                values = [100 * row["measured"] for row in own]
+                axes.plot([row[x] for row in own], values, marker=marker, color=LAYER_COLOURS[name], label=name)
+        left.set(xlabel="update", ylabel=f"right in training, at T = {last['trained_length']}, %", ylim=(0, 102))
+        left.legend(frameon=False, loc="upper left")
+        right.set(xlabel="T, blank steps", ylabel="right after training, %", xscale="log", ylim=(0, 102))
+        numbered(right, [row["length"] for row in curves if row["phase"] == "test"])
+        for axes in more:
+            kept(axes, memories)
+        grids(left, right, *more)
+        figure.suptitle(f"Recall: {last['copied']} symbols are read, and said again after T blank steps", fontsize=13)
+        figure.supxlabel(about, fontsize=8, color="#777777")
+        save(figure, path)
+
+
+def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:
+    for layer, form in dict.fromkeys((row["layer"], row["form"]) for row in rows):
+        own = [row for row in rows if (row["layer"], row["form"]) == (layer, form)]
+        line = {"color": LAYER_COLOURS[layer], "marker": "o", "linestyle": "-" if form == "fused" else "--"}
+        label = f"{layer}, {OURS if form == 'fused' else 'Python loop'}"
+        axes.plot([row["T"] for row in own], [row["saved_bytes"] / 1e6 for row in own], label=label, **line)
+    axes.set(xlabel="T, steps of a sequence", ylabel="kept for the backward, MB", xscale="log", yscale="log")
+    numbered(axes, [row["T"] for row in rows])
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(frameon=False, fontsize=9)
+
+
+def numbered(axes: plt.Axes, ticks: Sequence[int]) -> None:
+    """Plain numbers at these alone on a logarithmic axis."""
+    axes.set_xticks(sorted(set(ticks)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", which="minor", length=0)
+
+
+def grids(*panels: plt.Axes) -> None:
+    for axes in panels:
+        axes.grid(color="#eeeeee")
+        axes.set_axisbelow(True)

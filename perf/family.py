@@ -1,4 +1,4 @@
-"""What every family's benchmark is asked, and where its figures go."""
+"""What every family's benchmark is asked."""
 
 import argparse
 import shlex
@@ -11,9 +11,11 @@ import torch
 from perf import record
 from perf.harness import Effort
 
-LOOK = Effort(0.1, 3, 5)
+LOOK = Effort(0.1, 3, 5, 1e-4)
 WIDE = ("float32", "float64")
 """Of families that compute 16 bits in float32."""
+SPEED = "speed"
+"""The CSV of all that the harness measures on a CPU: every family's rows have the same columns."""
 
 
 class Setup(NamedTuple):
@@ -32,26 +34,28 @@ def arguments(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
     parser.add_argument("--dtype", default="float32", choices=dtypes)
-    parser.add_argument("--seconds", type=float, default=Effort().seconds, help="of measuring per case and direction")
+    parser.add_argument(
+        "--seconds", type=float, default=Effort().seconds, help="per case and direction, after which it gives up"
+    )
     parser.add_argument("--quick", action="store_true", help="a look: tiny shapes, few rounds, nothing is kept")
     if devices:
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    record.add_output_arguments(parser)
     return parser
 
 
 def begin(
-    parser: argparse.ArgumentParser, argv: Sequence[str], family: str, results: Path, enough: float = 0.0,
-    quick: Effort = LOOK,
-) -> tuple[argparse.Namespace, Setup]:  # fmt: skip
-    """Reads the arguments of ``perf.<family>``, whose CSV is called after it, and sets the threads.
+    parser: argparse.ArgumentParser, argv: Sequence[str], family: str, quick: Effort = LOOK, name: str = SPEED
+) -> tuple[argparse.Namespace, Setup]:
+    """Reads the arguments of ``perf.<family>`` and sets the threads.
 
     Args:
-        enough: as of :class:`Effort`.
         quick: the effort of a look.
+        name: of the CSV, that of a family with columns of its own.
     """
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     device = torch.device(getattr(chosen, "device", "cpu"))
-    path = None if chosen.quick else record.folder(device, results) / f"{family}.csv"
+    path = None if chosen.quick else record.output(chosen, device).rows / f"{name}.csv"
     command = shlex.join(["python", "-m", f"perf.{family}", *argv])
-    return chosen, Setup(path, device, command, quick if chosen.quick else Effort(chosen.seconds, enough=enough))
+    return chosen, Setup(path, device, command, quick if chosen.quick else Effort(chosen.seconds))

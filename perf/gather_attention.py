@@ -1,19 +1,18 @@
 """gather_attention, forward and backward, against plain PyTorch.
 
 ``python -m perf.gather_attention --help``. Lists are those of a relevancy recurrence: half of a list is the last steps,
-half any before, -1 where there is none yet. Floor: queries, keys, values and lists are copied once, and once more with
-the backward.
+half any before, -1 where there is none yet. Baseline: queries, keys, values and lists are copied once, and once more
+with the backward.
 """
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention
@@ -22,7 +21,7 @@ SHAPES = ((64, 120, 20, 128), (10, 400, 20, 128), (4, 120, 120, 128), (1, 2000, 
 QUICK_SHAPES = ((2, 12, 6, 16),)
 """(B, T, kappa, n), with as many memories as queries."""
 COPIES = {"forward": 1, "forward+backward": 2}
-"""Of the floor."""
+"""Of the baseline."""
 
 Function = Callable[..., Tensor]
 
@@ -56,7 +55,8 @@ def problem_of(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
             "forward": {name: functools.partial(value, f, tensors) for name, f in functions.items()},
             "forward+backward": {name: functools.partial(both, f, tensors, upstream) for name, f in functions.items()},
         },
-        floors={direction: floor(tensors, count) for direction, count in COPIES.items()},
+        baselines={direction: copies(tensors, count) for direction, count in COPIES.items()},
+        baseline="copy",
         naive=functools.partial(both, reference.gather_attention, tensors, upstream),
         truth=functools.partial(both, reference.gather_attention, [_double(x) for x in tensors], upstream.double()),
     )
@@ -79,7 +79,7 @@ def both(function: Function, tensors: Sequence[Tensor], upstream: Tensor) -> dic
     return {"out": out.detach(), **{f"gradient of {name}": g for name, g in zip(names, gradients, strict=True)}}
 
 
-def floor(tensors: Sequence[Tensor], count: int) -> Callable[[], None]:
+def copies(tensors: Sequence[Tensor], count: int) -> Callable[[], None]:
     pairs = [(torch.empty_like(x), x) for x in tensors] * count
 
     def run() -> None:
@@ -104,10 +104,10 @@ def shape(text: str) -> tuple[int, ...]:
     return batch, steps, slots, hidden
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times gather_attention, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="BxTxKAPPAxN", help="instead of the usual four")
-    chosen, setup = family.begin(parser, argv, "gather_attention", results)
+    chosen, setup = family.begin(parser, argv, "gather_attention")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

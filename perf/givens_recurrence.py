@@ -3,8 +3,8 @@
 ``python -m perf.givens_recurrence --help``. Times are the least CPU time of one thread over some rounds. The matrix is
 there already, as a module has it: formed once per step of an optimiser. Printed beside the times are two fits of those
 of the layers: the exponents of N and of L - 1 in what the layers after the first add, and a time per number and step of
-a sequence that is linear in L, a + b L. On a GPU ``perf.measure_gpu`` runs the cases; floor: what must cross memory is
-copied in the same run, u and h once each, with the backward both again, and two gradients.
+a sequence that is linear in L, a + b L. On a GPU ``perf.measure_gpu`` runs the cases; baseline: what must cross memory
+is copied in the same run, u and h once each, with the backward both again, and two gradients.
 """
 
 import functools
@@ -13,14 +13,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from perf import family, harness, orthogonal, record
 from perf.harness import OURS, Case, Effort, Problem, Values, labels
-from perf.linear_scan import floor
+from perf.linear_scan import copies
+from perf.progress import Progress
 from perf.record import Row, significant
 from rnnkern import ops, reference
 
@@ -84,7 +84,8 @@ def build(sizes: tuple[int, ...], style: str, dtype: torch.dtype, device: torch.
                 MATRIX: functools.partial(with_matrix, inputs, W, upstream),
             },
         },
-        floors={"forward": floor(upstream, 1.0), DIRECTION: floor(upstream, 3.0)},
+        baselines={"forward": copies(upstream, 1.0), DIRECTION: copies(upstream, 3.0)},
+        baseline="copy",
         naive=functools.partial(both, formula, inputs, upstream),
         truth=functools.partial(both, formula, wide, upstream.double()),
     )
@@ -95,6 +96,7 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, s
         Case(
             labels("givens_recurrence", style, "modrelu", sizes, dtype),
             functools.partial(build, sizes, style, getattr(torch, dtype), device),
+            kinked=True,
         )
         for sizes in shapes
     ]
@@ -103,19 +105,19 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, s
 def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
     """Of each case the milliseconds of CPU time of each call, after all were found right: the least over rounds that go
     through all cases, so that what else the machine does hits all alike."""
-    calls = [harness.checked(case).calls[DIRECTION] for case in cases]
+    calls = [harness.checked(case).calls[DIRECTION] for case in harness.shown(cases)]
     least = [dict.fromkeys(named, math.inf) for named in calls]
     deadline = time.monotonic() + effort.seconds * len(cases)
-    for k in range(effort.most):
-        if k >= effort.least and time.monotonic() > deadline:
-            break
-        for named, ms in zip(calls, least, strict=True):
-            for name, call in named.items():
-                repeats, begun = 0, time.process_time()
-                while not repeats or time.process_time() - begun < effort.enough:
-                    call()
-                    repeats += 1
-                ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+    with Progress("rounds through all cases", effort.most, "round") as progress:
+        while progress.done < effort.least or (progress.done < effort.most and time.monotonic() < deadline):
+            for named, ms in zip(calls, least, strict=True):
+                for name, call in named.items():
+                    repeats, begun = 0, time.process_time()
+                    while not repeats or time.process_time() - begun < effort.block:
+                        call()
+                        repeats += 1
+                    ms[name] = min(ms[name], 1e3 * (time.process_time() - begun) / repeats)
+            progress.advance()
     return least
 
 
@@ -153,7 +155,7 @@ def report(rows: Sequence[Row], batch: int) -> str:
     )
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments(
         "Times givens_recurrence and the recurrence with its matrix, forward and backward.", family.WIDE
     )
@@ -162,7 +164,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="N")
     parser.add_argument("--layers", type=int, nargs="+", help="L")
     parser.set_defaults(threads=1)
-    chosen, setup = family.begin(parser, argv, "givens_recurrence", results, 5e-3, Effort(0.0, 3, 5))
+    chosen, setup = family.begin(parser, argv, "givens_recurrence", Effort(0.0, 3, 5, 5e-3), "givens_recurrence")
     facts = record.facts(setup.device, setup.command)
     common = {"op": "givens_recurrence", "style": chosen.style, "dtype": chosen.dtype, "batch": chosen.batch}
     common |= {"steps": STEPS}

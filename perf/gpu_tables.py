@@ -69,7 +69,7 @@ def steps(figures: Figures) -> Iterator[Row]:
             line[f"{short} us/step"] = figures.step(key, direction)
             for peer, name in PEERS.items():
                 line[f"{short} /{name}"] = figures.number(key, direction, peer, "ratio_50")
-            line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
+            line[f"{short} over GEMM"] = figures.number(key, direction, OURS, "over_baseline")
         for provider in (OURS, "torch.nn"):
             peak = figures.number(key, "forward+backward", provider, "peak_bytes")
             line["MB" if provider == OURS else "nn MB"] = peak if peak == "" else significant(peak / 1e6)
@@ -126,7 +126,7 @@ def calls(figures: Figures, names: Mapping[str, int]) -> Iterator[Row]:
         line: Row = {name: key[part] for name, part in names.items()}
         for direction, short in DIRECTIONS.items():
             line[f"{short} ms"] = figures.number(key, direction, OURS, "ms_50")
-            line[f"{short} over floor"] = figures.number(key, direction, OURS, "over_floor")
+            line[f"{short} over GEMM"] = figures.number(key, direction, OURS, "over_baseline")
             for peer, name in shown.items():
                 line[f"{short} /{name}"] = figures.number(key, direction, peer, "ratio_50")
         yield line

@@ -15,15 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
-from tqdm import tqdm
 
 import rnnkern.nn
 from perf import gradient_picture, record
 from perf.models import Network
+from perf.progress import Progress
 from perf.recall import RECALL
 from perf.record import Row, significant
 from perf.tasks import Batch
-from perf.train import PICTURES
 
 COPIED, HIDDEN, BATCH, UPDATES, RATE = 5, 64, 32, 2000, 3e-3
 SHOWN_LENGTH = 100
@@ -106,7 +105,7 @@ def learnt(subject: Subject, length: int, folder: Path, told: Callable[[], None]
     return network
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m perf.gradient", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -117,8 +116,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
     parser.add_argument("--sequences", type=int, default=2, help="that a norm is the mean of")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
     parser.add_argument("--keep", type=Path, default=record.ROOT / "build" / "gradient", help="of what has been learnt")
-    parser.add_argument("--out", type=Path, metavar="FOLDER",
-                        help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    record.add_output_arguments(parser)
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     device = torch.device("cpu")
@@ -127,21 +125,22 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
     maps = {}
     shown, _, _ = drawn(SHOWN_LENGTH, 1)
     subjects = [subject for subject in SUBJECTS if subject.name in chosen.layers]
-    with tqdm(total=len(subjects) * (UPDATES + len(chosen.lengths)), unit="update", disable=None) as bar:
+    with Progress("", len(subjects) * (UPDATES + len(chosen.lengths)), "update") as progress:
         for subject in subjects:
-            bar.set_postfix_str(subject.name)
-            network = learnt(subject, chosen.trained, chosen.keep, bar.update)
+            progress.what = subject.name
+            network = learnt(subject, chosen.trained, chosen.keep, progress.advance)
             for length in chosen.lengths:
                 x, y, _ = drawn(length, chosen.sequences)
                 right = accuracy(network, length)
                 about = {"layer": subject.name, "trained": chosen.trained, "length": length, "accuracy": right}
                 found = norms(network, x, y, COPIED).tolist()
                 rows += [facts | about | {"t": t, "norm": significant(norm)} for t, norm in enumerate(found)]
-                bar.update()
+                progress.advance()
             if hasattr(network.rnn, "attention"):
                 maps[subject.name] = network.rnn.attention(shown)
-    record.append((chosen.out or record.folder(device, results)) / "gradient.csv", rows)
-    gradient_picture.draw((chosen.out or pictures) / "gradient.png", rows, maps, shown)
+    out = record.output(chosen, device)
+    record.append(out.rows / "gradient.csv", rows)
+    gradient_picture.draw(out.pictures / "gradient.png", rows, maps, shown)
 
 
 def drawn(length: int, count: int) -> Batch:

@@ -1,11 +1,17 @@
-"""Times calls that compute the same thing: checks them, warms up, then runs them in turns on the same machine state.
+"""Times calls that compute the same thing: checks them, then runs them in turns until their ratios are steady.
 
-Each round runs every call once, in alternating order, so that whatever else the machine does hits all alike; ratios are
-taken within a round and quoted by their quantiles. Nothing is timed whose result is wrong.
+In each round every provider has one turn, a block of consecutive calls of which the first is dropped: it finds the
+caches and the heap that the provider before has left, the others those that it leaves itself, as in a training loop.
+Rounds go through the providers in alternating order, and ratios are taken within a round, so that whatever else the
+machine does hits all alike. Nothing is timed whose result is wrong.
+
+A ratio is *steady* after at least ``ROUNDS`` rounds whose quartiles lie within ``SPREAD`` of the median. A case is
+measured until all of its ratios are, or until its time is over; then the rows say which are not, and ``perf.tables``
+leaves them out.
 """
 
-import ctypes
 import gc
+import itertools
 import math
 import os
 import statistics
@@ -19,18 +25,15 @@ from torch import Tensor
 
 import rnnkern
 from perf import record
+from perf.progress import Progress
 from perf.record import OURS, Row, significant
 from rnnkern.testing import assert_close
 
-try:
-    from tqdm import tqdm
-except ModuleNotFoundError:
-    tqdm = None
-
-QUANTILES = (20, 50, 80)
+QUANTILES = (25, 50, 75)
+ROUNDS, SPREAD = 15, 0.1
+"""Of a steady ratio: at least so many rounds, both quartiles within so much of the median."""
 DRAWS = 4
-HEAP_KEEPS = 2**26
-"""Bytes: the most that glibc's heap keeps of what was freed last; more goes back to the system."""
+BASELINE = "baseline"
 JUDGED = 2**18
 """The most elements of one result on a GPU that the closeness rule, which runs on the processor, judges."""
 
@@ -50,13 +53,15 @@ class Problem(NamedTuple):
     """Calls on the same inputs, ready to run; each returns all that it computes, by name."""
 
     calls: dict[str, dict[str, Call]]  # direction -> provider -> call; OURS, "OURS, a variant" and peers
-    floors: dict[str, Callable[[], None]]  # direction -> the work that nobody can avoid
+    baselines: dict[str, Callable[[], None]]  # direction -> work of the same size to compare all providers with
     naive: Call  # the reference in the dtype that is timed
     truth: Call  # the reference in float64, from the same inputs
+    baseline: str = "GEMM"  # what the baselines are
     unlike: Mapping[str, dict[str, Call]] = {}  # as calls: other work of the same size, timed and not compared
-    moving: Mapping[str, float] = {}  # direction -> seconds in which memory moves what nobody avoids moving
+    moving: Mapping[str, float] = {}  # direction -> seconds that memory takes to move inputs and outputs once
     columns: Callable[[str], Row] = lambda provider: {}  # more columns of a provider's rows
     absent: Mapping[str, str] = {}  # providers that could not be had, and why
+    views: Mapping[str, Callable[[Values], Values]] = {}  # provider -> its values in the layout of the others'
 
 
 def labels(op: str, case: str, cell: str, sizes: Sequence[int], dtype: str) -> dict[str, str]:
@@ -67,25 +72,26 @@ class Case(NamedTuple):
     labels: dict[str, str]  # as labels() makes them
     build: Callable[[int], Problem]  # from a seed
     proof: Callable[[int], Problem] | None = None  # what to check in place of what is timed
+    kinked: bool = False  # a rounding error may decide on which side of a kink a unit lies, or which slot is taken
 
 
 class Effort(NamedTuple):
-    """How long to measure: rounds fill ``seconds`` per direction, within bounds."""
+    """How long to measure each direction of a case."""
 
-    seconds: float = 2.0
-    least: int = 7
-    most: int = 200
-    warm_ups: int = 2
-    enough: float = 0.0  # seconds: a call that takes less is repeated within its turn
+    seconds: float = 5.0  # after which it gives up
+    least: int = ROUNDS  # rounds that are measured however long they take
+    most: int = 400
+    block: float = 2e-2  # seconds of timed calls in a provider's turn
 
 
 def measure(case: Case, device: torch.device, effort: Effort) -> list[Row]:
     """Checks and times a case.
 
     Returns:
-        One row per direction and provider. ``ms`` is the provider's own time, ``ratio`` that time over rnnkern's in
-        the same round, each with its 20 %, 50 % and 80 % quantiles; ``over_floor`` is the median of the provider's time
-        over the floor's in the same round; ``peak_bytes`` is as in :func:`peak_bytes`.
+        One row per direction and provider. ``ms`` is the provider's own time per call, ``ratio`` that time over
+        rnnkern's in the same round, each with its quartiles; ``steady`` says whether the ratio is, of rnnkern's own row
+        whether its time over the baseline's is; ``over_baseline`` is the median of the provider's time over the
+        baseline's in the same round; ``peak_bytes`` is as in :func:`peak_bytes`.
 
     Raises:
         WrongResult: a provider's result is not the reference's; says which and by how much.
@@ -100,44 +106,72 @@ def timed(case: Case, problem: Problem, device: torch.device, effort: Effort) ->
     for direction, calls in problem.calls.items():
         calls = calls | problem.unlike.get(direction, {})
         peaks = {provider: peak_bytes(call, device) for provider, call in calls.items()}
-        trimmed = device.type == "cpu" and max(peaks.values()) > HEAP_KEEPS
-        times = interleave({**calls, "floor": problem.floors[direction]}, device, effort, trimmed)
-        floor = [max(t, problem.moving.get(direction, 0.0)) for t in times.pop("floor")]
+        times = interleave({**calls, BASELINE: problem.baselines[direction]}, device, effort, all_steady)
+        baseline = [max(t, problem.moving.get(direction, 0.0)) for t in times.pop(BASELINE)]
         for provider, mine in times.items():
-            ratio = [a / b for a, b in zip(mine, times[OURS], strict=True)]
-            over = statistics.median(a / b for a, b in zip(mine, floor, strict=True))
+            ratio, over = ratios(mine, times[OURS]), ratios(mine, baseline)
             rows.append(
                 case.labels
                 | {"direction": direction, "provider": provider, "rounds": len(mine)}
+                | {"steady": steady(over if provider == OURS else ratio)}
                 | quantiles("ms", [1e3 * t for t in mine])
                 | quantiles("ratio", ratio)
-                | {"floor_ms": significant(1e3 * statistics.median(floor)), "over_floor": significant(over)}
-                | {"peak_bytes": peaks[provider]}
+                | {"baseline": problem.baseline, "baseline_ms": significant(1e3 * statistics.median(baseline))}
+                | {"over_baseline": significant(statistics.median(over)), "peak_bytes": peaks[provider]}
                 | problem.columns(provider)
             )
     return rows
+
+
+def ratios(mine: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(mine, other, strict=True)]
+
+
+def steady(found: Sequence[float]) -> bool:
+    """Whether a ratio that was measured in so many rounds may be published."""
+    if len(found) < ROUNDS:
+        return False
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+    return low >= (1 - SPREAD) * middle and high <= (1 + SPREAD) * middle
+
+
+def all_steady(times: Mapping[str, Sequence[float]]) -> bool:
+    return all(steady(ratios(mine, times[OURS])) for name, mine in times.items() if name != OURS)
 
 
 def checked(case: Case) -> Problem:
     """Builds a problem whose calls have all been run and found right.
 
     A kink (relu at 0) puts one honest unit in ten million on its other side, where the largest error says nothing of
-    the rest. Such luck does not last over a few draws of the inputs; a mistake does.
+    the rest. So a case with a kink may fail in one draw of the inputs, if it then passes in all of the others; any
+    other case may not fail at all.
+
+    Raises:
+        WrongResult: names the case, and what was wrong in the last draw that failed.
     """
+    wrong = None
     for seed in range(DRAWS):
         problem = (case.proof or case.build)(seed)
-        naive, truth = problem.naive(), problem.truth()
         try:
-            for direction, calls in problem.calls.items():
-                for provider, call in calls.items():
-                    check = assert_ours if provider.split(",")[0] == OURS else assert_same
-                    for name, value in call().items():
-                        check(value, naive[name], truth[name], f"{provider}, {direction}: {name}")
+            compare(problem)
         except AssertionError as error:
+            if wrong is not None or not case.kinked:
+                raise WrongResult(f"{' '.join(case.labels.values())}: {error}") from error
             wrong = error
         else:
-            return problem if case.proof is None else case.build(seed)
-    raise WrongResult(f"{' '.join(case.labels.values())}: {wrong}") from wrong
+            if wrong is None:
+                break
+    return problem if case.proof is None else case.build(seed)
+
+
+def compare(problem: Problem) -> None:
+    """Raises AssertionError if a call computes something else than the reference."""
+    naive, truth = problem.naive(), problem.truth()
+    for direction, calls in problem.calls.items():
+        for provider, call in calls.items():
+            check = assert_ours if provider.split(",")[0] == OURS else assert_same
+            for name, value in problem.views.get(provider, dict)(call()).items():
+                check(value, naive[name], truth[name], f"{provider}, {direction}: {name}")
 
 
 def assert_ours(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None:
@@ -162,44 +196,33 @@ def assert_same(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None
 
 
 def interleave(
-    calls: Mapping[str, Callable], device: torch.device, effort: Effort, trimmed: bool = False
+    calls: Mapping[str, Callable],
+    device: torch.device,
+    effort: Effort,
+    enough: Callable[[Mapping[str, Sequence[float]]], bool] = lambda times: False,
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round, ABBA.
-
-    Where ``trimmed``, each turn begins with a heap that has no free pages, as large tensors leave it in a training
-    loop. Else whatever the process has done before would decide how many fresh pages a call has to take.
-    """
-    spent = {}
-    for _ in range(effort.warm_ups):
-        spent = {name: seconds(call, device) for name, call in calls.items()}
-    repeats = {name: math.ceil(min(effort.enough / max(t, 1e-9), 1000)) or 1 for name, t in spent.items()}
-    once = sum(t * repeats[name] for name, t in spent.items())
-    rounds = max(effort.least, min(effort.most, int(effort.seconds / once)))
+    """Seconds per call in each round, ABBA; rounds end when ``enough`` says so of what was measured."""
+    once = {name: seconds(call, device) for name, call in calls.items()}
+    repeats = {name: math.ceil(min(effort.block / max(t, 1e-9), 1000)) or 1 for name, t in once.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    collects = gc.isenabled()
+    collects, begun = gc.isenabled(), time.monotonic()
     gc.collect()
     gc.disable()
     try:
-        for k in range(rounds):
-            for name in calls if k % 2 == 0 else reversed(calls):
-                if trimmed:
-                    trim_heap()
+        for k in itertools.count(1):
+            for name in calls if k % 2 else reversed(calls):
                 times[name].append(seconds(calls[name], device, repeats[name]))
+            if k >= effort.least and (k >= effort.most or time.monotonic() - begun > effort.seconds or enough(times)):
+                return times
     finally:
         if collects:
             gc.enable()
-    return times
-
-
-def trim_heap() -> None:
-    """Gives the free pages of the C library's heap back to the system, where it is one that does so by itself."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
-    """Of one call: by the clock, on a GPU by events of its stream, which begins empty."""
+    """Of one call, in a block of so many and one before them that is not timed: the median by the clock, on a GPU the
+    mean by events."""
+    call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -209,10 +232,12 @@ def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / repeats
-    begun = time.perf_counter()
+    found = []
     for _ in range(repeats):
+        begun = time.perf_counter()
         call()
-    return (time.perf_counter() - begun) / repeats
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
 def copy_rate(device: torch.device) -> float:
@@ -332,14 +357,12 @@ def failure(error: RuntimeError, device: torch.device) -> str:
 
 
 def shown(cases: Sequence[Case]) -> Iterator[Case]:
-    """The cases, behind a bar where tqdm is there."""
-    if tqdm is None:
-        yield from cases
-        return
-    with tqdm(cases, unit="case", disable=None) as bar:
-        for case in bar:
-            bar.set_postfix_str(" ".join(case.labels.values()))
+    """The cases, named while they are measured."""
+    with Progress("", len(cases), "case") as progress:
+        for case in cases:
+            progress.what = " ".join(case.labels.values())
             yield case
+            progress.advance()
 
 
 def run(cases: Sequence[Case], path: Path | None, device: torch.device, command: str, effort: Effort) -> list[Row]:
@@ -350,7 +373,7 @@ def run(cases: Sequence[Case], path: Path | None, device: torch.device, command:
     """
     outcome = attempt(cases, path, device, command, effort)
     if outcome.rows:
-        print(record.table(comparisons(outcome.rows)), record.table(summary(outcome.rows)), sep="\n\n")
+        print(record.table(comparisons(outcome.rows)))
     outcome.settle()
     return outcome.rows
 
@@ -371,26 +394,8 @@ def comparisons(rows: Sequence[Row]) -> list[Row]:
                     "peer ms": row["ms_50"],
                     "times faster": row["ratio_50"],
                 }
-                | {"20 %": row["ratio_20"], "80 %": row["ratio_80"]}
-                | {"over floor": mine["over_floor"], "peer's": row["over_floor"]}
+                | {"25 %": row["ratio_25"], "75 %": row["ratio_75"], "steady": row["steady"]}
+                | {"over baseline": mine["over_baseline"], "peer's": row["over_baseline"]}
                 | {"MB": significant(mine["peak_bytes"] / 1e6), "peer MB": significant(row["peak_bytes"] / 1e6)}
             )
     return lines
-
-
-def summary(rows: Sequence[Row]) -> list[Row]:
-    """Over all shapes, how many times faster than each peer."""
-    groups: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        if row["provider"] != OURS:
-            key = tuple(row[name] for name in ("case", "cell", "direction", "provider"))
-            groups.setdefault(key, []).append(row["ratio_50"])
-    return [
-        dict(zip(("case", "cell", "direction", "peer"), key, strict=True))
-        | {
-            "geometric mean": significant(statistics.geometric_mean(ratios)),
-            "least": min(ratios),
-            "shapes": len(ratios),
-        }
-        for key, ratios in groups.items()
-    ]

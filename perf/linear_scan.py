@@ -1,7 +1,7 @@
 """linear_scan, forward and backward, against loops and prefix sums in plain PyTorch, and on a GPU against
 accelerated-scan and FLA where they can be imported.
 
-``python -m perf.linear_scan --help``. Floor: what must cross memory is copied in the same run, as many values as are
+``python -m perf.linear_scan --help``. Baseline: what must cross memory is copied in the same run, as many values as are
 read and written: forward x and h once each, and a where it is given per step; with the backward the gradients of h and
 x, and h again, and a and its gradient where they are per step.
 """
@@ -10,12 +10,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan
@@ -27,7 +26,7 @@ QUICK_SHAPES = ((12, 2, 16),)
 """(T, B, C)."""
 KINDS = ("constant", "per step")
 COPIES = {"constant": {"forward": 1.0, "forward+backward": 2.5}, "per step": {"forward": 1.5, "forward+backward": 4.0}}
-"""Of the floor: copies of x, each of which reads and writes as many values as x has."""
+"""Of the baseline: copies of x, each of which reads and writes as many values as x has."""
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -122,7 +121,8 @@ def problem_of(shape: tuple[int, ...], kind: str, dtype: torch.dtype, device: to
             "forward": {name: functools.partial(value, f, tensors) for name, f in functions.items()},
             "forward+backward": {name: functools.partial(both, f, tensors, upstream) for name, f in functions.items()},
         },
-        floors={direction: floor(x, count) for direction, count in COPIES[kind].items()},
+        baselines={direction: copies(x, count) for direction, count in COPIES[kind].items()},
+        baseline="copy",
         naive=functools.partial(both, loop, tensors, upstream),
         truth=functools.partial(both, loop, [y.to(wide) for y in tensors], upstream.to(wide)),
     )
@@ -141,8 +141,8 @@ def both(function: Function, tensors: Sequence[Tensor], upstream: Tensor) -> dic
     return {name: as_reals(y) for name, y in found.items()}
 
 
-def floor(x: Tensor, copies: float) -> Callable[[], None]:
-    whole, rest = int(copies), int((copies - int(copies)) * len(x))
+def copies(x: Tensor, count: float) -> Callable[[], None]:
+    whole, rest = int(count), int((count - int(count)) * len(x))
     pairs = [(torch.empty_like(x), x.clone()) for _ in range(whole)]
     pairs += [(torch.empty_like(x[:rest]), x[:rest].clone())] if rest else []
 
@@ -169,10 +169,10 @@ def shape(text: str) -> tuple[int, ...]:
     return steps, batch, channels
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times linear_scan, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    chosen, setup = family.begin(parser, argv, "linear_scan", results)
+    chosen, setup = family.begin(parser, argv, "linear_scan")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

@@ -36,8 +36,8 @@ from perf.harness import Effort, NoKernel, Outcome
 from perf.recurrence_gpu import Spec
 
 SECTIONS = ("memory", "short", "plain", "orthogonal", "relevancy", "scans", "variants", "flashrnn")
-EFFORT = Effort(seconds=0.25, least=3, most=20, warm_ups=1, enough=1e-3)
-QUICK_EFFORT = Effort(seconds=0.0, least=3, most=3, warm_ups=1, enough=1e-4)
+EFFORT = Effort(seconds=0.25, least=3, most=20, block=1e-3)
+QUICK_EFFORT = Effort(seconds=0.0, least=3, most=3, block=1e-4)
 QUICK_MEMORY_STEPS = (4, 8)
 COMPILE_SECONDS = 120
 TURN_SECONDS = 30

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module
-from tqdm import tqdm
 
 import rnnkern.nn
 from perf import harness, record
+from perf.progress import Progress
 from perf.record import Row, significant
 from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern.nn.relevancy import Relevancy
@@ -209,7 +209,7 @@ def newest(rows: Sequence[Row]) -> list[Row]:
 # ---- the command
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m perf.memory", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -223,18 +223,18 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
     parser.add_argument("--seconds", type=float, default=10.0, help="that one forward and backward may take")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="that one may take")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the CSV; perf/results/<device> if not given")
+    record.add_output_arguments(parser)
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
     subjects = [s for s in SUBJECTS if s.name in chosen.layers and (not chosen.forms or s.form in chosen.forms)]
     facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.memory", *argv]))
-    path = (chosen.out or record.folder(chosen.device, results)) / "memory.csv"
+    path = record.output(chosen, chosen.device).rows / "memory.csv"
     rows = []
-    with tqdm(total=len(subjects) * len(chosen.lengths), unit="length", disable=None) as bar:
+    with Progress("", len(subjects) * len(chosen.lengths), "length") as progress:
 
         def told(words: str) -> None:
-            bar.update()
-            bar.set_postfix_str(words)
+            progress.advance(bool(progress.what))  # of the length before
+            progress.what = words
 
         for row in lines(subjects, chosen.hidden, chosen.batch, sorted(chosen.lengths), chosen.device, chosen.seconds,
                          1e9 * chosen.gigabytes, told):  # fmt: skip

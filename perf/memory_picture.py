@@ -1,19 +1,22 @@
 """The thesis' three panels (Kerg 2022, ch. 4, figure 2): gradients against t, memory against T, and the one against the
 other.
 
-``python -m perf.memory_picture cpu-amd-epyc-1t`` reads what perf.memory and perf.gradient have left of a device.
+``python -m perf.memory_picture perf/results/cpu-amd-epyc-1t`` reads what perf.memory and perf.gradient have left there.
 """
 
+import argparse
 import math
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
 from perf import memory, record
 from perf.figure import STYLE, plt, save
 from perf.record import Row
-from perf.train import PICTURES
 from perf.train_picture import COLOURS
 
 LAYERS = ("LSTM", "RelRNN", "RelLSTM", "MemRNN")
@@ -37,9 +40,12 @@ def draw(path: Path, memories: Sequence[Row], gradients: Sequence[Row]) -> None:
                 left.plot(*columns(longest, "t", "norm"), color=colour, linewidth=1.2)
                 points = [(kept(memories, layer, length), mean_log(own, length)) for length in lengths]
                 right.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4) if points else None
-        left.set(title="gradient of the loss to h at t, its norm", xlabel="t", yscale="log")
-        middle.set(title="kept for the backward, bytes", xlabel="T", xscale="log", yscale="log")
-        right.set(title="mean log of the norms", xlabel="bytes kept", xscale="log")
+        left.set(ylabel="norm of the loss' gradient to h at t", xlabel="t", yscale="log")
+        middle.set(ylabel="kept for the backward, bytes", xlabel="T", xscale="log", yscale="log")
+        right.set(ylabel="mean log of the norms", xlabel="kept for the backward, MB", xscale="log")
+        right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.xaxis.set_major_formatter(ScalarFormatter())
+        right.xaxis.set_minor_formatter(NullFormatter())
         for axes in (left, middle, right):
             axes.grid(color="#eeeeee")
             axes.set_axisbelow(True)
@@ -57,9 +63,9 @@ def columns(rows: Sequence[Row], x: str, y: str) -> tuple[list[float], list[floa
 
 
 def kept(memories: Sequence[Row], layer: str, length: int) -> float:
-    """Bytes at a length, by the fused layer's last slope."""
+    """MB at a length, by the fused layer's last slope."""
     own = [row for row in memories if (row["layer"], row["form"]) == (layer, "fused")]
-    return float(own[-1]["saved_bytes"]) / int(own[-1]["T"]) * length
+    return float(own[-1]["saved_bytes"]) / 1e6 / int(own[-1]["T"]) * length
 
 
 def mean_log(gradients: Sequence[Row], length: int) -> float:
@@ -67,13 +73,16 @@ def mean_log(gradients: Sequence[Row], length: int) -> float:
     return statistics.fmean(math.log(max(norm, 1e-45)) for norm in norms)
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
-    (device,) = argv
-    memories = memory.newest(record.read(results / device / "memory.csv"))
-    gradients = record.read(results / device / "gradient.csv")
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m perf.memory_picture", description=__doc__)
+    parser.add_argument("folder", type=Path, help="that has memory.csv and gradient.csv")
+    record.add_output_arguments(parser)
+    chosen = parser.parse_args(argv)
+    memories = memory.newest(record.read(chosen.folder / "memory.csv"))
+    gradients = record.read(chosen.folder / "gradient.csv")
     dates = {row["layer"]: row["date"] for row in gradients}
     gradients = [row for row in gradients if row["date"] == dates[row["layer"]]]
-    draw(pictures / "memory.png", memories, gradients)
+    draw(record.output(chosen, torch.device("cpu")).pictures / "memory.png", memories, gradients)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,13 @@ def forget_little(lstm: Module) -> None:
     lstm.bias_hh_l0[lstm.hidden_size : 2 * lstm.hidden_size] = 1
 
 
+def orthogonal_gates(lstm: Module) -> None:
+    """Each gate's recurrent weight begins orthogonal, and forget gates open."""
+    for weight in lstm.weight_hh_l0.chunk(4):
+        init.orthogonal_(weight)
+    forget_little(lstm)
+
+
 def identity(rnn: Module) -> None:
     """A relu network begins by keeping its state (Le et al. 2015)."""
     init.eye_(rnn.weight_hh_l0)

@@ -1,27 +1,26 @@
 """moment_filter, forward and backward, against the loop and two linear scans with their arithmetic around them.
 
-``python -m perf.moment_filter --help``. Floor: what must cross memory is copied in the same run: forward u and y once
-each; with the backward the gradient of y and that of u, and u again where there is a second moment.
+``python -m perf.moment_filter --help``. Baseline: what must cross memory is copied in the same run: forward u and y
+once each; with the backward the gradient of y and that of u, and u again where there is a second moment.
 """
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
-from perf.linear_scan import QUICK_SHAPES, SHAPES, floor, shape
+from perf.linear_scan import QUICK_SHAPES, SHAPES, copies, shape
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
 
 RULES = {"momentum": {"mu": 0.9, "s": 0.1}, "adam": {"mu": 0.9, "s": 0.1, "beta": 0.99}}
 """By the optimiser whose step it is."""
 COPIES = {"momentum": {"forward": 1.0, "forward+backward": 2.0}, "adam": {"forward": 1.0, "forward+backward": 2.5}}
-"""Of the floor: copies of u, each of which reads and writes as many values as u has."""
+"""Of the baseline: copies of u, each of which reads and writes as many values as u has."""
 EPS = 1e-2
 PEERS = ("loop", "two scans")
 
@@ -52,7 +51,8 @@ def problem_of(sizes: tuple[int, ...], rule: str, dtype: torch.dtype, device: to
             "forward": {name: functools.partial(value, f, u) for name, f in functions.items()},
             "forward+backward": {name: functools.partial(both, f, u, upstream) for name, f in functions.items()},
         },
-        floors={direction: floor(u, count) for direction, count in COPIES[rule].items()},
+        baselines={direction: copies(u, count) for direction, count in COPIES[rule].items()},
+        baseline="copy",
         naive=functools.partial(both, loop, u, upstream),
         truth=functools.partial(both, loop, u.double(), upstream.double()),
     )
@@ -84,10 +84,10 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times moment_filter, forward and forward+backward.", devices=True)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
-    chosen, setup = family.begin(parser, argv, "moment_filter", results)
+    chosen, setup = family.begin(parser, argv, "moment_filter")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)
 

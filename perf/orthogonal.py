@@ -2,9 +2,8 @@
 
 ``python -m perf.orthogonal --help``; on a GPU ``perf.measure_gpu`` runs the cases. Every provider of skew_exp reads the
 strict lower triangle of the same matrices, whose skew part has the 2-norm that is asked for, and gives V and the
-gradient of that triangle. Floor: the N x N products left when everything else is free, of skew_exp for norms around 1,
-each by the fastest product at hand; ``over_floor`` times their number is the time in products. ``peak_bytes`` over 4
-N^2 is the memory in matrices.
+gradient of that triangle. GEMM reference: the N x N products left when everything else is free, of skew_exp for norms
+around 1, each by the fastest routine at hand; ``over_baseline`` times their number is the time in products.
 """
 
 import functools
@@ -12,14 +11,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrizations
 
-from perf import family, harness, record
-from perf.floors import products, run
+from perf import family, harness
+from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, schur_weight, skew_exp
@@ -34,10 +32,6 @@ GPU_SHAPES = ((256, 32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (1024
 SHAPES = ((128, 128), (256, 256), (512, 512), (1024, 1024), (256, 32, 32))
 QUICK_SHAPES = ((24, 24), (4, 8, 8))
 """(..., N, N)."""
-
-ENOUGH = 5e-2
-"""Seconds: a shorter call is repeated, as are the products beside it. The first after others finds cold caches and
-fresh pages."""
 
 PEERS = ("torch.matrix_exp", "torch.nn.utils.parametrizations", "geotorch")
 FORMULA = "the formula"
@@ -85,7 +79,7 @@ def problem_of(shape: tuple[int, ...], norm: float, dtype: torch.dtype, device: 
         functions[PEERS[2]] = geotorch_so(A)
     else:
         absent[PEERS[2]] = "it is not installed"
-    return problem(functions, {"A": A}, upstream, reference.skew_exp, PRODUCTS["skew_exp"], norm, absent)
+    return problem(functions, {"A": A}, upstream, reference.skew_exp, PRODUCTS["skew_exp"], absent)
 
 
 def schur_problem_of(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Problem:
@@ -109,7 +103,7 @@ def refuse_reference(function: Function, *args: Tensor) -> None:
 
 def problem(
     functions: dict[str, Function], inputs: dict[str, Tensor], upstream: Tensor, formula: Function,
-    counts: dict[str, int], norm: float | str = "", absent: dict[str, str] | None = None,
+    counts: dict[str, int], absent: dict[str, str] | None = None,
 ) -> Problem:  # fmt: skip
     """``formula`` is the reference; the first of the inputs is a matrix."""
     A = next(iter(inputs.values()))
@@ -119,10 +113,9 @@ def problem(
             "forward": {name: functools.partial(value, f, inputs) for name, f in functions.items()},
             "forward+backward": {name: functools.partial(both, f, inputs, upstream) for name, f in functions.items()},
         },
-        floors={direction: floor(A, count) for direction, count in counts.items()},
+        baselines={direction: gemm_reference(A, count) for direction, count in counts.items()},
         naive=functools.partial(both, formula, inputs, upstream),
         truth=functools.partial(both, formula, exact, upstream.double()),
-        columns=lambda provider: {"norm": norm, "matrix_bytes": A.nbytes},
         absent=absent or {},
     )
 
@@ -139,7 +132,7 @@ def both(function: Function, inputs: dict[str, Tensor], upstream: Tensor) -> dic
     return {"V": V.detach()} | {f"gradient of {name}": g for name, g in zip(inputs, gradients, strict=True)}
 
 
-def floor(A: Tensor, count: int) -> Callable[[], None]:
+def gemm_reference(A: Tensor, count: int) -> Callable[[], None]:
     if A.dim() == 2 and A.device.type == "cpu":
         jobs = products(A, A.clone(), [A.shape[0]], constant=False)
     else:
@@ -170,12 +163,12 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times skew_exp and schur_weight, forward and forward+backward.", family.WIDE)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="NxN|BxNxN", help="instead of the usual five")
     parser.add_argument("--norm", type=float, default=1.0, help="2-norm of what skew_exp is given")
-    chosen, setup = family.begin(parser, argv, "orthogonal", results, ENOUGH)
+    chosen, setup = family.begin(parser, argv, "orthogonal")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.norm, chosen.dtype, setup.device, chosen.ops), *setup)
 

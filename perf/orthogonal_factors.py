@@ -1,20 +1,20 @@
 """householder_product beside torch.linalg's by the number of reflections, and givens_product of 100 vectors by layers.
 
 ``python -m perf.orthogonal_factors --help``. torch.linalg takes vectors as LAPACK has them, below a diagonal of ones,
-and so all are given such. Floor of the first: the N x m x N products left when everything else is free, one forward and
-three with the backward; of the second: a product of the vectors and an N x N matrix, which the layers save, and three.
+and so all are given such. GEMM reference of the first: the N x m x N products left when everything else is free, one
+forward and three with the backward; of the second: a product of the vectors and an N x N matrix, which the layers
+save, and three.
 """
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, orthogonal, record
-from perf.floors import products, run
+from perf import family, harness, orthogonal
+from perf.gemm import products, run
 from perf.harness import OURS, Case, Problem, labels
 from rnnkern import ops, reference
 
@@ -85,7 +85,7 @@ def problem(
     functions: dict[str, Function], formula: Function, inputs: dict[str, Tensor], upstream: Tensor,
     factors: tuple[Tensor, Tensor],
 ) -> Problem:  # fmt: skip
-    """``factors`` of the product that is the floor."""
+    """``factors`` of the product that is the GEMM reference."""
     once = products(*factors, [factors[0].shape[0]], constant=False)
     return Problem(
         calls={
@@ -94,7 +94,7 @@ def problem(
                 name: functools.partial(orthogonal.both, f, inputs, upstream) for name, f in functions.items()
             },
         },
-        floors={"forward": functools.partial(run, once), "forward+backward": functools.partial(run, 3 * once)},
+        baselines={"forward": functools.partial(run, once), "forward+backward": functools.partial(run, 3 * once)},
         naive=functools.partial(orthogonal.both, formula, inputs, upstream),
         truth=functools.partial(
             orthogonal.both, formula, {name: x.double() for name, x in inputs.items()}, upstream.double()
@@ -113,12 +113,12 @@ def cases(shapes: dict[str, Sequence[tuple[int, int]]], dtype: str) -> list[Case
     return made
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments(
         "Times householder_product and givens_product, forward and forward+backward.", family.WIDE
     )
     parser.add_argument("--ops", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES))
-    chosen, setup = family.begin(parser, argv, "orthogonal_factors", results)
+    chosen, setup = family.begin(parser, argv, "orthogonal_factors")
     shapes = {op: (QUICK_SHAPES if chosen.quick else SHAPES)[op] for op in chosen.ops}
     harness.run(cases(shapes, chosen.dtype), *setup)
 

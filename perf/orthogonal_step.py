@@ -1,7 +1,7 @@
 """One step of an optimiser of expRNN: forward, backward and update, beside the same network parametrized by others.
 
 ``python -m perf.orthogonal_step --help``. All run rnnkern's modReLU network, begin with the same weights, and read the
-same input; they differ in what keeps the recurrent weight orthogonal. Floor: the same step with a free weight.
+same input; they differ in what keeps the recurrent weight orthogonal. Baseline: the same step with a free weight.
 """
 
 import functools
@@ -9,14 +9,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import parametrizations
 
-from perf import family, harness, record
+from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.orthogonal import PEERS
 from rnnkern import reference
@@ -93,7 +92,8 @@ def problem_of(shape: tuple[int, int, int], seed: int) -> Problem:
     free = step(network(ours, None), x.clone().requires_grad_(), upstream)
     return Problem(
         calls={STEP: {name: step(module, x.clone().requires_grad_(), upstream) for name, module in modules.items()}},
-        floors={STEP: lambda: free() and None},
+        baselines={STEP: lambda: free() and None},
+        baseline="free weight",
         naive=functools.partial(loop, weights, x, upstream),
         truth=functools.partial(loop, {name: w.double() for name, w in weights.items()}, x.double(), upstream.double()),
         absent=absent,
@@ -102,14 +102,18 @@ def problem_of(shape: tuple[int, int, int], seed: int) -> Problem:
 
 def cases(shapes: Sequence[tuple[int, int, int]]) -> list[Case]:
     return [
-        Case(labels("optimiser step", "step", "expRNN", shape, "float32"), functools.partial(problem_of, shape))
+        Case(
+            labels("optimiser step", "step", "expRNN", shape, "float32"),
+            functools.partial(problem_of, shape),
+            kinked=True,
+        )
         for shape in shapes
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times one step of an optimiser of expRNN.", ["float32"])
-    chosen, setup = family.begin(parser, argv, "orthogonal_step", results)
+    chosen, setup = family.begin(parser, argv, "orthogonal_step")
     harness.run(cases(QUICK_SHAPES if chosen.quick else SHAPES), *setup)
 
 

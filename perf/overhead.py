@@ -7,14 +7,13 @@ one call or of one step.
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from perf import family, harness, record, recurrence
-from perf.floors import floors
-from perf.harness import OURS, Case, Effort, Problem, Values
+from perf.gemm import gemm_reference
+from perf.harness import OURS, Case, Problem, Values
 from perf.providers import Layer, loop, weights_of
 from perf.record import Row, significant
 
@@ -29,7 +28,7 @@ LENGTH = 100
 MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad}
 
 
-def build_steps(cell: str, size: int, dtype: torch.dtype, seed: int) -> Problem:
+def build_steps(cell: str, size: int, dtype: torch.dtype, modes: Sequence[str], seed: int) -> Problem:
     """Modules that are called with T = 1 and their own last state; a call is ``LENGTH`` of these."""
     torch.manual_seed(seed)
     theirs, ours, _ = recurrence.MODULES[cell]
@@ -48,7 +47,7 @@ def build_steps(cell: str, size: int, dtype: torch.dtype, seed: int) -> Problem:
         "torch.nn": functools.partial(fed_back, lambda x, state: peer(x, state)[1], x.split(1), zeros(1, 1, size)),
         f"torch.nn {CELLS[cell].__name__}": functools.partial(fed_back, single, x.unbind(0), zeros(1, size)),
     }
-    step = floors(recurrence.products_of(layer.weights), [1])["forward"]
+    step = gemm_reference(recurrence.products_of(layer.weights), [1])["forward"]
 
     def all_steps() -> None:
         for _ in range(LENGTH):
@@ -58,8 +57,9 @@ def build_steps(cell: str, size: int, dtype: torch.dtype, seed: int) -> Problem:
         calls={
             mode: {name: functools.partial(under, context, call) for name, call in providers.items()}
             for mode, context in MODES.items()
+            if mode in modes
         },
-        floors=dict.fromkeys(MODES, all_steps),
+        baselines=dict.fromkeys(modes, all_steps),
         naive=lambda: finals(loop(layer, x)[1]),
         truth=lambda: finals(loop(layer.map(Tensor.double), x.double())[1]),
     )
@@ -80,7 +80,9 @@ def finals(state: Sequence[Tensor]) -> Values:
     return {f"final state[{k}]": s.view(1, -1) for k, s in enumerate(state)}
 
 
-def cases(call_sizes: Sequence[int], step_sizes: Sequence[int], dtype: str) -> list[Case]:
+def cases(
+    call_sizes: Sequence[int], step_sizes: Sequence[int], dtype: str, modes: Sequence[str] = tuple(MODES)
+) -> list[Case]:
     """One call: modules and operator over T = B = 1; step by step: modules and torch.nn's cell."""
     calls = recurrence.cases(
         tuple(CELLS), [(1, 1, n) for n in call_sizes], dtype, packed=False, with_loop=False, with_operator=True
@@ -88,7 +90,7 @@ def cases(call_sizes: Sequence[int], step_sizes: Sequence[int], dtype: str) -> l
     return [case._replace(labels=case.labels | {"case": CALL}) for case in calls] + [
         Case(
             {"op": "recurrence", "case": STEPS, "cell": cell, "shape": f"{LENGTH}x1x{size}", "dtype": dtype},
-            functools.partial(build_steps, cell, size, getattr(torch, dtype)),
+            functools.partial(build_steps, cell, size, getattr(torch, dtype), modes),
         )
         for cell in CELLS
         for size in step_sizes
@@ -105,15 +107,14 @@ def lines(rows: Sequence[Row]) -> list[Row]:
     names = ("case", "cell", "shape", "direction", "provider")
     return [
         {name: row[name] for name in names}
-        | {"us": microseconds(row), "times faster": row["ratio_50"], "20 %": row["ratio_20"], "80 %": row["ratio_80"]}
+        | {"us": microseconds(row), "times faster": row["ratio_50"], "25 %": row["ratio_25"], "75 %": row["ratio_75"]}
         for row in rows
     ]
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times single tiny calls, and steps one at a time.")
-    quick = Effort(0.1, 3, 5, enough=1e-4)
-    chosen, setup = family.begin(parser, argv, "overhead", results, 2e-3, quick)
+    chosen, setup = family.begin(parser, argv, "overhead")
     sizes = (QUICK_SIZES, QUICK_SIZES) if chosen.quick else (CALL_SIZES, STEP_SIZES)
     todo = cases(*sizes, chosen.dtype)
     outcome = harness.attempt(todo, *setup)

@@ -1,4 +1,4 @@
-"""Draws a family's CSV: how many times faster than the peer and how far from the floor, per cell and shape."""
+"""Draws a family's CSV: how many times faster than the peer and how far from the baseline, per cell and shape."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from perf.harness import OURS
 DIRECTIONS = ("forward", "forward+backward")
 
 
-def draw(path: Path, case: str, dtype: str) -> Path:
+def draw(path: Path, op: str, case: str, dtype: str) -> Path:
     """Draws the newest row of every cell, shape and provider; returns the picture's path, beside the CSV's."""
-    rows = [row for row in record.read(path) if row["case"] == case and row["dtype"] == dtype]
+    rows = [row for row in record.read(path) if (row["op"], row["case"], row["dtype"]) == (op, case, dtype)]
     newest = {(row["cell"], row["shape"], row["direction"], row["provider"]): row for row in rows}
     cells, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("cell", "shape"))
     peers = {cell: peer_of(cell, newest) for cell in cells}
@@ -30,9 +30,9 @@ def draw(path: Path, case: str, dtype: str) -> Path:
     figure, axes = plt.subplots(2, 2, figsize=size, sharex=True, sharey="row", layout="constrained")
     for column, direction in enumerate(DIRECTIONS):
         heat(axes[0, column], grid(direction, "ratio_50", peers), "RdYlGn")
-        heat(axes[1, column], grid(direction, "over_floor", dict.fromkeys(cells, OURS)), "RdYlGn_r")
+        heat(axes[1, column], grid(direction, "over_baseline", dict.fromkeys(cells, OURS)), "RdYlGn_r")
         axes[0, column].set_title(f"{direction}: times faster", fontsize=10)
-        axes[1, column].set_title(f"{direction}: time over the GEMM floor", fontsize=10)
+        axes[1, column].set_title(f"{direction}: time over the GEMM reference", fontsize=10)
         axes[1, column].set_xticks(range(len(shapes)), shapes, rotation=30, ha="right", fontsize=8)
         axes[1, column].set_xlabel("T x B x N", fontsize=8)
     axes[0, 0].set_yticks(range(len(cells)), [f"{cell}  vs  {peers[cell]}" for cell in cells], fontsize=8)
@@ -40,7 +40,7 @@ def draw(path: Path, case: str, dtype: str) -> Path:
     last = rows[-1]
     about = f"{last['op']}, {case}, {dtype}: {last['device']}, {last['threads']} threads, torch {last['torch']}"
     figure.suptitle(about, fontsize=11)
-    words = [path.stem, *case.replace(",", "").split(), *([] if dtype == "float32" else [dtype])]
+    words = [op, *case.replace(",", "").split(), *([] if dtype == "float32" else [dtype])]
     picture = path.with_name(f"{'-'.join(words)}.png")
     figure.savefig(picture, dpi=120, metadata={"Software": None})
     plt.close(figure)

@@ -147,6 +147,37 @@ class Provider(NamedTuple):
         return {**named(h, state), **dict(zip(names, gradients, strict=True))}
 
 
+class Padded(NamedTuple):
+    """torch.nn's layer over sequences padded to the longest. No gradient enters at the padding, so that those of the
+    weights and of the sequences are the packed layer's; final states are not returned."""
+
+    layer: torch.nn.RNNBase
+    mask: Tensor  # (T, B): not padding
+    x: Tensor  # (T, B, I)
+    grad_h: Tensor  # (T, B, H)
+
+    @classmethod
+    def of(cls, layer: torch.nn.RNNBase, batch_sizes: Tensor, x: Tensor, grad_h: Tensor) -> "Padded":
+        """From packed x and gradient; one direction."""
+        mask = torch.arange(int(batch_sizes[0])) < batch_sizes.unsqueeze(1)
+        padded = (torch.zeros(*mask.shape, y.shape[1], dtype=y.dtype).masked_scatter_(mask.unsqueeze(2), y.detach())
+                  for y in (x, grad_h))  # fmt: skip
+        x, grad_h = padded
+        return cls(layer, mask, x.requires_grad_(), grad_h)
+
+    def inference(self) -> Values:
+        with torch.no_grad():
+            return {"h": self.layer(self.x)[0]}
+
+    def training(self) -> Values:
+        return {name: y for name, y in of_module(self.layer, None).training(self.x, self.grad_h).items()
+                if "state" not in name}  # fmt: skip
+
+    def packed(self, values: Values) -> Values:
+        """What the packed layer returns."""
+        return {name: y[self.mask] if name in ("h", "grad of x") else y for name, y in values.items()}
+
+
 def named(h: Tensor, state: Sequence[Tensor]) -> Values:
     return {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
 

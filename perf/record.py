@@ -1,5 +1,6 @@
-"""What is kept of a measurement: the facts that a number depends on, CSVs that only grow, and a printed table."""
+"""What is kept of a measurement and where: facts that a number depends on, CSVs that only grow, a printed table."""
 
+import argparse
 import csv
 import math
 import os
@@ -9,12 +10,15 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "perf" / "results"
+RESULTS, PICTURES = ROOT / "perf" / "results", ROOT / "docs" / "images"
+"""What is published."""
+BUILT = ROOT / "build" / "perf"
+"""What is not."""
 CPUINFO = Path("/proc/cpuinfo")
 OURS = "rnnkern"
 """This package, among the providers of rows."""
@@ -81,6 +85,28 @@ def folder(device: torch.device, results: Path = RESULTS) -> Path:
     return results / (slug if device.type == "cuda" else f"cpu-{slug}-{torch.get_num_threads()}t")
 
 
+class Output(NamedTuple):
+    """The folders where a run leaves its rows and its pictures."""
+
+    rows: Path
+    pictures: Path
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--out`` and ``--publish``, which :func:`output` reads."""
+    options = parser.add_mutually_exclusive_group()
+    options.add_argument("--out", type=Path, metavar="FOLDER", help="of rows and pictures, not build/perf/<device>")
+    options.add_argument("--publish", action="store_true", help="rows go to perf/results/<device>, pictures to docs")
+
+
+def output(chosen: argparse.Namespace, device: torch.device) -> Output:
+    """Files that git tracks are changed by ``--publish`` alone."""
+    if chosen.publish:
+        return Output(folder(device), PICTURES)
+    place = chosen.out or folder(device, BUILT)
+    return Output(place, place)
+
+
 def append(path: Path, rows: Sequence[Row]) -> None:
     """Appends rows to a CSV, which it begins where there is none.
 
@@ -93,7 +119,7 @@ def append(path: Path, rows: Sequence[Row]) -> None:
         with path.open(newline="") as file:
             header = next(csv.reader(file), [])
         if header != columns:
-            raise ValueError(f"{path.name}: the header must be {columns}, got {header}; begin a new file beside it")
+            raise ValueError(f"{path.name}: the header must be {columns}, got {header}; move the file away")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")

@@ -2,30 +2,31 @@
 
 ``python -m perf.recurrence --help``. Cells that torch.nn has are measured module against module; all others the
 operator against the loop with everything hoisted out of it that can be. Stacks of layers and two directions are module
-against module too. Floor: the products that no implementation avoids, each by the fastest product at hand.
+against module too. Packed input is measured against torch.nn on a ``PackedSequence`` and against torch.nn's layer over
+padded sequences, which gives the same gradients.
 """
 
 import copy
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import rnnkern.nn
-from perf import family, harness, record
-from perf.floors import floors
+from perf import family, harness
+from perf.gemm import gemm_reference
 from perf.harness import OURS, Case, NoKernel, Problem, labels
-from perf.providers import Layer, Noise, Provider, compiled, loop, of_function, of_module, operator, weights_of
+from perf.providers import Layer, Noise, Padded, Provider, compiled, loop, of_function, of_module, operator, weights_of
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
 from rnnkern.testing import RECURRENCE_PARAMS
 
 RECOMPUTED, OPERATOR = f"{OURS}, gates recomputed", f"{OURS}, operator"
+PADDED = "torch.nn, padded"
 COMPILED = "compiled loop"
 COMPILED_STEPS = 50
 """The compiler unrolls the loop: over more steps it takes minutes."""
@@ -41,6 +42,9 @@ MODULES = {
 }
 """The cells that torch.nn has too."""
 
+KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
+"""Cells of which a rounding error may put a unit on the other side of a kink."""
+
 SHAPES = ((200, 100, 512), (220, 128, 128), (256, 32, 256), (512, 16, 128), (1000, 1, 128), (50, 8, 64))
 QUICK_SHAPES = ((8, 4, 16),)
 """(T, B, N)."""
@@ -53,6 +57,8 @@ class Options(NamedTuple):
     with_loop: bool  # where torch.nn has the cell
     with_compiled: bool = False  # the loop, up to COMPILED_STEPS
     with_operator: bool = False  # where a module is measured
+    with_recomputed: bool = True  # save_gates=False
+    inference: bool = False  # forward alone
     layers: int = 1
     directions: int = 1
     zoneout: float = 0.0  # of every state
@@ -68,7 +74,7 @@ class Options(NamedTuple):
 
     @property
     def label(self) -> str:
-        words = ["packed" if self.packed else "dense"]
+        words = ["packed" if self.packed else "inference" if self.inference else "dense"]
         words += [f"{n} {what}" for n, what in ((self.layers, "layers"), (self.directions, "directions")) if n > 1]
         words += [f"{what} {rate:g}" for what, rate in (("zoneout", self.zoneout), ("dropout", self.dropout)) if rate]
         return ", ".join(words)
@@ -97,6 +103,9 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         providers[OURS] = of_function(run, layer)
     refuse_reference(layer, x)
     grad_h = torch.randn(*rows, layer.width * options.directions, dtype=dtype)
+    padded = None
+    if options.packed and "torch.nn" in providers and options.directions == 1:
+        padded = Padded.of(peer, batch_sizes, x, grad_h)
 
     if options.stacked:
         naive = without_onednn(of_module(peer, batch_sizes))
@@ -117,17 +126,25 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
                 absent[COMPILED] = f"torch.compile failed with {type(error).__name__}: {why}"
         if options.with_operator and cell in MODULES:
             providers[OPERATOR] = of_function(operator, layer)
-        if KERNEL_CELLS[cell]["saved"]:
+        if KERNEL_CELLS[cell]["saved"] and options.with_recomputed:
             training_only[RECOMPUTED] = of_function(functools.partial(run, save_gates=False), layer)
 
-    return Problem(
-        calls={
-            "forward": {name: functools.partial(p.inference, x) for name, p in providers.items()},
-            "forward+backward": {
-                name: functools.partial(p.training, x, grad_h) for name, p in (providers | training_only).items()
-            },
+    calls = {
+        "forward": {name: functools.partial(p.inference, x) for name, p in providers.items()},
+        "forward+backward": {
+            name: functools.partial(p.training, x, grad_h) for name, p in (providers | training_only).items()
         },
-        floors=floors(products_of(layer.weights), [batch] * steps if not options.packed else batch_sizes.tolist()),
+    }
+    if padded is not None:
+        calls["forward"][PADDED], calls["forward+backward"][PADDED] = padded.inference, padded.training
+    if options.inference:
+        del calls["forward+backward"]
+    return Problem(
+        calls=calls,
+        views={} if padded is None else {PADDED: padded.packed},
+        baselines=gemm_reference(
+            products_of(layer.weights), [batch] * steps if batch_sizes is None else batch_sizes.tolist()
+        ),
         naive=functools.partial(naive.training, x, grad_h),
         truth=lambda: exact.training(x.detach().double().requires_grad_(), grad_h.double()),
         absent=absent,
@@ -197,6 +214,7 @@ def cases(cells: Sequence[str], shapes: Sequence[tuple[int, int, int]], dtype: s
         Case(
             labels("recurrence", chosen.label, cell, shape, dtype),
             functools.partial(build, cell, *shape, getattr(torch, dtype), chosen),
+            kinked=cell in KINKED,
         )
         for cell in cells
         if cell in MODULES or not chosen.stacked
@@ -211,28 +229,29 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the recurrence of every cell, forward and forward+backward.")
     parser.add_argument(
         "--cells", nargs="+", choices=CELLS, default=CELLS, metavar="CELL", help=f"of {', '.join(CELLS)}"
     )
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxN", help="instead of the usual six")
-    parser.add_argument("--packed", action="store_true", help="lengths uniform in T/4..T, torch.nn on a PackedSequence")
+    parser.add_argument("--packed", action="store_true", help="lengths uniform in T/4..T")
     parser.add_argument("--loop", action="store_true", help="the loop too where torch.nn has the cell")
     parser.add_argument(
         "--compiled", action="store_true", help=f"torch.compile of the loop too, where T is at most {COMPILED_STEPS}"
     )
+    parser.add_argument("--inference", action="store_true", help="the forward alone, without gradients")
     parser.add_argument("--layers", type=int, default=1, help="more than one: of the cells that torch.nn has")
     parser.add_argument("--bidirectional", action="store_true", help="two directions: of the cells that torch.nn has")
     parser.add_argument(
         "--zoneout", type=float, default=0.0, metavar="RATE", help="of every state; over the loop alone"
     )
     parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of what R multiplies; likewise")
-    chosen, setup = family.begin(parser, argv, "recurrence", results)
+    chosen, setup = family.begin(parser, argv, "recurrence")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     options = Options(
-        chosen.packed, chosen.loop, chosen.compiled, layers=chosen.layers, directions=1 + chosen.bidirectional,
-        zoneout=chosen.zoneout, dropout=chosen.dropout,
+        chosen.packed, chosen.loop, chosen.compiled, inference=chosen.inference, layers=chosen.layers,
+        directions=1 + chosen.bidirectional, zoneout=chosen.zoneout, dropout=chosen.dropout,
     )  # fmt: skip
     if options.noisy and options.stacked:
         parser.error("--zoneout and --dropout are measured in one layer and direction")
@@ -245,7 +264,7 @@ def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
         if setup.path is not None and setup.path.exists():
             from perf import picture  # here: what only measures does without matplotlib
 
-            picture.draw(setup.path, options.label, chosen.dtype)
+            picture.draw(setup.path, "recurrence", options.label, chosen.dtype)
 
 
 if __name__ == "__main__":

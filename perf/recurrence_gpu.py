@@ -244,7 +244,7 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
     once = x.nbytes + sum(p.nbytes for p in ours.parameters()) + drawn.grad_h.to(dtype).nbytes  # x, weights and h
     return Problem(
         calls=calls(like),
-        floors=products(spec, x, ours),
+        baselines=products(spec, x, ours),
         naive=functools.partial(naive.training, *inputs[dtype]),
         truth=functools.partial(truth, spec._replace(dtype="float64"), device, seed),
         unlike=calls(unlike),

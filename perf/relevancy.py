@@ -1,7 +1,7 @@
 """relevancy_recurrence, forward and backward, against the same in plain PyTorch (perf/relevancy_peers.py).
 
 ``python -m perf.relevancy --help``; on a GPU ``perf.measure_gpu`` runs the cases. The input's projection is on neither
-side. Floor: the products that no implementation avoids, V and W_a times s and U_a times h at each step, their
+side. GEMM reference: V and W_a times s and U_a times h at each step, their
 transposes backwards, and the gradients of the three at once; each by the fastest product at hand. On a GPU it makes
 each for all steps at once, as if every s were known.
 """
@@ -9,13 +9,12 @@ each for all steps at once, as if every s were known.
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from perf import family, harness, record
-from perf.floors import products, run
+from perf import family, harness
+from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern import reference
@@ -78,7 +77,7 @@ def problem_of(
             "forward+backward": {name: functools.partial(both, f, cell, tensors, upstream)
                                  for name, f in functions.items()},
         },
-        floors=floors(tensors, steps, batch),
+        baselines=gemm_reference(tensors, steps, batch),
         naive=functools.partial(both, exact, cell, tensors, upstream),
         truth=lambda: both(exact, cell, {name: x.double() for name, x in tensors.items()}, upstream.double()),
         columns=lambda provider: {"kernel": chosen.reason if provider == OURS else ""} if names_kernel else {},
@@ -106,7 +105,7 @@ def both(function: Function, cell: str, tensors: dict[str, Tensor], upstream: Te
     return {"h": h.detach(), **{f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
 
 
-def floors(tensors: dict[str, Tensor], steps: int, batch: int) -> dict[str, Callable[[], None]]:
+def gemm_reference(tensors: dict[str, Tensor], steps: int, batch: int) -> dict[str, Callable[[], None]]:
     V, W_a, U_a = (tensors[name] for name in ("V", "W_a", "U_a"))
     joint, rows = torch.cat([V, W_a]), steps * batch
     sizes = [batch] * steps if V.device.type == "cpu" else [rows]
@@ -130,6 +129,7 @@ def cases(
             labels("relevancy_recurrence", f"nu {shape[3]}, rho {shape[4]}", cell, shape[:3], dtype),
             functools.partial(problem_of, cell, shape, getattr(torch, dtype), **options),
             functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype), **options),
+            kinked=True,  # of two members about as relevant, either may be kept
         )
         for cell in cells
         for shape in shapes
@@ -143,12 +143,12 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.", family.WIDE)
     parser.add_argument("--cells", nargs="+", choices=RELEVANCY_CELLS, default=RELEVANCY_CELLS, metavar="CELL",
                         help=f"of {', '.join(RELEVANCY_CELLS)}")  # fmt: skip
     parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxNUxRHO", help="instead of the usual four")
-    chosen, setup = family.begin(parser, argv, "relevancy", results)
+    chosen, setup = family.begin(parser, argv, "relevancy")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(chosen.cells, shapes, chosen.dtype), *setup)
 

@@ -12,6 +12,7 @@ import torch
 from perf import polynomial
 from perf.figure import STYLE, plt, save
 from perf.models import forget_little
+from perf.progress import Progress
 from rnnkern import nn
 from rnnkern.analysis import KINDS, memory_function, perturbation_error
 from rnnkern.parametrizations.stable import MAPS
@@ -78,8 +79,10 @@ def draw_memories(path: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 1:
         sys.exit(__doc__)
-    draw_errors(Path(argv[0]) / "stable.png")
-    draw_memories(Path(argv[0]) / "memory-functions.png")
+    with Progress("errors of perturbed weights"):
+        draw_errors(Path(argv[0]) / "stable.png")
+    with Progress("memory functions"):
+        draw_memories(Path(argv[0]) / "memory-functions.png")
 
 
 if __name__ == "__main__":

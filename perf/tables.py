@@ -1,36 +1,40 @@
-"""Writes the tables of README and docs/benchmarks.md, each between its marks, from the newest rows of devices' CSVs.
+"""Writes the tables of README and docs, each between its marks, from the CSVs in perf/results.
 
-``python -m perf.tables cpu-amd-epyc-1t cpu-amd-epyc-2t --another cpu-amd-epyc-family-25-model-17-2t``
+``python -m perf.tables``. Tables of speed have one device and one commit: those of the newest rows that may be
+published, which are steady (see :mod:`perf.harness`) and of a commit without changes. Tables of trainings and of
+memory have each subject's newest run.
 """
 
-import argparse
 import functools
 import math
 import re
-import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import linear_scan, moment_filter, orthogonal, orthogonal_factors, overhead, record
+from perf import memory, overhead, record, train, transfer
+from perf.family import SPEED
 from perf.record import OURS
-from perf.recurrence import COMPILED, MODULES, OPERATOR, RECOMPUTED, SHAPES
+from perf.recurrence import COMPILED, MODULES, OPERATOR, PADDED, RECOMPUTED
 
-PAGES = ("README.md", "docs/benchmarks.md")
 MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 DIRECTIONS = {"forward": "Forward", "forward+backward": "Forward and backward"}
 BOTH = "forward+backward"
-README_CELLS = ("tanh", "gru", "lstm", "modrelu")
-FLOOR_SINCE = "2026-11-21T08:30"
-"""Rows before have another floor: all of it by ``torch.mm``."""
+README_CELLS = ("lstm", "gru", "tanh", "modrelu")
+NOTHING = "*Not measured yet.*"
 
 Record = dict[str, str]
 
 
-def newest(rows: Sequence[Record]) -> list[Record]:
-    """Of the rows that measure the same, the last one appended."""
-    sames = ("case", "cell", "shape", "direction", "provider", "dtype")
+# ---- which rows
+
+
+def publishable(rows: Iterable[Record]) -> list[Record]:
+    """Of the rows of one device those that may stand in a table: steady ones of its newest clean commit; of several
+    that measure the same, the last one appended."""
+    rows = [row for row in rows if row["steady"] == "True" and not row["commit"].endswith(("-dirty", "unknown"))]
+    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    sames = ("op", "case", "cell", "shape", "direction", "provider", "dtype")
     return list({tuple(row[name] for name in sames): row for row in rows}.values())
 
 
@@ -38,8 +42,14 @@ def where(rows: Sequence[Record], **wanted: str) -> list[Record]:
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
+def peers(rows: Sequence[Record], dtype: str = "float32") -> list[Record]:
+    """Of one layer: torch.nn's, or the loop where torch.nn has not the cell."""
+    rows = where(rows, op="recurrence", case="dense", dtype=dtype)
+    return [row for row in rows if row["provider"] == ("torch.nn" if row["cell"] in MODULES else "loop")]
+
+
 def number(rows: Sequence[Record], show: Callable[[Record], str], **wanted: str) -> str:
-    """Of the one row that is wanted, or nothing where it was not measured."""
+    """Of the one row that is wanted, or nothing where there is none."""
     return next((show(row) for row in where(rows, **wanted)), "")
 
 
@@ -52,17 +62,27 @@ def ratio(row: Record) -> str:
     return f"{value:.2f}" if value >= 1 else f"**{value:.2f}**"
 
 
+def span(rows: Sequence[Record]) -> str:
+    """The least and the largest ratio."""
+    found = sorted(rows, key=lambda row: float(row["ratio_50"]))
+    return " to ".join(dict.fromkeys(ratio(row) for row in (found[0], found[-1])))
+
+
+def over_baseline(row: Record) -> str:
+    return f"{float(row['over_baseline']):.2f}"
+
+
+def three(x: float) -> str:
+    """Digits, or all before the point."""
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
 def megabytes(row: Record) -> str:
     return three(float(row["peak_bytes"]) / 1e6)
 
 
 def microseconds(row: Record) -> str:
     return three(overhead.microseconds(row))
-
-
-def three(x: float) -> str:
-    """Digits, or all before the point."""
-    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
 def against(row: Record) -> str:
@@ -73,63 +93,66 @@ def sizes(shape: str) -> str:
     return shape.replace("x", ", ")
 
 
+def words_of(row: Record) -> list[str]:
+    return [f"`{row['cell']}`", sizes(row["shape"]), DIRECTIONS[row["direction"]].lower()]
+
+
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
     """A table whose first columns are words and all others numbers."""
     rule = "|" + "---|" * words + "---:|" * (len(head) - words)
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def by_size(rows: Sequence[Record]) -> list[str]:
-    """The shapes, the largest first."""
-    return sorted({row["shape"] for row in rows}, key=lambda shape: -math.prod(map(int, shape.split("x"))))
+def of_lines(lines: Sequence[Mapping[str, object]], words: int) -> str:
+    return markdown(list(lines[0]), [list(map(str, line.values())) for line in lines], words)
 
 
 def grid(rows: Sequence[Record], corner: str, label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
-    """A line per label, a column per shape."""
-    shapes, found = by_size(rows), {(label(row), row["shape"]): show(row) for row in rows}
+    """A line per label, a column per shape, the smallest first."""
+    shapes = sorted({row["shape"] for row in rows}, key=lambda shape: math.prod(map(int, shape.split("x"))))
+    found = {(label(row), row["shape"]): show(row) for row in rows}
     lines = [[name, *(found.get((name, shape), "") for shape in shapes)] for name in dict.fromkeys(map(label, rows))]
     return markdown([corner, *map(sizes, shapes)], lines)
 
 
 def grids(rows: Sequence[Record], label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
     """One for each direction."""
-    return "\n\n".join(grid(where(rows, direction=d), title, label, show) for d, title in DIRECTIONS.items())
+    found = {title: where(rows, direction=direction) for direction, title in DIRECTIONS.items()}
+    return "\n\n".join(grid(own, title, label, show) for title, own in found.items() if own)
 
 
-# ---- the tables
+# ---- tables of speed
 
 
-class Table(NamedTuple):
+class Speed(NamedTuple):
     chosen: Callable[[Sequence[Record]], Sequence[Record]]  # from all rows, those that it shows
     shown: Callable[[Sequence[Record]], str]
     about: str
-    dtype: str = "float32"
 
     def text(self, rows: Sequence[Record]) -> str:
-        """With a caption; says so if nothing was measured."""
-        if not (rows := self.chosen(where(rows, dtype=self.dtype))):
-            return "*Not measured yet.*"
-        last, commits = max(rows, key=lambda row: row["date"]), dict.fromkeys(row["commit"] for row in rows)
-        facts = f"{last['device']}, {last['threads']} threads, {last['simd']}, PyTorch {last['torch']}"
-        return f"{self.shown(rows)}\n\n*{self.about} {self.dtype.title()}; {facts}, commit {', '.join(commits)}.*"
+        """With a caption."""
+        if not (rows := self.chosen(rows)):
+            return NOTHING
+        return f"{self.shown(rows)}\n\n*{self.about} {facts(rows)}.*"
 
 
-def peers(rows: Sequence[Record], case: str = "dense") -> list[Record]:
-    """Those of torch.nn and of the loop."""
-    return [row for row in where(rows, case=case) if row["provider"] in ("torch.nn", "loop")]
+def facts(rows: Sequence[Record]) -> str:
+    """What all rows share."""
+    names = ("dtype", "device", "threads", "simd", "torch", "commit")
+    ((dtype, device, threads, simd, torch, commit),) = {tuple(row[name] for name in names) for row in rows}
+    return f"{dtype.title()}; {device}, {threads} threads, {simd}, PyTorch {torch}, commit {commit}"
 
 
 def of_readme(rows: Sequence[Record]) -> list[Record]:
-    """The loop where torch.nn has not the cell."""
-    rows = [row for row in where(peers(rows), direction=BOTH) if row["cell"] in README_CELLS]
-    return [row for row in rows if (row["provider"] == "loop") == (row["cell"] not in MODULES)]
+    return [row for row in where(peers(rows), direction=BOTH) if row["cell"] in README_CELLS]
 
 
-def speed(rows: Sequence[Record]) -> str:
+def by_shape(rows: Sequence[Record]) -> str:
     """A line per shape, a column per cell."""
     cells = list(dict.fromkeys(map(against, rows)))
     found = {(row["shape"], against(row)): ratio(row) for row in rows}
-    lines = [[sizes(shape), *(found.get((shape, cell), "") for cell in cells)] for shape in by_size(rows)]
+    shapes = dict.fromkeys(row["shape"] for row in rows)
+    lines = [[sizes(shape), *(found.get((shape, cell), "") for cell in cells)] for shape in shapes]
     return markdown(["T, B, N", *cells], lines)
 
 
@@ -137,61 +160,37 @@ def times_faster(rows: Sequence[Record]) -> str:
     return grids(rows, against, ratio)
 
 
-def of_floor(rows: Sequence[Record]) -> list[Record]:
-    rows = [row for row in where(rows, case="dense") if row["date"] >= FLOOR_SINCE]
+def of_gemm(rows: Sequence[Record]) -> list[Record]:
+    rows = where(rows, op="recurrence", case="dense", dtype="float32")
     return [row for row in rows if row["provider"] in (OURS, "torch.nn")]
 
 
-def floor(rows: Sequence[Record]) -> str:
-    return grids(rows, lambda row: f"`{row['cell']}`, {row['provider']}", lambda row: f"{float(row['over_floor']):.2f}")
+def gemm(rows: Sequence[Record]) -> str:
+    return grids(rows, lambda row: f"`{row['cell']}`, {row['provider']}", over_baseline)
 
 
-def of_modules(rows: Sequence[Record]) -> list[Record]:
-    """Of torch.nn, stacks or not."""
-    return [row for row in where(rows, provider="torch.nn") if row["case"].startswith("dense")]
+def strongest(rows: Sequence[Record]) -> list[Record]:
+    """Of packed input the row of the faster of torch.nn's forms, where both were measured."""
+    found: dict[tuple[str, ...], list[Record]] = {}
+    for row in rows:
+        if row["case"] == "packed" and row["provider"] in ("torch.nn", PADDED):
+            found.setdefault((row["cell"], row["shape"], row["direction"]), []).append(row)
+    return [min(both, key=lambda row: float(row["ratio_50"])) for both in found.values() if len(both) == 2]
 
 
-def of_stacks(rows: Sequence[Record]) -> list[Record]:
-    """And of one layer, for the cells that have stacks."""
-    rows = of_modules(rows)
-    cells = dict.fromkeys(row["cell"] for row in rows if row["case"] != "dense")
-    return [row for cell in cells for row in where(rows, cell=cell)]
-
-
-def stacks(rows: Sequence[Record]) -> str:
-    """One layer stands beside two, and beside two directions."""
-    kinds = {row["case"]: row["case"].removeprefix("dense, ") for row in rows} | {"dense": "1 layer"}
-    return grids(rows, lambda row: f"`{row['cell']}`, {kinds[row['case']]}", ratio)
-
-
-def of_another(rows: Sequence[Record]) -> list[Record]:
-    """Against torch.nn, and of a cell that it has not against the loop."""
-    loops = [row for row in where(rows, provider="loop", case="dense") if row["cell"] not in MODULES]
-    return of_modules(rows) + where(rows, provider="torch.nn", case="packed") + loops
-
-
-def means(rows: Sequence[Record]) -> str:
-    """Forward and backward alone, each case with its geometric mean, and that without the first shape."""
-    kinds = {"dense": "1 layer", "dense, 2 layers": "2 layers", "dense, 2 directions": "2 directions"}
-    kinds |= {"packed": "packed"}
-    shapes = ["x".join(map(str, shape)) for shape in SHAPES]
+def packed(rows: Sequence[Record]) -> str:
     lines = []
-    for cell, case in dict.fromkeys((row["cell"], row["case"]) for row in rows):
-        found = {row["shape"]: row for row in where(rows, cell=cell, case=case, direction=BOTH)}
-        mean = [
-            f"{statistics.geometric_mean(float(found[shape]['ratio_50']) for shape in some):.2f}"
-            if all(shape in found for shape in some)
-            else ""
-            for some in (shapes, shapes[1:])
-        ]
-        figures = [ratio(found[shape]) if shape in found else "" for shape in shapes]
-        lines.append([f"`{cell}`, {kinds[case]}" + ("" if cell in MODULES else ", over the loop"), *figures, *mean])
-    return markdown(["Forward and backward", *map(sizes, shapes), "mean", "of the last five"], lines)
+    for row in strongest(rows):
+        same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
+        each = (number(same, ratio, provider=provider) for provider in ("torch.nn", PADDED))
+        lines.append([*words_of(row), ratio(row), *each])
+    head = ["cell", "T, B, N", "", "times faster", "over torch.nn, packed", "over torch.nn, padded"]
+    return markdown(head, lines, words=3)
 
 
 def of_recomputed(rows: Sequence[Record]) -> list[Record]:
     """And of what stands beside it."""
-    rows = where(rows, case="dense", direction=BOTH)
+    rows = where(rows, op="recurrence", case="dense", direction=BOTH, dtype="float32")
     keys = {(row["cell"], row["shape"]) for row in where(rows, provider=RECOMPUTED)}
     return [row for row in rows if (row["cell"], row["shape"]) in keys]
 
@@ -200,202 +199,224 @@ def recomputed(rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider=RECOMPUTED):
         same = where(rows, cell=row["cell"], shape=row["shape"])
-        kept, theirs = (number(same, megabytes, provider=provider) for provider in (OURS, "torch.nn"))
-        time = f"{float(row['ratio_50']):.2f}"
-        lines.append([f"`{row['cell']}`", sizes(row["shape"]), time, megabytes(row), kept, theirs])
-    head = ["cell", "T, B, N", "time over that with gates kept", "MB, recomputed", "MB, gates kept", "MB, torch.nn"]
+        saved, theirs = (number(same, megabytes, provider=provider) for provider in (OURS, "torch.nn"))
+        lines.append([*words_of(row)[:2], f"{float(row['ratio_50']):.2f}", megabytes(row), saved, theirs])
+    head = ["cell", "T, B, N", "time over that with gates saved", "MB, recomputed", "MB, gates saved", "MB, torch.nn"]
     return markdown(head, lines, words=2)
 
 
-def compiled(rows: Sequence[Record]) -> str:
+def compared(rows: Sequence[Record]) -> str:
     lines = []
-    for cell, shape in dict.fromkeys((row["cell"], row["shape"]) for row in rows):
-        ratios = (number(rows, ratio, cell=cell, shape=shape, direction=direction) for direction in DIRECTIONS)
-        lines.append([f"`{cell}`", sizes(shape), *ratios])
-    return markdown(["cell", "T, B, N", *(title.lower() for title in DIRECTIONS.values())], lines, words=2)
+    for row in rows:
+        cell, shape, direction = words_of(row)
+        lines.append([cell, shape, row["case"].removeprefix("dense, "), direction, ratio(row)])
+    return markdown(["cell", "T, B, N", "", "", "times faster"], lines, words=4)
 
 
-def calls(rows: Sequence[Record]) -> str:
+def one_call(rows: Sequence[Record]) -> str:
     lines = []
     for row in where(rows, provider="torch.nn"):
         same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
         operator, ours = (number(same, microseconds, provider=provider) for provider in (OPERATOR, OURS))
-        words = [f"`{row['cell']}`", row["shape"].split("x")[-1], DIRECTIONS[row["direction"]].lower()]
-        lines.append([*words, operator, ours, microseconds(row), ratio(row)])
-    head = ["cell", "N", "", "operator, us", "rnnkern.nn, us", "torch.nn, us", "times faster"]
+        lines.append([*words_of(row), operator, ours, microseconds(row), ratio(row)])
+    head = ["cell", "T, B, N", "", "operator, us", "rnnkern.nn, us", "torch.nn, us", "times faster"]
     return markdown(head, lines, words=3)
 
 
-def steps(rows: Sequence[Record]) -> str:
+def by_step(rows: Sequence[Record]) -> str:
     lines = []
-    for row in where(rows, provider=OURS):
-        same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
-        line = [f"`{row['cell']}`", row["shape"].split("x")[-1], f"`{row['direction']}`", microseconds(row)]
-        for provider in ("torch.nn", f"torch.nn {overhead.CELLS[row['cell']].__name__}"):
-            line += [number(same, show, provider=provider) for show in (microseconds, ratio)]
-        lines.append(line)
-    names = ("rnnkern.nn, us", "torch.nn, us", "times faster", "torch.nn's cell, us", "times faster")
-    return markdown(["cell", "N", "under", *names], lines, words=3)
+    for row in (row for row in rows if row["provider"] != OURS):
+        ours = number(rows, microseconds, provider=OURS, cell=row["cell"], shape=row["shape"])
+        lines.append([f"`{row['cell']}`", row["shape"].split("x")[-1], row["provider"], ours, microseconds(row)])
+        lines[-1].append(ratio(row))
+    return markdown(["cell", "N", "peer", "rnnkern.nn, us", "peer, us", "times faster"], lines, words=3)
 
 
-def weights(peers: Sequence[str], rows: Sequence[Record]) -> str:
+def of_operators(rows: Sequence[Record]) -> list[Record]:
+    """All but the recurrence."""
+    return [row for row in rows if row["op"] != "recurrence"]
+
+
+def operators(rows: Sequence[Record]) -> str:
     lines = []
-    for row in where(rows, provider=OURS):
-        same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
-        products = float(row["over_floor"]) * orthogonal.PRODUCTS[row["op"]][row["direction"]]
-        ratios = (number(same, ratio, provider=provider) for provider in peers)
-        words = [row["shape"].replace("x", " x "), DIRECTIONS[row["direction"]].lower()]
-        matrices = float(row["peak_bytes"]) / float(row["matrix_bytes"])
-        lines.append([*words, f"{float(row['ms_50']):.3g}", f"{products:.1f}", *ratios, f"{matrices:.1f}"])
-    head = ["matrices", "", "ms", "in products", *(f"over {peer}" for peer in peers), "matrices held"]
-    return markdown(head, lines, words=2)
+    for row in (row for row in rows if row["provider"] != OURS):
+        same = {name: row[name] for name in ("op", "case", "cell", "shape", "direction")}
+        shown = (lambda row: f"{three(float(row['ms_50']))}", lambda row: f"{over_baseline(row)} {row['baseline']}")
+        ours = [number(rows, show, provider=OURS, **same) for show in shown]
+        words = [f"{row['op']}, {row['cell']}, {row['case']}", sizes(row["shape"]), row["direction"]]
+        lines.append([*words, row["provider"], ratio(row), *ours])
+    head = ["", "sizes", "", "peer", "times faster", "ms", "time over the baseline's"]
+    return markdown(head, lines, words=4)
 
 
-def factors(peers: Sequence[str], rows: Sequence[Record]) -> str:
+def recurrence_of(rows: Sequence[Record], **wanted: str) -> list[Record]:
+    return where(rows, **({"op": "recurrence", "dtype": "float32"} | wanted))
+
+
+# ---- what the tables say, in sentences
+
+
+def claims(rows: Sequence[Record]) -> str:
+    """A list, each point of what was measured of it."""
+    steps = [row for row in recurrence_of(rows, case=overhead.STEPS) if row["provider"].endswith("Cell")]
+    layers = peers(rows)
+    cells = [(cell, where(layers, cell=cell)) for cell in README_CELLS]
+    points = [(f"One layer, {against(own[0])}", own) for cell, own in cells if own]
+    points += [
+        ("Packed input, over the faster of `torch.nn`'s packed and padded forms", strongest(recurrence_of(rows))),
+        ("A sequence at a time (B = 1) without gradients, over `torch.nn`",
+         recurrence_of(rows, case="inference", provider="torch.nn")),
+        ("A step at a time (T = B = 1), over `torch.nn`'s cells", steps),
+        ("Over `torch.compile` of the loop at T = 50", recurrence_of(rows, provider=COMPILED)),
+        ("`skew_exp` over `torch.matrix_exp`", where(rows, op="skew_exp", provider="torch.matrix_exp")),
+        ("An optimizer step of `ExpRNN` over `torch.nn.utils.parametrizations`",
+         where(rows, op="optimiser step", provider="torch.nn.utils.parametrizations")),
+        ("Relevancy attention over a PyTorch loop with cached keys",
+         where(rows, op="relevancy_recurrence", provider="PyTorch, cached keys")),
+    ]  # fmt: skip
     lines = []
-    for row in where(rows, provider=OURS):
-        same = where(rows, shape=row["shape"], direction=row["direction"])
-        ratios = (number(same, ratio, provider=provider) for provider in peers)
-        words = [sizes(row["shape"]), DIRECTIONS[row["direction"]].lower()]
-        lines.append([*words, f"{float(row['ms_50']):.3g}", f"{float(row['over_floor']):.1f}", *ratios])
-    head = ["N, m or L", "", "ms", "over the floor", *(f"over {peer}" for peer in peers)]
-    return markdown(head, lines, words=2)
+    for name, own in points:
+        parts = {DIRECTIONS.get(d, ""): where(own, direction=d) for d in dict.fromkeys(row["direction"] for row in own)}
+        found = ", ".join(f"{title.lower()} {span(some)}".strip() for title, some in parts.items())
+        lines += [f"- {name}: {found}"] if found else []
+    ratios = [float(row["ratio_50"]) for row in rows if not row["provider"].startswith(OURS)]
+    lost = sum(x < 1 for x in ratios)
+    lines.append(f"- Slower than the peer in {lost} of {len(ratios)} figures")
+    return "\n".join(lines)
 
 
-def scans(peers: Sequence[str], rows: Sequence[Record]) -> str:
-    lines = []
-    for row in where(rows, provider=OURS):
-        same = where(rows, case=row["case"], shape=row["shape"], direction=row["direction"])
-        ratios = (number(same, ratio, provider=provider) for provider in peers)
-        words = [sizes(row["shape"]), row["case"], DIRECTIONS[row["direction"]].lower()]
-        share = f"{100 / float(row['over_floor']):.0f} %"
-        lines.append([*words, f"{float(row['ms_50']):.3g}", share, *ratios])
-    head = ["T, B, C", "", "", "ms", "of the copy's bandwidth", *(f"over {peer}" for peer in peers)]
-    return markdown(head, lines, words=3)
+LOSSES = "in bold where rnnkern is slower; blank: not measured, or not steady."
+LAYER = f"Times faster, input projection included on both sides; {LOSSES}"
+TABLES: dict[str, dict[str, Speed]] = {
+    "README.md": {
+        "speed": Speed(of_readme, by_shape, f"Forward and backward, N = I = H. {LAYER}"),
+        "claims": Speed(lambda rows: where(rows, dtype="float32"), claims, "Times as fast."),
+    },
+    "docs/benchmarks.md": {
+        "dense": Speed(peers, times_faster, f"Columns are T, B, N. {LAYER}"),
+        "bfloat16": Speed(functools.partial(peers, dtype="bfloat16"), times_faster, f"Columns are T, B, N. {LAYER}"),
+        "gemm": Speed(of_gemm, gemm, "Time over the GEMM reference's."),
+        "inference": Speed(functools.partial(recurrence_of, case="inference", provider="torch.nn"), compared, LAYER),
+        "packed": Speed(
+            lambda rows: [row for row in recurrence_of(rows, case="packed") if row["provider"] in ("torch.nn", PADDED)],
+            packed, f"Times faster, the smaller of both ratios first; {LOSSES}",
+        ),
+        "stacks": Speed(
+            lambda rows: [row for row in recurrence_of(rows, provider="torch.nn") if row["case"].startswith("dense, ")],
+            compared,
+            f"Times faster than torch.nn's module; {LOSSES}",
+        ),
+        "recomputed": Speed(of_recomputed, recomputed, "Forward and backward; peak memory of one call."),
+        "compiled": Speed(
+            functools.partial(recurrence_of, provider=COMPILED), compared,
+            f"Times faster than `torch.compile(fullgraph=True)` of the loop, compile time not counted; {LOSSES}",
+        ),
+        "calls": Speed(
+            functools.partial(recurrence_of, case=overhead.CALL), one_call,
+            f"Times faster: rnnkern's module than torch.nn's; {LOSSES}",
+        ),
+        "steps": Speed(
+            functools.partial(recurrence_of, case=overhead.STEPS), by_step,
+            f"One step, B = 1, under `inference_mode`; {LOSSES}",
+        ),
+        "operators": Speed(of_operators, operators, f"Times faster; {LOSSES}"),
+    },
+    "docs/relevancy.md": {
+        "speed": Speed(
+            functools.partial(where, op="relevancy_recurrence"), operators,
+            f"Times faster, the input's projection on neither side; {LOSSES}",
+        ),
+    },
+}  # fmt: skip
+"""By page, and by the name in its marks."""
 
 
-def updates(rows: Sequence[Record]) -> str:
-    lines = []
-    for row in where(rows, provider=OURS):
-        same = where(rows, shape=row["shape"])
-        ratios = (number(same, ratio, provider=provider) for provider in orthogonal.PEERS[1:])
-        lines.append([sizes(row["shape"]), f"{float(row['ms_50']):.3g}", *ratios, f"{float(row['over_floor']):.2f}"])
-    head = ["T, B, N", "ms", *(f"over {peer}" for peer in orthogonal.PEERS[1:]), "time over that of a free weight"]
-    return markdown(head, lines)
+# ---- tables of trainings and of memory
 
 
-ORTHOGONAL = ("orthogonal.csv", "orthogonal_step.csv", "orthogonal_factors.csv")
-LOSSES = "in bold where rnnkern is slower."
-TABLES = {
-    "speed": Table(
-        of_readme,
-        speed,
-        "Times faster, forward and backward, N = I = H, input projection included on both sides; medians of "
-        f"interleaved pairs; {LOSSES}",
-    ),
-    "dense": Table(peers, times_faster, f"Times faster; columns are T, B, N; {LOSSES}"),
-    "bfloat16": Table(peers, times_faster, f"Times faster; {LOSSES}", "bfloat16"),
-    "floor": Table(of_floor, floor, "Time over that of the products that no implementation avoids."),
-    "noise": Table(
-        lambda rows: [row for row in where(rows, provider="loop") if "zoneout" in row["case"]],
-        times_faster,
-        f"Times faster than the loop over time, whose draws were made before; {LOSSES}",
-    ),
-    "packed": Table(functools.partial(peers, case="packed"), times_faster, f"Times faster; {LOSSES}"),
-    "stacks": Table(of_stacks, stacks, f"Times faster than torch.nn's module; {LOSSES}"),
-    "another": Table(of_another, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}"),
-    "another_bfloat16": Table(
-        of_another, means, f"Times faster than torch.nn's module; means are geometric; {LOSSES}", "bfloat16"
-    ),
-    "recomputed": Table(
-        of_recomputed, recomputed, "Forward and backward with `save_gates=False`; peak memory of one call."
-    ),
-    "compiled": Table(
-        functools.partial(where, case="dense", provider=COMPILED),
-        compiled,
-        f"Times faster than `torch.compile(fullgraph=True)` of the loop, compile time not counted; {LOSSES}",
-    ),
-    "calls": Table(
-        functools.partial(where, case=overhead.CALL),
-        calls,
-        f"One call with T = B = 1; times faster: rnnkern's module than torch.nn's; {LOSSES}",
-    ),
-    "steps": Table(
-        functools.partial(where, case=overhead.STEPS),
-        steps,
-        f"One step, B = 1: modules called with T = 1, the state fed back, and torch.nn's cell; {LOSSES}",
-    ),
-    "orthogonal": Table(
-        functools.partial(where, op="skew_exp", case="norm 1"),
-        functools.partial(weights, orthogonal.PEERS),
-        f"skew_exp, norm 1; time of as many N x N products; times faster than its peers; {LOSSES}",
-    ),
-    "schur": Table(
-        functools.partial(where, op="schur_weight"),
-        functools.partial(weights, [orthogonal.FORMULA]),
-        f"schur_weight; time of as many N x N products; times faster than plain PyTorch; {LOSSES}",
-    ),
-    "reflections": Table(
-        functools.partial(where, op="householder_product"),
-        functools.partial(factors, [orthogonal_factors.LAPACK]),
-        f"householder_product; times faster; {LOSSES}",
-    ),
-    "rotations": Table(
-        functools.partial(where, op="givens_product"),
-        functools.partial(factors, [orthogonal_factors.FORMULA]),
-        f"givens_product of {orthogonal_factors.VECTORS} vectors; times faster than plain PyTorch; {LOSSES}",
-    ),
-    "scans": Table(
-        functools.partial(where, op="linear_scan"),
-        functools.partial(scans, linear_scan.PEERS),
-        f"linear_scan; times faster than plain PyTorch; {LOSSES}",
-    ),
-    "filters": Table(
-        functools.partial(where, op="moment_filter"),
-        functools.partial(scans, moment_filter.PEERS),
-        f"moment_filter; times faster; {LOSSES}",
-    ),
-    "updates": Table(
-        functools.partial(where, op="optimiser step"),
-        updates,
-        f"One step of an optimiser of expRNN, forward, backward and update; times faster; {LOSSES}",
-    ),
+def environment(rows: Sequence[Record]) -> str:
+    row, names = rows[-1], ("threads", "simd", "commit")
+    threads, simd, commit = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in names)
+    return f"{row['device']}, threads {threads}, {simd}, PyTorch {row['torch']}, commit {commit}"
+
+
+def quoted(lines: Sequence[record.Row], name: str) -> list[record.Row]:
+    return [{name: f"`{line['model']}`"} | {k: x for k, x in line.items() if k != "model"} for line in lines]
+
+
+def of_training(rows: Sequence[Record]) -> str:
+    rows = train.newest(rows)
+    row, lines = rows[-1], quoted(train.summary(rows), "model")
+    settings = f"T = {row['length']}, B = {row['batch']}, clip {row['clip']}"
+    return (
+        f"{of_lines(lines, 2)}\n\n*{row['data']}; {settings}. A constant answer gets {row['constant']}. "
+        f"{environment(rows)}.*"
+    )
+
+
+def of_transfer(rows: Sequence[Record], task: str) -> str:
+    rows = transfer.newest(rows, task, "small")
+    row = rows[-1]
+    lines = quoted(transfer.ends(rows), "layer")
+    settings = f"K = {row['copied']}, B = {row['batch']}, n = {row['hidden']}, clip {row['clip']}"
+    return (
+        f"{of_lines(lines, 2)}\n\n*Learnt: seeds that reached {row['enough']} at T = "
+        f"{row['trained_length']}, and after how many updates; then the accuracy of each seed. {settings}, "
+        f"{row['held_out']} sequences measured. {environment(rows)}.*"
+    )
+
+
+def of_memory(rows: Sequence[Record]) -> str:
+    rows = memory.newest(rows)
+    row = rows[-1]
+    return (
+        f"{of_lines(memory.fits(rows), 2)}\n\n*Kept: floats per sequence and step for the backward at the longest T; "
+        f"allowed: the contract's. ~: the exponent fitted over the longer half. Forward and backward; n = "
+        f"{row['hidden']}, B = {row['batch']}, S and R of 10. The peak is of the process. {environment(rows)}.*"
+    )
+
+
+RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
+    "docs/training.md": {
+        task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")
+    },
+    "docs/relevancy.md": {
+        task: (f"transfer-{task}.csv", functools.partial(of_transfer, task=task)) for task in ("copy", "denoise")
+    }
+    | {"memory": ("memory.csv", of_memory)},
 }
-"""By the name in a page's marks."""
+"""By page, and by the name in its marks: the CSV and the text of its rows."""
 
 
-def filled(page: str, rows: Sequence[Record], another: Sequence[Record] = ()) -> str:
-    def text(match: re.Match) -> str:
-        shown = another if match[2].startswith("another") else rows
-        return f"{match[1]}{TABLES[match[2]].text(shown)}\n{match[3]}"
-
-    return MARKED.sub(text, page)
+# ---- pages
 
 
-def main(argv: Sequence[str], pages: Sequence[Path] = tuple(record.ROOT / page for page in PAGES)) -> None:
-    """Of what several devices have, the last one's is the newest.
-
-    Raises:
-        FileNotFoundError: a device has none of the CSVs.
-    """
-    parser = argparse.ArgumentParser(prog="python -m perf.tables")
-    parser.add_argument("devices", nargs="+", help="folders of perf/results; the last one's rows are the newest")
-    parser.add_argument("--another", help="a folder whose recurrence has a table of its own")
-    chosen = parser.parse_args(argv)
-    names = ("overhead.csv", *ORTHOGONAL, "linear_scan.csv", "moment_filter.csv")
-    rows = [row for device in chosen.devices for row in read(device, ("recurrence.csv", *names))]
-    another = newest(read(chosen.another, ["recurrence.csv"])) if chosen.another else []
-    rows = newest(rows + (read(chosen.another, names) if chosen.another else []))
-    for page in pages:
-        page.write_text(filled(page.read_text(), rows, another))
+def newest_device(results: Path) -> list[Record]:
+    """The rows that may be published of the device that has the newest of them."""
+    devices = [publishable(record.read(path)) for path in results.glob(f"*/{SPEED}.csv")]
+    return max(devices, key=lambda rows: max((row["date"] for row in rows), default=""), default=[])
 
 
-def read(device: str, names: Sequence[str]) -> list[Record]:
-    paths = [path for name in names if (path := record.RESULTS / device / name).exists()]
-    if not paths:
-        raise FileNotFoundError(f"{record.RESULTS / device} has none of {', '.join(names)}")
-    return [row for path in paths for row in record.read(path)]
+def of_all_devices(results: Path, name: str) -> list[Record]:
+    rows = [row for path in sorted(results.glob(f"*/{name}")) for row in record.read(path)]
+    return sorted(rows, key=lambda row: row["date"])
+
+
+def main(root: Path = record.ROOT, results: Path = record.RESULTS) -> None:
+    """Fills every page below ``root``; a mark of which nothing may be published says so."""
+    speeds = newest_device(results)
+    for page in sorted({*TABLES, *RUNS}):
+
+        def filled(match: re.Match, page: str = page) -> str:
+            if speed := TABLES.get(page, {}).get(match[2]):
+                return f"{match[1]}{speed.text(speeds)}\n{match[3]}"
+            name, text = RUNS[page][match[2]]
+            rows = of_all_devices(results, name)
+            return f"{match[1]}{text(rows) if rows else NOTHING}\n{match[3]}"
+
+        path = root / page
+        path.write_text(MARKED.sub(filled, path.read_text()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -17,15 +17,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import rnnkern
-from perf import record, train_picture, train_tables
+from perf import record, train_picture
 from perf.models import MODELS, Network, detached, size
+from perf.progress import Progress
 from perf.record import Row, significant
 from perf.tasks import TASKS, Batch, Own, Settings, Task
 
-PICTURES = record.ROOT / "docs" / "images"
 OPTIMISERS = {
     "Adam": torch.optim.Adam,
     "RMSprop": torch.optim.RMSprop,
@@ -124,12 +123,12 @@ def trainings(
 ) -> Iterator[list[Row]]:  # fmt: skip
     """Trains every model with every seed; the rows of each training when it has ended. What has been learnt goes to the
     folder ``kept``."""
-    with tqdm(total=len(models) * len(seeds) * settings.updates, unit="update", disable=None) as bar:
+    with Progress("", len(models) * len(seeds) * settings.updates, "update") as progress:
         for seed, model in itertools.product(seeds, models):
 
             def told(words: str, at: str = f"{model}, seed {seed}") -> None:
-                bar.set_postfix_str(f"{at} {words}", refresh=False)
-                bar.update()
+                progress.what = f"{at} {words}"
+                progress.advance()
 
             training = Training(task, model, seed, settings, device, own.get(model))
             facts = {"model": model, "parameters": size(training.network), "seed": seed}
@@ -141,6 +140,39 @@ def trainings(
 
 
 # ---- the command
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Each model's newest run on what the last row was trained on."""
+    same = ("task", "data", "length", "batch", "metric", "held_out")
+    rows = [row for row in rows if all(row[name] == rows[-1][name] for name in same)]
+    dates = {row["model"]: row["date"] for row in rows}
+    return [row for row in rows if row["date"] == dates[row["model"]]]
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """A line per model: the metric after the last update, its mean and range over the seeds; what an update took."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        ends = list({row["seed"]: row for row in own}.values())
+        measured = [float(row["measured"]) for row in ends]
+        lines.append(
+            {
+                "model": model,
+                "optimiser": f"{ends[0]['optimiser']} {ends[0]['rate']}",
+                "hidden": int(ends[0]["hidden"]),
+                "parameters": int(ends[0]["parameters"]),
+                "updates": int(ends[0]["updates"]),
+                "seeds": len(ends),
+                "train loss": significant(statistics.fmean(float(row["train_loss"]) for row in ends)),
+                ends[0]["metric"]: significant(statistics.fmean(measured)),
+                "lowest": min(measured),
+                "highest": max(measured),
+                "ms per update": significant(statistics.median(float(row["update_ms"]) for row in own)),
+            }
+        )
+    return lines
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -181,8 +213,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=number, help="of that part, so many sequences or characters")
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
     parser.add_argument("--threads", type=number, default=2, help="of PyTorch and rnnkern; 2 if not given")
-    parser.add_argument("--out", type=Path, metavar="FOLDER",
-                        help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    record.add_output_arguments(parser)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of what each training has learnt, a state_dict")
     parser.add_argument("--quick", action="store_true", help="a look: tiny, one seed, nothing is kept")
     return parser
@@ -208,7 +239,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
     return own._replace(**picked)
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = arguments()
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
@@ -223,7 +254,8 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
     facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.train", *argv]))
     facts |= {"task": chosen.task, "data": task.data} | shown(settings) | {"length": task.length}
     facts |= {"metric": f"{chosen.part} {task.metric}", "constant": significant(task.constant)}
-    path = (chosen.out or record.folder(chosen.device, results)) / f"train-{chosen.task}.csv"
+    out = record.output(chosen, chosen.device)
+    path = out.rows / f"train-{chosen.task}.csv"
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
     every = chosen.every or max(1, settings.updates // ROWS)
     own = kind.own
@@ -235,9 +267,9 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
         if not chosen.quick:
             record.append(path, kept)
     if not chosen.quick:
-        rows = train_tables.newest(record.read(path))
-        train_picture.draw((chosen.out or pictures) / f"train-{chosen.task}.png", rows)
-    print(record.table(train_tables.summary(rows)))
+        rows = newest(record.read(path))
+        train_picture.draw(out.pictures / f"train-{chosen.task}.png", rows)
+    print(record.table(summary(rows)))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from perf import record, transfer_picture
 from perf.models import MODELS, size
+from perf.progress import Progress
 from perf.recall import RECALL
 from perf.record import Row, significant
 from perf.tasks import Own, Settings
-from perf.train import PICTURES, Training, mean_score
+from perf.train import Training, mean_score
 
 
 class Trained(NamedTuple):
@@ -113,14 +113,14 @@ def learn(
 ) -> Iterator[list[Row]]:  # fmt: skip
     """The rows of each training and its tests, when they have ended."""
     ready = RECALL[task].task(scale.settings.length, scale.copied, scale.settings.batch, scale.settings.held_out)
-    with tqdm(total=len(models) * len(seeds) * updates, unit="update", disable=None) as bar:
+    with Progress("", len(models) * len(seeds) * updates, "update") as progress:
         for seed, model in itertools.product(seeds, models):
             how = scale.models[model]
             settings = scale.settings._replace(optimiser=how.optimiser, rate=how.rate)
 
             def told(words: str, at: str = f"{model}, seed {seed}", step: int = 1) -> None:
-                bar.set_postfix_str(f"{at} {words}", refresh=not step)
-                bar.update(step)
+                progress.what = f"{at} {words}"
+                progress.advance(step)
 
             training = Training(ready, model, seed, settings, device, Own(how.rate))
             facts = {"model": model, "parameters": size(training.network), "seed": seed}
@@ -170,13 +170,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", nargs="+", type=int, metavar="T", help="of the tests")
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern; 2 if not given")
-    parser.add_argument("--out", type=Path, metavar="FOLDER",
-                        help="of CSV and picture; perf/results/<device> and docs/images if not given")  # fmt: skip
+    record.add_output_arguments(parser)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of what each training has learnt, a state_dict")
     return parser
 
 
-def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = PICTURES) -> None:
+def main(argv: Sequence[str]) -> None:
     parser = arguments()
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)
@@ -191,11 +190,12 @@ def main(argv: Sequence[str], results: Path = record.RESULTS, pictures: Path = P
     settings = scale.settings._asdict()
     facts |= {"task": chosen.task, "scale": chosen.scale, "trained_length": settings["length"], "copied": scale.copied}
     facts |= {name: settings[name] for name in ("batch", "hidden", "clip", "held_out")} | {"enough": scale.enough}
-    path = (chosen.out or record.folder(chosen.device, results)) / f"transfer-{chosen.task}.csv"
+    out = record.output(chosen, chosen.device)
+    path = out.rows / f"transfer-{chosen.task}.csv"
     for rows in learn(chosen.task, scale, models, chosen.seeds, updates, lengths, chosen.device, chosen.keep):
         record.append(path, [facts | row for row in rows])
     rows = newest(record.read(path), chosen.task, chosen.scale)
-    transfer_picture.draw((chosen.out or pictures) / f"transfer-{chosen.task}-{chosen.scale}.png", rows)
+    transfer_picture.draw(out.pictures / f"transfer-{chosen.task}-{chosen.scale}.png", rows)
     for line in ends(rows):
         print("  ".join(f"{name}: {x}" for name, x in line.items()))
 

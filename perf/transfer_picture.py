@@ -10,12 +10,11 @@ from perf.record import Row
 from perf.train_picture import COLOURS
 
 
-def draw(path: Path, rows: Sequence[Row], memories: Sequence[Row] = ()) -> None:
-    """Draws rows of one task and scale: a line for each seed, then the median and the range; beside them what
-    perf.memory has measured, if it is given."""
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """Draws rows of one task and scale: a line for each seed, then the median and the range."""
     models, last = list(dict.fromkeys(row["model"] for row in rows)), rows[-1]
     with plt.rc_context(STYLE):
-        figure, (left, right, *more) = plt.subplots(1, 2 + bool(memories), figsize=(13, 4.2), layout="constrained")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.2), layout="constrained")
         for model, colour in zip(models, COLOURS * len(models), strict=False):
             own = [row for row in rows if row["model"] == model]
             for seed in dict.fromkeys(row["seed"] for row in own):
@@ -27,11 +26,9 @@ def draw(path: Path, rows: Sequence[Row], memories: Sequence[Row] = ()) -> None:
             right.plot(lengths, [np.median(x) for x in found], color=colour, marker="o", markersize=4, label=model)
             right.fill_between(lengths, [min(x) for x in found], [max(x) for x in found], color=colour, alpha=0.12,
                                linewidth=0)  # fmt: skip
-        left.set(title=f"accuracy at T = {last['trained_length']}, in training", xlabel="update", ylim=(0, 1.02))
-        right.set(title="accuracy at longer T, afterwards", xlabel="T", xscale="log", ylim=(0, 1.02))
-        for axes in more:
-            kept(axes, memories)
-        for axes in (left, right, *more):
+        left.set(xlabel="update", ylabel=f"accuracy at T = {last['trained_length']}, in training", ylim=(0, 1.02))
+        right.set(xlabel="T", ylabel="accuracy at longer T, afterwards", xscale="log", ylim=(0, 1.02))
+        for axes in (left, right):
             axes.grid(color="#eeeeee")
             axes.set_axisbelow(True)
         figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", frameon=False)
@@ -39,15 +36,6 @@ def draw(path: Path, rows: Sequence[Row], memories: Sequence[Row] = ()) -> None:
         about = f"{last['device']}, PyTorch {last['torch']}; a line per seed; median and range over seeds"
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
-
-
-def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:
-    for (layer, form), colour in zip(dict.fromkeys((row["layer"], row["form"]) for row in rows), COLOURS, strict=False):
-        own = [row for row in rows if (row["layer"], row["form"]) == (layer, form)]
-        found = [float(row["saved_bytes"]) / 1e6 for row in own]
-        axes.plot([int(row["T"]) for row in own], found, "o-", color=colour, markersize=4, label=f"{layer}, {form}")
-    axes.set(title="kept for the backward, MB", xlabel="T", xscale="log", yscale="log")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def points(rows: Sequence[Row], column: str) -> tuple[list[float], list[float]]:

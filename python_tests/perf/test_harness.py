@@ -1,7 +1,5 @@
+import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +13,7 @@ EFFORT = Effort(0.0, 3, 3)
 TRUTH = torch.linspace(1, 2, 100, dtype=torch.float64)
 
 
-def case(name: str = "a", *, ours: float = 0.0, peer: float = 0.0, wrong_seeds=range(99)) -> Case:
+def case(name: str = "a", *, ours: float = 0.0, peer: float = 0.0, wrong_seeds=range(99), kinked: bool = False) -> Case:
     """A call and its peer, wrong by the given amounts in the last element."""
 
     def value(error: float):
@@ -28,7 +26,7 @@ def case(name: str = "a", *, ours: float = 0.0, peer: float = 0.0, wrong_seeds=r
         calls = {OURS: lambda: value(mine), "peer": lambda: value(peer)}
         return Problem({"forward": calls}, {"forward": lambda: None}, lambda: value(0.0), lambda: {"y": TRUTH})
 
-    return Case({"op": "test", "case": "dense", "cell": name, "shape": "100", "dtype": "float32"}, build)
+    return Case({"op": "test", "case": "dense", "cell": name, "shape": "100", "dtype": "float32"}, build, None, kinked)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +49,14 @@ def test_right_cases_are_kept_beside_a_wrong_one(tmp_path):
     assert {row["cell"] for row in record.read(path)} == {"good"}
 
 
-def test_bad_luck_in_one_draw_is_no_mistake():
-    assert harness.measure(case(ours=1.0, wrong_seeds=[0]), CPU, EFFORT)
-    with pytest.raises(WrongResult):
-        harness.measure(case(ours=1.0, wrong_seeds=range(harness.DRAWS)), CPU, EFFORT)
+@pytest.mark.parametrize(
+    ("kinked", "wrong_seeds", "refused"),
+    [(True, [0], False), (False, [0], True), (True, [0, 1], True), (True, [0, 3], True)],
+)
+def test_only_a_kink_excuses_one_wrong_draw(kinked, wrong_seeds, refused):
+    drawn = case(ours=1.0, wrong_seeds=wrong_seeds, kinked=kinked)
+    with pytest.raises(WrongResult) if refused else contextlib.nullcontext():
+        assert harness.measure(drawn, CPU, EFFORT)
 
 
 def test_a_peer_may_round_as_it_likes():
@@ -72,44 +74,48 @@ def test_rows_say_what_was_measured(tmp_path):
     assert list(record.read(path)[0]) == list(ours)
 
 
-def test_calls_take_turns():
-    order = []
+def test_calls_take_turns_whose_first_call_is_dropped(monkeypatch):
+    order, now = [], itertools.count()
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = harness.interleave(calls, CPU, EFFORT)
-    assert "".join(order) == "abab" + "abbaab"
-    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
+    monkeypatch.setattr(time, "perf_counter", lambda: order.append("|") or float(next(now)))
+    times = harness.interleave(calls, CPU, Effort(0.0, 3, 3, block=0.0))
+    warm, turns = order[:8], "".join(order[8:])
+    assert "".join(warm) == "a|a|b|b|"
+    assert turns == "a|a|b|b|" + "b|b|a|a|" + "a|a|b|b|"
+    assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_large_call_finds_no_free_pages(large, monkeypatch):
-    turns = []
-    monkeypatch.setattr(harness, "HEAP_KEEPS", 0 if large else 2**30)
-    monkeypatch.setattr(harness, "trim_heap", lambda: turns.append("trim"))
-    monkeypatch.setattr(harness, "seconds", lambda *_: turns.append("call") or 1e-3)
-    harness.measure(case(), CPU, Effort(0.0, 1, 1, warm_ups=1))
-    assert turns == ["call"] * 3 + (["trim", "call"] if large else ["call"]) * 3  # ours, the peer, the floor
+@pytest.mark.parametrize(
+    ("found", "steady"),
+    [
+        ([2.0] * 14, False),
+        ([2.0] * 15, True),
+        ([2.0] * 10 + [9.0] * 3 + [0.1] * 2, True),  # the quartiles are what counts
+        ([2.0] * 10 + [2.3] * 5, False),
+        ([2.0] * 10 + [1.7] * 5, False),
+    ],
+)
+def test_a_ratio_is_steady(found, steady):
+    assert harness.steady(found) == steady
 
 
-def test_a_trimmed_heap_takes_fresh_pages():
-    code = """
-import resource, torch
-from perf import harness
+@pytest.mark.parametrize("settles", [True, False])
+def test_measuring_goes_on_until_ratios_are_steady_or_gives_up(settles, monkeypatch):
+    """The peer takes 1 or 3 seconds by turns, and after its tenth turn 2, if ever."""
+    turns = itertools.count()
 
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    del [torch.ones(2**20)][:]  # 1,024 pages
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    def seconds(call, device, repeats=1):
+        turn = next(turns) if call() == "peer" else 10
+        return 2.0 if settles and turn >= 10 else 1.0 + 2 * (turn % 2)
 
-kept = min(faults() for _ in range(9))
-harness.trim_heap()
-print(kept, faults())
-"""  # in a process of its own: what lies in a heap that other tests used is anybody's guess
-    heap = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}  # serves all and keeps all
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=record.ROOT, env=os.environ | heap, check=True, capture_output=True, text=True
-    )
-    kept, trimmed = map(int, done.stdout.split())
-    assert trimmed >= 900 > 100 > kept
+    monkeypatch.setattr(harness, "seconds", seconds)
+    monkeypatch.setattr(harness, "peak_bytes", lambda *_: 0)
+    calls = {"forward": {name: lambda name=name: name for name in (OURS, "peer")}}
+    problem = Problem(calls, {"forward": lambda: ""}, dict, dict)
+    ours, peer = harness.timed(case(), problem, CPU, Effort(60.0, 15, 40))
+    assert ours["steady"]
+    assert peer["steady"] == settles
+    assert 15 < peer["rounds"] < 40 if settles else peer["rounds"] == 40
 
 
 def test_rounds_fill_the_time():
@@ -117,19 +123,16 @@ def test_rounds_fill_the_time():
     assert len(harness.interleave(calls, CPU, Effort(60.0, 3, 11))["a"]) == 11
 
 
-def test_a_short_call_is_repeated_within_its_turn(monkeypatch):
-    clock = itertools.count()
-    count = 0
+def test_a_turn_is_the_median_of_the_calls_that_fill_it(monkeypatch):
+    now, taken = 0.0, itertools.cycle([1.0, 1.0, 9.0, 2.0, 2.0, 2.0])  # in a warm-up two, then one that is dropped
 
     def call():
-        nonlocal count
-        count += 1
-        next(clock)
+        nonlocal now
+        now += next(taken)
 
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    (times,) = harness.interleave({"a": call}, CPU, Effort(0.0, 3, 3, warm_ups=1, enough=10.0)).values()
-    assert count == 1 + 3 * 5  # by a clock that ticks when it is read, a warm-up of one call takes 2
-    assert times == [(5 + 1) / 5] * 3
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    (times,) = harness.interleave({"a": call}, CPU, Effort(0.0, 1, 1, block=3.0)).values()
+    assert times == [2.0]
 
 
 def test_other_work_of_the_same_size_is_timed_and_not_compared():
@@ -140,16 +143,27 @@ def test_other_work_of_the_same_size_is_timed_and_not_compared():
     assert [row["provider"] for row in harness.measure(other, CPU, EFFORT)] == [OURS, "peer", "other"]
 
 
-def test_the_floor_is_at_least_what_memory_moves():
+def test_the_baseline_is_at_least_what_memory_moves():
     right = case()
     slow = right._replace(build=lambda seed: right.build(seed)._replace(moving={"forward": 3.0}))
-    assert {row["floor_ms"] for row in harness.measure(slow, CPU, EFFORT)} == {3000.0}
+    assert {row["baseline_ms"] for row in harness.measure(slow, CPU, EFFORT)} == {3000.0}
 
 
 def test_a_provider_has_its_own_columns():
     right = case()
     more = right._replace(build=lambda seed: right.build(seed)._replace(columns=lambda name: {"kernel": name[:3]}))
     assert [row["kernel"] for row in harness.measure(more, CPU, EFFORT)] == ["rnn", "pee"]
+
+
+def test_values_are_compared_as_they_are_viewed():
+    right = case()
+
+    def build(seed: int) -> Problem:
+        problem = right.build(seed)
+        problem.calls["forward"]["peer"] = lambda: {"y": TRUTH.float().view(2, 50)}
+        return problem._replace(views={"peer": lambda values: {name: y.flatten() for name, y in values.items()}})
+
+    assert harness.measure(right._replace(build=build), CPU, EFFORT)
 
 
 def test_what_proves_a_case_may_be_another_problem():
@@ -213,12 +227,6 @@ def test_a_failed_call_on_a_gpu_ends_the_run_only_with_the_device(lost, monkeypa
         harness.attempt(todo, None, CPU, "test", EFFORT)
 
 
-def test_without_tqdm_there_is_no_bar(monkeypatch):
-    monkeypatch.setattr(harness, "tqdm", None)
-    todo = [case("a"), case("b")]
-    assert list(harness.shown(todo)) == todo
-
-
 def test_a_copy_moves_bytes():
     assert 1e8 < harness.copy_rate(CPU) < 1e13
 
@@ -237,11 +245,4 @@ def test_peak_bytes_counts_what_is_held_at_once():
 
 
 def test_quantiles():
-    assert harness.quantiles("ms", [float(k) for k in range(11)]) == {"ms_20": 2.0, "ms_50": 5.0, "ms_80": 8.0}
-
-
-def test_summary_is_the_geometric_mean_over_shapes():
-    shared = {"case": "dense", "cell": "a", "direction": "forward"}
-    rows = [shared | {"provider": "peer", "ratio_50": ratio} for ratio in (1.0, 4.0)]
-    (line,) = harness.summary([*rows, shared | {"provider": OURS, "ratio_50": 1.0}])
-    assert (line["geometric mean"], line["least"], line["shapes"]) == (2.0, 1.0, 2)
+    assert harness.quantiles("ms", [float(k) for k in range(11)]) == {"ms_25": 2.5, "ms_50": 5.0, "ms_75": 7.5}

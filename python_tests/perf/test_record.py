@@ -1,4 +1,6 @@
+import argparse
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,24 @@ def test_a_folder_for_each_device(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "device_name", lambda device: "AMD EPYC 9B45 (Turin)")
     folder = record.folder(CPU, tmp_path)
     assert folder == tmp_path / f"cpu-amd-epyc-9b45-turin-{torch.get_num_threads()}t"
+
+
+def chosen(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    record.add_output_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_only_publishing_changes_what_git_tracks(monkeypatch):
+    monkeypatch.setattr(record, "device_name", lambda device: "some GPU")
+    gpu = torch.device("cuda")
+    built = record.ROOT / "build" / "perf" / "some-gpu"
+    assert record.output(chosen(), gpu) == (built, built)
+    assert record.output(chosen("--out", "here"), gpu) == (Path("here"), Path("here"))
+    published = (record.ROOT / "perf" / "results" / "some-gpu", record.ROOT / "docs" / "images")
+    assert record.output(chosen("--publish"), gpu) == published
+    with pytest.raises(SystemExit):
+        chosen("--publish", "--out", "here")
 
 
 @pytest.mark.parametrize(

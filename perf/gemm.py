@@ -1,8 +1,9 @@
-"""The products that no implementation avoids, each by the fastest product at hand.
+"""The GEMM reference of a recurrence: its matrix products alone, each by the fastest routine at hand.
 
-On a CPU that is PyTorch's own, through MKL, or for float32 oneDNN, which runs at twice MKL's speed on AMD's processors:
-transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand. On a
-GPU it is PyTorch's alone.
+A yardstick and no bound: a fused kernel, whose operands stay in the cache from one product to the next, may take less
+time. On a CPU the fastest is PyTorch's own product, through MKL, or for float32 oneDNN's, at twice MKL's speed on AMD's
+processors: transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand. On
+a GPU it is PyTorch's alone.
 """
 
 import functools
@@ -21,8 +22,8 @@ Job = Callable[[], object]
 CPU = torch.device("cpu")
 
 
-def floors(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
-    """The products of a stack of layers and directions: T per-step ones each, and those over all steps at once.
+def gemm_reference(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
+    """Of a stack of layers and directions: T per-step products each, and those over all steps at once.
 
     Args:
         weights: W (G*H, I) and R (G*H, H) of each layer and direction.

@@ -1,0 +1,95 @@
+"""The published cases: which they are, and what stands in them that no other test sees."""
+
+import pytest
+import torch
+
+from perf import bench, gemm, harness, overhead, providers, record, recurrence
+from perf.harness import Effort, WrongResult
+from rnnkern.ops import use
+from rnnkern.ops.recurrence import KERNEL_CELLS
+
+compiled_part = pytest.mark.skipif(
+    not KERNEL_CELLS, reason="the compiled part is missing: there is no kernel to measure"
+)
+
+CPU, EFFORT = torch.device("cpu"), Effort(0.0, 3, 3)
+
+
+def only(cell: str, **options) -> harness.Case:
+    (case,) = bench.recurrences([cell], [(6, 4, 5)], **options)
+    return case
+
+
+def test_at_most_sixty_cases_each_once():
+    todo = bench.cases()
+    assert len({tuple(case.labels.values()) for case in todo}) == len(todo) <= 60
+
+
+def test_what_was_not_steady_is_measured_again(monkeypatch, tmp_path, capsys):
+    limits, todo = [], bench.cases()[-1:]
+    monkeypatch.setattr(bench, "cases", lambda: todo)
+
+    def attempt(cases, path, device, command, effort, deadline):
+        limits.append(effort.seconds)
+        row = todo[0].labels | {"direction": "forward", "provider": "a loop", "steady": False}
+        return harness.Outcome([row], [], [])
+
+    monkeypatch.setattr(harness, "attempt", attempt)
+    monkeypatch.setattr(harness, "comparisons", lambda rows: rows)
+    bench.main(["--seconds", "2", "--out", str(tmp_path)])
+    assert limits == [2.0, 4.0]
+    assert f"gave up, not steady in all of its rows: {' '.join(todo[0].labels.values())}" in capsys.readouterr().out
+
+
+def test_changed_sources_are_not_published(monkeypatch, capsys):
+    monkeypatch.setattr(record, "commit", lambda: "abc-dirty")
+    with pytest.raises(SystemExit):
+        bench.main(["--publish"])
+    assert "--publish: commit first" in capsys.readouterr().err
+
+
+@compiled_part
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
+def test_a_padded_layer_computes_what_the_packed_one_does(cell, monkeypatch):
+    case = only(cell, packed=True)
+    rows = harness.measure(case, CPU, EFFORT)
+    assert [row["provider"] for row in rows] == 2 * ["rnnkern", "torch.nn", recurrence.PADDED]
+    right = providers.Padded.of
+
+    def wrong(*args):
+        found = right(*args)
+        return found._replace(grad_h=torch.where(found.mask.unsqueeze(2), found.grad_h, 1.0))
+
+    monkeypatch.setattr(providers.Padded, "of", wrong)
+    with pytest.raises(WrongResult, match=r"torch\.nn, padded, forward\+backward: grad of"):
+        harness.measure(case, CPU, EFFORT)
+
+
+@compiled_part
+def test_inference_has_no_backward():
+    assert list(only("gru", inference=True).build(0).calls) == ["forward"]
+
+
+@compiled_part
+def test_steps_under_one_mode():
+    (*_, case) = overhead.cases([], [4], "float32", modes=["no_grad"])
+    assert {row["direction"] for row in harness.measure(case, CPU, EFFORT)} == {"no_grad"}
+
+
+def test_without_a_kernel_nothing_is_measured():
+    with use("reference"), pytest.raises(harness.NoKernel, match=r"no kernel to measure: forced by use\('reference'\)"):
+        only("tanh").build(0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, gemm.ROWS + 3])
+@pytest.mark.parametrize("constant", [False, True])
+def test_every_routine_of_the_gemm_reference_is_the_product(rows, constant):
+    torch.manual_seed(0)
+    a, b = torch.randn(rows, 6), torch.randn(6, 7)
+    laid = gemm.lay_out(b, rows) if constant else b.t()
+    mm, *others = gemm.ways(a, b, laid, torch.empty(rows, 7))
+    (out,) = (job() for job in mm)
+    torch.testing.assert_close(out, a @ b)
+    for blocks, transposed in [others] if others else []:
+        torch.testing.assert_close(torch.cat([job() for job in blocks]), a @ b)
+        torch.testing.assert_close(transposed[0]().t(), a @ b)
