@@ -111,11 +111,12 @@ def test_saved_tensors_that_are_offloaded(layer, x, threads):
     assert len(set(fetched)) == len(fetched)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("threads", [2], ids=["two threads"], indirect=True)
-def test_compiled(layer, x, threads):
+def test_compiled(layer, x, threads, backend):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
     with torch._dynamo.config.patch(allow_rnn=True):
-        loss = torch.compile(loss_of, backend="aot_eager", fullgraph=True)(layer, x)
+        loss = torch.compile(loss_of, backend=backend, fullgraph=True)(layer, x)
     torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -1,7 +1,12 @@
-"""Steps of optimisers of torch.optim's base class: how many there were, and who wants to hear of them."""
+"""Steps of optimisers of torch.optim's base class: how many there were, and who wants to hear of them.
 
+Threads may train and make modules at the same time, so what they change together is changed by single operations.
+"""
+
+import itertools
+import threading
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -13,29 +18,34 @@ class Listener(Protocol):
         """Hears of the ids of the parameters that an optimiser has."""
 
 
+_numbers = itertools.count()
 _count: int | None = None
-_listeners: WeakSet[Listener] = WeakSet()
+_beginning = threading.Lock()
+_listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
 
 
 def count() -> int:
-    """Since the first call."""
+    """The number of the newest step, from the first call on. No two steps have the same."""
     global _count
     if _count is None:
-        _count = 0
-        register_optimizer_step_post_hook(_after_step)
+        with _beginning:
+            if _count is None:
+                register_optimizer_step_post_hook(_after_step)
+                _count = next(_numbers)
     return _count
 
 
 def listen(listener: Listener) -> None:
     count()
-    _listeners.add(listener)
+    _listeners[id(listener)] = listener
 
 
 @torch.compiler.disable
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     global _count
-    _count += 1
-    if _listeners:
+    _count = next(_numbers)
+    listeners = [listener for found in _listeners.valuerefs() if (listener := found()) is not None]
+    if listeners:
         optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for listener in list(_listeners):
+        for listener in listeners:
             listener.stepped(optimised)
