@@ -20,10 +20,11 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
 
-def test_the_interpreter_finds_the_eigenvalues_answers():
+@pytest.mark.parametrize("only", ["matrix_per_program and float32", pytest.param("", marks=pytest.mark.proof)])
+def test_the_interpreter_finds_the_eigenvalues_answers(only):
     file = Path(__file__).with_name("interpreted_skew_exp.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "-k", only],
         cwd=file.parents[2], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
