@@ -15,7 +15,8 @@ from perf.progress import Progress
 
 def main(argv: Sequence[str]) -> None:
     begun = time.monotonic()
-    print("Trains networks with rnnkern and without it, a minute and a half on two cores.", flush=True)
+    if not {"-h", "--help"} & set(argv):
+        print("Trains networks with rnnkern and without it, a minute and a half on two cores.", flush=True)
     with Progress("importing PyTorch and matplotlib"):
         import torch
 
