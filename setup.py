@@ -35,6 +35,15 @@ CXX = shlex.split(ENV("CXX", "c++"))
 FLAGS = ["-std=c++20", "-O2", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000"]
 FLAGS += ["-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", *shlex.split(ENV("RNNKERN_CXXFLAGS", ""))]
 LINK = ["-shared", "-fopenmp", *shlex.split(ENV("RNNKERN_LDFLAGS", ""))]
+PROBE = """
+#include <Python.h>
+#include <omp.h>
+
+#define RNNKERN_SIMD_LEVEL plain
+#include "common/simd_target.h"
+#include "common/simd.h"
+void probe(rnnkern::Vec<float>* v) { rnnkern::transpose(v); }
+"""
 LEVELS = {  # as csrc/common/simd_level.cpp asks the processor; each has those before it
     "plain": set(),
     "avx2": {"avx2", "fma", "f16c"},
@@ -48,14 +57,13 @@ def says(*command, stream="stdout"):
 
 
 def why_no_extension():
-    """The reason to install pure Python, or None. A compiler that works is one that builds a Python module."""
+    """The reason to install pure Python, or None. A compiler that works builds a Python module with the SIMD types."""
     if ENV("RNNKERN_CPP") == "0":
         return "RNNKERN_CPP=0"
     with tempfile.TemporaryDirectory() as folder:
-        command = [*CXX, *FLAGS, f"-I{PYTHON}", "-x", "c++", "-", *LINK, "-o", f"{folder}/probe.so"]
+        command = [*CXX, *FLAGS, "-Icsrc", f"-I{PYTHON}", "-x", "c++", "-", *LINK, "-o", f"{folder}/probe.so"]
         try:
-            code = "#include <Python.h>\n#include <omp.h>\n#include <concepts>\n"
-            probe = subprocess.run(command, input=code, check=False, capture_output=True, text=True)
+            probe = subprocess.run(command, cwd=ROOT, input=PROBE, check=False, capture_output=True, text=True)
         except OSError as error:
             return f"the C++ compiler does not start ({error})"
     return f"the C++ compiler fails: {shlex.join(command)}\n{probe.stderr}" if probe.returncode else None

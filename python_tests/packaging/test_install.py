@@ -1,13 +1,18 @@
 """Installs with and without the compiled part: what works, and what is said."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 
 import rnnkern
 from rnnkern import _extension
 
+ROOT = Path(__file__).parents[2]
 REASON = "print(rnnkern._extension.reason)"
 
 
@@ -44,6 +49,16 @@ def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
     assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler does not start" in said
     assert "/nonexistent/c++" in said
     assert "without its compiled part" in python(REASON, tmp_path)
+
+
+def test_a_compiler_without_the_vector_extensions_is_a_reason():
+    """As clang: it builds a Python module and stops in the SIMD header."""
+    environment = os.environ | {"CXX": "c++ -D__builtin_shuffle=missing"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--name"], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler fails" in done.stderr
+    assert "csrc/common/simd.h" in done.stderr
 
 
 def test_library_that_does_not_load_is_a_reason(pure, python, tmp_path):
