@@ -33,14 +33,6 @@ LAYERS = {
 }
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=LAYERS)
 def layer(request):
     return LAYERS[request.param]()
@@ -77,7 +69,7 @@ def same(actual, wanted):
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
-def test_activation_checkpointing(layer, x, threads, reentrant):
+def test_activation_checkpointing(layer, x, reentrant):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
     x.requires_grad_()  # else the reentrant form has no gradients at all
     output = checkpoint(lambda x: layer(x)[0], x, use_reentrant=reentrant)
@@ -86,7 +78,7 @@ def test_activation_checkpointing(layer, x, threads, reentrant):
     assert same([loss, *(p.grad for p in layer.parameters())], wanted)
 
 
-def test_a_checkpoint_within_a_checkpoint(layer, x, threads):
+def test_a_checkpoint_within_a_checkpoint(layer, x):
     wanted = gradients(layer, loss_of(layer, x))
 
     def inner(x):
@@ -96,7 +88,7 @@ def test_a_checkpoint_within_a_checkpoint(layer, x, threads):
     assert same(gradients(layer, loss), wanted)
 
 
-def test_saved_tensors_that_are_offloaded(layer, x, threads):
+def test_saved_tensors_that_are_offloaded(layer, x):
     """Each is fetched once."""
     wanted, fetched = gradients(layer, loss_of(layer, x)), []
 
@@ -112,15 +104,14 @@ def test_saved_tensors_that_are_offloaded(layer, x, threads):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.proof)])
-@pytest.mark.parametrize("threads", [2], ids=["two threads"], indirect=True)
-def test_compiled(layer, x, threads, backend):
+def test_compiled(layer, x, backend):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
     with torch._dynamo.config.patch(allow_rnn=True):
         loss = torch.compile(loss_of, backend=backend, fullgraph=True)(layer, x)
     torch.testing.assert_close((loss, *gradients(layer, loss)), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast(layer, x, threads):
+def test_autocast(layer, x):
     wanted = gradients(layer, loss_of(layer, x))
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(layer, x)
@@ -130,7 +121,7 @@ def test_autocast(layer, x, threads):
         assert (actual - exact).norm() < 0.1 * sum(map(torch.norm, wanted))
 
 
-def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x, threads):
+def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x):
     optimizer = optimizer_of(layer)
     before = train(layer, optimizer, x)
     copied, copied_optimizer = copy.deepcopy((layer, optimizer))
@@ -142,7 +133,7 @@ def test_a_copy_in_mid_training_goes_on_to_the_same_bits(layer, x, threads):
     assert same(train(copied, copied_optimizer, x), wanted)
 
 
-def test_a_saved_state_goes_on_to_the_same_bits(layer, x, threads):
+def test_a_saved_state_goes_on_to_the_same_bits(layer, x):
     optimizer = optimizer_of(layer)
     train(layer, optimizer, x)
     other = copy.deepcopy(layer)
@@ -154,7 +145,7 @@ def test_a_saved_state_goes_on_to_the_same_bits(layer, x, threads):
     assert same(train(other, other_optimizer, x), wanted)
 
 
-def test_exponential_moving_average(layer, x, threads):
+def test_exponential_moving_average(layer, x):
     """Of what the optimizer trains, in a copy that is asked while training goes on."""
     averaged = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     optimizer = optimizer_of(layer)
@@ -172,14 +163,14 @@ def test_exponential_moving_average(layer, x, threads):
         assert torch.equal(fresh(x)[0], seen)
 
 
-def test_gradient_accumulation(layer, x, threads):
+def test_gradient_accumulation(layer, x):
     wanted = gradients(layer, loss_of(layer, x))
     for part in x.split(1, dim=1):
         loss_of(layer, part).backward()
     torch.testing.assert_close([p.grad for p in layer.parameters()], list(wanted), rtol=1e-4, atol=1e-5)
 
 
-def test_functional_call(layer, x, threads):
+def test_functional_call(layer, x):
     own = {name: p.detach().clone() for name, p in layer.named_parameters()}
     others = {name: (0.9 * p + 0.01).requires_grad_() for name, p in own.items()}
     loss = functional_call(layer, others, (x,))[0].sin().square().sum()
@@ -208,8 +199,8 @@ class Outputs(Dataset):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_in_workers_of_a_data_loader(start, x, threads):
-    if start == "spawn" and threads == 1:
+def test_in_workers_of_a_data_loader(start, x):
+    if start == "spawn" and torch.get_num_threads() == 1:
         pytest.skip("a spawned process has nothing of this one's threads")
     layers = [make() for make in LAYERS.values()]
     for layer in layers:  # in the parent before
@@ -222,9 +213,9 @@ def test_in_workers_of_a_data_loader(start, x, threads):
     assert same([outputs[k] for k in range(len(layers))], wanted)  # and after
 
 
-def test_two_python_threads_train_two_layers(x, threads):
+def test_two_python_threads_train_two_layers(x):
     """To the same bits as one after the other."""
-    makes = list(LAYERS.values())
+    makes, threads = list(LAYERS.values()), torch.get_num_threads()
     pairs = [(makes[k](), makes[(k + 1) % len(makes)]()) for k in range(len(makes))]
     for pair in pairs:
         wanted = [train(copied, optimizer_of(copied), x, 5) for copied in copy.deepcopy(pair)]

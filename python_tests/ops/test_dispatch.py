@@ -285,6 +285,9 @@ def test_use_is_for_the_thread_that_entered_it():
     assert explained().implementation == "cpu"
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12), reason="torch 2.11 keeps no context for them"
+)
 def test_use_reaches_the_threads_that_autograd_runs_a_backward_in():
     """On a GPU the backward of a checkpoint, which computes the forward again, runs in one. Here a thread is given what
     autograd gives to its own."""

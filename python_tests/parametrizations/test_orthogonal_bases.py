@@ -132,7 +132,7 @@ def test_10_000_updates_stay_orthogonal(base, map):
     size, lr = 24, 1e-3
     parametrization = Orthogonal(torch.empty(size, size), map, "haar", base)
     A = torch.nn.Parameter(parametrization.draw())
-    parametrization._of = lambda: type("Of", (), {"is_tensor": True, "original": A})
+    parametrization._of = lambda: type("Of", (), {"is_tensor": True, "original": A, "_parameters": {"original": A}})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _ in range(10_000):

@@ -31,8 +31,8 @@ def _check_tracing(backward: bool) -> None:
     restored = "call rnnkern.restore(model) first, which makes layers torch.nn's"
     if torch.onnx.is_in_onnx_export():
         raise NotImplementedError(
-            f"ONNX has no operators for rnnkern's kernels: {restored}, or export under rnnkern.use('reference'), which "
-            "writes the loop over time out for one length"
+            f"ONNX has no operators for rnnkern's kernels: {restored}. What torch.nn does not have may be exported "
+            "under rnnkern.use('reference'), as a loop over time of one length"
         )
     if backward:
         raise NotImplementedError(
