@@ -4,6 +4,7 @@ Each rule is a function that returns its faults, so that a test can show that it
 """
 
 import ast
+import functools
 import re
 import shutil
 import sys
@@ -53,6 +54,10 @@ OPERATOR_CALLERS = {"rnnkern._extension", "rnnkern.ops"}
 """Who may use torch.ops."""
 
 
+parsed = functools.cache(ast.parse)
+"""A file once, in however many copies it stands."""
+
+
 def floor_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
@@ -60,7 +65,7 @@ def floor_of(module: str) -> str:
 def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted((root / "rnnkern").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text())
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), parsed(path.read_text())
 
 
 def imports(module: str, tree: ast.Module, root: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ def thread_count(request):
     torch.set_num_threads(before)
 
 
-SLOW = ("test_distributed.py", "compile")
+SLOW = ("test_distributed.py", "compile", "gradcheck")
 """In names of tests that `make test` runs with two threads alone, as most machines have them."""
 
 

@@ -120,7 +120,7 @@ TRANSFORMS = {
 
 
 @compiled_part
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members"), TRANSFORMS))
 def test_transforms(transform):
     """A gradient that is lost in the graph is zero and nothing else says so."""
     module = rnnkern.nn.LSTM(I, H)
@@ -178,7 +178,7 @@ def assert_runs_like(program, module):
 
 @compiled_part
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", ["lstm", "lstm_proj", "modrelu"])
+@pytest.mark.parametrize("name", quick_where(lambda name: name == "lstm", ["lstm", "lstm_proj", "modrelu"]))
 def test_export_for_any_length_and_batch(name, strict):
     module = BUILD[name]()
     program = exported(module, *sample(module), strict=strict).module()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import off_kinks
-from python_tests.tiers import LEVELS, each_level
+from python_tests.tiers import LEVELS, each_level, quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -27,7 +27,7 @@ KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
 """Their gradients jump where rounding decides on which side of a kink a unit lies. Over many steps some unit does in
 one computation and not in the other, and the comparison is one of luck: in low precision u keeps away from the kinks;
 float64, below, goes near them over many steps."""
-UNBOUNDED = {"identity", "euler"}
+UNBOUNDED = {"identity", "euler", *KINKED} - {"hardtanh"}
 """What dropout leaves it makes larger: their state grows from step to step until errors are those of its last values,
 or the gradient of R no longer fits 16 bits."""
 HALF = [torch.bfloat16, torch.float16]
@@ -69,7 +69,7 @@ def name_of(row):
     )
 
 
-@pytest.mark.parametrize("row", COVERING, ids=name_of)
+@pytest.mark.parametrize("row", quick_where(lambda row: row["steps"] * row["hidden"] < 100_000, COVERING), ids=name_of)
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
     row = dict(row)
     simd(row.pop("level"))
