@@ -28,8 +28,8 @@ KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
 one computation and not in the other, and the comparison is one of luck: in low precision u keeps away from the kinks;
 float64, below, goes near them over many steps."""
 UNBOUNDED = {"identity", "euler", *KINKED} - {"hardtanh"}
-"""What dropout leaves it makes larger: their state grows from step to step until errors are those of its last values,
-or the gradient of R no longer fits 16 bits."""
+"""What dropout leaves it makes larger, and a single unit's weight may be above 1: their state grows from step to step
+until errors are those of its last values, or the gradient of R no longer fits 16 bits."""
 HALF = [torch.bfloat16, torch.float16]
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=7, batch=19, hidden=36))
@@ -80,9 +80,10 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     half = row["dtype"] in HALF
     if row["cell"] in KINKED:
         row["steps"] = min(row["steps"], 63)
-    if row["cell"] in UNBOUNDED and row["dropout"]:
+    single = half and row["hidden"] == 1
+    if row["cell"] in UNBOUNDED and (row["dropout"] or single):
         row["steps"] = min(row["steps"], 2)
-    if half and row["hidden"] == 1:  # the error of a single sum is luck: as many heads of one unit have many
+    if single:  # the error of a single sum is luck: as many heads of one unit have many
         row["hidden"] = 257
         row["heads"] = 257 if with_heads else 1
     sample = off_kinks(recurrence_sample(**row, requires_grad=True))
