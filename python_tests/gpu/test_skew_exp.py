@@ -20,7 +20,7 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
 
-@pytest.mark.parametrize("only", ["matrix_per_program and float32", pytest.param("", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("only", ["matrix_per_program and dtype1", pytest.param("", marks=pytest.mark.proof)])
 def test_the_interpreter_finds_the_eigenvalues_answers(only):
     file = Path(__file__).with_name("interpreted_skew_exp.py")
     done = subprocess.run(

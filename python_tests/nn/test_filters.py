@@ -209,7 +209,7 @@ def test_copies_compiler_autocast_and_explain():
     (choice,) = rnnkern.ops.explain(module, x)
     assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")
     assert rnnkern.restore(RNN(I, H, nag=(1.0, 3))).left[0].reason.startswith("torch.nn has no filter=")
-    assert str(module) == "MomentumLSTM(4, 6, momentum=(0.6, 0.6))"
+    assert str(module) == "rnnkern.nn.MomentumLSTM(4, 6, momentum=(0.6, 0.6))"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_values_and_gradients(alignment, dtype):
         check(gather_sample(**row, dtype=dtype), alignment=alignment)
 
 
+def test_int64_indices_are_those_of_int32():
+    """As the ids of a relevancy state are."""
+    q, u, h, idx, v = gather_sample(2, 5, 7, 4, 9)
+    wide = torch.where(idx < 0, torch.tensor(-(2**40)), idx.long())
+    assert torch.equal(gather_attention(q, u, h, wide, v), gather_attention(q, u, h, idx, v))
+
+
 @each_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_simd_level(level, dtype, simd):
@@ -300,8 +307,8 @@ Q, U, IDX = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4), torch.zeros(2, 3, 6, dty
         (TypeError, {"q": Q.long()}, "`q` must be of a dtype of .* got torch.int64"),
         (TypeError, {"h": U.double()}, "`h` must be of dtype torch.float32 like `q`, got torch.float64"),
         (TypeError, {"u": U.to("meta")}, "`u` must be on cpu like `q`, got meta"),
-        (TypeError, {"idx": IDX.long()}, "`idx` must be an int32 tensor, got torch.int64"),
-        (TypeError, {"idx": None}, "`idx` must be an int32 tensor, got NoneType"),
+        (TypeError, {"idx": IDX.short()}, "`idx` must be an int32 or int64 tensor, got torch.int16"),
+        (TypeError, {"idx": None}, "`idx` must be an int32 or int64 tensor, got NoneType"),
         (TypeError, {"idx": IDX.to("meta")}, "`idx` must be on cpu like `q`, got meta"),
         (ValueError, {"q": Q[0]}, r"`q` must be \(B, T, n\) .*, got \(3, 4\)"),
         (ValueError, {"q": Q[..., :0]}, r"`q` must be .* n of at least 1, got \(2, 3, 0\)"),

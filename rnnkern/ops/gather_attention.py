@@ -39,7 +39,7 @@ def gather_attention(
         q: (B, T, n), queries; float32 or float64, or bfloat16 or float16, for which all is computed in float32.
         u: (B, M, n), the memories' keys.
         h: (B, M, n), the memories' values.
-        idx: (B, T, kappa) int32, which memories each query attends to, in any order; -1 for none. A list without any
+        idx: (B, T, kappa) int32 or int64, which memories each query attends to, in any order; -1 for none. A list without any
             gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in compiled
             code, under ``torch.vmap`` and on other devices, where reading them would wait for the device, they are
             taken as -1, and so is any negative value everywhere.
@@ -66,6 +66,8 @@ def gather_attention(
     (True, [0.0, 0.0, 0.0, 0.0])
     """
     _check(q, u, h, idx, v, alignment)
+    if idx.dtype == torch.int64:
+        idx = idx.clamp(min=-1).int()  # which holds any number of memories that a tensor has room for
     arithmetic = torch.promote_types(q.dtype, torch.float32)
     dtype, (q, u, h, v) = q.dtype, (x.to(arithmetic) for x in (q, u, h, v))
     if _choose(q).implementation == "reference":
@@ -98,8 +100,10 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
         raise TypeError(f"{OP}: `q` must be of a dtype of {DTYPES}, got {q.dtype}")
     for name, x in (("u", u), ("h", h), ("v", v)):
         check_like(OP, name, x, "q", q)
-    if not isinstance(idx, Tensor) or idx.dtype != torch.int32:
-        raise TypeError(f"{OP}: `idx` must be an int32 tensor, got {getattr(idx, 'dtype', type(idx).__name__)}")
+    if not isinstance(idx, Tensor) or idx.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{OP}: `idx` must be an int32 or int64 tensor, got {getattr(idx, 'dtype', type(idx).__name__)}"
+        )
     if idx.device != q.device:
         raise TypeError(f"{OP}: `idx` must be on {q.device} like `q`, got {idx.device}")
     if q.dim() != 3 or q.shape[-1] == 0:
