@@ -39,8 +39,8 @@ def gather_attention(
         q: (B, T, n), queries; float32 or float64, or bfloat16 or float16, for which all is computed in float32.
         u: (B, M, n), the memories' keys.
         h: (B, M, n), the memories' values.
-        idx: (B, T, kappa) int32 or int64, which memories each query attends to, in any order; -1 for none. A list without any
-            gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in compiled
+        idx: (B, T, kappa) int32 or int64, which memories each query attends to, in any order; -1 for none. A list
+            without any gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in compiled
             code, under ``torch.vmap`` and on other devices, where reading them would wait for the device, they are
             taken as -1, and so is any negative value everywhere.
         v: (n,), or (G, n) with G that divides B: one for every B / G samples in a row, as of heads in the batch.
