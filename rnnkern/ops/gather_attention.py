@@ -40,9 +40,9 @@ def gather_attention(
         u: (B, M, n), the memories' keys.
         h: (B, M, n), the memories' values.
         idx: (B, T, kappa) int32 or int64, which memories each query attends to, in any order; -1 for none. A list
-            without any gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in compiled
-            code, under ``torch.vmap`` and on other devices, where reading them would wait for the device, they are
-            taken as -1, and so is any negative value everywhere.
+            without any gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in
+            compiled code, under ``torch.vmap`` and on other devices, where reading them would wait for the device, they
+            are taken as -1, and so is any negative value everywhere.
         v: (n,), or (G, n) with G that divides B: one for every B / G samples in a row, as of heads in the batch.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (q_t \odot u_j)`.
         return_weights: return also alpha.
