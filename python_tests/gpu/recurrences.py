@@ -94,6 +94,11 @@ def routed(place: Place) -> Iterator[Place]:
         yield place
 
 
+def planner():
+    """What has the operator recurrence_plan: the interpreter where rnnkern is built without CUDA."""
+    return torch.ops.rnnkern if _extension.build_facts()["cuda_archs"] else drivers.interpreted(FAMILY)
+
+
 def plan(
     cell: str,
     dtype: torch.dtype,
@@ -104,9 +109,7 @@ def plan(
     operators=None,
     measured: str = "",
 ) -> dict:
-    """By the interpreter's operators where rnnkern is built without CUDA."""
-    built = torch.ops.rnnkern if _extension._cuda_archs() else None
-    asked = (operators or built or drivers.interpreted(FAMILY)).recurrence_plan
+    asked = (operators or planner()).recurrence_plan
     return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32, measured))
 
 

@@ -1,12 +1,13 @@
 """Which kernel serves which call, and how it is launched: the table, at its edges."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from python_tests.gpu.recurrences import FACE, plan
+from python_tests.gpu.recurrences import FACE, plan, planner
 from rnnkern import _extension
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
@@ -289,6 +290,7 @@ def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
     (T4, "stepwise, for the block kernel needs compute capability 8.0"),
 ])  # fmt: skip
 def test_explain_with_a_device_names_the_kernel(monkeypatch, facts, said):
+    monkeypatch.setattr(sys.modules["rnnkern.ops.recurrence"], "_operators", planner())
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     monkeypatch.setattr(_extension, "device_facts", lambda device: facts)
     assert explained() == ("cuda", f"the cuda kernel serves this call: {said}")

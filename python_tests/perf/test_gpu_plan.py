@@ -1,12 +1,11 @@
 """What the plan is given of a GPU's measurements."""
 
-import json
-
 import pytest
 import torch
 
 from perf import gpu_plan, record
 from perf.recurrence_gpu import Spec
+from python_tests.gpu import recurrences
 from rnnkern import _extension
 
 SAID = "the cuda kernel serves this call: {}, for R of it stays somewhere"
@@ -60,7 +59,5 @@ def test_the_plan_reads_the_rows(results, tmp_path):
     (tmp_path / "table.h").write_text("")
     gpu_plan.main([str(results), "--capability", "9", "--table", str(tmp_path / "table.h")])
     h200 = (9, 0, 132, 232448, 16, 7)
-    said = torch.ops.rnnkern.recurrence_plan(
-        "lstm", "bfloat16", (1024, 16, 768, 1), h200, measured="\n".join([*ROWS, ""])
-    )
-    assert json.loads(said)["kernel"] == "grid"
+    found = recurrences.plan("lstm", torch.bfloat16, (1024, 16, 768, 1), h200, measured="\n".join([*ROWS, ""]))
+    assert found["kernel"] == "grid"

@@ -16,6 +16,7 @@ from perf import flashrnn_peer, gpu_tables, harness, measure_gpu, orthogonal, pr
 from perf import recurrence_gpu as cases
 from perf.harness import OURS, Effort, NoKernel
 from perf.recurrence_gpu import Spec
+from python_tests.gpu import drivers, relevancies
 from rnnkern import reference
 from rnnkern.ops import use
 from rnnkern.ops.recurrence import KERNEL_CELLS
@@ -84,7 +85,7 @@ def test_relevancy_attention_is_measured_on_every_kernel():
     h200 = (9, 0, 132, 232448, 16, 7)
 
     def plan(cell, dtype, shape):
-        return json.loads(torch.ops.rnnkern.relevancy_plan(cell, dtype, shape, h200))
+        return json.loads(drivers.interpreted(relevancies.FAMILY).relevancy_plan(cell, dtype, shape, h200))
 
     ran = {plan(cell, "float32", shape)["forward"] for cell in RELEVANCY_CELLS for shape in relevancy.GPU_SHAPES}
     assert ran == {"block", "cluster", "stepwise"}
