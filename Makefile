@@ -87,7 +87,7 @@ mutate: install $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	@$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix
