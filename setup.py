@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 BUILD = Path("build/ninja")  # relative, as are all sources: a copy of the tree keeps its objects
 PYTHON = sysconfig.get_path("include")
 CXX = shlex.split(ENV("CXX", "c++"))
-FLAGS = ["-std=c++20", "-O2", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000"]
+FLAGS = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000"]
 FLAGS += ["-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", *shlex.split(ENV("RNNKERN_CXXFLAGS", ""))]
 LINK = ["-shared", "-fopenmp", *shlex.split(ENV("RNNKERN_LDFLAGS", ""))]
 PROBE = """
@@ -167,9 +167,9 @@ class Build(build_ext):
             libraries += [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
         link = f"{shlex.join([*CXX, *LINK])} -o $out $in {shlex.join(libraries)}"
-        lines = [f"builddir = {BUILD}\nrule link\n command = {link}\n description = link $out"]
+        lines = [f"builddir = {BUILD}\noptimize = -O2\nrule link\n command = {link}\n description = link $out"]
         for kind, compiler in compilers.items():
-            compile = f"{shlex.join([*compiler, *flags])} $extra -MD -MF $out.d -c $in -o $out"
+            compile = f"{shlex.join(compiler)} $optimize {shlex.join(flags)} $extra -MD -MF $out.d -c $in -o $out"
             lines += [f"rule {kind}\n command = {compile}\n description = $in $extra\n depfile = $out.d\n deps = gcc"]
         without = () if nvcc else ("cuda_",)  # drivers of what nvcc compiles
         objects = []
@@ -183,6 +183,8 @@ class Build(build_ext):
                 objects.append(f"{BUILD}/{source}{level and '.' + level}.o")
                 lines += [f"build {objects[-1]}: {kind} {source}"]
                 lines += [f" extra = -DRNNKERN_SIMD_LEVEL={level}"] if level else []
+                # Where -O2 was measured slower, by 3 to 20 %; it takes half as long to compile.
+                lines += [" optimize = -O3"] if level not in ("", "plain") and "f16" not in name else []
                 # Other objects stay as they are when CUDA joins the build.
                 if nvcc and (kind == "cu" or name.startswith(("cuda_", "registration"))):
                     lines += [" extra = -DRNNKERN_WITH_CUDA -DUSE_CUDA"]
