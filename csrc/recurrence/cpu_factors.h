@@ -2,6 +2,8 @@
 // product of two factors by two, summed in float32. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "recurrence/cpu_storage.h"
+
 namespace rnnkern {
 namespace {
 

@@ -3,13 +3,17 @@
 // SIMD level.
 #pragma once
 
+#include "common/room.h"
+#include "recurrence/cpu_sequence.h"
+#include "recurrence/cpu_vectors.h"
+
 namespace rnnkern {
 namespace {
 
 // Such a cell's bias comes after the norm.
-template <class Cell, class T>
-Matrix<T> multiplied(Matrix<T> R) {
-  if (Cell::normalised) R.bias = nullptr;
+template <class T>
+Matrix<T> multiplied(const CellNumbers& cell, Matrix<T> R) {
+  if (cell.normalised) R.bias = nullptr;
   return R;
 }
 
@@ -79,136 +83,123 @@ RNNKERN_INLINE Vec<T> affine(const Norm<T>& norm, const T* gain, const T* bias, 
   return bias ? scaled + Vec<T>::load(bias + i, lanes) : scaled;
 }
 
-// What follows the product of a step: the norms and equations of a member's sequences up to row1, with `cells` as room
-// for a row of c. The rest is as StepProducts::step has it.
-template <class Cell, class T, class HBefore, class LoadU, class SavedRow, class OldC, class Put>
-RNNKERN_INLINE void normalised_rows(const Weights<T>& weights, const Share& share, int64_t row1, T* cells,
-                                    const HBefore& h_before, LoadU load_u, SavedRow saved_row, OldC old_c, Put put) {
-  using V = Vec<T>;
-  constexpr int gates = Cell::gates, own = Cell::saved - gates;
+// A member's rows of what norms give.
+template <class T>
+struct NormsRoom {
+  T *r, *y, *cells;
+
+  NormsRoom(const CellNumbers& cell, int64_t hidden, Room<T>& room, Member me)
+      : r(cell.normalised ? room.take((cell.recurrent + 2) * hidden, me) : nullptr),
+        y(r ? r + cell.recurrent * hidden : nullptr),
+        cells(r ? y + hidden : nullptr) {}
+};
+
+// to (gates, H) = LN(x) gain + bias, over all of a row.
+template <class T>
+void affine_row(const Norm<T>& norm, const T* gain, const T* bias, T* to) {
+  for_vectors<Vec<T>>(0, norm.n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+    affine(norm, gain, bias, i, lanes).store(to + i, lanes);
+  });
+}
+
+// What follows the product of a step, of one sequence: the norms and equations of its row.
+template <class Cell, class T>
+void normalised_row(const Cell& equations, const Weights<T>& weights, const NormsRoom<T>& room,
+                    ForwardStrip<T>& strip) {
   const int64_t hidden = weights.hidden;
-  for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
-    T* const saved = saved_row(b);
-    const Norm<T> norm(saved + own * hidden, gates * hidden);
-    for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      V u[gates], r[gates], old[Cell::states], next[Cell::states], save[Cell::saved];
-      load_u(u, b, unit, lanes);
-      load_gates(save + own, gates, saved + own * hidden, hidden, unit, lanes);
-      for (int g = 0; g < gates; ++g) r[g] = affine(norm, weights.params[0], weights.R.bias, g * hidden + unit, lanes);
-      old[0] = load(h_before(b) + unit, lanes);
-      if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
-      Cell::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
-      if constexpr (Cell::states > 1) {
-        store_gates(save, own, saved, hidden, unit, lanes);
-        next[1].store(cells + unit, lanes);
-      } else {
-        put(b, unit, lanes, old, next, save);
-      }
-    });
-    if constexpr (Cell::states > 1) {
-      const Norm<T> norm_c(cells, hidden);
-      for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V old[Cell::states], next[Cell::states], save[Cell::saved];
-        load_gates(save, Cell::saved, saved, hidden, unit, lanes);
-        old[0] = load(h_before(b) + unit, lanes);
-        old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
-        next[0] = Cell::output(save, affine(norm_c, weights.params[1], weights.params[2], unit, lanes));
-        next[1] = V::load(cells + unit, lanes);
-        put(b, unit, lanes, old, next, save);
-      });
-    }
-  }
+  const Norm<T> norm(strip.saved + equations.own_saved() * hidden, equations.recurrent * hidden);
+  affine_row(norm, weights.params[0], weights.R.bias, room.r);
+  strip.r = room.r, strip.r_gate = hidden, strip.lanes = strip.r_vector = Vec<T>::width;
+  if (equations.states == 1) return equations.forward(strip);
+  T* const next_c = strip.next[1];
+  strip.next[1] = room.cells;  // the c that entered may be in its place
+  equations.forward(strip);
+  affine_row(Norm<T>(room.cells, hidden), weights.params[1], weights.params[2], room.y);
+  strip.y = room.y;
+  equations.output(strip);
+  strip.next[1] = next_c;
+  copy(next_c, room.cells, hidden);
 }
 
-// The c that a norm saw, where zoneout has put others in its place.
-template <class Cell, class T>
-void cells_again(const T* saved, const T* before, T* to, int64_t hidden) {
-  using V = Vec<T>;
-  if constexpr (Cell::states > 1)
-    for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      V save[Cell::saved], old[2] = {V(0), V::load(before + unit, lanes)};
-      load_gates(save, Cell::saved, saved, hidden, unit, lanes);
-      Cell::next_c(save, old).store(to + unit, lanes);
-    });
-}
-
-// The norms of one row, backwards: around its equations, which take `before` and `after` for each vector of units.
-template <class Cell, class T>
+// The norms of one row, backwards.
+template <class T>
 class NormsBackward {
   using V = Vec<T>;
-  static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
  public:
-  // The row of what was saved, of c (or null), and of the gradients of params[0], and of params[1] and [2]; room for
-  // G*H + H elements.
-  NormsBackward(const Weights<T>& weights, const T* saved, const T* cells, T* const* dparams, int64_t b, T* room)
+  // Elements of a member's room.
+  static int64_t room_size(const CellNumbers& cell, int64_t hidden) { return (2 * cell.recurrent + 4) * hidden; }
+
+  // The row of what was saved, and of the gradients of params[0], and of params[1] and [2].
+  NormsBackward(const CellNumbers& cell, const Weights<T>& weights, const T* saved, T* const* dparams, int64_t b,
+                T* room)
       : weights_(weights),
         hidden_(weights.hidden),
-        saved_(saved),
-        norm_(saved + own * hidden_, gates * hidden_),
-        dgain_(dparams[0] + b * gates * hidden_),
-        dr_(room),
-        dc_(room + gates * hidden_) {
-    if constexpr (Cell::states > 1) {
-      norm_c_.emplace(cells, hidden_);
-      dgain_c_ = dparams[1] + b * hidden_;
-      dbias_c_ = dparams[2] + b * hidden_;
-    }
+        columns_(cell.recurrent * hidden_),
+        norm_(saved + cell.own_saved() * hidden_, columns_),
+        dgain_(dparams[0] + b * columns_),
+        r_(room),
+        dr_(r_ + columns_),
+        y_(dr_ + columns_),
+        dy_(y_ + hidden_),
+        dc_(dy_ + hidden_),
+        cells_(dc_ + hidden_) {
+    if (cell.states == 1) return;
+    dgain_c_ = dparams[1] + b * hidden_;
+    dbias_c_ = dparams[2] + b * hidden_;
   }
 
-  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h.
-  template <class DhOf>
-  RNNKERN_INLINE void begin(DhOf dh_of) {
-    if constexpr (Cell::states > 1) {
-      for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[own];
-        load_gates(save, own, saved_, hidden_, unit, lanes);
-        const V dy = Cell::output_backward(save, y(unit, lanes), dh_of(unit, lanes));
-        add(dy * (*norm_c_)(unit, lanes), dgain_c_ + unit, lanes);
-        add(dy, dbias_c_ + unit, lanes);
-        (dy * V::load(weights_.params[1] + unit, lanes)).store(dc_ + unit, lanes);
-      });
-      norm_c_->backward(dc_,
-                        [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { dc.store(dc_ + unit, lanes); });
+  // Before the equations: r and y as they had them, and what comes to c by way of its norm; `cells` is the c that the
+  // norm saw, or null where zoneout has put others in its place.
+  template <class Cell>
+  void before(const Cell& equations, const T* cells, BackwardStrip<T>& strip) {
+    affine_row(norm_, weights_.params[0], weights_.R.bias, r_);
+    strip.r = r_;
+    strip.dr = dr_;
+    if (equations.states == 1) return;
+    if (!cells) {
+      ForwardStrip<T> again;
+      again.begin = 0, again.end = hidden_, again.hidden = hidden_;
+      again.saved = const_cast<T*>(strip.saved);  // read alone
+      for (int s = 0; s < equations.states; ++s) again.old[s] = strip.old[s];
+      again.next[1] = cells_;
+      equations.next_c(again);
+      cells = cells_;
     }
+    const Norm<T> norm_c(cells, hidden_);
+    affine_row(norm_c, weights_.params[1], weights_.params[2], y_);
+    strip.y = strip.next[1] = y_;
+    strip.operand = dy_;
+    equations.output_backward(strip);
+    for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      const V dy = V::load(dy_ + unit, lanes);
+      add(dy * norm_c(unit, lanes), dgain_c_ + unit, lanes);
+      add(dy, dbias_c_ + unit, lanes);
+      (dy * V::load(weights_.params[1] + unit, lanes)).store(dc_ + unit, lanes);
+    });
+    norm_c.backward(dc_, [&](int64_t unit, auto lanes, V dc)
+                             RNNKERN_INLINE_LAMBDA { add(dc, strip.grad[1] + unit, lanes); });
   }
 
-  // The r that the equations had in place of R h, LN(c) in place of c, and the whole gradient of c.
-  RNNKERN_INLINE void before(int64_t unit, int64_t lanes, V* save, V* next, V* grad) const {
-    for (int g = 0; g < gates; ++g)
-      save[own + g] = affine(norm_, weights_.params[0], weights_.R.bias, g * hidden_ + unit, lanes);
-    if constexpr (Cell::states > 1) {
-      next[1] = y(unit, lanes);
-      grad[1] = grad[1] + V::load(dc_ + unit, lanes);
-    }
-  }
-
-  RNNKERN_INLINE void after(int64_t unit, int64_t lanes, const V* dr) const {
-    for (int g = 0; g < gates; ++g) {
-      const int64_t i = g * hidden_ + unit;
-      add(dr[g] * norm_(i, lanes), dgain_ + i, lanes);
-      (dr[g] * V::load(weights_.params[0] + i, lanes)).store(dr_ + i, lanes);
-    }
-  }
-
-  // take(i, lanes, the gradient of R h).
+  // After them: take(i, lanes, the gradient of R h).
   template <class Take>
-  RNNKERN_INLINE void end(Take take) const {
+  RNNKERN_INLINE void after(Take take) {
+    for_vectors<V>(0, columns_, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+      const V dr = V::load(dr_ + i, lanes);
+      add(dr * norm_(i, lanes), dgain_ + i, lanes);
+      (dr * V::load(weights_.params[0] + i, lanes)).store(dr_ + i, lanes);
+    });
     norm_.backward(dr_, take);
   }
 
  private:
-  RNNKERN_INLINE V y(int64_t unit, int64_t lanes) const {
-    return affine(*norm_c_, weights_.params[1], weights_.params[2], unit, lanes);
-  }
   RNNKERN_INLINE static void add(V x, T* sum, int64_t lanes) { (V::load(sum, lanes) + x).store(sum, lanes); }
 
   const Weights<T>& weights_;
-  const int64_t hidden_;
-  const T* const saved_;
+  const int64_t hidden_, columns_;
   const Norm<T> norm_;
-  std::optional<Norm<T>> norm_c_;
-  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_;
+  T *const dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr;
+  T *const r_, *const dr_, *const y_, *const dy_, *const dc_, *const cells_;
 };
 
 }  // namespace

@@ -2,6 +2,10 @@
 // Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "common/room.h"
+#include "recurrence/cpu_factors.h"
+#include "recurrence/problem.h"
+
 namespace rnnkern {
 namespace {
 

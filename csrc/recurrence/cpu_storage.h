@@ -2,6 +2,9 @@
 // Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "common/simd.h"
+#include "device/types.h"
+
 namespace rnnkern {
 namespace {
 

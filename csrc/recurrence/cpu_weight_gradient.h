@@ -2,6 +2,9 @@
 // in cache. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "recurrence/cpu_product.h"
+#include "recurrence/cpu_sequence.h"
+
 namespace rnnkern {
 namespace {
 
