@@ -94,7 +94,10 @@ def main() -> None:
                 low, middle, high = statistics.quantiles(ratios, n=4)
                 medians.append(middle)
                 differs = f"  differs: {', '.join(wrong)}" if wrong else ""
-                print(f"{low:6.3f} {middle:6.3f} {high:6.3f}  {1e3 * once:9.3f} ms  {name} {direction}{differs}", flush=True)
+                print(
+                    f"{low:6.3f} {middle:6.3f} {high:6.3f}  {1e3 * once:9.3f} ms  {name} {direction}{differs}",
+                    flush=True,
+                )
             progress.advance()
     print(f"old over new, quartiles of {chosen.pairs} pairs; geometric mean {statistics.geometric_mean(medians):.3f}")
 

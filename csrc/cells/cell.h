@@ -45,8 +45,8 @@ struct CellFacts {
 };
 
 template <class Cell>
-constexpr CellNumbers numbers_of{Cell::first_gates, Cell::gates, Cell::recurrent,  Cell::states,    Cell::params,
-                                 Cell::saved,       Cell::joint, Cell::projected,  Cell::normalised};
+constexpr CellNumbers numbers_of{Cell::first_gates, Cell::gates, Cell::recurrent, Cell::states,    Cell::params,
+                                 Cell::saved,       Cell::joint, Cell::projected, Cell::normalised};
 
 constexpr double norm_eps = 1e-5;  // what LN adds to a variance
 

@@ -101,8 +101,8 @@ struct Call {
     const double dropped = rate("dropout", dropout);
     noise = {{}, seed ? dropped : 0, seed ? read<int64_t>(*seed) : nullptr};
     STD_TORCH_CHECK(!zoneout || zoneout->empty() || zoneout->size() == size_t(cell.states),
-                    "recurrence: `zoneout` must have a rate for each of the ", cell.states, " tensors of the state, got ",
-                    zoneout ? zoneout->size() : 0);
+                    "recurrence: `zoneout` must have a rate for each of the ", cell.states,
+                    " tensors of the state, got ", zoneout ? zoneout->size() : 0);
     for (size_t s = 0; zoneout && s < zoneout->size(); ++s) noise.zoneout[s] = rate("zoneout", (*zoneout)[s]);
   }
 

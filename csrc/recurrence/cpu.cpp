@@ -277,8 +277,7 @@ std::string recurrence_cells() {
             "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
             ", \"params\": " + std::to_string(cell.tensors()) + ", \"saved\": " + std::to_string(cell.saved) +
             ", \"first_gates\": " + std::to_string(cell.first_gates) +
-            ", \"recurrent\": " + std::to_string(cell.recurrent) +
-            ", \"joint\": " + (cell.joint ? "true" : "false") +
+            ", \"recurrent\": " + std::to_string(cell.recurrent) + ", \"joint\": " + (cell.joint ? "true" : "false") +
             ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
     ++place;
   }
@@ -287,7 +286,8 @@ std::string recurrence_cells() {
 
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                       OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout, OptionalTensor seed) {
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
+                       OptionalTensor seed) {
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih,
             bias_ih);
   call.set_noise(zoneout, dropout, seed);
@@ -302,7 +302,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout, OptionalTensor seed) {
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
+                                OptionalTensor seed) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
   call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);

@@ -6,12 +6,13 @@
 namespace rnnkern {
 namespace {
 
-// The gates of a chunk, from the h that entered each step.
-template <class S, class Cell>
-void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share& share, const Chunk& chunk,
-                 const Cell& equations) {
+// The gates of a chunk, from the h that entered each step: over strips, whatever the cell, since it is a second copy of
+// the step.
+template <class S>
+void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share& share, const Chunk& chunk) {
   using T = Arithmetic<S>;
   using F = Factor<S>;
+  const StripCell<T> equations{p.cell, p.strips};
   const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
   const int64_t width = equations.projected ? p.weights.width : hidden;
   const StepProducts<S>& products = *plan.again;
@@ -46,8 +47,7 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share&
           strip.old[0] = equations.projected ? plan.zeros : widened_gates(stored(b), 1, hidden, strip, plan.old_row);
           for (int s = 0; s < equations.states; ++s) {
             strip.next[s] = plan.made + s * hidden;
-            if (s > 0)
-              strip.old[s] = Entering<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
+            if (s > 0) strip.old[s] = Entering<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
           }
         },
         [](const ForwardStrip<T>&, int64_t) {});
@@ -102,7 +102,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
     if (p.above) p.above->wait(p.steps.count - chunk.begin);
-    if (plan.again) gates_again(p, plan, share, chunk, equations);
+    if (plan.again) gates_again(p, plan, share, chunk);
     auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
     auto h_entering = [&](int64_t k) {
       return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, p.steps.at(k));
@@ -143,8 +143,8 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
         return strip;
       };
       // The gradients of r and u as products take them and as the caller wants them, of so many gates.
-      auto put_gradients = [&](const BackwardStrip<T>& strip, int64_t b, int gates_of_r, int gates)
-                               RNNKERN_INLINE_LAMBDA {
+      auto put_gradients = [&](const BackwardStrip<T>& strip, int64_t b, int gates_of_r,
+                               int gates) RNNKERN_INLINE_LAMBDA {
         if constexpr (dots<S>) {
           copy_gates(strip.dr, dr_row(b), gates_of_r, hidden, strip);
           if (!equations.joint) copy_gates(strip.du, du_row(b), gates, hidden, strip);
@@ -175,9 +175,9 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
           strip.grad[s] = p.dstate[s] + b * hidden;
           prefetch(strip.next[s] + hidden, units);
         }
-        for (int i = 0; i < equations.params && !equations.normalised; ++i) {
+        for (int i = 0; i < equations.params; ++i) {
           strip.params[i] = p.weights.params[i];
-          strip.dparams[i] = p.dparams[i] + b * hidden;
+          strip.dparams[i] = p.dparams[i] + b * (equations.normalised && i == 0 ? recurrent : hidden);
         }
         // What zoneout gives to the old values goes around the equations.
         const int first_state = equations.projected;
@@ -196,18 +196,11 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
           });
           if (s == 0) strip.grad_h = nullptr;
         }
-        if (equations.normalised) {
-          const bool mixed = equations.states > 1 && plan.zoneout[1].on();
-          NormsBackward<T> norms(p.cell, p.weights, strip.saved, p.dparams, b, plan.norms);
-          norms.before(equations, mixed ? nullptr : strip.next[1], strip);
-          equations.backward(strip);
-          norms.after([&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { store(dr, dr_row(b) + i, lanes); });
-          if constexpr (dots<S>) copy_gates(strip.du, du_row(b), equations.gates, hidden, strip);
-          if (p.du) copy_gates(strip.du, p.du + (row + b) * columns, equations.gates, hidden, strip);
-        } else {
-          equations.backward(strip);
-          put_gradients(strip, b, equations.recurrent, equations.gates);
-        }
+        strip.bias = p.weights.R.bias;
+        strip.room = plan.norms;
+        strip.mixed = equations.states > 1 && plan.zoneout[1].on();
+        equations.backward(strip);
+        put_gradients(strip, b, equations.recurrent, equations.gates);
         if constexpr (dots<S>)
           if (equations.projected) copy_gates(strip.operand, plan.m + slot_row(k, b) * hidden, 1, hidden, strip);
         for (int s = first_state; s < equations.states; ++s) {

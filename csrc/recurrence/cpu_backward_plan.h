@@ -31,7 +31,7 @@ struct BackwardPlan {
   F* dropped;  // a member's rows of what R multiplied, where that was not h
   std::optional<StepProducts<S>> again;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
-  T* norms;  // a member's, see NormsBackward
+  T* norms;  // a member's room of a normalised row
   // A member's rows: what equations take in another form than memory holds it, what goes to the old state around them,
   // the new state of equations that run again, and a gradient that goes nowhere.
   T *du_row, *dr_row, *u_row, *old_row, *next_row, *grad_row, *operand_row, *around, *made, *lost;
@@ -68,12 +68,10 @@ struct BackwardPlan {
         zoneout(p.noise, p.cell, p.steps.batch, p.weights, room),
         dropout(p.noise, p.steps.batch, p.weights.width, room),
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(room.take(p.steps.batch * p.weights.width, me)) : nullptr),
-        norms(p.cell.normalised ? room.take(NormsBackward<T>::room_size(p.cell, p.weights.hidden), me) : nullptr) {
+        norms(p.cell.normalised ? room.take(p.cell.room_size(p.weights.hidden), me) : nullptr) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden;
-    auto rows_if = [&](bool needed, int values) {
-      return needed ? room.take(values * hidden, me) : nullptr;
-    };
+    auto rows_if = [&](bool needed, int values) { return needed ? room.take(values * hidden, me) : nullptr; };
     du_row = rows_if(dots<S> && !cell.joint, cell.gates);
     dr_row = rows_if(dots<S>, cell.recurrent);
     old_row = rows_if(narrow<S>, 1);

@@ -4,6 +4,7 @@
 
 #include "cells/cell.h"
 #include "common/simd.h"
+#include "recurrence/cpu_normalised.h"
 #include "recurrence/cpu_vectors.h"
 
 namespace rnnkern {
@@ -20,14 +21,13 @@ struct InlineCell {
   static constexpr int params = n.params, saved = n.saved, second_gates = n.two_products() ? first_gates : 0;
   static constexpr bool joint = n.joint, projected = n.projected, normalised = n.normalised;
   static constexpr bool two_products() { return n.two_products(); }
-  static constexpr int own_saved() { return n.own_saved(); }
 
   RNNKERN_INLINE static void prepare(const ForwardStrip<T>& s) {
     if constexpr (two_products())
       for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V u[gates], r[recurrent], save[saved], old[states], operand;
         load_gates(u, gates, s.u, s.hidden, unit, lanes);
-        load_products(r, 0, first_gates, s, unit, lanes);
+        load_products(r, 0, first_gates, s, unit);
         load_states(old, s.old, unit, lanes);
         for (V& x : save) x = V(0);
         Equations::prepare(u, r, old, save, operand);
@@ -37,54 +37,33 @@ struct InlineCell {
   }
 
   RNNKERN_INLINE static void forward(const ForwardStrip<T>& s) {
+    if constexpr (normalised) return normalised_forward<Equations>(s);
     for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V u[gates], r[at_least_one(recurrent)], old[states], next[states];
       V own[at_least_one(params)], save[at_least_one(saved)];
       load_gates(u, gates, s.u, s.hidden, unit, lanes);
-      load_products(r, second_gates, recurrent, s, unit, lanes);
+      load_products(r, second_gates, recurrent, s, unit);
       load_states(old, s.old, unit, lanes);
-      if constexpr (!normalised)
-        for (int i = 0; i < params; ++i) own[i] = V::load(s.params[i] + unit, lanes);
+      for (int i = 0; i < params; ++i) own[i] = V::load(s.params[i] + unit, lanes);
       if constexpr (two_products()) load_gates(save, saved, s.saved, s.hidden, unit, lanes);
       Equations::forward(u, r, old, own, next, save);
-      for (int i = 0; i < states; ++i)
-        if (i > 0 || !(normalised && states > 1)) next[i].store(s.next[i] + unit, lanes);
-      if (saved && s.saved) store_gates(save, own_saved(), s.saved, s.hidden, unit, lanes);
+      for (int i = 0; i < states; ++i) next[i].store(s.next[i] + unit, lanes);
+      if (saved && s.saved) store_gates(save, saved, s.saved, s.hidden, unit, lanes);
     });
   }
 
-  RNNKERN_INLINE static void output(const ForwardStrip<T>& s) {
-    if constexpr (normalised && states > 1)
-      for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[saved];
-        load_gates(save, own_saved(), s.saved, s.hidden, unit, lanes);
-        Equations::output(save, V::load(s.y + unit, lanes)).store(s.next[0] + unit, lanes);
-      });
-  }
-
-  RNNKERN_INLINE static void next_c(const ForwardStrip<T>& s) {
-    if constexpr (normalised && states > 1)
-      for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[saved], old[states];
-        load_gates(save, own_saved(), s.saved, s.hidden, unit, lanes);
-        load_states(old, s.old, unit, lanes);
-        Equations::next_c(save, old).store(s.next[1] + unit, lanes);
-      });
-  }
-
   RNNKERN_INLINE static void backward(const BackwardStrip<T>& s) {
+    if constexpr (normalised) return normalised_backward<Equations>(s);
     for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V save[at_least_one(saved)], own[at_least_one(params)], dparams[at_least_one(params)];
       V old[states], next[states], grad[states], du[gates], dr[at_least_one(recurrent)];
-      load_gates(save, own_saved(), s.saved, s.hidden, unit, lanes);
+      load_gates(save, saved, s.saved, s.hidden, unit, lanes);
       // What the next sequence reads of this step comes from far: such short runs are not foreseen by the processor.
-      for (int g = 0; g < own_saved(); ++g) __builtin_prefetch(s.saved_ahead + g * s.hidden + unit);
-      if constexpr (normalised) load_gates(save + own_saved(), recurrent, s.r, s.hidden, unit, lanes);
-      if constexpr (!normalised)
-        for (int i = 0; i < params; ++i) {
-          own[i] = V::load(s.params[i] + unit, lanes);
-          dparams[i] = V::load(s.dparams[i] + unit, lanes);
-        }
+      for (int g = 0; g < saved; ++g) __builtin_prefetch(s.saved_ahead + g * s.hidden + unit);
+      for (int i = 0; i < params; ++i) {
+        own[i] = V::load(s.params[i] + unit, lanes);
+        dparams[i] = V::load(s.dparams[i] + unit, lanes);
+      }
       load_states(old, s.old, unit, lanes);
       load_states(next, s.next, unit, lanes);
       for (int i = 0; i < states; ++i) grad[i] = V::load(s.grad[i] + unit, lanes);
@@ -93,8 +72,7 @@ struct InlineCell {
       for (V& x : dr) x = V(0);
       Equations::backward(save, old, next, own, grad, du, dr, dparams);
       for (int i = 0; i < states; ++i) grad[i].store(s.grad[i] + unit, lanes);
-      if constexpr (!normalised)
-        for (int i = 0; i < params; ++i) dparams[i].store(s.dparams[i] + unit, lanes);
+      for (int i = 0; i < params; ++i) dparams[i].store(s.dparams[i] + unit, lanes);
       store_gates(dr, recurrent, s.dr, s.hidden, unit, lanes);
       if constexpr (!joint) store_gates(du, gates, s.du, s.hidden, unit, lanes);
       if (s.dr_sum) add_gates(dr, second_gates, recurrent, s.dr_sum, s.hidden, unit, lanes);
@@ -123,31 +101,15 @@ struct InlineCell {
       });
   }
 
-  RNNKERN_INLINE static void output_backward(const BackwardStrip<T>& s) {
-    if constexpr (normalised && states > 1)
-      for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[saved];
-        load_gates(save, own_saved(), s.saved, s.hidden, unit, lanes);
-        const V dh = V::load(s.grad[0] + unit, lanes);
-        Equations::output_backward(save, V::load(s.y + unit, lanes), dh).store(s.operand + unit, lanes);
-      });
-  }
-
  private:
-  RNNKERN_INLINE static void load_products(V* r, int begin, int end, const ForwardStrip<T>& s, int64_t unit,
-                                           int64_t lanes) {
+  RNNKERN_INLINE static void load_products(V* r, int begin, int end, const ForwardStrip<T>& s, int64_t unit) {
     const T* const from = s.r + (unit - s.begin) / V::width * s.r_vector;
-    for (int g = begin; g < end; ++g)
-      r[g] = V::load(from + (g - begin) * s.r_gate, normalised ? lanes : int64_t(V::width));
+    for (int g = begin; g < end; ++g) r[g] = V::load(from + (g - begin) * s.r_gate);
   }
   RNNKERN_INLINE static void load_states(V* to, const T* const* from, int64_t unit, int64_t lanes) {
     for (int i = 0; i < states; ++i) to[i] = V::load(from[i] + unit, lanes);
   }
 };
-
-// The same behind pointers.
-template <class T>
-struct StripCell : CellNumbers, Strips<T> {};
 
 template <class T, class Equations>
 constexpr Strips<T> strips_of() {
@@ -158,11 +120,6 @@ constexpr Strips<T> strips_of() {
   if constexpr (Cell::two_products()) {
     strips.prepare = [](const ForwardStrip<T>& s) { Cell::prepare(s); };
     strips.prepare_backward = [](const BackwardStrip<T>& s) { Cell::prepare_backward(s); };
-  }
-  if constexpr (Cell::normalised && Cell::states > 1) {
-    strips.output = [](const ForwardStrip<T>& s) { Cell::output(s); };
-    strips.next_c = [](const ForwardStrip<T>& s) { Cell::next_c(s); };
-    strips.output_backward = [](const BackwardStrip<T>& s) { Cell::output_backward(s); };
   }
   return strips;
 }

@@ -38,7 +38,7 @@ struct ForwardPlan {
     operand = cell.two_products() ? room.template take_as<F>(batch * hidden) : nullptr;
     saved = (cell.two_products() || cell.normalised) && !p.saved ? room.take(batch * cell.saved * hidden)
                                                                  : nullptr;  // of one step
-    carried = narrow<S> ? room.take(2 * state_size) : nullptr;  // h between two steps: h itself is rounded
+    carried = narrow<S> ? room.take(2 * state_size) : nullptr;               // h between two steps: h itself is rounded
     u = p.x ? room.take(chunk * batch * cell.gates * hidden) : nullptr;
     m = cell.projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
     u_row = narrow<S> && !p.x ? room.take(cell.gates * hidden, me) : nullptr;

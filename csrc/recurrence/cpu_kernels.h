@@ -13,9 +13,9 @@ namespace {
 
 // In float32, and in bfloat16 where the processor multiplies it; what else there is spends its time elsewhere.
 template <class S, class Cell>
-constexpr bool is_inline = (std::is_same_v<S, float> || dots<S>)&&(
-    std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> || std::is_same_v<Cell, Lstm> ||
-    std::is_same_v<Cell, Gru>);
+constexpr bool is_inline =
+    (std::is_same_v<S, float> || dots<S>) && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
+                                              std::is_same_v<Cell, Lstm> || std::is_same_v<Cell, Gru>);
 
 template <class S, class Cell>
 void inline_forward(const Forward<S>& p, Member me) {

@@ -78,8 +78,7 @@ struct Zoneouts {
 
   Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights, Room<T>& room)
       : states(cell.states) {
-    for (int s = 0; s < states; ++s)
-      of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, room);
+    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, room);
   }
 
   RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }

@@ -1,21 +1,16 @@
-// The stages of a cell whose product is normalised. R h waits among what is saved until all of a row is there; then one
-// member takes the row's norms and equations, whoever took part in the product. Included by cpu_kernels.h, once per
+// The strips of a cell whose product is normalised: rows as a whole. R h waits among what is saved until all of a row
+// is there; then one member takes the row's norms and equations, whoever took part in the product. Included once per
 // SIMD level.
 #pragma once
 
-#include "common/room.h"
-#include "recurrence/cpu_sequence.h"
+#include <cmath>
+#include <optional>
+
+#include "cells/cell.h"
 #include "recurrence/cpu_vectors.h"
 
 namespace rnnkern {
 namespace {
-
-// Such a cell's bias comes after the norm.
-template <class T>
-Matrix<T> multiplied(const CellNumbers& cell, Matrix<T> R) {
-  if (cell.normalised) R.bias = nullptr;
-  return R;
-}
 
 template <class T>
 RNNKERN_INLINE Vec<T> first_lanes(Vec<T> x, int64_t lanes) {
@@ -83,124 +78,104 @@ RNNKERN_INLINE Vec<T> affine(const Norm<T>& norm, const T* gain, const T* bias, 
   return bias ? scaled + Vec<T>::load(bias + i, lanes) : scaled;
 }
 
-// A member's rows of what norms give.
 template <class T>
-struct NormsRoom {
-  T *r, *y, *cells;
+RNNKERN_INLINE void add(Vec<T> x, T* sum, int64_t lanes) {
+  (Vec<T>::load(sum, lanes) + x).store(sum, lanes);
+}
 
-  NormsRoom(const CellNumbers& cell, int64_t hidden, Room<T>& room, Member me)
-      : r(cell.normalised ? room.take((cell.recurrent + 2) * hidden, me) : nullptr),
-        y(r ? r + cell.recurrent * hidden : nullptr),
-        cells(r ? y + hidden : nullptr) {}
-};
+// forward of a cell whose product is normalised, of a whole row; c' waits in s.room for its norm.
+template <class Equations, class T>
+void normalised_forward(const ForwardStrip<T>& s) {
+  using V = Vec<T>;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V u[gates], r[gates], old[states], next[states], save[Equations::saved];
+    load_gates(u, gates, s.u, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) r[g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) old[k] = V::load(s.old[k] + unit, lanes);
+    Equations::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
+    store_gates(save, own, s.saved, s.hidden, unit, lanes);
+    next[states - 1].store((states > 1 ? s.room : s.next[0]) + unit, lanes);
+  });
+  if constexpr (states > 1) {
+    const Norm<T> norm_c(s.room, s.hidden);
+    for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      V save[own];
+      load_gates(save, own, s.saved, s.hidden, unit, lanes);
+      Equations::output(save, affine(norm_c, s.params[1], s.params[2], unit, lanes)).store(s.next[0] + unit, lanes);
+      V::load(s.room + unit, lanes).store(s.next[1] + unit, lanes);
+    });
+  }
+}
 
-// to (gates, H) = LN(x) gain + bias, over all of a row.
-template <class T>
-void affine_row(const Norm<T>& norm, const T* gain, const T* bias, T* to) {
-  for_vectors<Vec<T>>(0, norm.n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-    affine(norm, gain, bias, i, lanes).store(to + i, lanes);
+// c' again.
+template <class Equations, class T>
+void cells_again(const BackwardStrip<T>& s, T* to) {
+  using V = Vec<T>;
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own], old[2] = {V(0), V::load(s.old[1] + unit, lanes)};
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    Equations::next_c(save, old).store(to + unit, lanes);
   });
 }
 
-// What follows the product of a step, of one sequence: the norms and equations of its row.
-template <class Cell, class T>
-void normalised_row(const Cell& equations, const Weights<T>& weights, const NormsRoom<T>& room,
-                    ForwardStrip<T>& strip) {
-  const int64_t hidden = weights.hidden;
-  const Norm<T> norm(strip.saved + equations.own_saved() * hidden, equations.recurrent * hidden);
-  affine_row(norm, weights.params[0], weights.R.bias, room.r);
-  strip.r = room.r, strip.r_gate = hidden, strip.lanes = strip.r_vector = Vec<T>::width;
-  if (equations.states == 1) return equations.forward(strip);
-  T* const next_c = strip.next[1];
-  strip.next[1] = room.cells;  // the c that entered may be in its place
-  equations.forward(strip);
-  affine_row(Norm<T>(room.cells, hidden), weights.params[1], weights.params[2], room.y);
-  strip.y = room.y;
-  equations.output(strip);
-  strip.next[1] = next_c;
-  copy(next_c, room.cells, hidden);
+// What comes to c by way of its norm is added to grad[1]; s.grad[0] is dL/dh'.
+template <class Equations, class T>
+void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_room) {
+  using V = Vec<T>;
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    const V y = affine(norm_c, s.params[1], s.params[2], unit, lanes);
+    const V dy = Equations::output_backward(save, y, V::load(s.grad[0] + unit, lanes));
+    add(dy * norm_c(unit, lanes), s.dparams[1] + unit, lanes);
+    add(dy, s.dparams[2] + unit, lanes);
+    (dy * V::load(s.params[1] + unit, lanes)).store(dc_room + unit, lanes);
+  });
+  norm_c.backward(dc_room,
+                  [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { add(dc, s.grad[1] + unit, lanes); });
 }
 
-// The norms of one row, backwards.
-template <class T>
-class NormsBackward {
+// backward of such a cell, of a whole row.
+template <class Equations, class T>
+void normalised_backward(const BackwardStrip<T>& s) {
   using V = Vec<T>;
-
- public:
-  // Elements of a member's room.
-  static int64_t room_size(const CellNumbers& cell, int64_t hidden) { return (2 * cell.recurrent + 4) * hidden; }
-
-  // The row of what was saved, and of the gradients of params[0], and of params[1] and [2].
-  NormsBackward(const CellNumbers& cell, const Weights<T>& weights, const T* saved, T* const* dparams, int64_t b,
-                T* room)
-      : weights_(weights),
-        hidden_(weights.hidden),
-        columns_(cell.recurrent * hidden_),
-        norm_(saved + cell.own_saved() * hidden_, columns_),
-        dgain_(dparams[0] + b * columns_),
-        r_(room),
-        dr_(r_ + columns_),
-        y_(dr_ + columns_),
-        dy_(y_ + hidden_),
-        dc_(dy_ + hidden_),
-        cells_(dc_ + hidden_) {
-    if (cell.states == 1) return;
-    dgain_c_ = dparams[1] + b * hidden_;
-    dbias_c_ = dparams[2] + b * hidden_;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  T *const dr_room = s.room, *const dc_room = dr_room + gates * s.hidden;
+  std::optional<Norm<T>> norm_c;
+  if constexpr (states > 1) {
+    const T* cells = s.next[1];
+    if (s.mixed) cells_again<Equations>(s, s.room + (gates + 1) * s.hidden), cells = s.room + (gates + 1) * s.hidden;
+    norm_c.emplace(cells, s.hidden);
+    output_backward<Equations>(s, *norm_c, dc_room);
   }
-
-  // Before the equations: r and y as they had them, and what comes to c by way of its norm; `cells` is the c that the
-  // norm saw, or null where zoneout has put others in its place.
-  template <class Cell>
-  void before(const Cell& equations, const T* cells, BackwardStrip<T>& strip) {
-    affine_row(norm_, weights_.params[0], weights_.R.bias, r_);
-    strip.r = r_;
-    strip.dr = dr_;
-    if (equations.states == 1) return;
-    if (!cells) {
-      ForwardStrip<T> again;
-      again.begin = 0, again.end = hidden_, again.hidden = hidden_;
-      again.saved = const_cast<T*>(strip.saved);  // read alone
-      for (int s = 0; s < equations.states; ++s) again.old[s] = strip.old[s];
-      again.next[1] = cells_;
-      equations.next_c(again);
-      cells = cells_;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[Equations::saved], old[states], next[states], grad[states], du[gates], dr[gates];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) save[own + g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) {
+      old[k] = V::load(s.old[k] + unit, lanes);
+      grad[k] = V::load(s.grad[k] + unit, lanes);
     }
-    const Norm<T> norm_c(cells, hidden_);
-    affine_row(norm_c, weights_.params[1], weights_.params[2], y_);
-    strip.y = strip.next[1] = y_;
-    strip.operand = dy_;
-    equations.output_backward(strip);
-    for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      const V dy = V::load(dy_ + unit, lanes);
-      add(dy * norm_c(unit, lanes), dgain_c_ + unit, lanes);
-      add(dy, dbias_c_ + unit, lanes);
-      (dy * V::load(weights_.params[1] + unit, lanes)).store(dc_ + unit, lanes);
-    });
-    norm_c.backward(dc_, [&](int64_t unit, auto lanes, V dc)
-                             RNNKERN_INLINE_LAMBDA { add(dc, strip.grad[1] + unit, lanes); });
-  }
-
-  // After them: take(i, lanes, the gradient of R h).
-  template <class Take>
-  RNNKERN_INLINE void after(Take take) {
-    for_vectors<V>(0, columns_, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-      const V dr = V::load(dr_ + i, lanes);
-      add(dr * norm_(i, lanes), dgain_ + i, lanes);
-      (dr * V::load(weights_.params[0] + i, lanes)).store(dr_ + i, lanes);
-    });
-    norm_.backward(dr_, take);
-  }
-
- private:
-  RNNKERN_INLINE static void add(V x, T* sum, int64_t lanes) { (V::load(sum, lanes) + x).store(sum, lanes); }
-
-  const Weights<T>& weights_;
-  const int64_t hidden_, columns_;
-  const Norm<T> norm_;
-  T *const dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr;
-  T *const r_, *const dr_, *const y_, *const dy_, *const dc_, *const cells_;
-};
+    next[0] = V::load(s.next[0] + unit, lanes);
+    if constexpr (states > 1) next[1] = affine(*norm_c, s.params[1], s.params[2], unit, lanes);
+    Equations::backward(save, old, next, static_cast<const V*>(nullptr), grad, du, dr, static_cast<V*>(nullptr));
+    for (int k = 0; k < states; ++k) grad[k].store(s.grad[k] + unit, lanes);
+    store_gates(du, gates, s.du, s.hidden, unit, lanes);
+    if (s.dr_sum) add_gates(dr, 0, gates, s.dr_sum, s.hidden, unit, lanes);
+    if (s.du_sum) add_gates(du, 0, gates, s.du_sum, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) {
+      const int64_t i = g * s.hidden + unit;
+      add(dr[g] * norm(i, lanes), s.dparams[0] + i, lanes);
+      (dr[g] * V::load(s.params[0] + i, lanes)).store(dr_room + i, lanes);
+    }
+  });
+  norm.backward(dr_room, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
+}
 
 }  // namespace
 }  // namespace rnnkern

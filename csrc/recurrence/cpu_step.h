@@ -3,7 +3,6 @@
 #pragma once
 
 #include "recurrence/cpu_noise.h"
-#include "recurrence/cpu_normalised.h"
 #include "recurrence/cpu_product.h"
 #include "recurrence/cpu_sequence.h"
 #include "recurrence/cpu_vectors.h"
@@ -11,12 +10,22 @@
 namespace rnnkern {
 namespace {
 
+// A cell behind its strips.
+template <class T>
+struct StripCell : CellNumbers, Strips<T> {};
+
+// The bias of a product that is normalised comes after the norm.
+template <class T>
+Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
+  if (normalised) R.bias = nullptr;
+  return R;
+}
+
 // Units that a member computes: those of its panels, or its part of all where there is no product.
 template <class F>
 Units units_of(const Product<F>& product, const Share& share, int64_t hidden) {
   const int64_t panels = product.panels();
-  if (panels)
-    return {product.first_unit(share.first_panel(panels)), product.first_unit(share.last_panel(panels))};
+  if (panels) return {product.first_unit(share.first_panel(panels)), product.first_unit(share.last_panel(panels))};
   if (!share.split_hidden) return {0, hidden};
   return {hidden * share.me.rank / share.me.size, hidden * (share.me.rank + 1) / share.me.size};
 }
@@ -33,17 +42,17 @@ struct StepProducts {
   Product<F> first, second, input;
   T* widened;      // a member's rows of x in T, where products do not take them as they are stored
   T* operand_row;  // a member's row of the second product's operand, where products take it in another form
-  NormsRoom<T> norms;
+  T* norms;        // a member's room of a normalised row
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Room<T>& room, Member me)
       : cell(p.cell),
-        first(multiplied(cell, p.weights.R), 0, cell.first_gates, false, streamed_R, room, nullptr, me),
+        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, room, nullptr, me),
         second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, room, nullptr, me),
         input(p.weights.W, 0, cell.gates, false, streamed_W, room, nullptr, me),
         widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr),
         operand_row(dots<S> && cell.two_products() ? room.take(p.weights.hidden, me) : nullptr),
-        norms(cell, p.weights.hidden, room, me) {}
+        norms(cell.normalised ? room.take(cell.room_size(p.weights.hidden), me) : nullptr) {}
 
   void pack(Member me) const {
     first.pack(me);
@@ -68,8 +77,7 @@ struct StepProducts {
                 T* const row = u + i * gates * hidden;
                 for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                   const T* const from = results + (unit - q.unit) * gates;
-                  for (int g = 0; g < gates; ++g)
-                    V::load(from + g * V::width).store(row + g * hidden + unit, lanes);
+                  for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(row + g * hidden + unit, lanes);
                 });
               });
     share.meet();
@@ -108,7 +116,9 @@ struct StepProducts {
       share.meet();
       for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
         ForwardStrip<T> strip = strip_of({0, hidden}, b);
-        normalised_row(equations, weights, norms, strip);
+        strip.bias = weights.R.bias;
+        strip.room = norms;
+        equations.forward(strip);
         done(strip, b);
       }
       return;

@@ -91,9 +91,9 @@ template <class A>
 struct StepNoise {
   A zoneout[most_states];       // the rates of the state's tensors
   uint32_t below[most_states];  // their thresholds
-  const int64_t* seed;  // on the device; null: zoneout takes the mean
-  int64_t t;            // the step
-  const A* mask;        // (B, H): by which h is multiplied wherever R is, or null
+  const int64_t* seed;          // on the device; null: zoneout takes the mean
+  int64_t t;                    // the step
+  const A* mask;                // (B, H): by which h is multiplied wherever R is, or null
 
   bool any() const {
     for (const A rate : zoneout)

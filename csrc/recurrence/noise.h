@@ -12,8 +12,8 @@ namespace rnnkern {
 
 struct Noise {
   double zoneout[most_states];  // the rate with which a unit of each of the state's tensors keeps its old value
-  double dropout;       // the rate with which R does not see a unit of h
-  const int64_t* seed;  // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
+  double dropout;               // the rate with which R does not see a unit of h
+  const int64_t* seed;          // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
 
   bool any() const {
     for (const double rate : zoneout)

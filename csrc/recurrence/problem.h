@@ -44,10 +44,10 @@ struct Matrix {
 
 template <class T>
 struct Weights {
-  int64_t hidden, width;  // H; P, the columns of h: H itself but where h is projected
-  Matrix<T> R;            // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
-  Matrix<T> W;            // (G*H, I); no values where the caller has projected the input
-  Matrix<T> W_hr;         // (P, H); no values where h is not projected
+  int64_t hidden, width;         // H; P, the columns of h: H itself but where h is projected
+  Matrix<T> R;                   // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
+  Matrix<T> W;                   // (G*H, I); no values where the caller has projected the input
+  Matrix<T> W_hr;                // (P, H); no values where h is not projected
   const T* params[most_params];  // (H,) each, but (G*H,) the first where R h is normalised
 };
 
@@ -75,11 +75,11 @@ struct Forward {
   S* h;
   T* final_state[most_states];
   T* states[most_states];  // of every step, but for h; or null
-  T* saved;               // (rows, saved*H), or null
-  T* candidates;          // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
-  const Progress* below;  // of what makes x at the same time, or null
-  Progress* progress;     // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
-  T* room;                // workspace, as many elements as Kernels::forward_room says
+  T* saved;                // (rows, saved*H), or null
+  T* candidates;           // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
+  const Progress* below;   // of what makes x at the same time, or null
+  Progress* progress;      // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
+  T* room;                 // workspace, as many elements as Kernels::forward_room says
 };
 
 template <class S>
@@ -108,11 +108,11 @@ struct Backward {
   S* dx;                             // (rows, I), where x is given and it is wanted
   T* dstate[most_states];
   T* dparams[most_params];  // a row like `params` per sequence, to be summed over B
-  T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
-  const Progress* above;   // of what makes grad_h at the same time, or null
-  Progress* progress;      // of dx, as in Forward
-  T *dbias, *dbias_ih;     // (G*H,) or null; of a joint cell both would be the same, and the second stays null
-  T* room;                 // workspace, as many elements as Kernels::backward_room says
+  T *dR, *dW, *dW_hr;       // like the weights, or null where they are not wanted
+  const Progress* above;    // of what makes grad_h at the same time, or null
+  Progress* progress;       // of dx, as in Forward
+  T *dbias, *dbias_ih;      // (G*H,) or null; of a joint cell both would be the same, and the second stays null
+  T* room;                  // workspace, as many elements as Kernels::backward_room says
 };
 
 // One SIMD level's kernels for one storage type: of any cell, and in the order of cells/list.h those that have the

@@ -163,7 +163,9 @@ def test_the_kernel_refuses_a_seed_that_it_cannot_read():
 
 
 @pytest.mark.parametrize("rate", [1.0, 1.5, -0.25, float("inf"), float("nan")])
-@pytest.mark.parametrize("noise", [lambda x: {"zoneout": [x, 0.0]}, lambda x: {"zoneout": [0.0, x]}, lambda x: {"dropout": x}])
+@pytest.mark.parametrize(
+    "noise", [lambda x: {"zoneout": [x, 0.0]}, lambda x: {"zoneout": [0.0, x]}, lambda x: {"dropout": x}]
+)
 def test_the_kernel_refuses_a_rate_that_no_draw_has(noise, rate):
     _, u, R, state = recurrence_sample("lstm").args
     (name,) = noise(rate)

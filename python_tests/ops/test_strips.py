@@ -27,7 +27,7 @@ def libraries(tmp_path_factory):
 
 
 def three_states(u, r, state, p):
-    h, c, m = state
+    _, c, m = state
     (u_f, u_n, u_k), (r_f, r_n) = u.chunk(3, -1), r.chunk(2, -1)
     f, n = torch.sigmoid(u_f + r_f), torch.tanh(u_n + r_n)
     m = m / 2 + u_k

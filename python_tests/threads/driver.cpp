@@ -95,7 +95,8 @@ struct Direction {
 
   Direction(const Direction&) = delete;
 
-  Direction(const CellInfo& cell, const Strips<float>& strips, const Options& options, bool split_hidden, bool reverse, int64_t inputs = 7) {
+  Direction(const CellInfo& cell, const Strips<float>& strips, const Options& options, bool split_hidden, bool reverse,
+            int64_t inputs = 7) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     auto draw = [&](int64_t elements, float scale = 1) {
@@ -238,7 +239,8 @@ constexpr int place_of(std::string_view name) {
 }
 
 // Each cell runs in float32. In 16 bits a level takes every third cell, and the levels together all of them; where
-// bfloat16 is multiplied as it is stored, it takes all cells in that alone, since what else there is is another level's.
+// bfloat16 is multiplied as it is stored, it takes all cells in that alone, since what else there is is another
+// level's.
 template <class S>
 constexpr bool checked(int place) {
   constexpr int level = Vec<float>::width == 4 ? 0 : Vec<float>::width == 8 ? 1 : 2;

@@ -11,8 +11,8 @@ from rnnkern._torch_private import is_fake
 
 
 def differentiate_backward(
-    cell: str, reverse: bool, rates: tuple[Sequence[float] | None, float], tensors: Sequence[Tensor | None], state: Sequence[Tensor],
-    params: Sequence[Tensor],
+    cell: str, reverse: bool, rates: tuple[Sequence[float] | None, float], tensors: Sequence[Tensor | None],
+    state: Sequence[Tensor], params: Sequence[Tensor],
     upstream: Sequence[Tensor | None], grads: Sequence[Tensor | None],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
     """The vector-Jacobian product of the backward.
