@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test proof sanitize mutate lint format bench gpu docs clean
+.PHONY: install demo test proof wheel sanitize mutate lint format bench gpu docs clean
 
 # $(call step,WHAT,COMMAND): runs it, and says every five seconds that it goes on: pip is silent in a log.
 define step
@@ -31,8 +31,8 @@ $(VENV)/.installed: $(VENV)/.ready setup.py $(shell find csrc)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-# What the demo, tests, lint and docs need besides.
-$(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test: $(VENV)/.%: $(VENV)/.ready
+# What the demo, tests, lint, docs and the wheel need besides.
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test $(VENV)/.wheel: $(VENV)/.%: $(VENV)/.ready
 	@$(call needs,['project']['optional-dependencies']['$*']) > $(VENV)/$*.txt
 	$(call step,Installing what $* needs,$(BIN)/pip install --quiet -r $(VENV)/$*.txt)
 	@touch $@
@@ -49,9 +49,18 @@ test: install $(VENV)/.test
 
 # The rest: every SIMD level that this processor has, CUDA kernels in the interpreter, machine code, packaging, the thread
 # sanitizer at the highest level.
-proof: install $(VENV)/.test
+proof: install $(VENV)/.test $(VENV)/.wheel
 	RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
+
+# The wheel to give away, in dist: every SIMD level, tagged by auditwheel with the oldest glibc and libstdc++ that will do.
+# PyTorch brings its libraries and its OpenMP: a second OpenMP would be a second pool of threads in the process.
+wheel: export RNNKERN_SIMD_LEVELS ?= all
+wheel: $(VENV)/.wheel
+	rm -rf build/lib* build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --skip-dependency-check --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist \
+	  --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 build/wheel/*.whl
 
 # The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
 # of its own, and the interpreted kernels; races are looked for by python_tests/threads.

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ENV = os.environ.get
 ROOT = Path(__file__).resolve().parent
@@ -199,15 +200,23 @@ class Build(build_ext):
         print(f"rnnkern: built for the SIMD levels {', '.join(levels)}, {cuda}, in {seconds:.0f} s", flush=True)
 
 
+class Sources(build_py):
+    """A source distribution has every file that git tracks, whether or not there is a compiler. Without git it has what
+    the build needs, and what an unpacked source distribution lists."""
+
+    def get_source_files(self):
+        tracked = says("git", "ls-files").splitlines() if (ROOT / ".git").exists() else []
+        return [*super().get_source_files(), *csrc, *tracked]
+
+
 csrc = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.*"))]
 sources = [path for path in csrc if path.endswith((".cpp", ".cu")) and "interpreter" not in path]
-# What is not compiled counts as a dependency, so that a source distribution carries it.
-extension = Extension("rnnkern._C", sources, depends=sorted(set(csrc) - set(sources)), py_limited_api=True)
+extension = Extension("rnnkern._C", sources, py_limited_api=True)
 missing = why_no_extension()
 if missing:
     print(f"rnnkern: pure Python is installed, without the C++ part: {missing}", file=sys.stderr)
 setup(
     ext_modules=[] if missing else [extension],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "build_py": Sources},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -59,7 +59,7 @@ def sources(once) -> Path:
     """A copy of what the build reads, with the objects of the last build, so that little compiles again."""
 
     def copy(folder: Path) -> None:
-        for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+        for name in ("Makefile", "setup.py", "pyproject.toml", "LICENSE", "README.md"):
             shutil.copy2(ROOT / name, folder)
         for name in ("csrc", "rnnkern", "build/ninja", "python_tests/packaging"):
             if (ROOT / name).exists():
@@ -89,8 +89,23 @@ def pip(sources, shared):
 
 
 @pytest.fixture(scope="session")
-def wheel(pip, once) -> Path:
-    (built,) = once("wheel", lambda folder: pip("wheel", "--wheel-dir", folder)).iterdir()
+def wheel(sources, shared, once) -> Path:
+    """What `make wheel` makes of the copy, for the levels of this run: its objects are there."""
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed: `make wheel` installs it")
+    there = Path(sys.prefix, ".wheel")  # what is installed counts as it is
+    command = ["make", "wheel", f"VENV={sys.prefix}", f"--assume-old={there}"]
+    levels = {"RNNKERN_SIMD_LEVELS": os.environ.get("RNNKERN_SIMD_LEVELS", "host")}
+
+    def build(folder: Path) -> None:
+        with locked(shared / "pip.lock"):
+            done = subprocess.run(
+                command, cwd=sources, env=os.environ | levels, check=False, capture_output=True, text=True
+            )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for made in (sources / "dist").iterdir():
+            made.rename(folder / made.name)
+
+    (built,) = once("wheel", build).iterdir()
     return built
 
 

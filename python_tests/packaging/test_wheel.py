@@ -1,20 +1,50 @@
-"""What the wheel holds, and what its library asks of PyTorch and of CPython."""
+"""What the wheel holds, what its library asks of PyTorch and of CPython, and a training by it where no compiler is."""
 
+import json
+import platform
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from packaging.utils import parse_wheel_filename
 
 ALLOWED_PYTHON = {"PyModule_Create2"}  # all of it in the limited API of 3.11
 LATER = {"torch_exception_get_what_without_backtrace"}  # what torch 2.13 adds, used where it is there
+LARGEST = 10_000_000  # bytes
+TRAIN = """
+import json, re, rnnkern, torch
+torch.manual_seed(0)
+torch.set_num_threads(2)
+lstm = rnnkern.nn.LSTM(8, 64)
+optimizer = torch.optim.Adam(lstm.parameters(), 0.01)
+x, losses = torch.randn(20, 64, 8), []
+for _ in range(10):
+    loss = (lstm(x)[0][..., 0] - x.mean(-1)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+facts = json.loads(torch.ops.rnnkern.build_info())
+maps = open("/proc/self/maps").read()
+print(json.dumps({
+    "file": rnnkern.__file__,
+    "losses": losses,
+    "counts": json.loads(torch.ops.rnnkern.kernel_counts()),
+    "processor": facts["processor_simd_level"],
+    "cuda": facts["cuda_archs"],
+    "openmp": sorted(set(re.findall(r"/.*/lib(?:gomp|i?omp5?)\\b.*", maps))),
+}))
+"""
 
 
 @pytest.fixture(scope="module")
 def names(wheel) -> list[str]:
-    return zipfile.ZipFile(wheel).namelist()
+    return [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +70,47 @@ def offered() -> tuple[set[str], set[str]]:
     return tuple(set(re.findall(r"^\w+$", part, re.M)) for part in (cpu, cuda))
 
 
+@pytest.fixture(scope="module")
+def trained(wheel, tmp_path_factory) -> dict[str, Any]:
+    """What a process says that trains with the installed wheel, in an environment of its own with the PyTorch of this
+    one, and with no program on PATH but Python. A warning, such as of a slower level than could be, ends it."""
+    venv = tmp_path_factory.mktemp("trained") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
+    python = venv / "bin/python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", wheel]
+    for command in (install, [python, "-W", "error", "-c", TRAIN]):
+        done = subprocess.run(
+            command, env={"PATH": str(venv / "bin")}, cwd="/", check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["file"].startswith(str(packages))
+    return facts
+
+
 def test_tag(wheel):
     _, _, _, tags = parse_wheel_filename(wheel.name)
     assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp311", "abi3")}
+    assert all(re.fullmatch(rf"manylinux_2_\d+_{platform.machine()}", tag.platform) for tag in tags)
+
+
+def test_size(wheel, trained):
+    if trained["cuda"]:
+        pytest.skip("the limit is for a wheel without CUDA kernels")
+    assert wheel.stat().st_size <= LARGEST
+
+
+def test_it_trains_at_the_highest_level_of_the_processor(trained):
+    assert trained["losses"][-1] < 0.7 * trained["losses"][0]
+    level = trained["processor"]
+    assert trained["counts"] == {f"recurrence/cpu/{way}/lstm/{level}": 10 for way in ("forward", "backward")}
+
+
+def test_it_computes_with_the_openmp_of_torch_alone(trained):
+    (openmp,) = trained["openmp"]
+    assert Path(openmp).is_relative_to(Path(torch.__file__).parent), "PyTorch's wheels bring theirs"
 
 
 def test_contents(names, sources):

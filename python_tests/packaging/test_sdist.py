@@ -1,0 +1,69 @@
+"""The source distribution is complete: it has what git tracks, and a build from it starts."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from python_tests.packaging.conftest import ROOT
+
+
+def succeed(*command: str | Path, folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a git checkout")
+    return [name for name in succeed("git", "ls-files", folder=ROOT).splitlines() if (ROOT / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tracked, tmp_path_factory) -> Path:
+    """Of a repository with the same files, so that the build leaves nothing in this one."""
+    pytest.importorskip("build", reason="build is not installed: `make wheel` installs it")
+    folder = tmp_path_factory.mktemp("sdist")
+    for name in tracked:
+        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / "tree" / name)
+    succeed("git", "init", "--quiet", folder=folder / "tree")
+    succeed("git", "add", "--force", ".", folder=folder / "tree")
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check"]
+    succeed(*command, "--outdir", folder / "dist", folder=folder / "tree")
+    (archive,) = (folder / "dist").iterdir()
+    with tarfile.open(archive) as files:
+        files.extractall(folder / "unpacked", filter="data")
+    (root,) = (folder / "unpacked").iterdir()
+    return root
+
+
+def test_it_has_what_git_tracks(unpacked, tracked):
+    there = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    added = {name for name in there - set(tracked) if "/" not in name}
+    assert set(tracked) - there == set()
+    assert added == {"PKG-INFO", "setup.cfg"}
+    for name in ("LICENSE", "csrc/registration.cpp", "rnnkern/py.typed"):
+        assert (unpacked / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_a_build_from_it_starts(unpacked, tmp_path):
+    """setup.py writes its ninja file, and ninja finds every source that it names; nothing is compiled."""
+    (tmp_path / "ninja.py").write_text("raise SystemExit('not now')")
+    build = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext"],
+        cwd=unpacked,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "not now" in build.stderr
+    planned = succeed(sys.executable, "-m", "ninja", "-n", "-f", "build/ninja/build.ninja", folder=unpacked)
+    assert "link build/ninja/_C.so" in planned
