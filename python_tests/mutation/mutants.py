@@ -154,7 +154,7 @@ MUTANTS = [
            "what comes to c by its norm", NORMS),
     Mutant("recurrence/cpu_step.h", "if (normalised) R.bias = nullptr;", "", "the bias before the norm",
            NORMS),
-    Mutant("recurrence/cpu_backward.h", "strip.mixed = equations.states > 1 && plan.zoneout[1].on();", 
+    Mutant("recurrence/cpu_backward.h", "strip.mixed = equations.states > 1 && plan.zoneout[1].on();",
            "strip.mixed = false;", "the c that its norm saw, under zoneout", NORMS),
     # ---- the loop over time
     Mutant("common/room.h", "used += (elements + 15) / 16 * 16", "used += elements / 16 * 16",
