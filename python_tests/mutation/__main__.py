@@ -209,15 +209,15 @@ def judge(
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m python_tests.mutation")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies at work at a time")
-    arguments.add_argument("--only", default="", help="mutants with this in their file or description")
+    arguments.add_argument("--only", default="", help="mutants with this in their level, file or description")
     arguments.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth of them")
     arguments.add_argument("--quick", action="store_true", help="the tests of `make test` alone, on what they run")
     wanted = arguments.parse_args()
     quick, texts = wanted.quick, sources()
-    mutants = [m for m in MUTANTS if wanted.only in f"{m.file} {m.breaks}" and not (quick and m.for_a_gpu)]
+    mutants = [m for m in MUTANTS if wanted.only in f"{m.level} {m.file} {m.breaks}" and not (quick and m.for_a_gpu)]
     mutants = mutants[:: wanted.every]
     if not mutants:
-        raise SystemExit(f"no mutant has {wanted.only!r} in its file or description")
+        raise SystemExit(f"no mutant has {wanted.only!r} in its level, file or description")
 
     here, outcomes, faults = processor_levels(), Counter(), {}
     for level in dict.fromkeys(mutant.level for mutant in mutants):
