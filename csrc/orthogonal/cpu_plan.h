@@ -40,8 +40,7 @@ void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
   using Lanes = typename V::RawBits;
   constexpr int w = V::width;
   V v[w], u[w];
-  Lanes lane;
-  for (int c = 0; c < w; ++c) lane[c] = c;
+  const Lanes lane = numbered<T>();
   const auto [first, last] = lower_rows_of<T>(n, me);
   for (int64_t i = first; i < last; i += w) {
     for (int64_t j = 0; j <= i; j += w) {

@@ -9,9 +9,5 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "cells/math.h"
 #include "recurrence/problem.h"

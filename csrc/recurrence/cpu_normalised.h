@@ -14,10 +14,7 @@ namespace {
 
 template <class T>
 RNNKERN_INLINE Vec<T> first_lanes(Vec<T> x, int64_t lanes) {
-  if (lanes >= Vec<T>::width) return x;
-  Vec<T> y(T(0));
-  for (int64_t k = 0; k < lanes; ++k) y.v[k] = x.v[k];
-  return y;
+  return lanes >= Vec<T>::width ? x : select(among_first<T>(lanes), x, Vec<T>(T(0)));
 }
 
 // The mean of f(i, lanes) over n elements, by four sums that do not wait for one another.

@@ -7,8 +7,4 @@
 #include <limits>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "scan/problem.h"

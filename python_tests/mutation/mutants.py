@@ -3,6 +3,7 @@
 from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
 from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_relevancy import RELEVANCY
+from python_tests.mutation.mutants_simd import SIMD
 
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
@@ -32,6 +33,7 @@ CLOSENESS = "rnnkern/testing/closeness.py"
 MUTANTS = [
     *RELEVANCY,
     *GIVENS_RECURRENCE,
+    *SIMD,
     # ---- cells
     Mutant("cells/lstm.h", "grad[1] + grad[0] * save[3]", "grad[1] - grad[0] * save[3]", "a sign in dc",
            values("lstm")),

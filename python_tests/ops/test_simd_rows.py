@@ -1,0 +1,23 @@
+"""Loads and stores of part of a vector, which end rows that are no whole vector long: through the operators a byte too
+many would mostly go unnoticed."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from python_tests.tiers import each_level
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "python_tests/ops/simd_rows.cpp"
+
+
+@each_level
+def test_the_first_lanes_alone_are_read_and_written(level, tmp_path):
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    flags = ["-std=c++20", "-O2", "-Wall", "-Icsrc", f"-DRNNKERN_SIMD_LEVEL={level}"]
+    command = [*compiler, *flags, SOURCE, "-o", tmp_path / "rows"]
+    built = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, f"{SOURCE} does not build: {built.stderr}"
+    done = subprocess.run([tmp_path / "rows"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout or f"ended by signal {-done.returncode}"
