@@ -43,7 +43,7 @@ struct Vec {
   RNNKERN_INLINE Vec(Raw raw) : v(raw) {}
   template <class S>
     requires std::is_arithmetic_v<S>
-  RNNKERN_INLINE explicit Vec(S x) : v(Raw{} + T(x)) {}
+  RNNKERN_INLINE explicit Vec(S x) : v(T(x) - Raw{}) {}  // nothing is left of - 0; + 0 would have to turn -0 into 0
 
   RNNKERN_INLINE static Vec load(const T* p) {
     Vec x;
