@@ -1,11 +1,12 @@
-// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
-// alone (cpu_*.cpp of each family), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
-// itself.
+// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. In level files it comes
+// after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "common/simd_target.h"
 
 #define RNNKERN_INLINE [[gnu::always_inline]] inline
 #define RNNKERN_INLINE_LAMBDA __attribute__((always_inline))
@@ -128,5 +129,3 @@ RNNKERN_INLINE void transpose(Vec<T>* v) {
 
 }  // namespace
 }  // namespace rnnkern
-
-#include "common/simd_math.h"

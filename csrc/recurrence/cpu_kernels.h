@@ -3,13 +3,15 @@
 // shared out.
 #pragma once
 
-#include "common/room.h"
-#include "common/simd.h"
-
 #include "cells/list.h"
-#include "recurrence/cpu_storage.h"
-
-#include "recurrence/cpu_factors.h"
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "cpu/factors.h"
+#include "cpu/gemm.h"
+#include "cpu/room.h"
+#include "cpu/storage.h"
+#include "cpu/vectors.h"
+#include "cpu/weight_gradient.h"
 
 #include "recurrence/cpu_product.h"
 #include "recurrence/cpu_sequence.h"
@@ -17,7 +19,6 @@
 #include "recurrence/cpu_noise.h"
 #include "recurrence/cpu_normalised.h"
 #include "recurrence/cpu_step.h"
-#include "recurrence/cpu_weight_gradient.h"
 
 #include "recurrence/cpu_backward.h"
 #include "recurrence/cpu_forward.h"

@@ -136,14 +136,6 @@ struct Entering {
   }
 };
 
-// f(unit, lanes) for vectors of units, all of them full but the last.
-template <class V, class F>
-RNNKERN_INLINE void for_vectors(int64_t begin, int64_t end, F f) {
-  int64_t unit = begin;
-  for (; unit + V::width <= end; unit += V::width) f(unit, V::all);
-  if (unit < end) f(unit, end - unit);
-}
-
 template <class V, class S>
 RNNKERN_INLINE void load_gates(V* v, int count, const S* row, int64_t hidden, int64_t unit, int64_t lanes) {
   for (int g = 0; g < count; ++g) v[g] = load(row + g * hidden + unit, lanes);
