@@ -1,11 +1,12 @@
-// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
-// alone (cpu_*.cpp of each family), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
-// itself.
+// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. In level files it comes
+// after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "common/simd_target.h"
 
 #define RNNKERN_INLINE [[gnu::always_inline]] inline
 #define RNNKERN_INLINE_LAMBDA __attribute__((always_inline))
@@ -131,7 +132,7 @@ struct Vec {
   RNNKERN_INLINE Vec(Raw raw) : v(raw) {}
   template <class S>
     requires std::is_arithmetic_v<S>
-  RNNKERN_INLINE explicit Vec(S x) : v(Raw{} + T(x)) {}
+  RNNKERN_INLINE explicit Vec(S x) : v(T(x) - Raw{}) {}  // nothing is left of - 0; + 0 would have to turn -0 into 0
 
   RNNKERN_INLINE static Vec load(const T* p) {
     Vec x;
@@ -211,5 +212,3 @@ RNNKERN_INLINE void transpose(Vec<T>* v) {
 
 }  // namespace
 }  // namespace rnnkern
-
-#include "common/simd_math.h"

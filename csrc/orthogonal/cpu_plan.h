@@ -1,6 +1,16 @@
 // Reads what is skew-symmetric, and says from its 2-norm which scheme serves and how often its result is to be squared.
-// Included by cpu_kernels.h, once per SIMD level.
+// Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "orthogonal/cpu_product.h"
+#include "orthogonal/problem.h"
+#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {

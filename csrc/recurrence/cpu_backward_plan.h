@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "recurrence/cpu_step.h"
-#include "recurrence/cpu_weight_gradient.h"
+#include "cpu/weight_gradient.h"
 
 namespace rnnkern {
 namespace {

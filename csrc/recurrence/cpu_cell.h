@@ -4,6 +4,7 @@
 
 #include "cells/cell.h"
 #include "common/simd.h"
+#include "common/simd_math.h"
 #include "recurrence/cpu_normalised.h"
 #include "recurrence/cpu_vectors.h"
 

@@ -1,9 +1,9 @@
 // Zoneout and dropout of a member's sequences and units. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
-#include "common/room.h"
+#include "cpu/room.h"
 #include "recurrence/cpu_sequence.h"
-#include "recurrence/cpu_storage.h"
+#include "cpu/storage.h"
 
 namespace rnnkern {
 namespace {

@@ -1,18 +1,11 @@
 // Rows as vectors of units, and rows of several values a unit. Included once per SIMD level.
 #pragma once
 
-#include "recurrence/cpu_storage.h"
+#include "cpu/storage.h"
+#include "cpu/vectors.h"
 
 namespace rnnkern {
 namespace {
-
-// f(unit, lanes) for vectors of units, all of them full but the last.
-template <class V, class F>
-RNNKERN_INLINE void for_vectors(int64_t begin, int64_t end, F f) {
-  int64_t unit = begin;
-  for (; unit + V::width <= end; unit += V::width) f(unit, V::all);
-  if (unit < end) f(unit, end - unit);
-}
 
 template <class V, class S>
 RNNKERN_INLINE void load_gates(V* v, int count, const S* row, int64_t hidden, int64_t unit, int64_t lanes) {

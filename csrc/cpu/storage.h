@@ -1,11 +1,21 @@
 // How rows cross memory: read and written as they are stored, computed in vectors of what they are computed in.
-// Included by cpu_kernels.h, once per SIMD level.
+// Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "common/simd.h"
 #include "device/types.h"
 
 namespace rnnkern {
+
+using device::Arithmetic;
+
 namespace {
 
 // The first lanes, as Vec has them: the others read as zero and are not written.
