@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "recurrence/cpu_step.h"
 #include "cpu/weight_gradient.h"
+#include "recurrence/cpu_step.h"
 
 namespace rnnkern {
 namespace {

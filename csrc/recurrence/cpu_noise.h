@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cpu/room.h"
-#include "recurrence/cpu_sequence.h"
 #include "cpu/storage.h"
+#include "recurrence/cpu_sequence.h"
 
 namespace rnnkern {
 namespace {
