@@ -35,13 +35,12 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
-      "float zoneout_h=0., float zoneout_c=0., float dropout=0., Tensor? seed=None) -> Tensor[]");
+      "float[]? zoneout=None, float dropout=0., Tensor? seed=None) -> Tensor[]");
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
-      "bool needs_weight_ih, bool needs_bias_ih, float zoneout_h, float zoneout_c, float dropout, Tensor? seed) -> "
-      "Tensor[]");
+      "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed) -> Tensor[]");
   // Lists hold the first recurrence's tensors and then as many of the second.
   m.def(
       "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "

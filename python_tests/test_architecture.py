@@ -5,8 +5,10 @@ Each rule is a function that returns its faults, so that a test can show that it
 
 import ast
 import functools
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,27 +135,54 @@ def faults_of_private_torch(root: Path) -> list[str]:
 
 
 def faults_of_includes(root: Path) -> list[str]:
-    """Cells see cells, common itself, a family its own folder, cells, common and device; the interpreter and the
-    registration see everything. PyTorch's headers are for common and the registration, CUDA's for CUDA files."""
+    """Cells see cells, common itself, cpu those and device, a family its own folder and all of these; the interpreter
+    and the registration see everything. PyTorch's headers are for common and the registration, CUDA's for CUDA files.
+    What vectors are used in comes after a level's `#pragma GCC target`: of the standard library it takes what was
+    included before, since a function that is first compiled there may be what all others get."""
     faults = []
     files = {path.relative_to(root / "csrc"): path.read_text() for path in sorted((root / "csrc").rglob("*.*"))}
     folders = {place.parts[0] for place in files}
-    below = {"cells": {"cells"}, "common": {"common"}, "device": {"device"}}
+    shared = {"cells", "common", "cpu", "device"}
+    below = {"cells": {"cells"}, "common": {"common"}, "cpu": shared, "device": {"device"}}
+    before_target = set(re.findall("#include <.*>", files[Path("cpu/level_includes.h")]))
     below["interpreter"] = below["registration.cpp"] = folders
     for place, text in files.items():
         folder = place.parts[0]
         for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
             on_host = (folder, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
-            if not on_host and included.split("/")[0] not in below.get(folder, {folder, "cells", "common", "device"}):
+            if not on_host and included.split("/")[0] not in below.get(folder, {folder, *shared}):
                 faults.append(f"csrc/{place} includes {included!r}, which is not below it")
+        if place.suffix == ".h" and '#include "common/simd.h"' in text:
+            late = set(re.findall("#include <.*>", text)) - before_target
+            faults += [f"csrc/{place} has {line}, which cpu/level_includes.h has not" for line in late]
         for included in re.findall(r"#include <([^>]+)>", text):
-            if folder == "cells" and included != "cmath":
-                faults.append(f"csrc/{place} includes <{included}>: cells take <cmath> alone")
+            if folder == "cells" and included not in ("cmath", "cstdint"):
+                faults.append(f"csrc/{place} includes <{included}>: cells take <cmath> and <cstdint> alone")
             elif re.match(r"(torch|ATen|c10)/", included) and folder not in ("common", "registration.cpp"):
                 faults.append(f"csrc/{place} includes <{included}>: PyTorch's headers are for common")
             elif included.startswith("cu") and not str(place).endswith((".cu", ".cuh", "device/launch.h")):
                 faults.append(f"csrc/{place} includes <{included}>: CUDA's headers are for CUDA files")
     return faults
+
+
+ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu_*.h", "relevancy/gather_*.h", "relevancy/sab_*.h")
+IN_WORK = ("backward", "forward", "kernels", "noise", "normalised", "sequence", "step")  # of recurrence/cpu_*.h
+HEADERS = {path.relative_to(ROOT / "csrc").as_posix() for names in ALONE for path in (ROOT / "csrc").glob(names)}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("header", sorted(HEADERS - {f"recurrence/cpu_{x}.h" for x in IN_WORK}))
+def test_a_header_includes_what_it_uses(header, tmp_path):
+    (tmp_path / "build_levels.h").write_text("#define RNNKERN_BUILT_LEVELS(X) X(plain)\n")
+    flags = ["-std=c++20", "-fsyntax-only", "-fopenmp", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-Icsrc"]
+    flags += [f"-I{tmp_path}", f"-isystem{Path(torch.__file__).parent}/include", "-DRNNKERN_SIMD_LEVEL=plain"]
+    command = [os.environ.get("CXX", "c++"), *flags, "-x", "c++", "-"]
+    done = subprocess.run(
+        command, cwd=ROOT, input=f'#include "{header}"', check=False, capture_output=True, text=True
+    )  # fmt: skip
+    if missing := re.search("fatal error: ((?:torch|cuda).*): No such file", done.stderr):
+        pytest.skip(f"no {missing[1]}")
+    assert done.returncode == 0, done.stderr
 
 
 # ---- schemas
@@ -229,8 +258,10 @@ def test_the_house_stands_as_it_was_drawn(rule):
         (faults_of_imports, "rnnkern/nn/lstm.py", "f = torch.ops.rnnkern.recurrence", "uses torch.ops"),
         (faults_of_includes, "csrc/cells/gru.h", '#include "common/simd.h"', "'common/simd.h', which is not below it"),
         (faults_of_includes, "csrc/common/team.h", '#include "recurrence/problem.h"', "not below it"),
+        (faults_of_includes, "csrc/cpu/gemm.h", '#include "relevancy/problem.h"', "not below it"),
+        (faults_of_includes, "csrc/cpu/gemm.h", "#include <vector>", "<vector>, which cpu/level_includes.h has not"),
         (faults_of_includes, "csrc/device/device.h", '#include "interpreter/fibers.h"', "not below it"),
-        (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> alone"),
+        (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> and <cstdint> alone"),
         (faults_of_includes, "csrc/recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
         (faults_of_private_torch, "rnnkern/nn/rnn.py", "if torch._C.is_tracing:\n    pass", "uses torch._C"),
@@ -279,7 +310,7 @@ def test_every_cell_of_the_reference_has_a_kernel_with_the_same_facts_and_a_head
         expected = cell.gates, cell.states, len(cell.params), cell.joint
         assert (facts["gates"], facts["states"], facts["params"], facts["joint"]) == expected, name
     headers = {path.stem for path in (ROOT / "csrc/cells").glob("*.h")}
-    assert headers - {"cell", "list", "math"} == set(CELLS)
+    assert headers - {"cell", "list", "math", "strip"} == set(CELLS)
 
 
 # ---- no loop over time in Python

@@ -1,11 +1,12 @@
 // The contract of a cell: one unit of one sequence at one step, in a type V that is a scalar or a SIMD vector of units.
 //
 //   name                 as users spell it
-//   gates, states        values of u per unit; 1: (h), 2: (h, c)
+//   gates, states        values of u per unit; the state's tensors, of which R multiplies the first
+//   recurrent            values of R h per unit: as many as gates, or fewer where the last gates have no recurrent part
 //   params               the cell's own tensors, each (H,) but the first where R h is normalised
 //   saved                values per unit that the backward needs beside the states
 //   joint                u and r enter only as u + r, so that the gradients of u and of r are one
-//   first_gates          gates of the first product R h; the rest (none for most cells) wait for a second product,
+//   first_gates          those of the first product R h; the rest (none for most cells) wait for a second product,
 //                        whose operand `prepare` makes from the first
 //   projected            h is W_hr times what the equations give (no others read it): a weight (P, H) beside `params`
 //   normalised           r = LN(R h) params[0] + b, a norm over the units of all gates, params[0] (G*H,). R h itself is
@@ -31,15 +32,21 @@
 #pragma once
 
 #include "cells/math.h"
+#include "cells/strip.h"
 
 namespace rnnkern {
 
 template <int first_gates_, int gates_, int states_, int params_, int saved_, bool joint_>
 struct CellFacts {
   static constexpr int first_gates = first_gates_, gates = gates_, states = states_, params = params_, saved = saved_;
+  static constexpr int recurrent = gates;
   static constexpr bool joint = joint_, projected = false, normalised = false;
   static constexpr bool two_products = first_gates < gates;
 };
+
+template <class Cell>
+constexpr CellNumbers numbers_of{Cell::first_gates, Cell::gates, Cell::recurrent, Cell::states,    Cell::params,
+                                 Cell::saved,       Cell::joint, Cell::projected, Cell::normalised};
 
 constexpr double norm_eps = 1e-5;  // what LN adds to a variance
 

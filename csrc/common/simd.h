@@ -1,11 +1,12 @@
-// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. Included by the level files
-// alone (cpu_*.cpp of each family), after their `#pragma GCC target`; the unnamed namespace keeps each level's code to
-// itself.
+// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. In level files it comes
+// after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+
+#include "common/simd_target.h"
 
 #define RNNKERN_INLINE [[gnu::always_inline]] inline
 #define RNNKERN_INLINE_LAMBDA __attribute__((always_inline))
@@ -31,6 +32,94 @@ struct Lanes<double> {
   static constexpr int64_t sign = INT64_MIN;
 };
 
+// 0, 1, 2, ...: a constant in memory, since a compiler would put it together lane by lane, each time.
+template <class T>
+struct Numbers {
+  using Lane = std::remove_const_t<decltype(Lanes<T>::sign)>;
+  Lane of[RNNKERN_VECTOR_BYTES / sizeof(T)];
+
+  constexpr Numbers() : of() {
+    for (Lane lane = 0; lane < Lane(RNNKERN_VECTOR_BYTES / sizeof(T)); ++lane) of[lane] = lane;
+  }
+};
+
+template <class T>
+RNNKERN_INLINE typename Lanes<T>::RawBits numbered() {
+  alignas(RNNKERN_VECTOR_BYTES) static constexpr Numbers<T> numbers;
+  typename Lanes<T>::RawBits lanes;
+  std::memcpy(&lanes, numbers.of, sizeof lanes);
+  return lanes;
+}
+
+// Which lanes are among the first n; none where n is negative. n fits a lane: it is less than a vector's width, and
+// what is below zero is no further below than a few vectors.
+template <class T>
+RNNKERN_INLINE typename Lanes<T>::RawBits among_first(int64_t n) {
+  return numbered<T>() < typename Lanes<T>::RawBits{} + typename Numbers<T>::Lane(n);
+}
+
+// The first n lanes in memory, n less than all of them: the others read as zero and are not written. Neither touches
+// what lies beyond, which may be another thread's or no memory at all.
+#if RNNKERN_VECTOR_BYTES == 64
+
+template <class T>
+RNNKERN_INLINE auto first_mask(int64_t n) {
+  if constexpr (sizeof(T) == 4)
+    return _mm512_cmplt_epi32_mask((__m512i)numbered<T>(), _mm512_set1_epi32(n));
+  else
+    return _mm512_cmplt_epi64_mask((__m512i)numbered<T>(), _mm512_set1_epi64(n));
+}
+
+template <class T>
+RNNKERN_INLINE typename Lanes<T>::Raw load_first(const T* p, int64_t n) {
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_loadu_ps(first_mask<T>(n), p);
+  else
+    return _mm512_maskz_loadu_pd(first_mask<T>(n), p);
+}
+
+template <class T>
+RNNKERN_INLINE void store_first(typename Lanes<T>::Raw v, T* p, int64_t n) {
+  if constexpr (sizeof(T) == 4)
+    _mm512_mask_storeu_ps(p, first_mask<T>(n), v);
+  else
+    _mm512_mask_storeu_pd(p, first_mask<T>(n), v);
+}
+
+#elif RNNKERN_VECTOR_BYTES == 32
+
+template <class T>
+RNNKERN_INLINE typename Lanes<T>::Raw load_first(const T* p, int64_t n) {
+  if constexpr (sizeof(T) == 4)
+    return _mm256_maskload_ps(p, (__m256i)among_first<T>(n));
+  else
+    return _mm256_maskload_pd(p, (__m256i)among_first<T>(n));
+}
+
+template <class T>
+RNNKERN_INLINE void store_first(typename Lanes<T>::Raw v, T* p, int64_t n) {
+  if constexpr (sizeof(T) == 4)
+    _mm256_maskstore_ps(p, (__m256i)among_first<T>(n), v);
+  else
+    _mm256_maskstore_pd(p, (__m256i)among_first<T>(n), v);
+}
+
+#else
+
+template <class T>
+RNNKERN_INLINE typename Lanes<T>::Raw load_first(const T* p, int64_t n) {
+  typename Lanes<T>::Raw v{};
+  for (int64_t k = 0; k < n; ++k) v[k] = p[k];
+  return v;
+}
+
+template <class T>
+RNNKERN_INLINE void store_first(typename Lanes<T>::Raw v, T* p, int64_t n) {
+  for (int64_t k = 0; k < n; ++k) p[k] = v[k];
+}
+
+#endif
+
 template <class T>
 struct Vec {
   using Raw = typename Lanes<T>::Raw;
@@ -43,7 +132,7 @@ struct Vec {
   RNNKERN_INLINE Vec(Raw raw) : v(raw) {}
   template <class S>
     requires std::is_arithmetic_v<S>
-  RNNKERN_INLINE explicit Vec(S x) : v(Raw{} + T(x)) {}
+  RNNKERN_INLINE explicit Vec(S x) : v(T(x) - Raw{}) {}  // nothing is left of - 0; + 0 would have to turn -0 into 0
 
   RNNKERN_INLINE static Vec load(const T* p) {
     Vec x;
@@ -53,15 +142,10 @@ struct Vec {
   RNNKERN_INLINE void store(T* p) const { std::memcpy(p, &v, sizeof(Raw)); }
 
   // The first n lanes; the others read as zero and are not written.
-  RNNKERN_INLINE static Vec load(const T* p, int64_t n) {
-    if (n >= width) return load(p);
-    Vec x(T(0));
-    for (int64_t k = 0; k < n; ++k) x.v[k] = p[k];
-    return x;
-  }
+  RNNKERN_INLINE static Vec load(const T* p, int64_t n) { return n >= width ? load(p) : Vec(load_first(p, n)); }
   RNNKERN_INLINE void store(T* p, int64_t n) const {
     if (n >= width) return store(p);
-    for (int64_t k = 0; k < n; ++k) p[k] = v[k];
+    store_first(v, p, n);
   }
 
   // All lanes, where a number of them is asked for: a constant, so that nothing is left of the question.
@@ -128,5 +212,3 @@ RNNKERN_INLINE void transpose(Vec<T>* v) {
 
 }  // namespace
 }  // namespace rnnkern
-
-#include "common/simd_math.h"

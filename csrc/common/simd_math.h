@@ -4,6 +4,8 @@
 // Below, sigmoid stays where it is there, at 1.7e-38 or 3.4e-308, instead of reaching 0. NaN stays NaN.
 #pragma once
 
+#include "common/simd.h"
+
 namespace rnnkern {
 namespace {
 

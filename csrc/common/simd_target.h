@@ -2,6 +2,10 @@
 // RNNKERN_SIMD_LEVEL set to its name. Included after all that needs no such processor: from here on code is for it.
 #pragma once
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define RNNKERN_LEVEL_plain 0
 #define RNNKERN_LEVEL_avx2 1
 #define RNNKERN_LEVEL_avx512 2

@@ -1,17 +1,22 @@
 // Bounds the 2-norm of a skew-symmetric S from both sides, and says by that which scheme serves. The eigenvalues of S
 // come in pairs +-i sigma; those of H = -iS are +-sigma, and with P = S^2 is T_4(H / c) = 8 P^2 / c^4 + 8 P / c^2 + I,
-// T_2d = 2 T_d^2 - I. Included by cpu_kernels.h, once per SIMD level.
+// T_2d = 2 T_d^2 - I. Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/vectors.h"
+#include "orthogonal/cpu_plan.h"
+#include "orthogonal/cpu_product.h"
+#include "orthogonal/problem.h"
+#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {
-
-template <class T>
-RNNKERN_INLINE double total(Vec<T> x) {
-  double sum = 0;
-  for (int k = 0; k < Vec<T>::width; ++k) sum += double(x.v[k]);
-  return sum;
-}
 
 // to[j] = the sum of f(i, X(i, j)) over i, a member's part of it.
 template <class T, class F>
@@ -139,7 +144,7 @@ Moments moments(const T* P, const Sum<T>& square, int64_t n, T* room, Member me)
         sums[2] = sums[2] + v[r] * v[r];
       }
     }
-    for (int k = 0; k < 3; ++k) room[3 * (i / w) + k] = T(total(sums[k]));
+    for (int k = 0; k < 3; ++k) room[3 * (i / w) + k] = horizontal_sum(sums[k]);
   }
   me.meet();
   Moments found{{double(n) / 2, 0, 0, 0, 0}};

@@ -2,18 +2,9 @@
 // width.
 #pragma once
 
-#include "common/room.h"
-#include "common/simd.h"
-
-#include "orthogonal/cpu_product.h"
-
-#include "orthogonal/cpu_plan.h"
-
-#include "orthogonal/cpu_bound.h"
-
-#include "orthogonal/cpu_sweep.h"
-
 #include "orthogonal/cpu_schur.h"
+#include "orthogonal/cpu_sweep.h"
+#include "orthogonal/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,6 +1,16 @@
 // Reads what is skew-symmetric, and says from its 2-norm which scheme serves and how often its result is to be squared.
-// Included by cpu_kernels.h, once per SIMD level.
+// Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "orthogonal/cpu_product.h"
+#include "orthogonal/problem.h"
+#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {
@@ -40,8 +50,7 @@ void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
   using Lanes = typename V::RawBits;
   constexpr int w = V::width;
   V v[w], u[w];
-  Lanes lane;
-  for (int c = 0; c < w; ++c) lane[c] = c;
+  const Lanes lane = numbered<T>();
   const auto [first, last] = lower_rows_of<T>(n, me);
   for (int64_t i = first; i < last; i += w) {
     for (int64_t j = 0; j <= i; j += w) {

@@ -1,6 +1,17 @@
 // Products of square matrices, each factor a linear combination of matrices that is formed while it is packed, the
-// results added to others while they are stored. Included by cpu_kernels.h, once per SIMD level.
+// results added to others while they are stored. Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <type_traits>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/gemm.h"
+#include "cpu/room.h"
+#include "orthogonal/problem.h"
 
 namespace rnnkern {
 namespace {
@@ -76,7 +87,7 @@ RNNKERN_INLINE void block(const Sum<T>& sum, int64_t n, int64_t row, int64_t col
 }
 
 constexpr int tile_vectors = 2;
-constexpr int tile_rows = (RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12) / tile_vectors;
+constexpr int tile_rows = max_rows(tile_vectors);
 template <class T>
 constexpr int tile_columns = tile_vectors * Vec<T>::width;
 
@@ -150,30 +161,15 @@ void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
 template <bool InRows, class T>
 void tile(int64_t depth, const T* a, int64_t stride, const T* b, T* out) {
   using V = Vec<T>;
-  V sum[tile_rows][tile_vectors];
-#pragma GCC unroll 12
-  for (int i = 0; i < tile_rows; ++i)
-#pragma GCC unroll 2
-    for (int j = 0; j < tile_vectors; ++j) sum[i][j] = V(0);
+  RegisterTile<T, tile_rows, tile_vectors> tile;
+  tile.clear();
   constexpr int near = 3;  // rows that a processor reaches from one address
   const T* rows[tile_rows / near];
 #pragma GCC unroll 4
   for (int i = 0; i < tile_rows / near; ++i) rows[i] = a + i * near * stride;
-  for (int64_t k = 0; k < depth; ++k, a += left_columns, b += tile_columns<T>) {
-    V y[tile_vectors];
-#pragma GCC unroll 2
-    for (int j = 0; j < tile_vectors; ++j) y[j] = V::load(b + j * V::width);
-#pragma GCC unroll 12
-    for (int i = 0; i < tile_rows; ++i) {
-      const V x(InRows ? rows[i / near][i % near * stride + k] : a[i]);
-#pragma GCC unroll 2
-      for (int j = 0; j < tile_vectors; ++j) sum[i][j] = sum[i][j] + x * y[j];
-    }
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < tile_rows; ++i)
-#pragma GCC unroll 2
-    for (int j = 0; j < tile_vectors; ++j) sum[i][j].store(out + i * tile_columns<T> + j * V::width);
+  for (int64_t k = 0; k < depth; ++k, a += left_columns, b += tile_columns<T>)
+    tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return V(InRows ? rows[i / near][i % near * stride + k] : a[i]); }, b);
+  tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA { sum.store(out + i * tile_columns<T> + j * V::width); });
 }
 
 // Has a tile of what is read and written beside a product come closer while the tile's product is made: a few lines of

@@ -1,5 +1,16 @@
-// V = P Theta P^T with Theta = Lambda + T, and its backward. Included by cpu_kernels.h, once per SIMD level.
+// V = P Theta P^T with Theta = Lambda + T, and its backward. Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "orthogonal/cpu_plan.h"
+#include "orthogonal/cpu_product.h"
+#include "orthogonal/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,6 +1,19 @@
-// The products of a scheme and the squarings that follow, and the same backwards. Included by cpu_kernels.h, once per
-// SIMD level. Place 0 of a basis is S, place k the k-th product.
+// The products of a scheme and the squarings that follow, and the same backwards. Once per SIMD level. Place 0 of a
+// basis is S, place k the k-th product.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "orthogonal/cpu_bound.h"
+#include "orthogonal/cpu_plan.h"
+#include "orthogonal/cpu_product.h"
+#include "orthogonal/problem.h"
+#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {

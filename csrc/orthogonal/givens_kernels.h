@@ -1,8 +1,8 @@
 // Layers of rotations for one SIMD level. Included once per level file, which says the vector's width.
 #pragma once
 
-#include "common/room.h"
 #include "common/simd.h"
+#include "cpu/room.h"
 
 namespace rnnkern {
 namespace {

@@ -1,5 +1,6 @@
 // The kernels at one SIMD level.
-#include "orthogonal/givens_includes.h"
+#include "cpu/level_includes.h"
+#include "orthogonal/givens_problem.h"
 
 #include "common/simd_target.h"
 

@@ -48,7 +48,7 @@ struct Call {
       : place(find_cell(name)), u(u_), R(R_), dtype(u.scalar_type()), device(u.device()) {
     STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
     cell = cell_list[place];
-    STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.params),
+    STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.tensors()),
                     "recurrence: wrong number of tensors in `state` or `params`");
     // (1, B, H) too, as modules have it: a view costs as much as a small step.
     const int64_t rank = state_[0].dim();
@@ -56,7 +56,7 @@ struct Call {
     STD_TORCH_CHECK(!cell.projected || params_[0].dim() == 2, "recurrence: `params[0]` must be (P, H)");
     width = state_[0].size(rank - 1);
     hidden = cell.projected ? params_[0].size(1) : width;
-    const int64_t columns = cell.gates * hidden;
+    const int64_t columns = cell.gates * hidden, recurrent = cell.recurrent * hidden;
     heads = R_.dim() == 3 ? R_.size(0) : 1;
     const int64_t inputs = u.size(u.dim() - 1);
     STD_TORCH_CHECK(hidden > 0 && width > 0 && (W_ || inputs == columns), "recurrence: `u` must have G*H = ", columns,
@@ -65,14 +65,14 @@ struct Call {
     if (bias_ih_) bias_ih = sized("bias_ih", *bias_ih_, columns);
     STD_TORCH_CHECK(heads > 0 && hidden % heads == 0 && !((cell.projected || cell.normalised) && heads > 1),
                     "recurrence: `R` does not fit the other arguments");
-    R = sized("R", R_, columns * (width / heads));
+    R = sized("R", R_, recurrent * (width / heads));
     const int64_t batch = state_[0].size(rank - 2);
     for (const Tensor& s : state_) state.push_back(sized("state", s, batch * (state.empty() ? width : hidden)));
     for (const Tensor& x : params_) {
       const bool wide = cell.normalised && params.empty();
-      params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? columns : hidden));
+      params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? recurrent : hidden));
     }
-    if (bias_) bias = sized("bias", *bias_, columns);
+    if (bias_) bias = sized("bias", *bias_, recurrent);
     layout = RowLayout("recurrence", "u", u, batch, batch_sizes);
     steps = {layout.steps, batch, layout.offsets, reverse};
     rows = layout.rows;
@@ -92,16 +92,18 @@ struct Call {
     return dense(x);
   }
 
-  void set_noise(double zoneout_h, double zoneout_c, double dropout, const OptionalTensor& seed_) {
+  void set_noise(const std::optional<std::vector<double>>& zoneout, double dropout, const OptionalTensor& seed_) {
     if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
     auto rate = [](const char* name, double given) {
       STD_TORCH_CHECK(0 <= given && given < 1, "recurrence: `", name, "` must be in [0, 1), got ", given);
       return threshold(given) > 0 ? given : 0;  // less is nothing in float32
     };
     const double dropped = rate("dropout", dropout);
-    noise = {{rate("zoneout_h", zoneout_h), rate("zoneout_c", zoneout_c)},
-             seed ? dropped : 0,
-             seed ? read<int64_t>(*seed) : nullptr};
+    noise = {{}, seed ? dropped : 0, seed ? read<int64_t>(*seed) : nullptr};
+    STD_TORCH_CHECK(!zoneout || zoneout->empty() || zoneout->size() == size_t(cell.states),
+                    "recurrence: `zoneout` must have a rate for each of the ", cell.states,
+                    " tensors of the state, got ", zoneout ? zoneout->size() : 0);
+    for (size_t s = 0; zoneout && s < zoneout->size(); ++s) noise.zoneout[s] = rate("zoneout", (*zoneout)[s]);
   }
 
   // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.
@@ -109,7 +111,7 @@ struct Call {
 
   // Whether a backward that is given `saved` reads u. Where it does not, u may be expanded: sizes without memory.
   bool backward_reads_u(const Tensors& saved) const {
-    return W || (cell.saved > 0 && saved.size() == size_t(cell.states > 1));
+    return W || (cell.saved > 0 && saved.size() == size_t(cell.states - 1));
   }
 
   // Of (rows, columns) in the shape that the caller knows.
@@ -126,7 +128,7 @@ struct Call {
   Weights<T> weights() const {
     auto values = [](const OptionalTensor& x) { return x ? read<T>(*x) : nullptr; };
     const int64_t d = hidden / heads;
-    Weights<T> w{hidden, width, {read<T>(R), values(bias), cell.gates, heads, d, width / heads}, {}, {}, {}};
+    Weights<T> w{hidden, width, {read<T>(R), values(bias), cell.recurrent, heads, d, width / heads}, {}, {}, {}};
     if (W) w.W = {read<T>(*W), values(bias_ih), cell.gates, 1, hidden, W->numel() / (cell.gates * hidden)};
     if (cell.projected) {
       w.W_hr = {read<T>(params[0]), nullptr, 1, 1, width, hidden};

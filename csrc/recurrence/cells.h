@@ -7,17 +7,14 @@
 
 namespace rnnkern {
 
-struct CellInfo {
+struct CellInfo : CellNumbers {
   const char* name;
-  int first_gates, gates, states, params, saved;
-  bool joint, projected, normalised;
 
-  bool two_products() const { return first_gates < gates; }
+  // Tensors of the cell's own: where h is projected, that weight is one of them.
+  int tensors() const { return params + projected; }
 };
 
-#define RNNKERN_INFO(Cell)                                                                           \
-  {Cell::name,  Cell::first_gates, Cell::gates,     Cell::states,    Cell::params + Cell::projected, \
-   Cell::saved, Cell::joint,       Cell::projected, Cell::normalised},
+#define RNNKERN_INFO(Cell) {numbers_of<Cell>, Cell::name},
 constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 

@@ -15,6 +15,7 @@
 namespace rnnkern {
 namespace {
 
+// Of the level in use: the kernel for a cell, and that the cell has its strips.
 template <class S>
 Kernels<S> kernels() {
   constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
@@ -22,13 +23,22 @@ Kernels<S> kernels() {
 }
 
 template <class S>
+Strips<Arithmetic<S>> strips(int place) {
+  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(place); });
+}
+
+template <class S>
 Kernel<Forward<S>> kernel_of(const Forward<S>&, int place) {
-  return {kernels<S>().forward[place], kernels<S>().forward_room[place]};
+  const Kernels<S> all = kernels<S>();
+  const auto own = all.inline_forward[place];
+  return {own ? own : all.forward, all.forward_room};
 }
 
 template <class S>
 Kernel<Backward<S>> kernel_of(const Backward<S>&, int place) {
-  return {kernels<S>().backward[place], kernels<S>().backward_room[place]};
+  const Kernels<S> all = kernels<S>();
+  const auto own = all.inline_backward[place];
+  return {own ? own : all.backward, all.backward_room};
 }
 
 void count_kernel(const char* direction, const Call& call) {
@@ -79,6 +89,8 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
   Forward<S> p{};
+  p.cell = call.cell;
+  p.strips = strips<S>(call.place);
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
@@ -92,9 +104,9 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     p.state[s] = read<T>(call.state[s]);
     p.final_state[s] = write<T>(outputs.back());
   }
-  if (training && call.cell.states > 1) {
+  for (int s = 1; training && s < call.cell.states; ++s) {
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
-    p.cell_states = write<T>(outputs.back());
+    p.states[s] = write<T>(outputs.back());
   }
   if (training && save_gates && call.cell.saved > 0) {
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
@@ -122,8 +134,10 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   using T = Arithmetic<S>;
   constexpr ScalarType wide = arithmetic<S>;
   const CellInfo& cell = call.cell;
-  const int64_t columns = cell.gates * call.hidden, batch = call.steps.batch;
+  const int64_t columns = cell.gates * call.hidden, recurrent = cell.recurrent * call.hidden, batch = call.steps.batch;
   Backward<S> p{};
+  p.cell = cell;
+  p.strips = strips<S>(call.place);
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
@@ -151,12 +165,14 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   }
   p.h0 = read<S>(h0);
   p.h = keep("h", h, call.rows * call.width);
-  const size_t has_cell_states = cell.states > 1, has_candidates = call.keeps_candidates();
-  const size_t has_gates = saved.size() - has_cell_states - has_candidates;
-  STD_TORCH_CHECK(saved.size() >= has_cell_states + has_candidates && has_gates <= size_t(cell.saved > 0),
+  const size_t states = cell.states - 1, has_candidates = call.keeps_candidates();
+  const size_t has_gates = saved.size() - states - has_candidates;
+  STD_TORCH_CHECK(saved.size() >= states + has_candidates && has_gates <= size_t(cell.saved > 0),
                   "recurrence_backward: wrong `saved`");
-  p.c0 = has_cell_states ? read<T>(call.state[1]) : nullptr;
-  p.cell_states = has_cell_states ? keep_saved(saved[0], call.rows * call.hidden) : nullptr;
+  for (int s = 1; s < cell.states; ++s) {
+    p.state[s] = read<T>(call.state[s]);
+    p.states[s] = keep_saved(saved[s - 1], call.rows * call.hidden);
+  }
   p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
   p.candidates = has_candidates ? keep_saved(saved.back(), call.rows * call.hidden) : nullptr;
   p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.width) : nullptr;
@@ -168,8 +184,8 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     gradient = needed ? write<T>(made) : nullptr;
     return made;
   };
-  auto bias_gradient = [&](bool needed, T*& gradient) {
-    const Tensor made = empty(call.u, {needed ? columns : 0}, wide);
+  auto bias_gradient = [&](bool needed, int64_t elements, T*& gradient) {
+    const Tensor made = empty(call.u, {needed ? elements : 0}, wide);
     gradient = needed ? write<T>(made) : nullptr;
     return made;
   };
@@ -178,8 +194,8 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
                   weight_gradient(call.R, needs.R, p.dR)};
   if (wants_du) (call.W ? p.dx : p.du) = write<S>(outputs[0]);
   const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
-  outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), p.dbias));
-  const Tensor dbias_ih = bias_gradient(needs.bias_ih, p.dbias_ih);
+  outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), recurrent, p.dbias));
+  const Tensor dbias_ih = bias_gradient(needs.bias_ih, columns, p.dbias_ih);
   T* const same_as_dbias = cell.joint ? std::exchange(p.dbias_ih, nullptr) : nullptr;
   for (int s = 0; s < cell.states; ++s) {
     p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], call.state[s].numel());
@@ -188,7 +204,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   }
   Tensors dparams;
   const Tensor dW_hr = weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected, p.dW_hr);
-  for (int i = 0; i < cell.params && !cell.projected; ++i) {
+  for (int i = 0; i < cell.params; ++i) {
     dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
@@ -259,9 +275,9 @@ std::string recurrence_cells() {
   for (const CellInfo& cell : cell_list) {
     text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
             "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
-            ", \"params\": " + std::to_string(cell.params) + ", \"saved\": " + std::to_string(cell.saved) +
+            ", \"params\": " + std::to_string(cell.tensors()) + ", \"saved\": " + std::to_string(cell.saved) +
             ", \"first_gates\": " + std::to_string(cell.first_gates) +
-            ", \"joint\": " + (cell.joint ? "true" : "false") +
+            ", \"recurrent\": " + std::to_string(cell.recurrent) + ", \"joint\": " + (cell.joint ? "true" : "false") +
             ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
     ++place;
   }
@@ -270,11 +286,11 @@ std::string recurrence_cells() {
 
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                       OptionalTensor weight_ih, OptionalTensor bias_ih, double zoneout_h, double zoneout_c,
-                       double dropout, OptionalTensor seed) {
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
+                       OptionalTensor seed) {
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih,
             bias_ih);
-  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  call.set_noise(zoneout, dropout, seed);
   count_kernel("forward", call);
   return by_storage(u, [&](auto zero) {
     widen<decltype(zero)>(call);
@@ -286,10 +302,10 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
-                                double zoneout_c, double dropout, OptionalTensor seed) {
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
+                                OptionalTensor seed) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
-  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);

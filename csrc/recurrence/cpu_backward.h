@@ -1,100 +1,29 @@
 // The recurrence over time, backward. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "recurrence/cpu_backward_plan.h"
+
 namespace rnnkern {
 namespace {
 
-// Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
-// gradients of r and of u, the operands of a second product, what was projected and the gradient of what it became,
-// the gates where they are computed again.
-template <class S, class Cell>
-struct BackwardPlan {
+// The gates of a chunk, from the h that entered each step: over strips, whatever the cell, since it is a second copy of
+// the step.
+template <class S>
+void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share& share, const Chunk& chunk) {
   using T = Arithmetic<S>;
   using F = Factor<S>;
-
-  int64_t chunk;              // steps
-  int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
-  int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
-  Room<T> room;
-  T* zeros;
-  F *dr, *du, *operand, *dh, *m;
-  T *dR_room, *second_dR_room, *dW_room, *dW_hr_room, *step_bias, *step_bias_ih;
-  Parts<T> dR, dW, dW_hr, dbias, dbias_ih;
-  Product<F> first, second, input, projection;
-  Zoneout<T> zoneout_h, zoneout_c;
-  Dropout<T> dropout;
-  F* dropped;  // a member's rows of what R multiplied, where that was not h
-  std::optional<StepProducts<S, Cell>> again;
-  T *u = nullptr, *saved = nullptr, *h_before = nullptr;
-  T* norms;  // a member's rows of gradients before norms, and of c before zoneout
-
-  BackwardPlan(const Backward<S>& p, Member me)
-      : chunk(chunk_steps(p, p.above, me.size)),
-        stride(Cell::gates * p.weights.hidden + 64 / sizeof(F)),
-        dh_stride(p.weights.width + 64 / sizeof(F)),
-        parts(p.split_hidden ? 1 : me.size),
-        room{p.room},
-        zeros(room.take(zeros_size(p.weights))),
-        dr(room.template take_as<F>(rows(p) * stride)),
-        du(Cell::joint ? dr : room.template take_as<F>(rows(p) * stride)),
-        operand(Cell::two_products ? room.template take_as<F>(rows(p) * p.weights.hidden) : nullptr),
-        dh(Cell::projected ? room.template take_as<F>(rows(p) * dh_stride) : nullptr),
-        m(Cell::projected ? room.template take_as<F>(rows(p) * p.weights.hidden) : nullptr),
-        dR_room(p.dR ? room.take(WeightGradient<F>::room_size(p.weights.R), me) : nullptr),
-        second_dR_room(p.dR && Cell::two_products ? room.take(WeightGradient<F>::room_size(p.weights.R), me) : nullptr),
-        dW_room(p.dW ? room.take(WeightGradient<F>::room_size(p.weights.W), me) : nullptr),
-        dW_hr_room(p.dW_hr ? room.take(WeightGradient<F>::room_size(p.weights.W_hr), me) : nullptr),
-        step_bias(p.dbias ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
-        step_bias_ih(p.dbias_ih ? room.take(Cell::gates * p.weights.hidden, me) : nullptr),
-        dR(p.dR, parts, p.weights.R, room),
-        dW(p.dW, parts, p.weights.W, room),
-        dW_hr(p.dW_hr, parts, p.weights.W_hr, room),
-        dbias(p.dbias, Cell::normalised ? me.size : parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
-        dbias_ih(p.dbias_ih, Cell::normalised ? me.size : parts, Cell::gates, p.weights.hidden, p.weights.hidden, room),
-        first(p.weights.R, 0, Cell::first_gates, true, false, room, zeros, me),
-        second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, true, false, room, zeros, me),
-        input(p.dx ? p.weights.W : Matrix<T>{}, 0, Cell::gates, true, false, room, zeros, me),
-        projection(p.weights.W_hr, 0, 1, true, false, room, zeros, me),
-        zoneout_h(p.noise, 0, p.steps.batch, p.weights.width, room),
-        zoneout_c(p.noise, 1, p.steps.batch, p.weights.hidden, room),
-        dropout(p.noise, p.steps.batch, p.weights.width, room),
-        dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(room.take(p.steps.batch * p.weights.width, me)) : nullptr),
-        norms(Cell::normalised ? room.take((Cell::gates + 2) * p.weights.hidden, me) : nullptr) {
-    if (!Cell::saved || p.saved) return;
-    again.emplace(p, rows(p), false, false, room, me);
-    saved = room.take(rows(p) * Cell::saved * p.weights.hidden);
-    if (p.x) u = room.take(rows(p) * Cell::gates * p.weights.hidden);
-    if (StepProducts<S, Cell>::widens) h_before = room.take(p.steps.batch * p.weights.width, me);
-  }
-
-  static int64_t zeros_size(const Weights<T>& weights) {
-    return larger(larger(weights.hidden, weights.width), max_vectors * Vec<T>::width);
-  }
-  int64_t rows(const Backward<S>& p) const { return chunk * p.steps.batch; }
-};
-
-template <class S, class Cell>
-int64_t backward_room(const Backward<S>& p, int team) {
-  return BackwardPlan<S, Cell>(p, Member{0, team, nullptr}).room.used;
-}
-
-// The gates of a chunk, from the h that entered each step.
-template <class S, class Cell>
-void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const Share& share, const Chunk& chunk) {
-  using T = Arithmetic<S>;
-  using F = Factor<S>;
-  using V = Vec<T>;
-  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
-  const int64_t width = Cell::projected ? p.weights.width : hidden;
-  const StepProducts<S, Cell>& products = *plan.again;
+  const StripCell<T> equations{p.cell, p.strips};
+  const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
+  const int64_t width = equations.projected ? p.weights.width : hidden;
+  const StepProducts<S>& products = *plan.again;
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   if (p.x) products.project(p.x, share, chunk, projected);
   for (int64_t k = chunk.begin; k < chunk.end; ++k) {
     const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
     const int64_t slot_row = (k - chunk.begin) * batch;
+    const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
     const Entering<F> h_before = [&] {
-      const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
-      if constexpr (StepProducts<S, Cell>::widens) {
+      if constexpr (StepProducts<S>::widens) {
         for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * width, width);
         return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, width, t);
       } else {
@@ -105,40 +34,40 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S, Cell>& plan, const 
       for (int64_t b = share.row0; b < row1; ++b) drop(plan.dropout, b, h_before(b), plan.dropped + b * width);
     const F* const zeros = reinterpret_cast<const F*>(plan.zeros);
     const Entering<F> factors = plan.dropped ? Entering<F>(p.steps, plan.dropped, zeros, p.reset, width, t) : h_before;
-    const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
-    auto saved_row = [&](int64_t b) { return plan.saved + (slot_row + b) * Cell::saved * hidden; };
     products.step(
-        p.weights, share, row1, h_before, factors, plan.dropout,
+        equations, p.weights, share, row1, factors, plan.dropout,
         plan.operand ? plan.operand + slot_row * hidden : nullptr,
-        [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+        [&](int64_t b) { return plan.saved + (slot_row + b) * equations.saved * hidden; },
+        [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
-            load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
+            strip.u = projected + chunk.place(k, b) * columns;
           } else {
-            load_gates(u, Cell::gates, p.u + (row + b) * columns, hidden, unit, lanes);
+            strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
+          }
+          strip.old[0] = equations.projected ? plan.zeros : widened_gates(stored(b), 1, hidden, strip, plan.old_row);
+          for (int s = 0; s < equations.states; ++s) {
+            strip.next[s] = plan.made + s * hidden;
+            if (s > 0) strip.old[s] = Entering<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
           }
         },
-        saved_row,
-        [&](int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(c_before(b) + unit, lanes); },
-        [&](int64_t b, int64_t unit, auto lanes, const V*, const V*, const V* save)
-            RNNKERN_INLINE_LAMBDA { store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes); });
+        [](const ForwardStrip<T>&, int64_t) {});
   }
   share.meet();
 }
 
 template <class S, class Cell>
-void backward(const Backward<S>& p, Member me) {
+void backward(const Backward<S>& p, Member me, const Cell& equations) {
   using T = Arithmetic<S>;
   using F = Factor<S>;
   using V = Vec<T>;
-  const BackwardPlan<S, Cell> plan(p, me);
-  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden, batch = p.steps.batch;
-  const int64_t width = Cell::projected ? p.weights.width : hidden;
+  const BackwardPlan<S> plan(p, me);
+  const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
+  const int64_t recurrent = equations.recurrent * hidden, width = equations.projected ? p.weights.width : hidden;
   const Product<F>&first = plan.first, &second = plan.second, &input = plan.input, &projection = plan.projection;
   for (const Product<F>* product : {&first, &second, &input, &projection}) product->pack(me);
-  if constexpr (Cell::saved > 0)
-    if (plan.again) plan.again->pack(me);
+  if (plan.again) plan.again->pack(me);
   const Share share(p.steps, p.split_hidden, me);
-  for (int s = 0; s < Cell::states; ++s) {
+  for (int s = 0; s < equations.states; ++s) {
     const int64_t row = s ? hidden : width, from = share.copy0 * row, elements = (share.copy1 - share.copy0) * row;
     if (p.grad_state[s]) {
       copy(p.dstate[s] + from, p.grad_state[s] + from, elements);
@@ -146,38 +75,34 @@ void backward(const Backward<S>& p, Member me) {
       clear(p.dstate[s] + from, elements);
     }
   }
-  for (int i = 0; i < Cell::params; ++i) {
-    const int64_t row = Cell::normalised && i == 0 ? columns : hidden;
+  for (int i = 0; i < equations.params; ++i) {
+    const int64_t row = equations.normalised && i == 0 ? recurrent : hidden;
     clear(p.dparams[i] + share.copy0 * row, (share.copy1 - share.copy0) * row);
   }
   if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
   plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
-  T *const step_bias = plan.step_bias, *const step_bias_ih = plan.step_bias_ih;
-  for (T* const sums : {step_bias, step_bias_ih})
-    if (sums) clear(sums, columns);
+  if (plan.step_bias) clear(plan.step_bias, recurrent);
+  if (plan.step_bias_ih) clear(plan.step_bias_ih, columns);
+  if (plan.lost) clear(plan.lost, hidden);
   T *const dR = plan.dR.begin(me), *const dW = plan.dW.begin(me), *const dW_hr = plan.dW_hr.begin(me);
   T *const dbias = plan.dbias.begin(me), *const dbias_ih = plan.dbias_ih.begin(me);
   me.meet();
 
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
-  const int64_t column0 = first.first_unit(panel0), column1 = first.first_unit(panel1);
-  const Product<F>& by_units = Cell::projected ? projection : first;
-  const int64_t by_units0 = share.first_panel(by_units.panels()), by_units1 = share.last_panel(by_units.panels());
-  const int64_t unit0 = by_units.first_unit(by_units0), unit1 = by_units.first_unit(by_units1);
+  const Product<F>& by_units = equations.projected ? projection : first;
+  const Units own_columns = units_of(first, share, width), own_units = units_of(by_units, share, hidden);
   // Rows that are normalised are one member's as a whole.
-  const int64_t bias0 = Cell::normalised ? 0 : unit0, bias1 = Cell::normalised ? hidden : unit1;
-  constexpr int params_of_units = Cell::normalised ? 0 : Cell::params;
-  WeightGradient<F> first_dR(p.weights.R, 0, Cell::first_gates, unit0, unit1, dR, plan.dR_room);
-  WeightGradient<F> second_dR(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, unit0, unit1, dR,
-                              plan.second_dR_room);
-  WeightGradient<F> input_dW(p.weights.W, 0, Cell::gates, unit0, unit1, dW, plan.dW_room);
-  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, column0, column1, dW_hr, plan.dW_hr_room);
+  const Units of_bias = equations.normalised ? Units{0, hidden} : own_units;
+  WeightGradient<F> first_dR(p.weights.R, 0, equations.first_gates, own_units.begin, own_units.end, dR, plan.dR_room);
+  WeightGradient<F> second_dR(p.weights.R, equations.first_gates, equations.recurrent - equations.first_gates,
+                              own_units.begin, own_units.end, dR, plan.second_dR_room);
+  WeightGradient<F> input_dW(p.weights.W, 0, equations.gates, own_units.begin, own_units.end, dW, plan.dW_room);
+  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, own_columns.begin, own_columns.end, dW_hr, plan.dW_hr_room);
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
     if (p.above) p.above->wait(p.steps.count - chunk.begin);
-    if constexpr (Cell::saved > 0)
-      if (plan.again) gates_again(p, plan, share, chunk);
+    if (plan.again) gates_again(p, plan, share, chunk);
     auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
     auto h_entering = [&](int64_t k) {
       return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, p.steps.at(k));
@@ -185,152 +110,167 @@ void backward(const Backward<S>& p, Member me) {
     for (int64_t k = end - 1; k >= chunk.begin; --k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
       const Entering<S> h_before = h_entering(k);
-      const Entering<T> c_before(p.steps, p.c0, p.cell_states, plan.zeros, p.reset, hidden, t);
       auto saved_row = [&](int64_t b) {
-        return plan.again ? plan.saved + slot_row(k, b) * Cell::saved * hidden
-                          : p.saved + (row + b) * Cell::saved * hidden;
+        return plan.again ? plan.saved + slot_row(k, b) * equations.saved * hidden
+                          : p.saved + (row + b) * equations.saved * hidden;
       };
       auto dr_row = [&](int64_t b) { return plan.dr + slot_row(k, b) * plan.stride; };
       auto du_row = [&](int64_t b) { return plan.du + slot_row(k, b) * plan.stride; };
-      auto store_gradients = [&](const V* du, const V* dr, int gates, int64_t b, int64_t unit, auto lanes)
-                                 RNNKERN_INLINE_LAMBDA {
-                                   store_gates(dr, gates, dr_row(b), hidden, unit, lanes);
-                                   if (!Cell::joint) store_gates(du, gates, du_row(b), hidden, unit, lanes);
-                                   if (p.du) store_gates(du, gates, p.du + (row + b) * columns, hidden, unit, lanes);
-                                 };
+      auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
       // What flows back through R to what it multiplied.
       auto through_R = [&](const T* results, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V scale(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1));
         return plan.dropout.apply(scale * V::load(results), b, unit, lanes);
       };
 
-      draw_step<Cell>(plan, share, t, row1, {column0, column1}, {unit0, unit1});
+      plan.zoneout.draw_step(p.cell, share, t, row1, own_columns, own_units);
 
       // The gradient of h, for columns of a sequence.
       auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V later = V::load(p.dstate[0] + b * width + column, lanes);
         return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
       };
-      // The equations, for units of a sequence; dh is the gradient of the h that they gave, norms those around them.
-      auto pointwise = [&](int64_t b, const S* before, const T* cells_before, int64_t unit, auto lanes, V dh,
-                           const auto&... norms) RNNKERN_INLINE_LAMBDA {
-        const int64_t at = (row + b) * hidden + unit, here = b * hidden + unit;
-        V save[at_least_one(Cell::saved)], params[at_least_one(Cell::params)], dparams[at_least_one(Cell::params)];
-        V old[Cell::states], next[Cell::states], grad[Cell::states], du[Cell::gates], dr[Cell::gates];
-        if (Cell::saved) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-        // What the next sequence reads of this step comes from far: such short runs are not foreseen by the processor.
-        for (int g = 0; g < Cell::saved; ++g) __builtin_prefetch(saved_row(b + 1) + g * hidden + unit);
-        if (Cell::states > 1) __builtin_prefetch(p.cell_states + at + hidden);
-        if (p.grad_h) __builtin_prefetch(p.grad_h + at + hidden);
-        for (int i = 0; i < params_of_units; ++i) {
-          params[i] = V::load(p.weights.params[i] + unit, lanes);
-          dparams[i] = V::load(p.dparams[i] + here, lanes);
-        }
-        old[0] = Cell::projected ? V(0) : load(before + unit, lanes);
-        next[0] = Cell::projected ? V(0) : p.candidates ? V::load(p.candidates + at, lanes) : load(p.h + at, lanes);
-        V kept[2] = {V(0), V(0)};  // the gradients that go to the old values around the equations
-        if (!Cell::projected && plan.zoneout_h.on()) kept[0] = plan.zoneout_h.weight(b, unit, lanes) * dh;
-        grad[0] = dh - kept[0];
-        if constexpr (Cell::states > 1) {
-          old[1] = V::load(cells_before + unit, lanes);
-          next[1] = V::load(p.cell_states + at, lanes);
-          grad[1] = V::load(p.dstate[1] + here, lanes);
-          if (plan.zoneout_c.on()) kept[1] = plan.zoneout_c.weight(b, unit, lanes) * grad[1];
-          grad[1] = grad[1] - kept[1];
-        }
-        for (int g = 0; g < Cell::gates; ++g) du[g] = dr[g] = V(0);
-        (norms.before(unit, lanes, save, next, grad), ...);
-        Cell::backward(save, old, next, params, grad, du, dr, dparams);
-        (norms.after(unit, lanes, dr), ...);
-        for (int s = Cell::projected; s < Cell::states; ++s)
-          (h_before.is_reset(b) ? V(0) : grad[s] + kept[s]).store(p.dstate[s] + here, lanes);
-        for (int i = 0; i < params_of_units; ++i) dparams[i].store(p.dparams[i] + here, lanes);
-        store_gradients(du, dr, Cell::gates, b, unit, lanes);
-        constexpr int from_gate = Cell::two_products ? Cell::first_gates : 0;
-        if (step_bias) add_gates(dr, from_gate, Cell::gates, step_bias, hidden, unit, lanes);
-        if (step_bias_ih) add_gates(du, from_gate, Cell::gates, step_bias_ih, hidden, unit, lanes);
-        if constexpr (Cell::projected)
-          store(Cell::unprojected(save, old), plan.m + slot_row(k, b) * hidden + unit, lanes);
+      auto strip_of = [&](int64_t b, Units units) RNNKERN_INLINE_LAMBDA {
+        BackwardStrip<T> strip;
+        strip.begin = units.begin, strip.end = units.end, strip.hidden = hidden;
+        strip.saved = equations.saved ? saved_row(b) : nullptr;
+        strip.saved_ahead = equations.saved ? saved_row(b + 1) : nullptr;
+        strip.old[0] = equations.projected ? plan.zeros : widened_gates(h_before(b), 1, hidden, strip, plan.old_row);
+        strip.dr = in_arithmetic(dr_row(b), plan.dr_row);
+        strip.du = in_arithmetic(du_row(b), plan.du_row);
+        strip.dr_sum = plan.step_bias, strip.du_sum = plan.step_bias_ih;
+        strip.operand = nullptr;
+        return strip;
       };
-      if constexpr (Cell::projected) {
-        auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
+      // The gradients of r and u as products take them and as the caller wants them, of so many gates.
+      auto put_gradients = [&](const BackwardStrip<T>& strip, int64_t b, int gates_of_r,
+                               int gates) RNNKERN_INLINE_LAMBDA {
+        if constexpr (dots<S>) {
+          copy_gates(strip.dr, dr_row(b), gates_of_r, hidden, strip);
+          if (!equations.joint) copy_gates(strip.du, du_row(b), gates, hidden, strip);
+        }
+        if (p.du) copy_gates(equations.joint ? strip.dr : strip.du, p.du + (row + b) * columns, gates, hidden, strip);
+      };
+      // The equations, for units of a sequence; of a projected h `dh` is the gradient of what was projected.
+      auto pointwise = [&](int64_t b, Units units, T* dh) RNNKERN_INLINE_LAMBDA {
+        BackwardStrip<T> strip = strip_of(b, units);
+        strip.grad_h = nullptr;
+        if (equations.projected) {
+          strip.next[0] = plan.zeros;
+          strip.grad[0] = dh;
+          strip.operand = in_arithmetic(plan.m + slot_row(k, b) * hidden, plan.operand_row);
+        } else {
+          const int64_t at = (row + b) * hidden;
+          strip.next[0] = p.candidates ? p.candidates + at : widened_gates(p.h + at, 1, hidden, strip, plan.next_row);
+          strip.grad[0] = p.dstate[0] + b * hidden;
+          if (p.grad_h) {
+            strip.grad_h = widened_gates(p.grad_h + at, 1, hidden, strip, plan.grad_row);
+            prefetch(p.grad_h + at + hidden, units);
+          }
+        }
+        for (int s = 1; s < equations.states; ++s) {
+          const Entering<T> before(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
+          strip.old[s] = before(b);
+          strip.next[s] = p.states[s] + (row + b) * hidden;
+          strip.grad[s] = p.dstate[s] + b * hidden;
+          prefetch(strip.next[s] + hidden, units);
+        }
+        for (int i = 0; i < equations.params; ++i) {
+          strip.params[i] = p.weights.params[i];
+          strip.dparams[i] = p.dparams[i] + b * (equations.normalised && i == 0 ? recurrent : hidden);
+        }
+        // What zoneout gives to the old values goes around the equations.
+        const int first_state = equations.projected;
+        auto zoned = [&](int s) { return plan.zoneout[s].on() || (s == 0 && equations.normalised); };
+        for (int s = first_state; s < equations.states; ++s) {
+          if (!zoned(s)) continue;
+          for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+            V grad = V::load(strip.grad[s] + unit, lanes);
+            if (s == 0 && strip.grad_h) grad = grad + V::load(strip.grad_h + unit, lanes);
+            if (plan.zoneout[s].on()) {
+              const V kept = plan.zoneout[s].weight(b, unit, lanes) * grad;
+              kept.store(plan.around + s * hidden + unit, lanes);
+              grad = grad - kept;
+            }
+            grad.store(strip.grad[s] + unit, lanes);
+          });
+          if (s == 0) strip.grad_h = nullptr;
+        }
+        strip.bias = p.weights.R.bias;
+        strip.room = plan.norms;
+        strip.mixed = equations.states > 1 && plan.zoneout[1].on();
+        equations.backward(strip);
+        put_gradients(strip, b, equations.recurrent, equations.gates);
+        if constexpr (dots<S>)
+          if (equations.projected) copy_gates(strip.operand, plan.m + slot_row(k, b) * hidden, 1, hidden, strip);
+        for (int s = first_state; s < equations.states; ++s) {
+          if (h_before.is_reset(b)) {
+            clear(strip.grad[s] + units.begin, units.end - units.begin);
+          } else if (plan.zoneout[s].on()) {
+            for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+              const V kept = V::load(plan.around + s * hidden + unit, lanes);
+              (V::load(strip.grad[s] + unit, lanes) + kept).store(strip.grad[s] + unit, lanes);
+            });
+          }
+        }
+      };
+      if (equations.projected) {
         for (int64_t b = share.row0; b < row1; ++b) {
-          for_vectors<V>(column0, column1, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
+          for_vectors<V>(own_columns.begin, own_columns.end, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
             const V dh = dh_of(b, column, lanes);
             V kept(0);  // all else that goes on goes through R
-            if (plan.zoneout_h.on()) kept = plan.zoneout_h.weight(b, column, lanes) * dh;
+            if (plan.zoneout[0].on()) kept = plan.zoneout[0].weight(b, column, lanes) * dh;
             store(dh - kept, dh_row(b) + column, lanes);
             (h_before.is_reset(b) ? V(0) : kept).store(p.dstate[0] + b * width + column, lanes);
           });
         }
         share.meet();
-        projection.run(by_units0, by_units1, share.row0, row1, dh_row,
+        const int64_t panels = projection.panels();
+        projection.run(share.first_panel(panels), share.last_panel(panels), share.row0, row1, dh_row,
                        [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
                          for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                           pointwise(b, nullptr, c_before(b), unit, lanes, V::load(results + unit - q.unit));
+                           V::load(results + unit - q.unit).store(plan.grad_row + unit, lanes);
                          });
+                         pointwise(b, {q.unit, q.unit + q.units}, plan.grad_row);
                        });
-      } else if constexpr (Cell::normalised) {
-        for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
-          const T *cells = nullptr, *cells_before = nullptr;
-          if (Cell::states > 1) {
-            cells = p.cell_states + (row + b) * hidden;
-            cells_before = c_before(b);
-            if (plan.zoneout_c.on()) {
-              cells_again<Cell>(saved_row(b), cells_before, plan.norms + (Cell::gates + 1) * hidden, hidden);
-              cells = plan.norms + (Cell::gates + 1) * hidden;
-            }
-          }
-          const S* const before = h_before(b);
-          NormsBackward<Cell, T> norms(p.weights, saved_row(b), cells, p.dparams, b, plan.norms);
-          norms.begin([&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-            const V dh = dh_of(b, unit, lanes);
-            return plan.zoneout_h.on() ? dh - plan.zoneout_h.weight(b, unit, lanes) * dh : dh;
-          });
-          for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-            pointwise(b, before, cells_before, unit, lanes, dh_of(b, unit, lanes), norms);
-          });
-          norms.end([&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { store(dr, dr_row(b) + i, lanes); });
-        }
+      } else if (equations.normalised) {
+        for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) pointwise(b, {0, hidden}, nullptr);
       } else {
-        for (int64_t b = share.row0; b < row1; ++b) {
-          const S* const before = h_before(b);
-          const T* const cells_before = Cell::states > 1 ? c_before(b) : nullptr;
-          for_vectors<V>(unit0, unit1, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-            pointwise(b, before, cells_before, unit, lanes, dh_of(b, unit, lanes));
-          });
-        }
+        for (int64_t b = share.row0; b < row1; ++b) pointwise(b, own_units, nullptr);
       }
       share.meet();
 
-      if constexpr (Cell::two_products) {
+      if (equations.two_products()) {
         second.run(panel0, panel1, share.row0, row1, dr_row,
                    [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-                     for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                       const int64_t here = b * hidden + unit;
-                       V save[Cell::saved], old[1], grad[1], du[Cell::gates], dr[Cell::gates], operand;
-                       load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-                       load_gates(dr, Cell::gates, dr_row(b), hidden, unit, lanes);
-                       load_gates(du, Cell::gates, du_row(b), hidden, unit, lanes);
-                       old[0] = load(h_before(b) + unit, lanes);
-                       grad[0] = V::load(p.dstate[0] + here, lanes);
-                       const V doperand = through_R(results + unit - q.unit, b, unit, lanes);
-                       Cell::prepare_backward(save, old, doperand, grad, du, dr, operand);
-                       if (!h_before.is_reset(b)) grad[0].store(p.dstate[0] + here, lanes);
-                       // Other members read the later gates' dr until they meet: only the earlier gates are written.
-                       store_gradients(du, dr, Cell::first_gates, b, unit, lanes);
-                       if (step_bias) add_gates(dr, 0, Cell::first_gates, step_bias, hidden, unit, lanes);
-                       if (step_bias_ih) add_gates(du, 0, Cell::first_gates, step_bias_ih, hidden, unit, lanes);
-                       store(plan.dropout.apply(operand, b, unit, lanes), plan.operand + slot_row(k, b) * hidden + unit,
-                             lanes);
+                     BackwardStrip<T> strip = strip_of(b, {q.unit, q.unit + q.units});
+                     strip.doperand = plan.grad_row;
+                     for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                       through_R(results + unit - q.unit, b, unit, lanes).store(plan.grad_row + unit, lanes);
                      });
+                     // After a reset nothing of this gradient goes on.
+                     strip.grad[0] = h_before.is_reset(b) ? plan.lost : p.dstate[0] + b * hidden;
+                     F* const operand = plan.operand + slot_row(k, b) * hidden;
+                     strip.operand = in_arithmetic(operand, plan.operand_row);
+                     if constexpr (dots<S>) {
+                       widened_gates(dr_row(b), equations.recurrent, hidden, strip, plan.dr_row);
+                       if (!equations.joint) widened_gates(du_row(b), equations.gates, hidden, strip, plan.du_row);
+                     }
+                     equations.prepare_backward(strip);
+                     // Other members read the later gates' dr until they meet: only the earlier gates are written.
+                     put_gradients(strip, b, equations.first_gates, equations.first_gates);
+                     if (dots<S> || plan.dropout.on())
+                       for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                         const V x = V::load(strip.operand + unit, lanes);
+                         store(plan.dropout.apply(x, b, unit, lanes), operand + unit, lanes);
+                       });
                    });
         share.meet();
       }
-      for (int g = 0; g < Cell::gates; ++g) {
-        if (dbias) fold(step_bias, dbias, g * hidden + bias0, g * hidden + bias1);
-        if (dbias_ih) fold(step_bias_ih, dbias_ih, g * hidden + bias0, g * hidden + bias1);
-      }
+      for (int g = 0; g < equations.recurrent && dbias; ++g)
+        fold(plan.step_bias, dbias, g * hidden + of_bias.begin, g * hidden + of_bias.end);
+      for (int g = 0; g < equations.gates && dbias_ih; ++g)
+        fold(plan.step_bias_ih, dbias_ih, g * hidden + of_bias.begin, g * hidden + of_bias.end);
       first.run(panel0, panel1, share.row0, row1, dr_row,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
                   if (h_before.is_reset(b)) return;
@@ -339,7 +279,7 @@ void backward(const Backward<S>& p, Member me) {
                     (V::load(dh, lanes) + through_R(results + unit - q.unit, b, unit, lanes)).store(dh, lanes);
                   });
                 });
-      if constexpr (Cell::normalised) share.meet();
+      if (equations.normalised) share.meet();
     }
 
     // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.
@@ -361,7 +301,7 @@ void backward(const Backward<S>& p, Member me) {
           } else {
             first_dR.add(dr, h_before(b));
           }
-          if constexpr (Cell::two_products) second_dR.add(dr, plan.operand + slot_row(k, b) * hidden);
+          if (equations.two_products()) second_dR.add(dr, plan.operand + slot_row(k, b) * hidden);
         }
       }
       first_dR.flush();

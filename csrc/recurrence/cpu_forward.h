@@ -1,21 +1,25 @@
 // The recurrence over time, forward. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "recurrence/cpu_step.h"
+
 namespace rnnkern {
 namespace {
 
-template <class S, class Cell>
+template <class S>
 struct ForwardPlan {
   using T = Arithmetic<S>;
   using F = Factor<S>;
 
   int64_t chunk;  // steps that are projected at once
   Room<T> room;
-  StepProducts<S, Cell> products;
+  StepProducts<S> products;
   Product<F> projection;
-  Zoneout<T> zoneout_h, zoneout_c;
+  Zoneouts<T> zoneout;
   Dropout<T> dropout;
   T *zeros, *carried, *saved, *u;
+  T *u_row, *m_row;  // a member's, where products take u and m in another form than equations
+  T* unmixed;        // a member's: what is new of the state but for h, until zoneout mixes it with the old
   F *initial, *dropped, *operand, *m;
 
   ForwardPlan(const Forward<S>& p, Member me)
@@ -24,43 +28,46 @@ struct ForwardPlan {
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
                  p.split_hidden && p.steps.count <= chunk, room, me),
         projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me),
-        zoneout_h(p.noise, 0, p.steps.batch, p.weights.width, room),
-        zoneout_c(p.noise, 1, p.steps.batch, p.weights.hidden, room),
+        zoneout(p.noise, p.cell, p.steps.batch, p.weights, room),
         dropout(p.noise, p.steps.batch, p.weights.width, room) {
-    const int64_t hidden = p.weights.hidden, batch = p.steps.batch;
-    zeros = room.take(p.weights.width);
-    initial = dots<S> ? room.template take_as<F>(batch * p.weights.width) : nullptr;
-    dropped = p.noise.dropout > 0 ? room.template take_as<F>(2 * batch * p.weights.width) : nullptr;  // like `carried`
-    operand = Cell::two_products ? room.template take_as<F>(batch * hidden) : nullptr;
-    saved = (Cell::two_products || Cell::normalised) && !p.saved ? room.take(batch * Cell::saved * hidden)
+    const CellNumbers& cell = p.cell;
+    const int64_t hidden = p.weights.hidden, batch = p.steps.batch, state_size = batch * p.weights.width;
+    zeros = room.take(larger(p.weights.width, hidden));
+    initial = dots<S> ? room.template take_as<F>(state_size) : nullptr;
+    dropped = p.noise.dropout > 0 ? room.template take_as<F>(2 * state_size) : nullptr;  // like `carried`
+    operand = cell.two_products() ? room.template take_as<F>(batch * hidden) : nullptr;
+    saved = (cell.two_products() || cell.normalised) && !p.saved ? room.take(batch * cell.saved * hidden)
                                                                  : nullptr;  // of one step
-    carried = narrow<S> ? room.take(2 * batch * p.weights.width) : nullptr;  // h between two steps: h itself is rounded
-    u = p.x ? room.take(chunk * batch * Cell::gates * hidden) : nullptr;
-    m = Cell::projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
+    carried = narrow<S> ? room.take(2 * state_size) : nullptr;               // h between two steps: h itself is rounded
+    u = p.x ? room.take(chunk * batch * cell.gates * hidden) : nullptr;
+    m = cell.projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
+    u_row = narrow<S> && !p.x ? room.take(cell.gates * hidden, me) : nullptr;
+    m_row = cell.projected && dots<S> ? room.take(hidden, me) : nullptr;
+    unmixed = p.noise.any() ? room.take(cell.states * hidden, me) : nullptr;
   }
 };
 
-template <class S, class Cell>
+template <class S>
 int64_t forward_room(const Forward<S>& p, int team) {
-  return ForwardPlan<S, Cell>(p, Member{0, team, nullptr}).room.used;
+  return ForwardPlan<S>(p, Member{0, team, nullptr}).room.used;
 }
 
 template <class S, class Cell>
-void forward(const Forward<S>& p, Member me) {
+void forward(const Forward<S>& p, Member me, const Cell& equations) {
   using T = Arithmetic<S>;
   using F = Factor<S>;
   using V = Vec<T>;
-  const ForwardPlan<S, Cell> plan(p, me);
-  const int64_t hidden = p.weights.hidden, columns = Cell::gates * hidden;
-  const int64_t width = Cell::projected ? p.weights.width : hidden, state_size = p.steps.batch * width;
+  const ForwardPlan<S> plan(p, me);
+  const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden;
+  const int64_t width = equations.projected ? p.weights.width : hidden, state_size = p.steps.batch * width;
   plan.products.pack(me);
   plan.projection.pack(me);
-  if (me.rank == 0) clear(plan.zeros, width);
+  if (me.rank == 0) clear(plan.zeros, larger(width, hidden));
   const Share share(p.steps, p.split_hidden, me);
   auto copy_in = [&](T* to, const T* from, int64_t row) {
     copy(to + share.copy0 * row, from + share.copy0 * row, (share.copy1 - share.copy0) * row);
   };
-  for (int s = 0; s < Cell::states; ++s) copy_in(p.final_state[s], p.state[s], s ? hidden : width);
+  for (int s = 0; s < equations.states; ++s) copy_in(p.final_state[s], p.state[s], s ? hidden : width);
   for (int half = 0; narrow<S> && half < 2; ++half) copy_in(plan.carried + half * state_size, p.state[0], width);
   if constexpr (dots<S>)
     for (int64_t i = share.copy0 * width; i < share.copy1 * width; i += V::width)
@@ -70,11 +77,9 @@ void forward(const Forward<S>& p, Member me) {
     for (int64_t b = share.copy0; b < share.copy1; ++b)
       drop(plan.dropout, b, p.state[0] + b * width, plan.dropped + half * state_size + b * width);
   me.meet();
-  const Product<F>& by_units = Cell::two_products ? plan.products.second : plan.products.first;
-  const Product<F>& by_columns = Cell::projected ? plan.projection : by_units;
-  auto units_of = [&](const Product<F>& q) {
-    return Units{q.first_unit(share.first_panel(q.panels())), q.first_unit(share.last_panel(q.panels()))};
-  };
+  const Product<F>& by_units = equations.two_products() ? plan.products.second : plan.products.first;
+  const Product<F>& by_columns = equations.projected ? plan.projection : by_units;
+  const Units units = units_of(by_units, share, hidden), own_columns = units_of(by_columns, share, width);
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
@@ -101,56 +106,81 @@ void forward(const Forward<S>& p, Member me) {
         else
           return h_before;
       }();
-      auto put_h = [&](V h, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        store(h, p.h + (row + b) * width + unit, lanes);
-        if constexpr (narrow<S>) h.store(carried_next + b * width + unit, lanes);
-        if (plan.dropout.on()) store(plan.dropout.apply(h, b, unit, lanes), dropped_next + b * width + unit, lanes);
+      // Where the h of a sequence is made, in T.
+      auto h_row = [&](int64_t b) -> T* {
+        if constexpr (narrow<S>)
+          return carried_next + b * width;
+        else
+          return p.h + (row + b) * width;
       };
-      draw_step<Cell>(plan, share, t, row1, units_of(by_columns), units_of(by_units));
+      // What becomes of it there, between two columns.
+      auto put_h = [&](int64_t b, int64_t first, int64_t last) RNNKERN_INLINE_LAMBDA {
+        if (!narrow<S> && !plan.zoneout[0].on() && !plan.dropout.on()) return;
+        T* const made = h_row(b);
+        for_vectors<V>(first, last, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+          V h = V::load(made + unit, lanes);
+          if (plan.zoneout[0].on()) {
+            if (p.candidates) h.store(p.candidates + (row + b) * hidden + unit, lanes);
+            h = plan.zoneout[0].mix(V::load(h_before(b) + unit, lanes), h, b, unit, lanes);
+            h.store(made + unit, lanes);
+          }
+          if constexpr (narrow<S>) store(h, p.h + (row + b) * width + unit, lanes);
+          if (plan.dropout.on()) store(plan.dropout.apply(h, b, unit, lanes), dropped_next + b * width + unit, lanes);
+        });
+      };
+      plan.zoneout.draw_step(p.cell, share, t, row1, own_columns, units);
       plan.products.step(
-          p.weights, share, row1, h_before, factors, plan.dropout, plan.operand,
-          [&](V* u, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+          equations, p.weights, share, row1, factors, plan.dropout, plan.operand,
+          [&](int64_t b) -> T* {
+            if (p.saved) return p.saved + (row + b) * equations.saved * hidden;
+            return plan.saved ? plan.saved + b * equations.saved * hidden : nullptr;
+          },
+          [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
-              load_gates(u, Cell::gates, projected + chunk.place(k, b) * columns, hidden, unit, lanes);
+              strip.u = projected + chunk.place(k, b) * columns;
             } else {
-              load_gates(u, Cell::gates, p.u + (row + b) * columns, hidden, unit, lanes);
+              strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
+            }
+            strip.old[0] = equations.projected ? plan.zeros : h_before(b);
+            strip.next[0] = !equations.projected ? h_row(b) : in_arithmetic(plan.m + b * hidden, plan.m_row);
+            for (int s = 1; s < equations.states; ++s) {
+              T* const state = p.final_state[s] + b * hidden;
+              strip.old[s] = h_before.is_reset(b) ? plan.zeros : state;
+              strip.next[s] = plan.zoneout[s].on() ? plan.unmixed + s * hidden : state;
             }
           },
-          [&](int64_t b) {
-            return (p.saved ? p.saved + row * Cell::saved * hidden : plan.saved) + b * Cell::saved * hidden;
-          },
-          [&](int64_t b, int64_t unit, auto lanes)
-              RNNKERN_INLINE_LAMBDA { return V::load(p.final_state[1] + b * hidden + unit, lanes); },
-          [&](int64_t b, int64_t unit, auto lanes, const V* old, V* next, const V* save) RNNKERN_INLINE_LAMBDA {
-            if constexpr (Cell::projected) {
-              store(next[0], plan.m + b * hidden + unit, lanes);
-            } else {
-              if (plan.zoneout_h.on()) {
-                if (p.candidates) next[0].store(p.candidates + (row + b) * hidden + unit, lanes);
-                next[0] = plan.zoneout_h.mix(old[0], next[0], b, unit, lanes);
-              }
-              put_h(next[0], b, unit, lanes);
+          [&](const ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
+            if (!equations.projected) {
+              put_h(b, strip.begin, strip.end);
+            } else if constexpr (dots<S>) {
+              copy_gates(strip.next[0], plan.m + b * hidden, 1, hidden, strip);
             }
-            if constexpr (Cell::states > 1) {
-              if (plan.zoneout_c.on()) next[1] = plan.zoneout_c.mix(old[1], next[1], b, unit, lanes);
-              next[1].store(p.final_state[1] + b * hidden + unit, lanes);
-              if (p.cell_states) next[1].store(p.cell_states + (row + b) * hidden + unit, lanes);
+            for (int s = 1; s < equations.states; ++s) {
+              T* const kept = p.states[s] ? p.states[s] + (row + b) * hidden : nullptr;
+              T* const state = p.final_state[s] + b * hidden;
+              if (!kept && !plan.zoneout[s].on()) continue;
+              for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                V next = V::load(strip.next[s] + unit, lanes);
+                if (plan.zoneout[s].on()) {
+                  next = plan.zoneout[s].mix(V::load(strip.old[s] + unit, lanes), next, b, unit, lanes);
+                  next.store(state + unit, lanes);
+                }
+                if (kept) next.store(kept + unit, lanes);
+              });
             }
-            if (Cell::saved && p.saved)
-              store_gates(save, Cell::saved, p.saved + (row + b) * Cell::saved * hidden, hidden, unit, lanes);
           });
       share.meet();
-      if constexpr (Cell::projected) {
+      if (equations.projected) {
         const Product<F>& product = plan.projection;
         product.run(
             share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
             [&](int64_t b) { return plan.m + b * hidden; },
             [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+              T* const made = h_row(b);
               for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                V h = V::load(results + unit - q.unit);
-                if (plan.zoneout_h.on()) h = plan.zoneout_h.mix(load(h_before(b) + unit, lanes), h, b, unit, lanes);
-                put_h(h, b, unit, lanes);
+                V::load(results + unit - q.unit).store(made + unit, lanes);
               });
+              put_h(b, q.unit, q.unit + q.units);
             });
         share.meet();
       }

@@ -1,17 +1,5 @@
-// All that the level files need from outside their own code. It stands before their `#pragma GCC target`, so that
-// nothing of the standard library is compiled for a processor that may not be there.
+// All that the level files need from outside their own code; it stands before their `#pragma GCC target`.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <type_traits>
-#include <utility>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "cells/math.h"
+#include "cpu/level_includes.h"
 #include "recurrence/problem.h"

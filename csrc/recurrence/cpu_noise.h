@@ -1,6 +1,10 @@
 // Zoneout and dropout of a member's sequences and units. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "cpu/room.h"
+#include "cpu/storage.h"
+#include "recurrence/cpu_sequence.h"
+
 namespace rnnkern {
 namespace {
 
@@ -25,21 +29,22 @@ void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, 
   }
 }
 
-// Zoneout of one state.
+// Zoneout of one of the state's tensors.
 template <class T>
 struct Zoneout {
   using V = Vec<T>;
 
-  T rate;
+  T rate = 0;
   uint64_t seed = 0;
-  uint32_t below, stream;
-  int64_t units;
+  uint32_t below = 0, stream = 0;
+  int64_t units = 0;
   T* kept = nullptr;  // (B, units) of a step: 1 where the old value stays; null where the mean is taken
 
+  Zoneout() = default;
   Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Room<T>& room)
       : rate(T(noise.zoneout[state])),
         below(threshold(noise.zoneout[state])),
-        stream(state ? zoneout_c_stream : zoneout_h_stream),
+        stream(zoneout_stream(state)),
         units(units) {
     if (rate == 0 || !noise.seed) return;
     seed = uint64_t(*noise.seed);
@@ -65,22 +70,34 @@ struct Zoneout {
   }
 };
 
-struct Units {
-  int64_t begin, end;
-};
+// The zoneout of the state of a cell.
+template <class T>
+struct Zoneouts {
+  Zoneout<T> of[most_states];
+  int states;
 
-// What step t draws for a member: for the columns of h and the units that it computes, or, where rows are normalised,
-// for whole rows.
-template <class Cell, class Plan>
-void draw_step(const Plan& plan, const Share& share, int64_t t, int64_t row1, Units columns, Units units) {
-  int64_t row0 = share.row0;
-  if (Cell::normalised) {
-    row0 = share.copy0, row1 = smaller(share.copy1, row1);
-    columns = units = {0, plan.zoneout_h.units};
+  Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights, Room<T>& room)
+      : states(cell.states) {
+    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, room);
   }
-  plan.zoneout_h.draw_step(t, row0, row1, columns.begin, columns.end);
-  if (Cell::states > 1) plan.zoneout_c.draw_step(t, row0, row1, units.begin, units.end);
-}
+
+  RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }
+
+  // What step t draws for a member: for the columns of h and the units that it computes, or, where rows are
+  // normalised, for whole rows.
+  void draw_step(const CellNumbers& cell, const Share& share, int64_t t, int64_t row1, Units columns,
+                 Units units) const {
+    int64_t row0 = share.row0;
+    if (cell.normalised) {
+      row0 = share.copy0, row1 = smaller(share.copy1, row1);
+      columns = units = {0, of[0].units};
+    }
+    for (int s = 0; s < states; ++s) {
+      const Units mine = s ? units : columns;
+      of[s].draw_step(t, row0, row1, mine.begin, mine.end);
+    }
+  }
+};
 
 // Dropout of what R multiplies.
 template <class T>

@@ -1,24 +1,20 @@
-// The stages of a cell whose product is normalised. R h waits among what is saved until all of a row is there; then one
-// member takes the row's norms and equations, whoever took part in the product. Included by cpu_kernels.h, once per
+// The strips of a cell whose product is normalised: rows as a whole. R h waits among what is saved until all of a row
+// is there; then one member takes the row's norms and equations, whoever took part in the product. Included once per
 // SIMD level.
 #pragma once
+
+#include <cmath>
+#include <optional>
+
+#include "cells/cell.h"
+#include "recurrence/cpu_vectors.h"
 
 namespace rnnkern {
 namespace {
 
-// Such a cell's bias comes after the norm.
-template <class Cell, class T>
-Matrix<T> multiplied(Matrix<T> R) {
-  if (Cell::normalised) R.bias = nullptr;
-  return R;
-}
-
 template <class T>
 RNNKERN_INLINE Vec<T> first_lanes(Vec<T> x, int64_t lanes) {
-  if (lanes >= Vec<T>::width) return x;
-  Vec<T> y(T(0));
-  for (int64_t k = 0; k < lanes; ++k) y.v[k] = x.v[k];
-  return y;
+  return lanes >= Vec<T>::width ? x : select(among_first<T>(lanes), x, Vec<T>(T(0)));
 }
 
 // The mean of f(i, lanes) over n elements, by four sums that do not wait for one another.
@@ -79,137 +75,104 @@ RNNKERN_INLINE Vec<T> affine(const Norm<T>& norm, const T* gain, const T* bias, 
   return bias ? scaled + Vec<T>::load(bias + i, lanes) : scaled;
 }
 
-// What follows the product of a step: the norms and equations of a member's sequences up to row1, with `cells` as room
-// for a row of c. The rest is as StepProducts::step has it.
-template <class Cell, class T, class HBefore, class LoadU, class SavedRow, class OldC, class Put>
-RNNKERN_INLINE void normalised_rows(const Weights<T>& weights, const Share& share, int64_t row1, T* cells,
-                                    const HBefore& h_before, LoadU load_u, SavedRow saved_row, OldC old_c, Put put) {
+template <class T>
+RNNKERN_INLINE void add(Vec<T> x, T* sum, int64_t lanes) {
+  (Vec<T>::load(sum, lanes) + x).store(sum, lanes);
+}
+
+// forward of a cell whose product is normalised, of a whole row; c' waits in s.room for its norm.
+template <class Equations, class T>
+void normalised_forward(const ForwardStrip<T>& s) {
   using V = Vec<T>;
-  constexpr int gates = Cell::gates, own = Cell::saved - gates;
-  const int64_t hidden = weights.hidden;
-  for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
-    T* const saved = saved_row(b);
-    const Norm<T> norm(saved + own * hidden, gates * hidden);
-    for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      V u[gates], r[gates], old[Cell::states], next[Cell::states], save[Cell::saved];
-      load_u(u, b, unit, lanes);
-      load_gates(save + own, gates, saved + own * hidden, hidden, unit, lanes);
-      for (int g = 0; g < gates; ++g) r[g] = affine(norm, weights.params[0], weights.R.bias, g * hidden + unit, lanes);
-      old[0] = load(h_before(b) + unit, lanes);
-      if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
-      Cell::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
-      if constexpr (Cell::states > 1) {
-        store_gates(save, own, saved, hidden, unit, lanes);
-        next[1].store(cells + unit, lanes);
-      } else {
-        put(b, unit, lanes, old, next, save);
-      }
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V u[gates], r[gates], old[states], next[states], save[Equations::saved];
+    load_gates(u, gates, s.u, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) r[g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) old[k] = V::load(s.old[k] + unit, lanes);
+    Equations::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
+    store_gates(save, own, s.saved, s.hidden, unit, lanes);
+    next[states - 1].store((states > 1 ? s.room : s.next[0]) + unit, lanes);
+  });
+  if constexpr (states > 1) {
+    const Norm<T> norm_c(s.room, s.hidden);
+    for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      V save[own];
+      load_gates(save, own, s.saved, s.hidden, unit, lanes);
+      Equations::output(save, affine(norm_c, s.params[1], s.params[2], unit, lanes)).store(s.next[0] + unit, lanes);
+      V::load(s.room + unit, lanes).store(s.next[1] + unit, lanes);
     });
-    if constexpr (Cell::states > 1) {
-      const Norm<T> norm_c(cells, hidden);
-      for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V old[Cell::states], next[Cell::states], save[Cell::saved];
-        load_gates(save, Cell::saved, saved, hidden, unit, lanes);
-        old[0] = load(h_before(b) + unit, lanes);
-        old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
-        next[0] = Cell::output(save, affine(norm_c, weights.params[1], weights.params[2], unit, lanes));
-        next[1] = V::load(cells + unit, lanes);
-        put(b, unit, lanes, old, next, save);
-      });
-    }
   }
 }
 
-// The c that a norm saw, where zoneout has put others in its place.
-template <class Cell, class T>
-void cells_again(const T* saved, const T* before, T* to, int64_t hidden) {
+// c' again.
+template <class Equations, class T>
+void cells_again(const BackwardStrip<T>& s, T* to) {
   using V = Vec<T>;
-  if constexpr (Cell::states > 1)
-    for_vectors<V>(0, hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      V save[Cell::saved], old[2] = {V(0), V::load(before + unit, lanes)};
-      load_gates(save, Cell::saved, saved, hidden, unit, lanes);
-      Cell::next_c(save, old).store(to + unit, lanes);
-    });
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own], old[2] = {V(0), V::load(s.old[1] + unit, lanes)};
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    Equations::next_c(save, old).store(to + unit, lanes);
+  });
 }
 
-// The norms of one row, backwards: around its equations, which take `before` and `after` for each vector of units.
-template <class Cell, class T>
-class NormsBackward {
+// What comes to c by way of its norm is added to grad[1]; s.grad[0] is dL/dh'.
+template <class Equations, class T>
+void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_room) {
   using V = Vec<T>;
-  static constexpr int gates = Cell::gates, own = Cell::saved - gates;
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    const V y = affine(norm_c, s.params[1], s.params[2], unit, lanes);
+    const V dy = Equations::output_backward(save, y, V::load(s.grad[0] + unit, lanes));
+    add(dy * norm_c(unit, lanes), s.dparams[1] + unit, lanes);
+    add(dy, s.dparams[2] + unit, lanes);
+    (dy * V::load(s.params[1] + unit, lanes)).store(dc_room + unit, lanes);
+  });
+  norm_c.backward(dc_room,
+                  [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { add(dc, s.grad[1] + unit, lanes); });
+}
 
- public:
-  // The row of what was saved, of c (or null), and of the gradients of params[0], and of params[1] and [2]; room for
-  // G*H + H elements.
-  NormsBackward(const Weights<T>& weights, const T* saved, const T* cells, T* const* dparams, int64_t b, T* room)
-      : weights_(weights),
-        hidden_(weights.hidden),
-        saved_(saved),
-        norm_(saved + own * hidden_, gates * hidden_),
-        dgain_(dparams[0] + b * gates * hidden_),
-        dr_(room),
-        dc_(room + gates * hidden_) {
-    if constexpr (Cell::states > 1) {
-      norm_c_.emplace(cells, hidden_);
-      dgain_c_ = dparams[1] + b * hidden_;
-      dbias_c_ = dparams[2] + b * hidden_;
-    }
+// backward of such a cell, of a whole row.
+template <class Equations, class T>
+void normalised_backward(const BackwardStrip<T>& s) {
+  using V = Vec<T>;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  T *const dr_room = s.room, *const dc_room = dr_room + gates * s.hidden;
+  std::optional<Norm<T>> norm_c;
+  if constexpr (states > 1) {
+    const T* cells = s.next[1];
+    if (s.mixed) cells_again<Equations>(s, s.room + (gates + 1) * s.hidden), cells = s.room + (gates + 1) * s.hidden;
+    norm_c.emplace(cells, s.hidden);
+    output_backward<Equations>(s, *norm_c, dc_room);
   }
-
-  // What comes to c by way of its norm. dh_of(unit, lanes) is the gradient of h.
-  template <class DhOf>
-  RNNKERN_INLINE void begin(DhOf dh_of) {
-    if constexpr (Cell::states > 1) {
-      for_vectors<V>(0, hidden_, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[own];
-        load_gates(save, own, saved_, hidden_, unit, lanes);
-        const V dy = Cell::output_backward(save, y(unit, lanes), dh_of(unit, lanes));
-        add(dy * (*norm_c_)(unit, lanes), dgain_c_ + unit, lanes);
-        add(dy, dbias_c_ + unit, lanes);
-        (dy * V::load(weights_.params[1] + unit, lanes)).store(dc_ + unit, lanes);
-      });
-      norm_c_->backward(dc_,
-                        [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { dc.store(dc_ + unit, lanes); });
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[Equations::saved], old[states], next[states], grad[states], du[gates], dr[gates];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) save[own + g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) {
+      old[k] = V::load(s.old[k] + unit, lanes);
+      grad[k] = V::load(s.grad[k] + unit, lanes);
     }
-  }
-
-  // The r that the equations had in place of R h, LN(c) in place of c, and the whole gradient of c.
-  RNNKERN_INLINE void before(int64_t unit, int64_t lanes, V* save, V* next, V* grad) const {
-    for (int g = 0; g < gates; ++g)
-      save[own + g] = affine(norm_, weights_.params[0], weights_.R.bias, g * hidden_ + unit, lanes);
-    if constexpr (Cell::states > 1) {
-      next[1] = y(unit, lanes);
-      grad[1] = grad[1] + V::load(dc_ + unit, lanes);
-    }
-  }
-
-  RNNKERN_INLINE void after(int64_t unit, int64_t lanes, const V* dr) const {
+    next[0] = V::load(s.next[0] + unit, lanes);
+    if constexpr (states > 1) next[1] = affine(*norm_c, s.params[1], s.params[2], unit, lanes);
+    Equations::backward(save, old, next, static_cast<const V*>(nullptr), grad, du, dr, static_cast<V*>(nullptr));
+    for (int k = 0; k < states; ++k) grad[k].store(s.grad[k] + unit, lanes);
+    store_gates(du, gates, s.du, s.hidden, unit, lanes);
+    if (s.dr_sum) add_gates(dr, 0, gates, s.dr_sum, s.hidden, unit, lanes);
+    if (s.du_sum) add_gates(du, 0, gates, s.du_sum, s.hidden, unit, lanes);
     for (int g = 0; g < gates; ++g) {
-      const int64_t i = g * hidden_ + unit;
-      add(dr[g] * norm_(i, lanes), dgain_ + i, lanes);
-      (dr[g] * V::load(weights_.params[0] + i, lanes)).store(dr_ + i, lanes);
+      const int64_t i = g * s.hidden + unit;
+      add(dr[g] * norm(i, lanes), s.dparams[0] + i, lanes);
+      (dr[g] * V::load(s.params[0] + i, lanes)).store(dr_room + i, lanes);
     }
-  }
-
-  // take(i, lanes, the gradient of R h).
-  template <class Take>
-  RNNKERN_INLINE void end(Take take) const {
-    norm_.backward(dr_, take);
-  }
-
- private:
-  RNNKERN_INLINE V y(int64_t unit, int64_t lanes) const {
-    return affine(*norm_c_, weights_.params[1], weights_.params[2], unit, lanes);
-  }
-  RNNKERN_INLINE static void add(V x, T* sum, int64_t lanes) { (V::load(sum, lanes) + x).store(sum, lanes); }
-
-  const Weights<T>& weights_;
-  const int64_t hidden_;
-  const T* const saved_;
-  const Norm<T> norm_;
-  std::optional<Norm<T>> norm_c_;
-  T *dgain_, *dgain_c_ = nullptr, *dbias_c_ = nullptr, *dr_, *dc_;
-};
+  });
+  norm.backward(dr_room, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
+}
 
 }  // namespace
 }  // namespace rnnkern

@@ -1,61 +1,20 @@
 // The serial loop's products: rows of a small matrix times R, packed once per call so that every load is a full vector.
-// Included by cpu_kernels.h, once per SIMD level.
+// Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/factors.h"
+#include "cpu/gemm.h"
+#include "cpu/room.h"
+#include "cpu/storage.h"
+#include "recurrence/problem.h"
 
 namespace rnnkern {
 namespace {
-
-// A tile is `rows` x `vectors` accumulators held in registers; the rest of the register file is for operands.
-constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
-constexpr int max_vectors = 4;
-constexpr int max_rows(int vectors) { return accumulators / vectors; }
-
-// sum[i][j] += a(i) w[j].
-template <class W, class T, int Rows, int Vectors, class A>
-RNNKERN_INLINE void add_products(Vec<T> (&sum)[Rows][Vectors], A a, const T* w) {
-  W b[Vectors];
-#pragma GCC unroll 4
-  for (int j = 0; j < Vectors; ++j) b[j] = W::load(w + j * Vec<T>::width);
-#pragma GCC unroll 24
-  for (int i = 0; i < Rows; ++i) {
-    const W x = a(i);
-#pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) sum[i][j] = add_product(sum[i][j], x, b[j]);
-  }
-}
-
-// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. Every row adds up in the same order whatever tile it is in, so
-// that results do not depend on how rows are shared out. a[i] is `segments` runs of `length`, `stride` apart; w is
-// dense. Sums of pairs start at zero: the instruction takes subnormal numbers, which init may have, for zero.
-template <class F, int Rows, int Vectors, class T = Arithmetic<F>>
-void tile(const F* const* a, int64_t segments, int64_t stride, int64_t length, const T* w, const T* init, T* out) {
-  using V = Vec<T>;
-  V sum[Rows][Vectors];
-#pragma GCC unroll 4
-  for (int j = 0; j < Vectors; ++j) {
-    const V start = dots<F> ? V(0) : V::load(init + j * V::width);
-#pragma GCC unroll 24
-    for (int i = 0; i < Rows; ++i) sum[i][j] = start;
-  }
-  for (int64_t s = 0; s < segments; ++s) {
-    int64_t k = s * stride;
-    const int64_t end = k + length;
-    for (; k <= end - together<F>; k += together<F>, w += Vectors * V::width)
-      add_products<Factors<F>>(sum, [&](int i) { return spread(a[i] + k); }, w);
-    if constexpr (dots<F>) {
-      if (k == end) continue;
-      add_products<Pairs>(sum, [&](int i) { return spread_first(a[i] + k); }, w);
-      w += Vectors * V::width;
-    }
-  }
-#pragma GCC unroll 24
-  for (int i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) {
-      if (dots<F>) sum[i][j] = sum[i][j] + V::load(init + j * V::width);
-      sum[i][j].store(out + (i * Vectors + j) * V::width);
-    }
-}
 
 // to[k][j] = from[j][k] for j < rows and k < columns, with as many columns as go together in place of one, at most a
 // vector's width of both; the lanes beyond `rows` are zero.
@@ -65,30 +24,7 @@ void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns
   V v[V::width];
   for (int j = 0; j < V::width; ++j) v[j] = j < rows ? load_factors<F>(from + j * from_stride, columns) : V(0);
   transpose(v);
-  for (int64_t k = 0; k * together<F> < columns; ++k) v[k].store(to + k * to_stride);
-}
-
-template <class F, class T = Arithmetic<F>>
-using Tile = void (*)(const F* const*, int64_t, int64_t, int64_t, const T*, const T*, T*);
-
-template <class F, int Vectors, int... Row>
-constexpr Tile<F> tile_of(int rows, std::integer_sequence<int, Row...>) {
-  constexpr Tile<F> of[] = {tile<F, Row + 1, Vectors>...};
-  return of[rows - 1];
-}
-
-template <class F>
-Tile<F> tile_of(int rows, int vectors) {
-  switch (vectors) {
-    case 1:
-      return tile_of<F, 1>(rows, std::make_integer_sequence<int, max_rows(1)>());
-    case 2:
-      return tile_of<F, 2>(rows, std::make_integer_sequence<int, max_rows(2)>());
-    case 3:
-      return tile_of<F, 3>(rows, std::make_integer_sequence<int, max_rows(3)>());
-    default:
-      return tile_of<F, 4>(rows, std::make_integer_sequence<int, max_rows(4)>());
-  }
+  for (int64_t k = 0; k * k_pack<F> < columns; ++k) v[k].store(to + k * to_stride);
 }
 
 // A run of outputs of one head: units, all gates of the product beside one another, or columns where it is transposed.
@@ -111,7 +47,7 @@ struct Product {
   bool transposed;
   bool streamed;  // for a product that runs once: each panel is packed over the one before, or read where it lies
   int64_t outputs, vectors, panels_per_head;
-  int64_t segments, stride, length;  // of the operand, see tile
+  int64_t segments, stride, length;  // of the operand, see ProductTile
   T *packed = nullptr, *init = nullptr;
   const T* zeros;
 
@@ -133,7 +69,7 @@ struct Product {
   }
 
   int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
-  int64_t depth() const { return segments * ((length + together<F> - 1) / together<F>); }  // of what is packed
+  int64_t depth() const { return segments * ((length + k_pack<F> - 1) / k_pack<F>); }  // of what is packed
   int64_t panels() const { return packed ? matrix.heads * panels_per_head : 0; }
 
   Panel<T> panel(int64_t index) const {
@@ -181,7 +117,7 @@ struct Product {
           dot(q, index / panels_per_head, operand(begin) + q.operand, out);
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
-          tile_of<F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+          tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
         }
         // In one place, inline: what surrounds the equations would take as long as they do.
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
@@ -253,9 +189,9 @@ struct Product {
         const int64_t unit = first + v * width, column = (int64_t(v) * gates + g) * width;
         const int64_t lanes = smaller(units - unit, width);
         const T* from = values + (g * units + unit) * depth;
-        constexpr int64_t most = width * together<F>;
+        constexpr int64_t most = width * k_pack<F>;
         for (int64_t k = 0; k < depth; k += most)
-          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), out + k / together<F> * row + column, row);
+          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), out + k / k_pack<F> * row + column, row);
         Vec<T> start(T(0));
         if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
         start.store(bias + column);

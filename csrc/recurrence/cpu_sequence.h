@@ -2,6 +2,9 @@
 // Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "common/simd.h"
+#include "recurrence/problem.h"
+
 namespace rnnkern {
 namespace {
 
@@ -45,6 +48,16 @@ struct Share {
     if (split_hidden) me.meet();
   }
 };
+
+struct Units {
+  int64_t begin, end;
+};
+
+// Of a row that comes next: such short runs are not foreseen by the processor.
+template <class T>
+RNNKERN_INLINE void prefetch(const T* row, Units units) {
+  for (int64_t unit = units.begin; unit < units.end; unit += 64 / sizeof(T)) __builtin_prefetch(row + unit);
+}
 
 // With nothing to copy the pointers may be null, which the library's functions do not take.
 template <class T>
@@ -135,35 +148,6 @@ struct Entering {
     return (b < rows_before ? before : initial) + b * hidden;
   }
 };
-
-// f(unit, lanes) for vectors of units, all of them full but the last.
-template <class V, class F>
-RNNKERN_INLINE void for_vectors(int64_t begin, int64_t end, F f) {
-  int64_t unit = begin;
-  for (; unit + V::width <= end; unit += V::width) f(unit, V::all);
-  if (unit < end) f(unit, end - unit);
-}
-
-template <class V, class S>
-RNNKERN_INLINE void load_gates(V* v, int count, const S* row, int64_t hidden, int64_t unit, int64_t lanes) {
-  for (int g = 0; g < count; ++g) v[g] = load(row + g * hidden + unit, lanes);
-}
-
-template <class V, class S>
-RNNKERN_INLINE void store_gates(const V* v, int count, S* row, int64_t hidden, int64_t unit, int64_t lanes) {
-  for (int g = 0; g < count; ++g) store(v[g], row + g * hidden + unit, lanes);
-}
-
-constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
-
-// Adds to the gradient of the bias. Steps are summed one by one and then up: errors grow with B + T, not with B T.
-template <class V, class T>
-RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t hidden, int64_t unit, int64_t lanes) {
-  for (int g = first; g < last; ++g) {
-    T* sum = sums + g * hidden + unit;
-    (V::load(sum, lanes) + v[g]).store(sum, lanes);
-  }
-}
 
 template <class T>
 void fold(T* step, T* total, int64_t begin, int64_t end) {

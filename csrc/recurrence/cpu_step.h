@@ -2,29 +2,57 @@
 // steps. Included by cpu_kernels.h, once per SIMD level.
 #pragma once
 
+#include "recurrence/cpu_noise.h"
+#include "recurrence/cpu_product.h"
+#include "recurrence/cpu_sequence.h"
+#include "recurrence/cpu_vectors.h"
+
 namespace rnnkern {
 namespace {
 
+// A cell behind its strips.
+template <class T>
+struct StripCell : CellNumbers, Strips<T> {};
+
+// The bias of a product that is normalised comes after the norm.
+template <class T>
+Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
+  if (normalised) R.bias = nullptr;
+  return R;
+}
+
+// Units that a member computes: those of its panels, or its part of all where there is no product.
+template <class F>
+Units units_of(const Product<F>& product, const Share& share, int64_t hidden) {
+  const int64_t panels = product.panels();
+  if (panels) return {product.first_unit(share.first_panel(panels)), product.first_unit(share.last_panel(panels))};
+  if (!share.split_hidden) return {0, hidden};
+  return {hidden * share.me.rank / share.me.size, hidden * (share.me.rank + 1) / share.me.size};
+}
+
 // The products of a step, R h by the gates of the first and of a second product, and of the input projection.
-template <class S, class Cell>
+template <class S>
 struct StepProducts {
   using T = Arithmetic<S>;
   using V = Vec<T>;
   using F = Factor<S>;
+  static constexpr bool widens = !std::is_same_v<F, S>;
 
+  const CellNumbers cell;
   Product<F> first, second, input;
-  T* widened;  // a member's rows of x in T, where products do not take them as they are stored
-  T* cells;    // a member's row of c, where it waits for its norm
+  T* widened;      // a member's rows of x in T, where products do not take them as they are stored
+  T* operand_row;  // a member's row of the second product's operand, where products take it in another form
+  T* norms;        // a member's room of a normalised row
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Room<T>& room, Member me)
-      : first(multiplied<Cell>(p.weights.R), 0, Cell::first_gates, false, streamed_R, room, nullptr, me),
-        second(p.weights.R, Cell::first_gates, Cell::gates - Cell::first_gates, false, streamed_R, room, nullptr, me),
-        input(p.weights.W, 0, Cell::gates, false, streamed_W, room, nullptr, me),
+      : cell(p.cell),
+        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, room, nullptr, me),
+        second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, room, nullptr, me),
+        input(p.weights.W, 0, cell.gates, false, streamed_W, room, nullptr, me),
         widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr),
-        cells(Cell::normalised ? room.take(p.weights.hidden, me) : nullptr) {}
-
-  static constexpr bool widens = !std::is_same_v<F, S>;
+        operand_row(dots<S> && cell.two_products() ? room.take(p.weights.hidden, me) : nullptr),
+        norms(cell.normalised ? room.take(cell.room_size(p.weights.hidden), me) : nullptr) {}
 
   void pack(Member me) const {
     first.pack(me);
@@ -35,6 +63,7 @@ struct StepProducts {
   // u (places of the chunk, G*H) = x W^T + b.
   void project(const S* x, const Share& share, const Chunk& chunk, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
+    const int gates = cell.gates;
     if constexpr (widens)
       for (int64_t i = 0; i < chunk.rows(); ++i) widen(x + chunk.at(i).row * inputs, widened + i * inputs, inputs);
     auto operand = [&](int64_t i) -> const F* {
@@ -45,79 +74,92 @@ struct StepProducts {
     };
     input.run(share.first_panel(input.panels()), share.last_panel(input.panels()), 0, chunk.rows(), operand,
               [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                T* const row = u + i * gates * hidden;
                 for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                  V gates[Cell::gates];
-                  load_gates(gates, Cell::gates, results + (unit - q.unit) * Cell::gates, V::width, 0, V::all);
-                  store_gates(gates, Cell::gates, u + i * Cell::gates * hidden, hidden, unit, lanes);
+                  const T* const from = results + (unit - q.unit) * gates;
+                  for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(row + g * hidden + unit, lanes);
                 });
               });
     share.meet();
   }
 
-  // For a member's sequences up to row1 and its units. factors(b) is h_before(b) as products take it. load_u(u, b,
-  // unit, lanes) reads the gates of u, saved_row(b) is where gates are saved, or at least those of the first product
-  // until the second, or R h until its norm, old_c(b, unit, lanes) is the c that enters; put(b, unit, lanes, old,
-  // next, save) takes the results. Members meet between products, not at the end.
-  template <class HBefore, class LoadU, class SavedRow, class OldC, class Put>
-  RNNKERN_INLINE void step(const Weights<T>& weights, const Share& share, int64_t row1, const HBefore& h_before,
-                           const Entering<F>& factors, const Dropout<T>& dropout, F* operand, LoadU load_u,
-                           SavedRow saved_row, OldC old_c, Put put) const {
+  // For a member's sequences up to row1 and its units. factors(b) is the h that enters, as products take it;
+  // saved_row(b) is where gates are saved, or at least those of the first product until the second, or R h until its
+  // norm. fill(strip, b) says where u and the states are, before strip.saved is set; done(strip, b) takes the results.
+  // Members meet between products, not at the end.
+  template <class Cell, class SavedRow, class Fill, class Done>
+  RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const Share& share, int64_t row1,
+                           const Entering<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
+                           Fill fill, Done done) const {
     const int64_t hidden = weights.hidden;
-    if constexpr (Cell::normalised) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
-                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-                  T* const products = saved_row(b) + (Cell::saved - Cell::gates) * hidden;
-                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                    V r[Cell::gates];
-                    load_gates(r, Cell::gates, results + (unit - q.unit) * Cell::gates, V::width, 0, V::all);
-                    store_gates(r, Cell::gates, products, hidden, unit, lanes);
-                  });
-                });
-      share.meet();
-      return normalised_rows<Cell>(weights, share, row1, cells, h_before, load_u, saved_row, old_c, put);
-    }
-    if constexpr (Cell::two_products) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
-                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-                    V u[Cell::gates], r[Cell::gates], save[Cell::saved], old[1], next;
-                    load_u(u, b, unit, lanes);
-                    load_gates(r, Cell::first_gates, results + (unit - q.unit) * Cell::first_gates, V::width, 0,
-                               V::all);
-                    old[0] = load(h_before(b) + unit, lanes);
-                    for (int i = 0; i < Cell::saved; ++i) save[i] = V(0);
-                    Cell::prepare(u, r, old, save, next);
-                    store_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-                    store(dropout.apply(next, b, unit, lanes), operand + b * hidden + unit, lanes);
-                  });
-                });
-      share.meet();
-    }
-
-    constexpr int from = Cell::two_products ? Cell::first_gates : 0;
-    const Product<F>& product = Cell::two_products ? second : first;
-    auto finish = [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
-      for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V u[Cell::gates], r[Cell::gates], old[Cell::states], next[Cell::states];
-        V params[at_least_one(Cell::params)], save[at_least_one(Cell::saved)];
-        load_u(u, b, unit, lanes);
-        load_gates(r + from, Cell::gates - from, results + (unit - q.unit) * (Cell::gates - from), V::width, 0, V::all);
-        for (int i = 0; i < Cell::params; ++i) params[i] = V::load(weights.params[i] + unit, lanes);
-        old[0] = Cell::projected ? V(0) : load(h_before(b) + unit, lanes);
-        if constexpr (Cell::states > 1) old[1] = h_before.is_reset(b) ? V(0) : old_c(b, unit, lanes);
-        if constexpr (Cell::two_products) load_gates(save, Cell::saved, saved_row(b), hidden, unit, lanes);
-        Cell::forward(u, r, old, params, next, save);
-        put(b, unit, lanes, old, next, save);
-      });
+    auto strip_of = [&](Units units, int64_t b) RNNKERN_INLINE_LAMBDA {
+      ForwardStrip<T> strip;
+      strip.begin = units.begin, strip.end = units.end, strip.hidden = hidden;
+      for (int i = 0; i < equations.params; ++i) strip.params[i] = weights.params[i];
+      fill(strip, b);
+      strip.saved = saved_row(b);
+      return strip;
     };
+    auto set_products = [&](ForwardStrip<T>& strip, const T* results, int gates) RNNKERN_INLINE_LAMBDA {
+      strip.r = results, strip.lanes = strip.r_gate = V::width, strip.r_vector = gates * V::width;
+    };
+    if (equations.normalised) {
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  T* const products = saved_row(b) + cell.own_saved() * hidden;
+                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                    const T* const from = results + (unit - q.unit) * cell.recurrent;
+                    for (int g = 0; g < cell.recurrent; ++g)
+                      V::load(from + g * V::width).store(products + g * hidden + unit, lanes);
+                  });
+                });
+      share.meet();
+      for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
+        ForwardStrip<T> strip = strip_of({0, hidden}, b);
+        strip.bias = weights.R.bias;
+        strip.room = norms;
+        equations.forward(strip);
+        done(strip, b);
+      }
+      return;
+    }
+    if (equations.two_products()) {
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  ForwardStrip<T> strip = strip_of({q.unit, q.unit + q.units}, b);
+                  set_products(strip, results, equations.first_gates);
+                  F* const to = operand + b * hidden;
+                  if constexpr (dots<S>)
+                    strip.operand = operand_row;
+                  else
+                    strip.operand = to;
+                  equations.prepare(strip);
+                  if (dropout.on() || dots<S>)
+                    for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                      const V x = V::load(strip.operand + unit, lanes);
+                      store(dropout.apply(x, b, unit, lanes), to + unit, lanes);
+                    });
+                });
+      share.meet();
+    }
+    auto rest = [&](Units units, int64_t b, const T* results) RNNKERN_INLINE_LAMBDA {
+      ForwardStrip<T> strip = strip_of(units, b);
+      set_products(strip, results, equations.recurrent - (equations.two_products() ? equations.first_gates : 0));
+      equations.forward(strip);
+      done(strip, b);
+    };
+    if (equations.recurrent == 0) {
+      for (int64_t b = share.row0; b < row1; ++b) rest(units_of(first, share, hidden), b, nullptr);
+      return;
+    }
+    const Product<F>& product = equations.two_products() ? second : first;
     auto rows_of_operand = [&](int64_t b) -> const F* {
-      if constexpr (Cell::two_products)
-        return operand + b * hidden;
-      else
-        return factors(b);
+      return equations.two_products() ? operand + b * hidden : factors(b);
     };
     product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
-                rows_of_operand, finish);
+                rows_of_operand, [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  rest({q.unit, q.unit + q.units}, b, results);
+                });
   }
 };
 

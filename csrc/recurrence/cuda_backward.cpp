@@ -67,7 +67,7 @@ struct BackwardDriver : CudaDriver<S> {
     for (int s = 0; s < cell.states; ++s) {
       carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s], this->columns_of_state(s)));
     }
-    for (int i = 0; i < cell.params - cell.projected; ++i) {
+    for (int i = 0; i < cell.params; ++i) {
       dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.gates * hidden : hidden));
     }
     if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, Base::arithmetic);
@@ -335,10 +335,10 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
-                                 bool, bool, double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed) {
+                                 bool, bool, Rates zoneout, double dropout, OptionalTensor seed) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
-  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
   return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });

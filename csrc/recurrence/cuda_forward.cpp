@@ -152,11 +152,11 @@ struct ForwardDriver : CudaDriver<S> {
 
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                        double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed) {
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
+                        double dropout, OptionalTensor seed) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
-  call.set_noise(zoneout_h, zoneout_c, dropout, seed);
+  call.set_noise(zoneout, dropout, seed);
   return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
 }
 

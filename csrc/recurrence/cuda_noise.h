@@ -20,8 +20,7 @@ RNNKERN_DEVICE bool hits(int64_t seed, uint32_t below, uint32_t stream, int64_t 
 template <class A>
 RNNKERN_DEVICE A old_weight(const StepNoise<A>& noise, int s, int64_t t, int64_t b, int64_t unit, int64_t units) {
   if (!noise.seed || noise.zoneout[s] == 0) return noise.zoneout[s];
-  const uint32_t stream = s ? zoneout_c_stream : zoneout_h_stream;
-  return hits(*noise.seed, noise.below[s], stream, t, b, unit, units) ? A(1) : A(0);
+  return hits(*noise.seed, noise.below[s], zoneout_stream(s), t, b, unit, units) ? A(1) : A(0);
 }
 
 // What R sees of a value, or what R's gradient gives to it: `index` is the unit's in (B, H).

@@ -89,13 +89,17 @@ struct ClusterBackward : BlockBackward<S> {
 // Zoneout and dropout at a step.
 template <class A>
 struct StepNoise {
-  A zoneout[2];         // the rates of h and of c
-  uint32_t below[2];    // their thresholds
-  const int64_t* seed;  // on the device; null: zoneout takes the mean
-  int64_t t;            // the step
-  const A* mask;        // (B, H): by which h is multiplied wherever R is, or null
+  A zoneout[most_states];       // the rates of the state's tensors
+  uint32_t below[most_states];  // their thresholds
+  const int64_t* seed;          // on the device; null: zoneout takes the mean
+  int64_t t;                    // the step
+  const A* mask;                // (B, H): by which h is multiplied wherever R is, or null
 
-  bool any() const { return zoneout[0] > 0 || zoneout[1] > 0 || mask; }
+  bool any() const {
+    for (const A rate : zoneout)
+      if (rate > 0) return true;
+    return mask;
+  }
 };
 
 // One unit of one row per thread: the pointwise part of `rows` rows whose products are there. Outputs may be null.

@@ -6,19 +6,26 @@
 #include <cstdint>
 
 #include "cells/math.h"
+#include "cells/strip.h"
 
 namespace rnnkern {
 
 struct Noise {
-  double zoneout[2];    // the rate with which a unit of h, and of c, keeps its old value
-  double dropout;       // the rate with which R does not see a unit of h
-  const int64_t* seed;  // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
+  double zoneout[most_states];  // the rate with which a unit of each of the state's tensors keeps its old value
+  double dropout;               // the rate with which R does not see a unit of h
+  const int64_t* seed;          // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
 
-  bool any() const { return zoneout[0] > 0 || zoneout[1] > 0 || dropout > 0; }
+  bool any() const {
+    for (const double rate : zoneout)
+      if (rate > 0) return true;
+    return dropout > 0;
+  }
 };
 
-// The streams of a seed: draws for the zoneout of h and of c at each step, and for dropout, once, at step 0.
-enum : uint32_t { zoneout_h_stream, zoneout_c_stream, dropout_stream };
+// The streams of a seed: draws for dropout, once, at step 0, and at each step for the zoneout of each of the state's
+// tensors.
+constexpr uint32_t dropout_stream = 2;
+RNNKERN_CELL uint32_t zoneout_stream(int state) { return uint32_t(state) + (uint32_t(state) >= dropout_stream); }
 
 RNNKERN_CELL void philox(uint64_t seed, uint32_t (&x)[4]) {
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);

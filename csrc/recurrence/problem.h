@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cells/strip.h"
 #include "common/simd_level.h"
 #include "common/team.h"
 #include "device/types.h"
@@ -43,11 +44,11 @@ struct Matrix {
 
 template <class T>
 struct Weights {
-  int64_t hidden, width;  // H; P, the columns of h: H itself but where h is projected
-  Matrix<T> R;            // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
-  Matrix<T> W;            // (G*H, I); no values where the caller has projected the input
-  Matrix<T> W_hr;         // (P, H); no values where h is not projected
-  const T* params[3];     // (H,) each, but (G*H,) the first where R h is normalised
+  int64_t hidden, width;         // H; P, the columns of h: H itself but where h is projected
+  Matrix<T> R;                   // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
+  Matrix<T> W;                   // (G*H, I); no values where the caller has projected the input
+  Matrix<T> W_hr;                // (P, H); no values where h is not projected
+  const T* params[most_params];  // (H,) each, but (G*H,) the first where R h is normalised
 };
 
 // Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
@@ -56,71 +57,83 @@ constexpr int chunk_rows = 128;
 // Chunks at least of two problems that run at the same time, one reading what the other makes.
 constexpr int turns = 8;
 
+// Of the state's tensors the first, h, is (B, P), or (rows, P) of all steps, all others (B, H) and (rows, H).
 template <class S>
 struct Forward {
   using T = Arithmetic<S>;
 
+  CellNumbers cell;
+  Strips<T> strips;
   Steps steps;
   Weights<T> weights;
   bool split_hidden;  // threads share out hidden units and meet at every step, or share out sequences
   const S* u;         // the projected input (rows, G*H), or where W is given
   const S* x;         // the input itself (rows, I)
-  const T* state[2];  // (B, P), (B, H)
+  const T* state[most_states];
   const bool* reset;  // (T, B) or null
   Noise noise;
-  S* h;                   // (rows, P)
-  T* final_state[2];      // (B, P), (B, H)
-  T* cell_states;         // c of every step (rows, H), or null
-  T* saved;               // (rows, saved*H), or null
-  T* candidates;          // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
-  const Progress* below;  // of what makes x at the same time, or null
-  Progress* progress;     // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
-  T* room;                // workspace, as many elements as Kernels::forward_room says
+  S* h;
+  T* final_state[most_states];
+  T* states[most_states];  // of every step, but for h; or null
+  T* saved;                // (rows, saved*H), or null
+  T* candidates;           // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
+  const Progress* below;   // of what makes x at the same time, or null
+  Progress* progress;      // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
+  T* room;                 // workspace, as many elements as Kernels::forward_room says
 };
 
 template <class S>
 struct Backward {
   using T = Arithmetic<S>;
 
+  CellNumbers cell;
+  Strips<T> strips;
   Steps steps;
   Weights<T> weights;
   bool split_hidden;
-  const S *u, *x;     // one of them, as in Forward; u is read where `saved` is null
-  const S* h0;        // (B, P)
-  const T* c0;        // (B, H), or null
-  const bool* reset;  // (T, B) or null
+  const S *u, *x;               // one of them, as in Forward; u is read where `saved` is null
+  const S* h0;                  // (B, P)
+  const T* state[most_states];  // the initial state but for h
+  const bool* reset;            // (T, B) or null
   Noise noise;
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const S* h;  // (rows, P)
-  const T* cell_states;
+  const T* states[most_states];
   const T* saved;  // null: computed again from h, a chunk of steps at a time
   const T* candidates;
-  const S* grad_h;         // (rows, P) or null
-  const T* grad_state[2];  // (B, P) and (B, H), or null
-  S* du;                   // (rows, G*H), where u is given
-  S* dx;                   // (rows, I), where x is given and it is wanted
-  T* dstate[2];            // (B, P), (B, H)
-  T* dparams[3];           // a row like `params` per sequence, to be summed over B
-  T *dR, *dW, *dW_hr;      // like the weights, or null where they are not wanted
-  const Progress* above;   // of what makes grad_h at the same time, or null
-  Progress* progress;      // of dx, as in Forward
-  T *dbias, *dbias_ih;     // (G*H,) or null; of a joint cell both would be the same, and the second stays null
-  T* room;                 // workspace, as many elements as Kernels::backward_room says
+  const S* grad_h;                   // (rows, P) or null
+  const T* grad_state[most_states];  // or null
+  S* du;                             // (rows, G*H), where u is given
+  S* dx;                             // (rows, I), where x is given and it is wanted
+  T* dstate[most_states];
+  T* dparams[most_params];  // a row like `params` per sequence, to be summed over B
+  T *dR, *dW, *dW_hr;       // like the weights, or null where they are not wanted
+  const Progress* above;    // of what makes grad_h at the same time, or null
+  Progress* progress;       // of dx, as in Forward
+  T *dbias, *dbias_ih;      // (G*H,) or null; of a joint cell both would be the same, and the second stays null
+  T* room;                  // workspace, as many elements as Kernels::backward_room says
 };
 
-// One SIMD level's kernels for one dtype; the arrays are in the order of cells/list.h.
+// One SIMD level's kernels for one storage type: of any cell, and in the order of cells/list.h those that have the
+// equations of their cell inline, null where strips cost no more.
 template <class S>
 struct Kernels {
-  void (*const* forward)(const Forward<S>&, Member);
-  void (*const* backward)(const Backward<S>&, Member);
+  void (*forward)(const Forward<S>&, Member);
+  void (*backward)(const Backward<S>&, Member);
+  void (*const* inline_forward)(const Forward<S>&, Member);
+  void (*const* inline_backward)(const Backward<S>&, Member);
   // Elements of workspace that a problem needs for a team of so many.
-  int64_t (*const* forward_room)(const Forward<S>&, int team);
-  int64_t (*const* backward_room)(const Backward<S>&, int team);
+  int64_t (*forward_room)(const Forward<S>&, int team);
+  int64_t (*backward_room)(const Backward<S>&, int team);
 };
 
 // Defined by the level sources, once per SIMD level.
 template <class S, SimdLevel level>
 Kernels<S> kernels_at();
+
+// The strips of the cell of a place in cells/list.h.
+template <class T, SimdLevel level>
+Strips<T> strips_at(int place);
 
 }  // namespace rnnkern

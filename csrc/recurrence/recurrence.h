@@ -5,6 +5,9 @@
 
 namespace rnnkern {
 
+// Of zoneout, one for each of the state's tensors; none is as good as zeros.
+using Rates = std::optional<std::vector<double>>;
+
 // The facts of every cell (cells/cell.h) as JSON, in the order of cells/list.h.
 std::string recurrence_cells();
 
@@ -12,8 +15,8 @@ std::string recurrence_cells();
 // and the cell saves any. With `weight_ih`, `u` is the input x, and u = x W^T + bias_ih is never there as a whole.
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
-                       OptionalTensor weight_ih, OptionalTensor bias_ih, double zoneout_h, double zoneout_c,
-                       double dropout, OptionalTensor seed);
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
+                       OptionalTensor seed);
 
 // [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih]; empty where
 // they are not needed.
@@ -21,8 +24,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
-                                double zoneout_c, double dropout, OptionalTensor seed);
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
+                                OptionalTensor seed);
 
 // Two recurrences of equal sizes at once: both directions of a layer, over one input, or, `stacked`, a layer and the
 // one above it, which reads its h. Lists hold the first one's tensors and then as many of the second; results are those
@@ -42,14 +45,14 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
 // bits; `saved` without gates has them computed again. `weight_ih` is refused: the caller projects.
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
-                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                        double zoneout_h, double zoneout_c, double dropout, OptionalTensor seed);
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
+                        double dropout, OptionalTensor seed);
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
-                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, double zoneout_h,
-                                 double zoneout_c, double dropout, OptionalTensor seed);
+                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
+                                 OptionalTensor seed);
 
 // [major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run at
 // once, and of 16] of a CUDA device, as JSON.

@@ -1,20 +1,16 @@
 // What a sample does with its memory at one step. Members of the memory are given as rows, in the order of their slots,
-// and sums run in that order. Included by cpu_kernels.h, once per SIMD level.
+// and sums run in that order. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "cpu/vectors.h"
 
 namespace rnnkern {
 namespace {
-
-template <class T>
-RNNKERN_INLINE T lanes_sum(Vec<T> x) {
-  alignas(64) T lanes[Vec<T>::width];
-  x.store(lanes);
-#pragma GCC unroll 4
-  for (int size = Vec<T>::width / 2; size > 0; size /= 2)
-#pragma GCC unroll 8
-    for (int k = 0; k < size; ++k) lanes[k] = lanes[k] + lanes[k + size];
-  return lanes[0];
-}
 
 // exp(x) for x up to about 0; what would be no normal number is 0.
 template <class T>
@@ -37,11 +33,10 @@ void align(const T* query, const T* const* keys, int64_t count, const T* v, int6
   for (int64_t j = 0; j < count; ++j) {
     const T* const key = keys[j];
     V sum(T(0));
-    int64_t k = 0;
-    for (; k + V::width <= n; k += V::width)
-      sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k), V::load(key + k));
-    if (k < n) sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k, n - k), V::load(key + k, n - k));
-    e[j] = lanes_sum(sum);
+    for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+      sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k, lanes), V::load(key + k, lanes));
+    });
+    e[j] = horizontal_sum(sum);
   }
 }
 
@@ -102,11 +97,11 @@ void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, 
   for (int64_t j = 0; j < count; ++j) {
     V sum(T(0));
     for (int64_t k = 0; k < n; k += V::width) sum = sum + V::load(dcontext + k) * V::load(members.events[j] + k, n - k);
-    de[j] = lanes_sum(sum);
+    de[j] = horizontal_sum(sum);
     weighted += alpha[j] * de[j];
   }
   for (int64_t j = 0; j < count; ++j) de[j] = alpha[j] * (de[j] - weighted);
-  const auto columns = [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+  for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
     const V q = V::load(query + k, lanes), factor = V::load(v + k), dc = V::load(dcontext + k);
     V dq(T(0)), dfactor = V::load(dv + k);
     for (int64_t j = 0; j < count; ++j) {
@@ -120,10 +115,7 @@ void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, 
     }
     dq.store(dquery + k);
     dfactor.store(dv + k);
-  };
-  int64_t k = 0;
-  for (; k + V::width <= n; k += V::width) columns(k, V::all);
-  if (k < n) columns(k, n - k);
+  });
 }
 
 }  // namespace

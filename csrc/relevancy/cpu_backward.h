@@ -1,6 +1,20 @@
 // The backward of the relevancy recurrence. Every event lives in the slots of one sample for one interval, so that a
-// pair of gradients per slot is enough, of its state and of its key. Included by cpu_kernels.h, once per SIMD level.
+// pair of gradients per slot is enough, of its state and of its key. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "cpu/weight_gradient.h"
+#include "relevancy/cpu_attention.h"
+#include "relevancy/cpu_forward.h"
+#include "relevancy/cpu_product.h"
+#include "relevancy/problem.h"
 
 namespace rnnkern {
 namespace {
@@ -30,7 +44,8 @@ struct BackwardRoom {
   T *queries, *keys, *buffer_keys, *relevant_keys;  // of rows; later in their places the gradients
   T *of_v, *of_params;                              // (batch, width)
   T* nothing;                                       // a row of zeros
-  T* panel;
+  Parts<T> dV, dW_a, dU_a;
+  T* of_rows;  // of a weight's gradient
   Returning<T> returning[most_samples];
 
   BackwardRoom(const RelevancyBackward<T>& p, Room<T>& room, Member me)
@@ -39,7 +54,11 @@ struct BackwardRoom {
         query(p.hidden, p.hidden, room),
         key(p.hidden, p.hidden, room),
         back_through_key(p.hidden, p.hidden, room),
-        back_through_gates_and_query(blocks * p.hidden, p.hidden, room) {
+        back_through_gates_and_query(blocks * p.hidden, p.hidden, room),
+        dV(p.dV, 1, weight(p, Cell::gates), room),
+        dW_a(p.dW_a, 1, weight(p, 1), room),
+        dU_a(p.dU_a, 1, weight(p, 1), room),
+        of_rows(room.take(WeightGradient<T>::room_size(weight(p, 1)), me)) {
     const int64_t n = p.hidden, kappa = p.kappa(), rows = p.row(p.steps);
     v = room.take(width);
     params = room.take(width);
@@ -50,7 +69,6 @@ struct BackwardRoom {
     of_v = room.take(p.batch * width);
     of_params = room.take(p.batch * width);
     nothing = room.take(width);
-    panel = room.take(outer_product_room<T>(n), me);
     const int64_t before = room.used;
     Room<T> own{nullptr};
     cut(own, n, kappa, p.steps);
@@ -59,6 +77,10 @@ struct BackwardRoom {
     if (!all) return;
     own = {room.base + before + each * me.rank};
     for (int64_t i = 0; i < samples; ++i) returning[i] = cut(own, n, kappa, p.steps);
+  }
+
+  static WeightSizes weight(const RelevancyBackward<T>& p, int64_t blocks) {
+    return {1, 1, blocks * p.hidden, p.hidden};
   }
 
   Returning<T> cut(Room<T>& own, int64_t n, int64_t kappa, int64_t steps) const {
@@ -73,11 +95,11 @@ struct BackwardRoom {
     x.grads_of_key = own.take(kappa * width);
     x.alpha = own.take(kappa + Vec<T>::width);
     x.de = own.take(kappa + Vec<T>::width);
-    x.in_slot = take_numbers(own, kappa);
-    x.leaving = take_numbers(own, steps);
-    x.overwritten = take_numbers(own, steps);
-    const auto pointers = [&] { return reinterpret_cast<T**>(take_numbers(own, kappa)); };
-    x.members = {const_cast<const T**>(pointers()), const_cast<const T**>(pointers()), pointers(), pointers()};
+    x.in_slot = own.template take_as<int64_t>(kappa);
+    x.leaving = own.template take_as<int64_t>(steps);
+    x.overwritten = own.template take_as<int64_t>(steps);
+    x.members = {own.template take_as<const T*>(kappa), own.template take_as<const T*>(kappa),
+                 own.template take_as<T*>(kappa), own.template take_as<T*>(kappa)};
     return x;
   }
 };
@@ -286,6 +308,16 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
   for (int64_t i = 0; i < last - first; ++i) end<T, Cell>(p, first + i, room, x[i]);
 }
 
+// to (columns of left, n) += left^T right, of rows. Members share out the columns of left; each has a room of its own.
+template <class T, class Right>
+void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right right, T* to, T* room, Member me) {
+  WeightGradient<T> gradient({1, 1, columns, n}, 0, 1, columns * me.rank / me.size, columns * (me.rank + 1) / me.size,
+                             to, room);
+  gradient.expect(rows);
+  for (int64_t row = 0; row < rows; ++row) gradient.add(left + row * columns, right(row));
+  gradient.flush();
+}
+
 // A member's share of columns of the sum over samples.
 template <class T>
 void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T* to, Member me) {
@@ -311,6 +343,7 @@ void backward(const RelevancyBackward<T>& p, Member me) {
   padded_copy(p.v, n, room.width, room.v, me);
   padded_copy(p.params, n, room.width, room.params, me);
   padded_copy<T>(nullptr, n, room.width, room.nothing, me);
+  T *const dV = room.dV.begin(me), *const dW_a = room.dW_a.begin(me), *const dU_a = room.dU_a.begin(me);
   me.meet();
 
   const auto share = [&](int64_t all, int rank) { return all * rank / me.size; };
@@ -329,15 +362,18 @@ void backward(const RelevancyBackward<T>& p, Member me) {
     backward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), room);
   me.meet();
 
-  const OuterProduct<T> of_s[] = {{p.du, Cell::gates * n, p.dV, false}, {room.queries, n, p.dW_a, false}};
-  outer_products(of_s, 2, rows, n, previous, room.panel, me);
-  const OuterProduct<T> of_h{room.keys, n, p.dU_a, false}, of_buffer{room.buffer_keys, n, p.dU_a, true},
-      of_relevant{room.relevant_keys, n, p.dU_a, true};
-  outer_products(&of_h, 1, rows, n, Dense<const T>{p.h, n}, room.panel, me);
-  outer_products(&of_buffer, 1, buffered, n, Dense<const T>{p.first.buffer, n}, room.panel, me);
-  outer_products(&of_relevant, 1, relevant, n, Dense<const T>{p.first.relevant, n}, room.panel, me);
+  const auto add = [&](const T* left, int64_t columns, int64_t rows, auto right, T* to) {
+    add_products(left, columns, rows, n, right, to, room.of_rows, me);
+  };
+  add(p.du, Cell::gates * n, rows, previous, dV);
+  add(room.queries, n, rows, previous, dW_a);
+  add(room.keys, n, rows, Dense<const T>{p.h, n}, dU_a);
+  add(room.buffer_keys, n, buffered, Dense<const T>{p.first.buffer, n}, dU_a);
+  add(room.relevant_keys, n, relevant, Dense<const T>{p.first.relevant, n}, dU_a);
   sum_samples(room.of_v, p.batch, n, room.width, p.dv, me);
   if (Cell::params) sum_samples(room.of_params, p.batch, n, room.width, p.dparams, me);
+  me.meet();
+  for (const Parts<T>* gradient : {&room.dV, &room.dW_a, &room.dU_a}) gradient->add_up(me);
 }
 
 template <class T, class Cell>

@@ -1,6 +1,19 @@
-// The relevancy recurrence: each thread takes tiles of samples, whose memory stays in its core's cache. Included by
-// cpu_kernels.h, once per SIMD level.
+// The relevancy recurrence: each thread takes tiles of samples, whose memory stays in its core's cache. Once per SIMD
+// level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "relevancy/cpu_attention.h"
+#include "relevancy/cpu_product.h"
+#include "relevancy/problem.h"
 
 namespace rnnkern {
 namespace {
@@ -26,11 +39,6 @@ struct Tiles {
   }
   int64_t first(int64_t tile) const { return count ? batch * tile / count : 0; }
 };
-
-template <class T>
-int64_t* take_numbers(Room<T>& room, int64_t count) {
-  return reinterpret_cast<int64_t*>(room.take(count * int64_t(sizeof(int64_t) / sizeof(T))));
-}
 
 // What a sample carries through a forward.
 template <class T>
@@ -83,10 +91,10 @@ struct ForwardRoom {
     x.keys = own.take(kappa * width);
     x.scores = own.take(kappa);
     x.e = own.take(kappa + Vec<T>::width);
-    x.ids = take_numbers(own, kappa);
-    x.live = take_numbers(own, kappa);
-    x.live_events = reinterpret_cast<const T**>(take_numbers(own, kappa));
-    x.live_keys = reinterpret_cast<const T**>(take_numbers(own, kappa));
+    x.ids = own.template take_as<int64_t>(kappa);
+    x.live = own.template take_as<int64_t>(kappa);
+    x.live_events = own.template take_as<const T*>(kappa);
+    x.live_keys = own.template take_as<const T*>(kappa);
     return x;
   }
 };

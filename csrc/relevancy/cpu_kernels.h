@@ -2,20 +2,10 @@
 // width.
 #pragma once
 
-#include "common/room.h"
-#include "common/simd.h"
-
 #include "relevancy/cells.h"
-
-#include "relevancy/cpu_product.h"
-
-#include "relevancy/cpu_weight_gradient.h"
-
-#include "relevancy/cpu_attention.h"
-
-#include "relevancy/cpu_forward.h"
-
 #include "relevancy/cpu_backward.h"
+#include "relevancy/cpu_forward.h"
+#include "relevancy/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,5 +1,6 @@
 // The kernels at one SIMD level.
-#include "relevancy/cpu_includes.h"
+#include "cpu/level_includes.h"
+#include "relevancy/problem.h"
 
 #include "common/simd_target.h"
 

@@ -1,7 +1,19 @@
 // The backward. A team goes through a sample by tiles of rows: first each takes some of the pairs (row, place in its
 // list), for their weights and what tanh was, then some of the units, for which it adds up the gradients pair after
-// pair, so that the sums are the same for any team. Included by gather_kernels.h, once per SIMD level.
+// pair, so that the sums are the same for any team. Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "relevancy/cpu_attention.h"
+#include "relevancy/gather_forward.h"
+#include "relevancy/gather_problem.h"
 
 namespace rnnkern {
 namespace {
@@ -70,8 +82,8 @@ void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gath
       e = e + V::load(of.v + k, n - k) * x;
       grad_alpha = grad_alpha + V::load(grad + k, n - k) * V::load(h + k, n - k);
     }
-    room.alpha[p] = std::exp(total(e) - of.lse[row]);
-    room.grad_alpha[p] = total(grad_alpha);
+    room.alpha[p] = std::exp(horizontal_sum(e) - of.lse[row]);
+    room.grad_alpha[p] = horizontal_sum(grad_alpha);
   }
 }
 

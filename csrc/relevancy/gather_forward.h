@@ -1,26 +1,20 @@
-// out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j). Included by
-// gather_kernels.h, once per SIMD level.
+// out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j). Once per SIMD level.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "relevancy/cpu_attention.h"
+#include "relevancy/gather_problem.h"
 
 namespace rnnkern {
 namespace {
-
-template <class T>
-RNNKERN_INLINE T total(Vec<T> x) {
-  T lanes[Vec<T>::width];
-  x.store(lanes);
-  for (int half = Vec<T>::width / 2; half; half /= 2)
-    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  return lanes[0];
-}
-
-template <bool dot, class T>
-RNNKERN_INLINE Vec<T> aligned(Vec<T> q, Vec<T> u) {
-  if constexpr (dot)
-    return q * u;
-  else
-    return tanh(q + u);
-}
 
 inline bool is_member(int32_t j, const GatherSizes& sizes) { return j >= 0 && j < sizes.memories; }
 
@@ -35,7 +29,7 @@ RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, 
 #pragma GCC unroll 4
     for (int c = 0; c < count; ++c) sums[c] = sums[c] + of_v * aligned<dot>(of_q, V::load(u[c] + k, n - k));
   }
-  for (int c = 0; c < count; ++c) e[c] = total(sums[c]);
+  for (int c = 0; c < count; ++c) e[c] = horizontal_sum(sums[c]);
 }
 
 template <class T>

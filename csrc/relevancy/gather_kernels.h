@@ -1,12 +1,9 @@
 // Attention to chosen states for one SIMD level. Included once per level file, which says the vector's width.
 #pragma once
 
-#include "common/room.h"
-#include "common/simd.h"
-
-#include "relevancy/gather_forward.h"
-
 #include "relevancy/gather_backward.h"
+#include "relevancy/gather_forward.h"
+#include "relevancy/gather_problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,5 +1,6 @@
 // The kernels at one SIMD level.
-#include "relevancy/gather_includes.h"
+#include "cpu/level_includes.h"
+#include "relevancy/gather_problem.h"
 
 #include "common/simd_target.h"
 

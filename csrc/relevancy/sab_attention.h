@@ -1,16 +1,16 @@
-// Keys, scores, the k largest and their weights. Included by sab_kernels.h, once per SIMD level.
+// Keys, scores, the k largest and their weights. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+
+#include "common/simd.h"
+#include "relevancy/sab_problem.h"
+#include "relevancy/sab_product.h"
 
 namespace rnnkern {
 namespace {
 
 constexpr double above_threshold = 1e-7;
-
-template <class T>
-const T** take_pointers(Room<T>& room, int64_t count) {
-  constexpr int64_t bytes = sizeof(const T*);
-  return reinterpret_cast<const T**>(room.take(count * bytes / int64_t(sizeof(T))));
-}
 
 // What a memory gives to its scores: w2 . tanh(m), or Wm m.
 template <class T>

@@ -1,6 +1,19 @@
 // The backward of a tile of samples, from the last step to the first. Each memory has one accumulator of its gradient
-// and one of its key's; both are used up at the step that made it. Included by sab_kernels.h, once per SIMD level.
+// and one of its key's; both are used up at the step that made it. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "cells/lstm.h"
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "relevancy/sab_attention.h"
+#include "relevancy/sab_problem.h"
+#include "relevancy/sab_product.h"
 
 namespace rnnkern {
 namespace {
@@ -23,7 +36,7 @@ struct SabBackwardRoom {
         accumulators(room.take(sab_tile * call.slots * call.size)),
         d_keys(room.take(sab_tile * call.slots * call.key_width())),
         keys(room.take(call.width ? sab_tile * call.slots * call.width : 0)),
-        members(take_pointers(room, sab_tile * call.slots)),
+        members(room.template take_as<const T*>(sab_tile * call.slots)),
         has_key(room.template take_as<bool>(sab_tile * call.slots)) {}
 };
 
@@ -120,7 +133,7 @@ struct SabSample {
   // Of d w . tanh(x): gradients of x and of w are added to.
   void through_tanh(T d, const T* w, const T* x, T* dx, T* dw) {
     using V = Vec<T>;
-    each_vector<T>(call.size, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
+    for_vectors<V>(0, call.size, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
       const V y = tanh(V::load(x + j, lanes));
       (V::load(dx + j, lanes) + V(d) * V::load(w + j, lanes) * (V(1) - y * y)).store(dx + j, lanes);
       (V::load(dw + j, lanes) + V(d) * y).store(dw + j, lanes);
@@ -132,7 +145,7 @@ struct SabSample {
     using V = Vec<T>;
     const int64_t n = call.size;
     const T *const u = call.u + row * 4 * n, *const r = call.du + row * 4 * n, *const c = old_c(t);
-    each_vector<T>(n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
+    for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
       V x[4], y[4], old[2], next[2], save[4];
       for (int g = 0; g < 4; ++g) {
         x[g] = V::load(u + g * n + j, lanes);
@@ -181,7 +194,7 @@ struct SabSample {
       const T *const own = key(slots[i]), *const w = call.w;
       T* const d_key = d_keys + slots[i] * kw;
       const V d(d_weights[i]);
-      each_vector<T>(kw, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
+      for_vectors<V>(0, kw, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V y = tanh(V::load(own + j, lanes) + V::load(query + j, lanes));
         const V g = d * V::load(w + j, lanes) * (V(1) - y * y);
         (V::load(d_w + j, lanes) + d * y).store(d_w + j, lanes);
@@ -196,7 +209,7 @@ struct SabSample {
     const int64_t n = call.size;
     T* const du = call.du + row * 4 * n;
     const T* const c = old_c(t);
-    each_vector<T>(n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
+    for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
       V save[4], old[2], grad[2] = {V::load(dh + j, lanes), V::load(dc + j, lanes)}, d[4], dr[4];
       for (int g = 0; g < 4; ++g) save[g] = V::load(gates + g * n + j, lanes);
       old[1] = V::load(c + j, lanes);

@@ -1,5 +1,17 @@
-// The forward of a tile of samples through time. Included by sab_kernels.h, once per SIMD level.
+// The forward of a tile of samples through time. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cells/lstm.h"
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"
+#include "relevancy/sab_attention.h"
+#include "relevancy/sab_problem.h"
+#include "relevancy/sab_product.h"
 
 namespace rnnkern {
 namespace {
@@ -16,7 +28,7 @@ struct SabForwardRoom {
         query(room.take(sab_tile * call.key_width())),
         keys(room.take(sab_tile * call.slots * call.key_width())),
         scores(room.take(call.slots)),
-        members(take_pointers(room, sab_tile * call.slots)) {}
+        members(room.template take_as<const T*>(sab_tile * call.slots)) {}
 };
 
 template <class T>
@@ -31,7 +43,7 @@ template <class T>
 RNNKERN_INLINE void lstm_row(const SabCall<T>& call, const T* u, const T* r, T* h, T* c) {
   using V = Vec<T>;
   const int64_t n = call.size;
-  each_vector<T>(n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
+  for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
     V x[4], y[4], old[2], next[2], save[4];
     for (int g = 0; g < 4; ++g) {
       x[g] = V::load(u + g * n + j, lanes);

@@ -9,10 +9,10 @@ namespace rnnkern {
 
 constexpr int sab_tile = 4;  // samples that one thread takes through time together
 
-// A matrix (depth, columns) as a product reads it: panels of two vectors of columns.
+// A matrix (depth, columns) as a product reads it.
 template <class T>
 struct SabPacked {
-  const T* panels = nullptr;
+  T* panels = nullptr;
   int64_t depth = 0, columns = 0;
 };
 

@@ -1,15 +1,10 @@
 // Linear scans and moment filters for one SIMD level. Included once per level file, which says the vector's width.
 #pragma once
 
-#include "common/simd.h"
-
-#include "scan/cpu_strips.h"
-
-#include "scan/cpu_forward.h"
-
 #include "scan/cpu_backward.h"
-
+#include "scan/cpu_forward.h"
 #include "scan/cpu_moments.h"
+#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,5 +1,6 @@
 // The kernels at one SIMD level.
-#include "scan/cpu_includes.h"
+#include "cpu/level_includes.h"
+#include "scan/problem.h"
 
 #include "common/simd_target.h"
 

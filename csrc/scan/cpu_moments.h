@@ -3,9 +3,15 @@
 // Back: dL/dv_t = dL/dy_t / sqrt(q_t + eps) + mu dL/dv_{t+1},
 //       dL/dq_t = -dL/dy_t v_t / (2 (q_t + eps)^(3/2)) + beta dL/dq_{t+1},
 //       dL/du_t = s dL/dv_t + 2 (1 - beta) u_t dL/dq_t.
-// v and q are made again, piece by piece, from what was kept before each. Included by cpu_kernels.h, once per SIMD
-// level.
+// v and q are made again, piece by piece, from what was kept before each. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "scan/cpu_strips.h"
+#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

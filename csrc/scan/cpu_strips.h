@@ -1,6 +1,17 @@
 // What both directions share: which columns and steps a thread goes through in which order, and products of a state
-// with a factor, real or complex. Included by cpu_kernels.h, once per SIMD level.
+// with a factor, real or complex. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "common/simd.h"
+#include "common/team.h"
+#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

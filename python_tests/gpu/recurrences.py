@@ -176,7 +176,8 @@ def off_kinks(sample: Sample) -> Sample:
     kwargs = {key: sample.to(torch.float64, False).kwargs[key] for key in ("bias", "params")}
     _, wide, matrix, (h0,) = sample.to(torch.float64, False).args
     sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
-    zoneout, _, dropout, seed = sample.noise()
+    rates, dropout, seed = sample.noise()
+    zoneout = rates[0] if rates else 0.0
     sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
     kept = noise.dropout_mask(seed, dropout, h0) if dropout and seed is not None else None
     product = _product(matrix, kwargs["bias"], reference.CELLS[cell].gates, None, kept)

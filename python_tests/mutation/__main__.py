@@ -4,12 +4,14 @@
 
 A test that fails, a crash and a hang kill a mutant. Ends with 1 if one survives that the table does not explain, if one
 that it explains is killed, or if one cannot be judged: its text is no longer in the sources, it does not build, or its
-tests fail on the unbroken sources too. With --quick the listed tests of `make test` alone run, and it ends with 1 if
-they kill less than 90 % of what is broken in CPU kernels and Python.
+tests fail on the unbroken sources too. One that names a SIMD level is built and judged at that one, and only counted
+where the processor does not have it. With --quick the listed tests of `make test` alone run, and it ends with 1 if they
+kill less than 90 % of what is broken in CPU kernels and Python.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import queue
 import re
@@ -22,9 +24,12 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from tqdm import tqdm
 
+import rnnkern  # noqa: F401  (registers what the library says of the processor)
 from python_tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -33,15 +38,32 @@ TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml"
 BUILT_HERE = (".h", ".cpp")
 NO_TESTS = 5  # pytest's exit status
 LEAST = 0.9  # of what --quick runs
+SIMD_LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each processor has all before its highest
 LONGEST = 900  # seconds: a test that takes longer hangs
 ENVIRONMENT = {
     "PYTHONPATH": ".",
-    "RNNKERN_SIMD_LEVELS": "plain",
-    "RNNKERN_SIMD": "plain",  # else rnnkern says at import that the processor could do more
     "RNNKERN_CXXFLAGS": "-O0",  # kernels and interpreter: compilers take longer than tests
     "OMP_NUM_THREADS": "1",  # copies share the cores
     "OMP_WAIT_POLICY": "passive",
 }
+
+
+class Copy(NamedTuple):
+    """A copy of the tree, with a build for one SIMD level."""
+
+    folder: Path
+    level: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Without the second, rnnkern says at import that the processor could do more.
+        return ENVIRONMENT | {"RNNKERN_SIMD_LEVELS": self.level, "RNNKERN_SIMD": self.level}
+
+
+def processor_levels() -> tuple[str, ...]:
+    """Those that code can run at here."""
+    facts = json.loads(torch.ops.rnnkern.build_info())
+    return SIMD_LEVELS[: SIMD_LEVELS.index(facts["processor_simd_level"]) + 1]
 
 
 def sources() -> dict[Path, str]:
@@ -51,10 +73,10 @@ def sources() -> dict[Path, str]:
     return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
-def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
+def run(copy: Copy, *command: str, **env: str) -> tuple[int | str, str]:
     """The exit status, or "hang", and what was said. What it began and left behind ends with it."""
     process = subprocess.Popen(
-        command, cwd=folder, env=os.environ | ENVIRONMENT | env, start_new_session=True, text=True,
+        command, cwd=copy.folder, env=os.environ | copy.environment | env, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -69,30 +91,30 @@ def run(folder: Path, *command: str, **env: str) -> tuple[int | str, str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def build(folder: Path, jobs: int = 1) -> str:
+def build(copy: Copy, jobs: int = 1) -> str:
     """What the compiler says if it fails."""
     flags = {"RNNKERN_CUDA": "0", "MAX_JOBS": str(jobs)}
-    status, said = run(folder, sys.executable, "setup.py", "-q", "build_ext", "--inplace", **flags)
+    status, said = run(copy, sys.executable, "setup.py", "-q", "build_ext", "--inplace", **flags)
     return said if status else ""
 
 
-def build_first_dtype(folder: Path) -> bool:
+def build_first_dtype(copy: Copy) -> bool:
     """Compiles what changed, of the recurrence's CPU kernels those of float64 alone, and links it with the others as
     they are: a quarter of the time. Whether that worked."""
     ninja = [sys.executable, "-m", "ninja", "-f", "build/ninja/build.ninja"]
-    status, commands = run(folder, *ninja, "-t", "commands", "-s", "build/ninja/_C.so")
+    status, commands = run(copy, *ninja, "-t", "commands", "-s", "build/ninja/_C.so")
     if status or not commands.strip():
         return False
     link = shlex.split(commands.strip().splitlines()[-1])
     objects = [name for name in link if name.endswith(".o")]
     chosen = [name for name in objects if not re.search(r"recurrence/cpu_level_(?!f64)", name)]
     link[link.index("-o") + 1] = "rnnkern/_C.abi3.so"
-    return run(folder, *ninja, "-j", "1", *chosen)[0] == 0 and run(folder, *link)[0] == 0
+    return run(copy, *ninja, "-j", "1", *chosen)[0] == 0 and run(copy, *link)[0] == 0
 
 
-def test(folder: Path, tests: tuple[str, ...], quick: bool) -> tuple[int | str, str]:
+def test(copy: Copy, tests: tuple[str, ...], quick: bool) -> tuple[int | str, str]:
     tier = ("-m", "not proof") if quick else ()
-    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tier, *tests)
+    return run(copy, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tier, *tests)
 
 
 def make_copy(folder: Path, texts: dict[Path, str]) -> None:
@@ -107,18 +129,18 @@ def make_copy(folder: Path, texts: dict[Path, str]) -> None:
             place.write_text(text)
 
 
-def fate(mutant: Mutant, folder: Path, text: str, quick: bool) -> tuple[str, str]:
+def fate(mutant: Mutant, copy: Copy, text: str, quick: bool) -> tuple[str, str]:
     """ "killed", "survived" or "invalid", and by what."""
-    place, polluted = folder / mutant.place, False
+    place, polluted = copy.folder / mutant.place, False
     place.write_text(text.replace(mutant.old, mutant.new))
     try:
-        if mutant.file.endswith(BUILT_HERE) and not mutant.for_a_gpu:
-            if build_first_dtype(folder) and test(folder, mutant.tests, quick)[0] == 1:
+        if mutant.file.endswith(BUILT_HERE) and not mutant.built_by_its_tests:
+            if build_first_dtype(copy) and test(copy, mutant.tests, quick)[0] == 1:
                 return "killed", "a test"
-            if said := build(folder):
+            if said := build(copy):
                 return "invalid", said[-2000:]
             polluted = True
-        status, said = test(folder, mutant.tests, quick)
+        status, said = test(copy, mutant.tests, quick)
         if status == 0 or (quick and status == NO_TESTS):
             return "survived", mutant.explained or ("" if status == 0 else "no test of this tier")
         if status in (2, 3, 4, NO_TESTS) or "does not build" in said:
@@ -127,10 +149,10 @@ def fate(mutant: Mutant, folder: Path, text: str, quick: bool) -> tuple[str, str
     finally:
         place.write_text(text)
         if polluted:  # the next mutant links objects that it does not compile
-            build(folder)
+            build(copy)
 
 
-def unfit(mutants: list[Mutant], texts: dict[Path, str], folder: Path, jobs: int, quick: bool) -> dict[Mutant, str]:
+def unfit(mutants: list[Mutant], texts: dict[Path, str], copy: Copy, jobs: int, quick: bool) -> dict[Mutant, str]:
     """Mutants that cannot be judged, and why."""
     found = {}
     for mutant in mutants:
@@ -139,7 +161,7 @@ def unfit(mutants: list[Mutant], texts: dict[Path, str], folder: Path, jobs: int
             found[mutant] = f"{mutant.old!r} stands there {text.count(mutant.old)} times, not once"
     selections = sorted({mutant.tests for mutant in mutants})
     with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(lambda tests: test(folder, tests, quick), selections)
+        results = pool.map(lambda tests: test(copy, tests, quick), selections)
         for tests, (status, said) in zip(tqdm(selections, desc="unbroken"), results, strict=True):
             if status != 0 and not (quick and status == NO_TESTS):
                 why = f"unbroken, {' '.join(tests)} ends with {status}: {said[-2000:]}"
@@ -147,56 +169,72 @@ def unfit(mutants: list[Mutant], texts: dict[Path, str], folder: Path, jobs: int
     return found
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(prog="python -m python_tests.mutation")
-    arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies at work at a time")
-    arguments.add_argument("--only", default="", help="mutants with this in their file or description")
-    arguments.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth of them")
-    arguments.add_argument("--quick", action="store_true", help="the tests of `make test` alone, on what they run")
-    wanted = arguments.parse_args()
-    quick, texts = wanted.quick, sources()
-    mutants = [m for m in MUTANTS if wanted.only in f"{m.file} {m.breaks}" and not (quick and m.for_a_gpu)]
-    mutants = mutants[:: wanted.every]
-    if not mutants:
-        raise SystemExit(f"no mutant has {wanted.only!r} in its file or description")
-
-    folders = [COPIES / str(number) for number in range(min(wanted.jobs, len(mutants)))]
-    make_copy(folders[0], texts)
-    if said := build(folders[0], wanted.jobs):
-        raise SystemExit(f"the copy does not build\n{said}")
-    faults = {m: f"invalid: {why}" for m, why in unfit(mutants, texts, folders[0], len(folders), quick).items()}
-    for folder in folders[1:]:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(folders[0], folder)
+def judge(
+    mutants: list[Mutant], level: str, texts: dict[Path, str], jobs: int, quick: bool
+) -> tuple[Counter, dict[Mutant, str]]:
+    """How many ended how and were explained or not, and what is wrong with whom, all of them at one level."""
+    copies = [Copy(COPIES / level / str(number), level) for number in range(min(jobs, len(mutants)))]
+    make_copy(copies[0].folder, texts)
+    if said := build(copies[0], jobs):
+        raise SystemExit(f"the copy for {level} does not build\n{said}")
+    faults = {m: f"invalid: {why}" for m, why in unfit(mutants, texts, copies[0], len(copies), quick).items()}
+    for copy in copies[1:]:
+        shutil.rmtree(copy.folder, ignore_errors=True)
+        shutil.copytree(copies[0].folder, copy.folder)
 
     free = queue.SimpleQueue()
-    for folder in folders:
-        free.put(folder)
+    for copy in copies:
+        free.put(copy)
 
-    def judge(mutant: Mutant) -> tuple[Mutant, str, str, float]:
-        folder, begun = free.get(), time.monotonic()
+    def judge_one(mutant: Mutant) -> tuple[Mutant, str, str, float]:
+        copy, begun = free.get(), time.monotonic()
         try:
-            return mutant, *fate(mutant, folder, texts[Path(mutant.place)], quick), time.monotonic() - begun
+            return mutant, *fate(mutant, copy, texts[Path(mutant.place)], quick), time.monotonic() - begun
         finally:
-            free.put(folder)
+            free.put(copy)
 
     outcomes = Counter()
     judged = [mutant for mutant in mutants if mutant not in faults]
-    with ThreadPoolExecutor(len(folders)) as pool, tqdm(total=len(judged), unit="mutant") as bar:
-        for done in as_completed([pool.submit(judge, mutant) for mutant in judged]):
+    with ThreadPoolExecutor(len(copies)) as pool, tqdm(total=len(judged), unit="mutant", desc=level) as bar:
+        for done in as_completed([pool.submit(judge_one, mutant) for mutant in judged]):
             mutant, outcome, by, seconds = done.result()
             tqdm.write(f"{outcome:8} {seconds:4.0f} s  {mutant.file:32} {mutant.breaks:52} {by}")
             outcomes[outcome, bool(mutant.explained)] += 1
             if outcome == "invalid" or (outcome == "killed") == bool(mutant.explained):
                 faults[mutant] = outcome
             bar.update()
+    return outcomes, faults
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(prog="python -m python_tests.mutation")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies at work at a time")
+    arguments.add_argument("--only", default="", help="mutants with this in their level, file or description")
+    arguments.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth of them")
+    arguments.add_argument("--quick", action="store_true", help="the tests of `make test` alone, on what they run")
+    wanted = arguments.parse_args()
+    quick, texts = wanted.quick, sources()
+    mutants = [m for m in MUTANTS if wanted.only in f"{m.level} {m.file} {m.breaks}" and not (quick and m.for_a_gpu)]
+    mutants = mutants[:: wanted.every]
+    if not mutants:
+        raise SystemExit(f"no mutant has {wanted.only!r} in its level, file or description")
+
+    here, outcomes, faults = processor_levels(), Counter(), {}
+    for level in dict.fromkeys(mutant.level for mutant in mutants):
+        at_level = [mutant for mutant in mutants if mutant.level == level]
+        if level in here:
+            ended, wrong = judge(at_level, level, texts, wanted.jobs, quick)
+            outcomes, faults = outcomes + ended, faults | wrong
+        else:
+            for mutant in at_level:
+                print(f"{mutant.file}: {mutant.breaks}: not judged: this processor has no {level}")
     for mutant, fault in faults.items():
         print(f"{mutant.file}: {mutant.breaks}: {fault}")
     killed, survived = outcomes["killed", False], outcomes["survived", False]
     share = killed / max(killed + survived, 1)
     print(
         f"{len(mutants)} mutants: {killed} killed, {survived} survived ({share:.1%} killed), "
-        f"{outcomes['survived', True]} survived as the table explains, {len(mutants) - len(judged)} not judged"
+        f"{outcomes['survived', True]} survived as the table explains, {len(mutants) - outcomes.total()} not judged"
     )
     invalid = any(fault.startswith("invalid") for fault in faults.values())
     return 1 if invalid or (share < LEAST if quick else faults) else 0

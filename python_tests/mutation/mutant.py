@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 RECURRENCE = "python_tests/ops/test_recurrence.py"
 ON_A_GPU = "python_tests/gpu/test_recurrence.py"
+SIMD_ROWS = "python_tests/ops/test_simd_rows.py"
 
 
 def named(words: str, file: str = RECURRENCE) -> tuple[str, ...]:
@@ -21,6 +22,7 @@ class Mutant(NamedTuple):
     breaks: str
     tests: tuple[str, ...]
     explained: str = ""  # why no test can notice
+    level: str = "plain"  # the SIMD level that it is built and judged at
 
     @property
     def place(self) -> str:
@@ -28,8 +30,11 @@ class Mutant(NamedTuple):
 
     @property
     def for_a_gpu(self) -> bool:
-        """Its tests build what it breaks."""
         families = ("block_", "cluster_", "grid_", "cuda_", "step")
         attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
         rotating = "orthogonal/givens_cuda_"
         return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending, rotating))
+
+    @property
+    def built_by_its_tests(self) -> bool:
+        return self.for_a_gpu or self.tests[0] == SIMD_ROWS

@@ -322,8 +322,7 @@ def raw_backward(**change):
         True,
         True,
         True,
-        0.0,
-        0.0,
+        None,
         0.0,
         None,
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rnnkern.ops import explain, recurrence
-from rnnkern.reference.noise import DROPOUT, ZONEOUT_C, ZONEOUT_H, hits, philox
+from rnnkern.reference.noise import DROPOUT, hits, philox, zoneout_stream
 from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 SEED = torch.tensor(2**40 + 17)
@@ -67,7 +67,7 @@ def test_draws_do_not_depend_on_each_other():
     for name, (a, b) in pairs.items():
         assert abs((a * b).mean()) < 4 / math.sqrt(a.numel()), name
     like = torch.zeros(20, 37)
-    streams = [hits(SEED, 0.5, stream, 0, like) for stream in (ZONEOUT_H, ZONEOUT_C, DROPOUT)]
+    streams = [hits(SEED, 0.5, stream, 0, like) for stream in (zoneout_stream(0), zoneout_stream(1), DROPOUT)]
     assert all((a == b).float().mean() < 0.6 for a, b in zip(streams, streams[1:] + streams[:1], strict=True))
 
 
@@ -158,15 +158,18 @@ def test_the_kernel_refuses_a_seed_that_it_cannot_read():
     for seed, message in ((SEED.float(), "of another dtype"), (SEED.expand(2), "must have 1 elements, got 2")):
         with pytest.raises(RuntimeError, match=f"`seed` .*{message}"):
             torch.ops.rnnkern.recurrence(
-                "tanh", u, R, state, None, None, None, None, False, False, False, None, None, 0.0, 0.0, 0.5, seed
+                "tanh", u, R, state, None, None, None, None, False, False, False, None, None, None, 0.5, seed
             )
 
 
 @pytest.mark.parametrize("rate", [1.0, 1.5, -0.25, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["zoneout_h", "zoneout_c", "dropout"])
-def test_the_kernel_refuses_a_rate_that_no_draw_has(name, rate):
+@pytest.mark.parametrize(
+    "noise", [lambda x: {"zoneout": [x, 0.0]}, lambda x: {"zoneout": [0.0, x]}, lambda x: {"dropout": x}]
+)
+def test_the_kernel_refuses_a_rate_that_no_draw_has(noise, rate):
     _, u, R, state = recurrence_sample("lstm").args
+    (name,) = noise(rate)
     for seed in (SEED, None):
         with pytest.raises(RuntimeError, match=rf"recurrence: `{name}` must be in \[0, 1\), got "):
             torch.ops.rnnkern.recurrence("lstm", u, R, state, None, None, None, None, False, False, False,
-                                         **{name: rate}, seed=seed)  # fmt: skip
+                                         **noise(rate), seed=seed)  # fmt: skip

@@ -21,10 +21,12 @@ int64_t measured() {
   const Arithmetic<S> some = 0;
   Arithmetic<S> gradient = 0;
   Forward<S> forward{};
+  forward.cell = numbers_of<Cell>;
   forward.steps = {11, 13, nullptr, false};
   forward.weights = {H, P, {&some, &some, Cell::gates, 1, H, P}, {&some, &some, Cell::gates, 1, H, I}, {}, {}};
   if (Cell::projected) forward.weights.W_hr = {&some, nullptr, 1, 1, P, H};
   Backward<S> backward{};
+  backward.cell = forward.cell;
   backward.steps = forward.steps;
   backward.weights = forward.weights;
   backward.dR = backward.dW = backward.dW_hr = &gradient;
@@ -32,7 +34,7 @@ int64_t measured() {
   for (const bool split_hidden : {false, true})
     for (const int team : {1, 2}) {
       forward.split_hidden = backward.split_hidden = split_hidden;
-      sum += forward_room<S, Cell>(forward, team) + backward_room<S, Cell>(backward, team);
+      sum += forward_room<S>(forward, team) + backward_room<S>(backward, team);
     }
   return sum;
 }

@@ -1,4 +1,5 @@
-// The CPU kernels of one SIMD level without torch, on std::thread: every loop over time, forward and backward, alone
+// The CPU kernels of one SIMD level without torch, on std::thread: the loop over time with the equations of every cell,
+// inline and over strips, forward and backward, alone
 // and by teams of several sizes, sharing out sequences and hidden units, and two problems at once by halves of a team,
 // also where one reads what the other makes. Prints what differs between teams; a thread sanitizer reports what races.
 // Compiled behind what a level's file says before its own kernels, so that nothing is compiled that does not run.
@@ -94,7 +95,8 @@ struct Direction {
 
   Direction(const Direction&) = delete;
 
-  Direction(const CellInfo& cell, const Options& options, bool split_hidden, bool reverse, int64_t inputs = 7) {
+  Direction(const CellInfo& cell, const Strips<float>& strips, const Options& options, bool split_hidden, bool reverse,
+            int64_t inputs = 7) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     auto draw = [&](int64_t elements, float scale = 1) {
@@ -150,19 +152,23 @@ struct Direction {
     for (const float*& own : f.weights.params) own = params.data();
     f.split_hidden = split_hidden;
     (options.inside ? f.x : f.u) = u.data();
+    f.cell = cell;
+    f.strips = strips;
     f.h = result.h.data();
-    f.cell_states = cell.states > 1 ? cells.data() : nullptr;
+    f.states[1] = cell.states > 1 ? cells.data() : nullptr;
     f.saved = cell.saved && !options.inside ? saved.data() : nullptr;
     Backward<S>& b = backward;
+    b.cell = f.cell;
+    b.strips = f.strips;
     b.steps = f.steps;
     b.weights = f.weights;
     b.split_hidden = split_hidden;
     b.u = f.u;
     b.x = f.x;
     b.h0 = h0.data();
-    b.c0 = state[1].data();
+    b.state[1] = state[1].data();
     b.h = f.h;
-    b.cell_states = f.cell_states;
+    b.states[1] = f.states[1];
     b.saved = f.saved;
     b.grad_h = grad_h.data();
     (options.inside ? b.dx : b.du) = result.du.data();
@@ -185,17 +191,18 @@ struct Runs {
   Kernel<Forward<S>> forward;
   Kernel<Backward<S>> backward;
   const CellInfo& cell;
+  Strips<float> strips;
   Options options;
 
   Result<S> one(int size, bool split_hidden, bool reverse) const {
-    Direction<S> direction(cell, options, split_hidden, reverse);
+    Direction<S> direction(cell, strips, options, split_hidden, reverse);
     team(forward, direction.forward, size);
     team(backward, direction.backward, size);
     return direction.result;
   }
 
   std::pair<Result<S>, Result<S>> both(int size, bool split_hidden) const {
-    Direction<S> first(cell, options, split_hidden, false), second(cell, options, split_hidden, true);
+    Direction<S> first(cell, strips, options, split_hidden, false), second(cell, strips, options, split_hidden, true);
     team_of_both(forward, first.forward, second.forward, size);
     team_of_both(backward, first.backward, second.backward, size);
     return {first.result, second.result};
@@ -203,8 +210,8 @@ struct Runs {
 
   // A layer and the one above it, one after the other or at once.
   std::pair<Result<S>, Result<S>> layers(int size, bool at_once) const {
-    Direction<S> lower(cell, options, true, false);
-    Direction<S> upper(cell, options, true, false, cell.projected ? projected : hidden);
+    Direction<S> lower(cell, strips, options, true, false);
+    Direction<S> upper(cell, strips, options, true, false, cell.projected ? projected : hidden);
     upper.forward.x = upper.backward.x = lower.result.h.data();
     lower.backward.grad_h = upper.result.du.data();
     if (at_once) {
@@ -231,24 +238,12 @@ constexpr int place_of(std::string_view name) {
   return place;
 }
 
-// Cells of the same facts have the same loop: in what they differ, their equations, they see registers alone.
-constexpr bool has_a_loop_of_its_own(int place) {
-  const auto facts = [](const CellInfo& cell) {
-    return std::tuple(cell.first_gates, cell.gates, cell.states, cell.params, cell.saved, cell.joint, cell.projected,
-                      cell.normalised);
-  };
-  for (int before = 0; before < place; ++before)
-    if (facts(cell_list[before]) == facts(cell_list[place])) return false;
-  return true;
-}
-
-// Each loop runs in float32. In 16 bits, whose types share their code, a level takes every third loop, and the levels
-// together all of them; where bfloat16 is multiplied as it is stored, it takes all loops in that alone, since what else
-// there is is another level's.
+// Each cell runs in float32. In 16 bits a level takes every third cell, and the levels together all of them; where
+// bfloat16 is multiplied as it is stored, it takes all cells in that alone, since what else there is is another
+// level's.
 template <class S>
 constexpr bool checked(int place) {
   constexpr int level = Vec<float>::width == 4 ? 0 : Vec<float>::width == 8 ? 1 : 2;
-  if (!has_a_loop_of_its_own(place)) return false;
   if (dots<device::bfloat16>) return dots<S>;
   return !narrow<S> || (place % 3 == level && std::is_same_v<S, device::bfloat16> == (place % 2 == 1));
 }
@@ -261,8 +256,12 @@ int compare(const char* storage) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
       const Options own = {cell.projected || cell.normalised ? 1 : options.heads, options.packed, options.inside};
-      const Runs<S> runs = {
-          {forward<S, Cell>, forward_room<S, Cell>}, {backward<S, Cell>, backward_room<S, Cell>}, cell, own};
+      const auto inlined = forward_of<S, Cell>();
+      const Runs<S> runs = {{inlined ? inlined : any_forward<S>, forward_room<S>},
+                            {inlined ? backward_of<S, Cell>() : any_backward<S>, backward_room<S>},
+                            cell,
+                            strips_of<float, Cell>(),
+                            own};
       const std::pair<Result<S>, Result<S>> alone = {runs.one(1, false, false), runs.one(1, false, true)};
       auto expect = [&](bool same, const char* what, int size, bool split_hidden) {
         if (same) return;

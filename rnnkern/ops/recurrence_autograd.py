@@ -24,6 +24,11 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
 """Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
 
+Rates = tuple[tuple[float, ...] | None, float]
+"""Of zoneout, one for each of the state's tensors or None for none, and of dropout."""
+
+NO_NOISE: Rates = (None, 0.0)
+
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
 _operators = torch.ops.rnnkern
@@ -189,21 +194,21 @@ def hidden_size(cell, u, weight_ih):
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
-                    weight_ih=None, bias_ih=None, zoneout_h=0.0, zoneout_c=0.0, dropout=0.0, seed=None):  # fmt: skip
+                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
         outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
         saved = KERNEL_CELLS[cell]["saved"]
-        if (save_gates and saved) or (not saved and seed is None and zoneout_h > 0):
+        if (save_gates and saved) or (not saved and seed is None and zoneout and zoneout[0] > 0):
             outputs.append(u.new_empty(*u.shape[:-1], max(saved, 1) * hidden, dtype=arithmetic))
     return outputs
 
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout_h, zoneout_c, dropout, seed):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed):  # fmt: skip
     columns = CELLS[cell].gates * hidden_size(cell, u, weight_ih)
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
@@ -233,7 +238,7 @@ def _differentiate_backward(ctx, grads):
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, *[None] * 7,
+        weight_ih, bias_ih, *[None] * 6,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rnnkern import _extension
 from rnnkern.ops.dispatch import Choice
 from rnnkern.ops.recurrence import recurrence
-from rnnkern.ops.recurrence_autograd import gradients, in_order
+from rnnkern.ops.recurrence_autograd import NO_NOISE, gradients, in_order
 from rnnkern.ops.transforms import needs_derivatives, transformed
 
 _operators = torch.ops.rnnkern
@@ -23,8 +23,6 @@ EACH = ("weight_ih", "bias_ih", "R", "bias", "reset")
 """What each recurrence has of its own, before its state and params. The optional ones are both there or both None."""
 
 OTHERS = ("state", "params", "batch_sizes", "save_gates")
-
-NO_NOISE = (0.0, 0.0, 0.0)
 
 
 def recurrence_bidirectional(

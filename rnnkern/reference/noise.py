@@ -5,8 +5,12 @@ import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
-ZONEOUT_H, ZONEOUT_C, DROPOUT = range(3)
-"""The streams of a seed."""
+DROPOUT = 2
+"""The stream of a seed for dropout. The zoneout of the k-th tensor of the state has the k-th of all others."""
+
+
+def zoneout_stream(k: int) -> int:
+    return k + (k >= DROPOUT)
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -39,7 +43,7 @@ def zoned(seed: Tensor | None, rate: float, t: int, k: int, old: Tensor, new: Te
         return new
     if seed is None:
         return rate * old + (1 - rate) * new
-    return torch.where(hits(seed, rate, (ZONEOUT_H, ZONEOUT_C)[k], t, new), old, new)
+    return torch.where(hits(seed, rate, zoneout_stream(k), t, new), old, new)
 
 
 def dropout_mask(seed: Tensor, rate: float, h: Tensor) -> Tensor:

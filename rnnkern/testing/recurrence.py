@@ -27,9 +27,8 @@ class Sample(NamedTuple):
         return [x for x in (u, R, *state, *rest) if x is not None]
 
     def noise(self) -> tuple[Any, ...]:
-        """(zoneout of h, zoneout of c, dropout, seed), as the operator takes them."""
-        rates = (*self.kwargs.get("zoneout", ()), 0.0, 0.0)
-        return (*rates[:2], self.kwargs.get("dropout", 0.0), self.kwargs.get("seed"))
+        """(zoneout, dropout, seed), as the operator takes them."""
+        return self.kwargs.get("zoneout"), self.kwargs.get("dropout", 0.0), self.kwargs.get("seed")
 
     def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
         """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""

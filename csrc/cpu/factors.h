@@ -1,6 +1,14 @@
 // What products multiply: vectors of T, or where the processor has an instruction for it, pairs of bfloat16, each the
-// product of two factors by two, summed in float32. Included by cpu_kernels.h, once per SIMD level.
+// product of two factors by two, summed in float32. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "common/simd.h"
+#include "cpu/storage.h"
+#include "device/types.h"
 
 namespace rnnkern {
 namespace {
@@ -16,7 +24,7 @@ constexpr bool dots = false;
 
 // Elements of a row that one instruction takes.
 template <class F>
-constexpr int together = dots<F> ? 2 : 1;
+constexpr int k_pack = dots<F> ? 2 : 1;
 
 // The form in which rows stored as S go into products.
 template <class S>
@@ -29,22 +37,19 @@ struct Pairs {
   RNNKERN_INLINE static Pairs load(const float* p) { return {(Bits)Vec<float>::load(p).v}; }
 };
 
-template <class F>
-using Factors = std::conditional_t<dots<F>, Pairs, Vec<F>>;
-
 // As many elements of a row as go together, in every lane; or with a zero in place of the second.
 template <class T>
-RNNKERN_INLINE Vec<T> spread(const T* p) {
+RNNKERN_INLINE Vec<T> broadcast(const T* p) {
   return Vec<T>(*p);
 }
 
-RNNKERN_INLINE Pairs spread(const device::bfloat16* p) {
+RNNKERN_INLINE Pairs broadcast(const device::bfloat16* p) {
   uint32_t pair;
   std::memcpy(&pair, p, sizeof pair);
   return {Bits{} + pair};
 }
 
-RNNKERN_INLINE Pairs spread_first(const device::bfloat16* p) { return {Bits{} + uint32_t(p->bits)}; }
+RNNKERN_INLINE Pairs broadcast_first(const device::bfloat16* p) { return {Bits{} + uint32_t(p->bits)}; }
 
 template <class T>
 RNNKERN_INLINE Vec<T> add_product(Vec<T> sum, Vec<T> a, Vec<T> b) {

@@ -1,5 +1,7 @@
-// How a kernel cuts its workspace. Included by the cpu_kernels.h of each family, once per SIMD level.
+// How a kernel cuts its workspace. Once per SIMD level.
 #pragma once
+
+#include <cstdint>
 
 #include "common/team.h"
 
@@ -17,11 +19,10 @@ struct Room {
     used += (elements + 15) / 16 * 16;
     return part;
   }
-  // Of another type, no larger than T.
+  // Of another type.
   template <class F>
   F* take_as(int64_t elements) {
-    constexpr int64_t each = sizeof(T) / sizeof(F);
-    return reinterpret_cast<F*>(take((elements + each - 1) / each));
+    return reinterpret_cast<F*>(take((elements * sizeof(F) + sizeof(T) - 1) / sizeof(T)));
   }
   // Each member's own.
   T* take(int64_t elements, Member me) {

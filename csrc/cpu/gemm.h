@@ -1,0 +1,137 @@
+// The microkernel of every product on a CPU, and the tiles that recurrence and relevancy make of it. Each sum runs over
+// k in the same order whatever tile it is in, so that results do not depend on how rows are shared out. Once per SIMD
+// level.
+#pragma once
+
+#include <utility>
+
+#include "common/simd.h"
+#include "cpu/factors.h"
+
+namespace rnnkern {
+namespace {
+
+// A tile is `rows` x `vectors` accumulators held in registers; the rest of the register file is for operands.
+constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
+constexpr int max_vectors = 4;
+constexpr int max_rows(int vectors) { return accumulators / vectors; }
+constexpr int outer_rows(int vectors) { return max_rows(vectors) < 6 ? max_rows(vectors) : 6; }
+
+template <class F, int Rows, int Vectors>
+struct RegisterTile {
+  using T = Arithmetic<F>;
+  using V = Vec<T>;
+  static constexpr int columns = Vectors * V::width;
+
+  V sum[Rows][Vectors];
+
+  // f(i, j, sum[i][j])
+  template <class Each>
+  RNNKERN_INLINE void each(Each f) {
+#pragma GCC unroll 24
+    for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) f(i, j, sum[i][j]);
+  }
+
+  RNNKERN_INLINE void clear() {
+    each([](int, int, V& sum) RNNKERN_INLINE_LAMBDA { sum = V(0); });
+  }
+
+  // sum[i][j] += a(i) w[j], where a(i) has an element of the left factor in every lane and w is dense.
+  template <class A>
+  RNNKERN_INLINE void add(A a, const T* w) {
+    using W = decltype(a(0));
+    W b[Vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) b[j] = W::load(w + j * V::width);
+#pragma GCC unroll 24
+    for (int i = 0; i < Rows; ++i) {
+      const W x = a(i);
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) sum[i][j] = add_product(sum[i][j], x, b[j]);
+    }
+  }
+};
+
+// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. a[i] is `segments` runs of `length`, `stride` apart; w and out
+// are dense. Sums of pairs start at zero: the instruction takes subnormal numbers, which init may have, for zero.
+template <class F, int Rows, int Vectors>
+struct ProductTile {
+  using T = Arithmetic<F>;
+  static constexpr int most_rows = max_rows(Vectors);
+
+  static void run(const F* const* a, int64_t segments, int64_t stride, int64_t length, const T* w, const T* init,
+                  T* out) {
+    using V = Vec<T>;
+    RegisterTile<F, Rows, Vectors> tile;
+    tile.each([&](int, int j, V& sum) RNNKERN_INLINE_LAMBDA { sum = dots<F> ? V(0) : V::load(init + j * V::width); });
+    for (int64_t s = 0; s < segments; ++s) {
+      int64_t k = s * stride;
+      const int64_t end = k + length;
+      for (; k <= end - k_pack<F>; k += k_pack<F>, w += tile.columns)
+        tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast(a[i] + k); }, w);
+      if constexpr (dots<F>) {
+        if (k == end) continue;
+        tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast_first(a[i] + k); }, w);
+        w += tile.columns;
+      }
+    }
+    tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA {
+      if (dots<F>) sum = sum + V::load(init + j * V::width);
+      sum.store(out + (i * Vectors + j) * V::width);
+    });
+  }
+};
+
+// out[i][j] += sum over rows k of a[k][i] b[k][j], b dense; where two go together, pairs of rows. A block is summed by
+// itself before it is added to what is there: errors grow with the length of a block and the number of blocks, not with
+// their product.
+template <class F, int Rows, int Vectors>
+struct OuterTile {
+  using T = Arithmetic<F>;
+  static constexpr int most_rows = outer_rows(Vectors);
+
+  static void run(int count, const F* const* a, int64_t a_column, const T* b, T* out, int64_t out_stride) {
+    using V = Vec<T>;
+    RegisterTile<F, Rows, Vectors> tile;
+    tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA {
+      sum = V(0);
+      __builtin_prefetch(out + i * out_stride + j * V::width, 1);  // the sums outgrow the near caches
+    });
+    for (int k = 0; k < count; ++k) {
+      const F* x = a[k] + a_column * k_pack<F>;
+      tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast(x + i * k_pack<F>); }, b + k * tile.columns);
+    }
+    tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA {
+      T* to = out + i * out_stride + j * V::width;
+      (V::load(to) + sum).store(to);
+    });
+  }
+};
+
+// The function of a kind of tile for so many rows, and vectors.
+template <template <class, int, int> class Kind, class F, int Vectors>
+auto tile_of(int rows) {
+  return [rows]<int... Row>(std::integer_sequence<int, Row...>) {
+    static constexpr decltype(&Kind<F, 1, 1>::run) of[] = {Kind<F, Row + 1, Vectors>::run...};
+    return of[rows - 1];
+  }(std::make_integer_sequence<int, Kind<F, 1, Vectors>::most_rows>());
+}
+
+template <template <class, int, int> class Kind, class F>
+auto tile_of(int rows, int vectors) {
+  switch (vectors) {
+    case 1:
+      return tile_of<Kind, F, 1>(rows);
+    case 2:
+      return tile_of<Kind, F, 2>(rows);
+    case 3:
+      return tile_of<Kind, F, 3>(rows);
+    default:
+      return tile_of<Kind, F, 4>(rows);
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern
