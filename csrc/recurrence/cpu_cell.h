@@ -21,6 +21,7 @@ struct InlineCell {
   static constexpr int first_gates = n.first_gates, gates = n.gates, recurrent = n.recurrent, states = n.states;
   static constexpr int params = n.params, saved = n.saved, second_gates = n.two_products() ? first_gates : 0;
   static constexpr bool joint = n.joint, projected = n.projected, normalised = n.normalised;
+  static_assert(states <= most_states && params <= most_params);
   static constexpr bool two_products() { return n.two_products(); }
 
   RNNKERN_INLINE static void prepare(const ForwardStrip<T>& s) {

@@ -13,7 +13,7 @@
 
 #include "common/simd.h"
 
-#include "recurrence/cpu_storage.h"
+#include "cpu/storage.h"
 
 namespace rnnkern {
 namespace {
