@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cells/strip.h"
 #include "device/device.h"
 
 namespace rnnkern {
