@@ -10,7 +10,7 @@ from torch import Tensor
 from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, NO_NOISE, Rates, Recomputed, differentiable, hidden_size
+from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Rates, Recomputed, differentiable, hidden_size, operator_rates
 from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import CELLS
@@ -113,8 +113,8 @@ def recurrence(
     if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-            grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[0] or 0.0, dropout=rates[1],
-            seed=seed,
+            grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[:-1] or 0.0,
+            dropout=rates[-1] if rates else 0.0, seed=seed,
         )  # fmt: skip
     if u.is_complex():
         if weight_ih is not None:
@@ -150,7 +150,7 @@ def recurrence(
     else:
         h, *rest = _operators.recurrence.default(
             cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih,
-            *rates, seed,
+            *operator_rates(rates), seed,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
@@ -226,7 +226,7 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
     sizes = (steps, state[0].shape[0], hidden, R.shape[0] if R.dim() == 3 else 1)
     cell, dtype = COMPLEX[cell] if u.is_complex() else cell, str(dtype).removeprefix("torch.")
     tf32 = _extension.allows_tf32()
-    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, rates != NO_NOISE, tf32))
+    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates), tf32))
     return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
 
 
@@ -309,7 +309,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
 def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor | None]:
     """Returns the rates as the operator takes them and the seed where anything is drawn from it."""
     if zoneout == 0 and dropout == 0 and seed is None:
-        return NO_NOISE, None
+        return (), None
     rates = (zoneout,) * states if isinstance(zoneout, (int, float)) else zoneout
     if not isinstance(rates, (tuple, list)) or len(rates) != states:
         raise ValueError(f"recurrence: `zoneout` must be a float or {states} of them, one per state, got {zoneout!r}")
@@ -328,9 +328,8 @@ def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tenso
             raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
         if seed.numel() != 1:
             raise ValueError(f"recurrence: `seed` must have one element, got {shape_of(seed)}")
-    *rates, dropout = (float(rate) if rate >= LEAST_RATE else 0.0 for rate in (*rates, dropout))
-    noise = (tuple(rates) if any(rates) else None, dropout if seed is not None else 0.0)
-    return noise, seed if noise != NO_NOISE else None
+    rates = tuple(float(rate) if rate >= LEAST_RATE else 0.0 for rate in (*rates, dropout if seed is not None else 0))
+    return (rates, seed) if any(rates) else ((), None)
 
 
 def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None) -> int:

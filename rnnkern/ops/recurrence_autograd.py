@@ -24,14 +24,18 @@ KERNEL_CELLS: dict[str, dict[str, int]] = (
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
 """Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
 
-Rates = tuple[tuple[float, ...] | None, float]
-"""Of zoneout, one for each of the state's tensors or None for none, and of dropout."""
-
-NO_NOISE: Rates = (None, 0.0)
+Rates = tuple[float, ...]
+"""Of zoneout, one for each of the state's tensors, and of dropout; empty where all are 0. Flat: the compiler loses track
+of a Function's arguments where a tuple is inside another one."""
 
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
 _operators = torch.ops.rnnkern
+
+
+def operator_rates(rates: Rates) -> tuple[tuple[float, ...] | None, float]:
+    """Zoneout and dropout as the operators take them."""
+    return (rates[:-1], rates[-1]) if rates else (None, 0.0)
 
 
 class Recomputed(NamedTuple):
@@ -52,7 +56,7 @@ class Recurrence(torch.autograd.Function):
         return tuple(
             _operators.recurrence.default(
                 cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
-                saving[0], weight_ih, bias_ih, *rates, seed,
+                saving[0], weight_ih, bias_ih, *operator_rates(rates), seed,
             )
         )  # fmt: skip
 
@@ -128,7 +132,7 @@ class RecurrenceBackward(torch.autograd.Function):
             _operators.recurrence_backward.default(
                 cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *rates, seed,
+                "bias_ih" in wanted, *operator_rates(rates), seed,
             )
         )  # fmt: skip
 
@@ -225,10 +229,11 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`, whose arguments the operator's are in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, _, _, _, *rates, seed) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
     tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, *state, *params, h, *saved)
-    inputs = (cell, reverse, None, len(state), tuple(rates), *tensors, grad_h, *grad_state)
+    rates = (*(zoneout or [0.0] * len(state)), dropout)
+    inputs = (cell, reverse, None, len(state), rates, *tensors, grad_h, *grad_state)
     RecurrenceBackward.setup_context(ctx, inputs, output)
 
 

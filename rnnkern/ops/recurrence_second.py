@@ -11,14 +11,14 @@ from rnnkern._torch_private import is_fake
 
 
 def differentiate_backward(
-    cell: str, reverse: bool, rates: tuple[Sequence[float] | None, float], tensors: Sequence[Tensor | None],
+    cell: str, reverse: bool, rates: Sequence[float], tensors: Sequence[Tensor | None],
     state: Sequence[Tensor], params: Sequence[Tensor],
     upstream: Sequence[Tensor | None], grads: Sequence[Tensor | None],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
     """The vector-Jacobian product of the backward.
 
     Args:
-        rates: of zoneout, one for each of the state's tensors or None, and of dropout.
+        rates: of zoneout, one for each of the state's tensors, and of dropout; or none.
         tensors: (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed) of the call.
         upstream: the gradients that the backward was given, of h and of each state; None where there was none.
         grads: those of the backward's results, in the operator's order: du, dR, dbias, the states', the params',
@@ -49,7 +49,7 @@ def differentiate_backward(
             cell, leaves["u"], leaves["R"], [leaves[s] for s in states], bias=leaves.get("bias"),
             params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
             grad_scale=grad_scale, weight_ih=leaves.get("weight_ih"), bias_ih=leaves.get("bias_ih"),
-            zoneout=rates[0] or 0.0, dropout=rates[1], seed=seed,
+            zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed,
         )  # fmt: skip
         return {name: y for name, y in zip(results, (h, *final), strict=True) if name in given}
 
