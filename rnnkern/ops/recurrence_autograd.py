@@ -25,8 +25,8 @@ RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["residen
 """Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
 
 Rates = tuple[float, ...]
-"""Of zoneout, one for each of the state's tensors, and of dropout; empty where all are 0. Flat, since the compiler loses
-track of a Function's arguments where a tuple is inside another one."""
+"""Of zoneout, one for each of the state's tensors, and of dropout; empty where all are 0. Flat, since the compiler
+loses track of a Function's arguments where a tuple is inside another one."""
 
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
