@@ -1,8 +1,8 @@
 """Compares two builds of rnnkern in one run: every case of ``perf.bench``, by two processes that take turns.
 
 ``python -m perf.compare OLD`` in a built tree, OLD the root of another one. A turn is a block of consecutive calls of
-rnnkern's own; a pair is a turn of each, and its ratio the old time over the new one. Results are compared first: those
-of the two builds agree as float32 does with itself.
+rnnkern's own; a pair is a turn of each, and its ratio the old time over the new one. A line says which results differ
+in their norms by more than 0.2 %.
 """
 
 import argparse

@@ -179,7 +179,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
           strip.params[i] = p.weights.params[i];
           strip.dparams[i] = p.dparams[i] + b * (equations.normalised && i == 0 ? recurrent : hidden);
         }
-        // What zoneout gives to the old values goes around the equations.
+        // What zoneout gives to the old values goes around the equations. Norms want all of h's gradient in one place.
         const int first_state = equations.projected;
         auto zoned = [&](int s) { return plan.zoneout[s].on() || (s == 0 && equations.normalised); };
         for (int s = first_state; s < equations.states; ++s) {

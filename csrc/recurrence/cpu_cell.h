@@ -1,5 +1,5 @@
 // The equations of a cell over strips (cells/strip.h), at the SIMD level of the file that includes this: from here on a
-// strip is vectors of units. Included by cpu_kernels.h and by the strips of one cell alone.
+// strip is vectors of units. Included by cpu_kernels.h and cpu_level_strips.cpp, once per SIMD level.
 #pragma once
 
 #include "cells/cell.h"

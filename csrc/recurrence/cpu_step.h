@@ -83,10 +83,10 @@ struct StepProducts {
     share.meet();
   }
 
-  // For a member's sequences up to row1 and its units. factors(b) is the h that enters, as products take it;
+  // One step of a member's sequences up to row1 and of its units. factors(b) is the h that enters, as products take it;
   // saved_row(b) is where gates are saved, or at least those of the first product until the second, or R h until its
-  // norm. fill(strip, b) says where u and the states are, before strip.saved is set; done(strip, b) takes the results.
-  // Members meet between products, not at the end.
+  // norm, or null. fill(strip, b) sets u and the old and new state; done(strip, b) takes the results. Members meet
+  // between products, not at the end.
   template <class Cell, class SavedRow, class Fill, class Done>
   RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const Share& share, int64_t row1,
                            const Entering<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
@@ -129,10 +129,7 @@ struct StepProducts {
                   ForwardStrip<T> strip = strip_of({q.unit, q.unit + q.units}, b);
                   set_products(strip, results, equations.first_gates);
                   F* const to = operand + b * hidden;
-                  if constexpr (dots<S>)
-                    strip.operand = operand_row;
-                  else
-                    strip.operand = to;
+                  strip.operand = in_arithmetic(to, operand_row);
                   equations.prepare(strip);
                   if (dropout.on() || dots<S>)
                     for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -149,7 +146,8 @@ struct StepProducts {
       done(strip, b);
     };
     if (equations.recurrent == 0) {
-      for (int64_t b = share.row0; b < row1; ++b) rest(units_of(first, share, hidden), b, nullptr);
+      const Units units = units_of(first, share, hidden);
+      for (int64_t b = share.row0; b < row1; ++b) rest(units, b, nullptr);
       return;
     }
     const Product<F>& product = equations.two_products() ? second : first;

@@ -51,7 +51,7 @@ struct Weights {
   const T* params[most_params];  // (H,) each, but (G*H,) the first where R h is normalised
 };
 
-// Rows that are taken at a time: for one block of a weight's gradient, and for one product of the input projection.
+// Rows of one product of the input projection, at most.
 constexpr int chunk_rows = 128;
 
 // Chunks at least of two problems that run at the same time, one reading what the other makes.
@@ -115,8 +115,8 @@ struct Backward {
   T* room;                  // workspace, as many elements as Kernels::backward_room says
 };
 
-// One SIMD level's kernels for one storage type: of any cell, and in the order of cells/list.h those that have the
-// equations of their cell inline, null where strips cost no more.
+// One SIMD level's kernels for one storage type: for any cell, and in the order of cells/list.h those with the
+// equations of their cell inline, or null.
 template <class S>
 struct Kernels {
   void (*forward)(const Forward<S>&, Member);
