@@ -9,6 +9,7 @@
 #include "common/counters.h"
 #include "common/reuse.h"
 #include "common/simd_level.h"
+#include "cuda/plans.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
@@ -52,10 +53,12 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("device_facts(int index) -> str");
+  // rnnkern/compiler.py has these two.
+  m.def("compile_kernel(str header, str type, str arch, bool again) -> (Tensor, str)");
+  m.def("allows_tf32() -> bool");
   m.def(
       "recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False, "
       "str measured=\"\") -> str");
-  m.def("allows_tf32() -> bool");  // rnnkern/_extension.py has it
 
   m.def(
       "relevancy_recurrence(str cell, Tensor u, Tensor[] weights, Tensor[] state, Tensor[]? params, "
@@ -148,7 +151,6 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("moment_filter_backward", TORCH_BOX(&moment_filter_backward_cpu));
 }
 
-#if defined(RNNKERN_WITH_CUDA)
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("device_facts", TORCH_BOX(&device_facts));
   m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
@@ -163,7 +165,6 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
   m.impl("givens_recurrence", TORCH_BOX(&givens_recurrence_cuda));
   m.impl("givens_recurrence_backward", TORCH_BOX(&givens_recurrence_backward_cuda));
 }
-#endif
 
 }  // namespace rnnkern
 

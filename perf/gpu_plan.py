@@ -1,4 +1,4 @@
-"""Writes what a GPU measured of dense layers where the plan of the kernels reads it, csrc/recurrence/measured_table.h.
+"""Writes what a GPU measured of dense layers where the plan of the kernels reads it, csrc/recurrence/cuda/measured_table.h.
 
 ``python -m perf.gpu_plan perf/results/nvidia-h200 --capability 9``, then build again. Rows of another major capability
 stay as they are.

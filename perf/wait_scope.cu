@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/launch.h"
-#include "recurrence/cluster_forward.h"
+#include "recurrence/cuda/cluster_forward.cuh"
 
 namespace rnnkern {
 namespace {

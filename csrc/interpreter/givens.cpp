@@ -8,9 +8,9 @@
 namespace rnnkern {
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_givens, CompositeExplicitAutograd, m) {
-  m.impl("set_facts", TORCH_BOX(&device::set_facts));
-  m.impl("set_seed", TORCH_BOX(&device::set_seed_of));
-  m.impl("set_capturing", TORCH_BOX(&device::set_capturing));
+  m.impl("set_facts", TORCH_BOX(&cuda::set_facts));
+  m.impl("set_seed", TORCH_BOX(&cuda::set_seed_of));
+  m.impl("set_capturing", TORCH_BOX(&cuda::set_capturing));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
 }
 

@@ -2,10 +2,11 @@
 // such a library that registers operators.
 #pragma once
 
-#include "device/facts.h"
+#include "cuda/driver.h"
+#include "cuda/facts.h"
 #include "interpreter/primitives.h"
 
-namespace rnnkern::device {
+namespace rnnkern::cuda {
 namespace {
 
 Facts pretended{9, 0, 1, 227 * 1024, {}};
@@ -18,20 +19,12 @@ void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t sh
 
 void set_capturing(bool captures) { pretends_capture = captures; }
 
-void set_seed_of(int64_t seed) { set_seed(uint64_t(seed)); }
+void set_seed_of(int64_t seed) { device::set_seed(uint64_t(seed)); }
 
 }  // namespace
 
-int facts_of(int, Facts& facts) {
-  facts = pretended;
-  return 0;
-}
+Facts facts_of_current(void*) { return pretended; }
 
-int capturing(void*, bool& captures) {
-  captures = pretends_capture;
-  return 0;
-}
+bool capturing(void*) { return pretends_capture; }
 
-const char* error_name(int) { return "none"; }
-
-}  // namespace rnnkern::device
+}  // namespace rnnkern::cuda

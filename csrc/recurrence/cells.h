@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cells/list.h"
+#include "cells/visit.h"
 
 namespace rnnkern {
 
@@ -21,6 +22,9 @@ constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_INFO)};
 #define RNNKERN_ONE(Cell) +1
 constexpr int resident_cells = RNNKERN_CELLS(RNNKERN_ONE);  // the first of the list: those that a GPU keeps R for
 #undef RNNKERN_ONE
+
+RNNKERN_CELL_VISITOR(visit_cell, RNNKERN_ALL_CELLS)
+RNNKERN_CELL_VISITOR(visit_resident_cell, RNNKERN_CELLS)
 
 // Its place in the list, or -1.
 inline int find_cell(const std::string& name) {

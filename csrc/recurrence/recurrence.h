@@ -54,10 +54,6 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
                                  OptionalTensor seed);
 
-// [major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run at
-// once, and of 16] of a CUDA device, as JSON.
-std::string device_facts(int64_t index);
-
 // The launch plan of a call on a CUDA device, as JSON: sizes (T, B, H, K), facts as above, of which those of clusters
 // may be left out where there are none, whether there is zoneout or dropout, whether TF32 is allowed, and rows to go by
 // in place of those of measured_table.h, as measured.h has them.

@@ -19,7 +19,7 @@ FAMILY = drivers.Family(
     "givens",
     (
         *(f"csrc/orthogonal/givens_recurrence_{dtype}.cu" for dtype in ("f32", "f64")),
-        "csrc/orthogonal/cuda_givens_recurrence.cpp",
+        "csrc/orthogonal/cuda/givens.cpp",
     ),
     ("givens_recurrence", "givens_recurrence_backward"),
 )

@@ -1,5 +1,5 @@
 // What asks the CUDA runtime for something, for a test that has the runtime fail.
-#include "device/facts.h"
+#include "cuda/facts.h"
 #include "device/launch.h"
 
 namespace {

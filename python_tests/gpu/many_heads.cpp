@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "device/launch.h"
-#include "recurrence/block_backward.h"
-#include "recurrence/block_forward.h"
+#include "recurrence/cuda/block_backward.cuh"
+#include "recurrence/cuda/block_forward.cuh"
 
 namespace {
 

@@ -26,7 +26,7 @@ CALLS = {
 def library():
     if builder.nvcc() is None:
         pytest.skip("no nvcc")
-    sources = ["csrc/device/facts.cu", *SOURCES]
+    sources = ["csrc/cuda/facts.cpp", *SOURCES]
     return ctypes.CDLL(str(builder.build("launches", sources, link=["-cudart=none"], target="sm_90")))
 
 

@@ -1,0 +1,75 @@
+// The CUDA driver, libcuda.so.1, opened when first asked for: the library neither links with it nor needs a CUDA toolkit
+// to compile.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace rnnkern::cuda {
+
+// As cuda.h has them; a test compares.
+struct LaunchAttribute {
+  static constexpr int cooperative = 2, cluster_dimension = 4;
+
+  int id;
+  char padding[4];
+  union {
+    int on;
+    unsigned sizes[3];
+    char all[64];
+  };
+};
+
+struct LaunchConfig {
+  unsigned blocks[3], threads[3], shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+enum class DeviceAttribute : int { multiprocessors = 16, major = 75, minor = 76, shared_bytes_per_block = 97 };
+enum class FunctionAttribute : int { shared_bytes = 8, clusters_above_8 = 14 };
+
+// Raises "<function> of <what>: <the driver's words>".
+[[noreturn]] void fail(const char* function, std::string_view what, int error);
+
+// A function of the driver. `what` it is asked for stands in the message if it fails.
+template <class... Arguments>
+class Function {
+ public:
+  Function(void* library, const char* name);
+
+  void operator()(std::string_view what, Arguments... arguments) const {
+    if (const int error = entry_(arguments...)) fail(name_, what, error);
+  }
+  // The CUresult, for a caller that can go on without.
+  int attempt(Arguments... arguments) const { return entry_(arguments...); }
+
+ private:
+  const char* name_;
+  int (*entry_)(Arguments...);
+};
+
+struct Driver {
+  explicit Driver(void* library);
+
+  Function<int, const char**> cuGetErrorName, cuGetErrorString;
+  Function<int*, int> cuDeviceGet;
+  Function<int*, DeviceAttribute, int> cuDeviceGetAttribute;
+  Function<void**> cuCtxGetCurrent;
+  Function<int*> cuCtxGetDevice;
+  Function<void**, const void*> cuModuleLoadData;
+  Function<void**, void*, const char*> cuModuleGetFunction;
+  Function<void*, FunctionAttribute, int> cuFuncSetAttribute;
+  Function<int*, void*, int, size_t> cuOccupancyMaxActiveBlocksPerMultiprocessor;
+  Function<int*, void*, const LaunchConfig*> cuOccupancyMaxActiveClusters;
+  Function<void*, int*> cuStreamIsCapturing;
+  Function<const LaunchConfig*, void*, void**, void**> cuLaunchKernelEx;
+};
+
+const Driver& driver();
+
+// Whether a CUDA graph records what is given to the stream.
+bool capturing(void* stream);
+
+}  // namespace rnnkern::cuda

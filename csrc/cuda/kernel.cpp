@@ -1,0 +1,52 @@
+#include "cuda/kernel.h"
+
+#include "common/tensor.h"
+#include "cuda/driver.h"
+#include "cuda/modules.h"
+
+namespace rnnkern::cuda {
+namespace {
+
+constexpr int64_t shared_bytes_unasked = 48 * 1024;
+constexpr int cluster_unasked = 8;
+
+// Blocks that wait for each other would wait for ever, did not all of them run.
+void require_resident(const Kernel& kernel, const Launch& shape, void* function) {
+  int device = 0, multiprocessors = 0, each = 0;
+  driver().cuCtxGetDevice("the current context", &device);
+  driver().cuDeviceGetAttribute("a device", &multiprocessors, DeviceAttribute::multiprocessors, device);
+  driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.type, &each, function, kernel.threads,
+                                                       size_t(shape.shared_bytes));
+  STD_TORCH_CHECK(shape.blocks <= int64_t(each) * multiprocessors, "rnnkern: ", std::string(kernel.type), " needs ",
+                  shape.blocks, " blocks at once, and this device runs ", int64_t(each) * multiprocessors);
+}
+
+}  // namespace
+
+void start(const Kernel& kernel, const Launch& shape, const void* problem, void* stream) {
+  if (shape.blocks == 0) return;
+  STD_TORCH_CHECK(shape.blocks <= INT32_MAX, "rnnkern: ", std::string(kernel.type), " would need ", shape.blocks,
+                  " blocks, more than a CUDA grid can have");
+  void* const function = function_of(kernel, stream);
+  const auto set = [&](FunctionAttribute what, int64_t value) {
+    driver().cuFuncSetAttribute(kernel.type, function, what, int(value));
+  };
+  if (shape.shared_bytes > shared_bytes_unasked) set(FunctionAttribute::shared_bytes, shape.shared_bytes);
+  if (shape.cluster > cluster_unasked) set(FunctionAttribute::clusters_above_8, 1);
+  if (shape.cooperative) require_resident(kernel, shape, function);
+  LaunchAttribute attributes[2];
+  LaunchConfig config{{unsigned(shape.blocks), 1, 1},
+                      {unsigned(kernel.threads), 1, 1},
+                      unsigned(shape.shared_bytes),
+                      stream,
+                      attributes,
+                      0};
+  if (shape.cluster > 1)
+    attributes[config.attribute_count++] = {
+        LaunchAttribute::cluster_dimension, {}, {.sizes = {unsigned(shape.cluster), 1, 1}}};
+  if (shape.cooperative) attributes[config.attribute_count++] = {LaunchAttribute::cooperative, {}, {.on = 1}};
+  void* arguments[] = {const_cast<void*>(problem)};
+  driver().cuLaunchKernelEx(kernel.type, &config, function, arguments, nullptr);
+}
+
+}  // namespace rnnkern::cuda

@@ -1,0 +1,76 @@
+// A CUDA kernel as the host knows it, and how it starts. A kernel is a type with a Problem, `threads`, `header` and
+// `run(problem)`, written against device/device.h:
+//
+//   struct CopyKernel {
+//     struct Problem { const float* from; float* to; };
+//     static constexpr char header[] = "family/cuda/copy.cuh";  // the file that defines it
+//     static constexpr int threads = 128;
+//     RNNKERN_DEVICE static void run(const Problem& p) { ... }
+//   };
+//   cuda::launch<CopyKernel>({.blocks = 4}, problem, stream);
+//
+// The host compiles no `run`: the kernel is compiled for the device when it first starts there, from its type's name.
+// With RNNKERN_INTERPRET it is, and runs on the host.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "device/device.h"
+
+namespace rnnkern::cuda {
+
+struct Kernel {
+  std::string_view type;  // as C++ spells it, with all template arguments
+  const char* header;
+  int threads;  // of a block
+#if defined(RNNKERN_INTERPRET)
+  void (*run)(const void* problem);
+#endif
+};
+
+struct Launch {
+  int64_t blocks;
+  int64_t shared_bytes = 0;
+  int cluster = 1;           // blocks that share their shared memory
+  bool cooperative = false;  // all blocks run at once, or none does
+};
+
+// The name of K, from "... [with K = name; ...]" of GCC or "... [K = name]" of Clang.
+template <class K>
+constexpr std::string_view type_name() {
+  const std::string_view signature = __PRETTY_FUNCTION__;
+  const size_t first = signature.find("K = ") + 4;
+  return signature.substr(first, signature.find_first_of(";]", first) - first);
+}
+
+template <class K>
+inline constexpr Kernel kernel {
+  type_name<K>(), K::header, K::threads,
+#if defined(RNNKERN_INTERPRET)
+      [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
+#endif
+};
+
+// On a stream of the current device. Raises what the compiler or the driver says; no later call hears of it.
+#if defined(RNNKERN_INTERPRET)
+inline void start(const Kernel& kernel, const Launch& shape, const void* problem, void*) {
+  device::interpret({shape.blocks, shape.shared_bytes, shape.cluster, shape.cooperative, kernel.threads},
+                    [&] { kernel.run(problem); });
+}
+#else
+void start(const Kernel& kernel, const Launch& shape, const void* problem, void* stream);
+#endif
+
+template <class K>
+void launch(const Launch& shape, const typename K::Problem& problem, void* stream) {
+  start(kernel<K>, shape, &problem, stream);
+}
+
+// With a thread for each element.
+template <class K>
+void launch_elements(int64_t elements, const typename K::Problem& problem, void* stream) {
+  launch<K>({.blocks = (elements + K::threads - 1) / K::threads}, problem, stream);
+}
+
+}  // namespace rnnkern::cuda

@@ -1,0 +1,33 @@
+// The kinds of CUDA kernels, by where they keep the weights.
+#pragma once
+
+#include <cstdlib>
+#include <sstream>
+#include <string>
+
+#include "common/tensor.h"
+
+namespace rnnkern::cuda {
+
+enum class KernelKind { stepwise, block, cluster, grid };
+
+inline const char* name(KernelKind kind) {
+  constexpr const char* names[] = {"stepwise", "block", "cluster", "grid"};
+  return names[int(kind)];
+}
+
+// Why the environment leaves out this kind, to measure one against another; empty if it does not.
+inline std::string left_out(KernelKind kind) {
+  const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
+  if (!list) return "";
+  bool named = false;
+  std::istringstream names(list);
+  for (std::string word; std::getline(names, word, ',');) {
+    STD_TORCH_CHECK(word == "block" || word == "cluster" || word == "grid" || word == "stepwise",
+                    "RNNKERN_CUDA_KERNELS must be a list of block, cluster, grid and stepwise, got '", list, "'");
+    named = named || word == name(kind);
+  }
+  return named ? "" : std::string("RNNKERN_CUDA_KERNELS leaves out the ") + name(kind) + " kernel";
+}
+
+}  // namespace rnnkern::cuda

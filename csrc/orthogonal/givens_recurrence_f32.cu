@@ -1,3 +1,0 @@
-#include "orthogonal/givens_cuda_launch.h"
-
-template struct rnnkern::givens::Kernels<float>;

@@ -1,3 +1,0 @@
-#include "recurrence/block_table.h"
-
-template struct rnnkern::BlockKernels<rnnkern::device::float16>;

@@ -1,0 +1,347 @@
+// The recurrence on a CUDA device, backward, a chunk of steps at a time from the last one processed to the first: the
+// gates of the chunk again, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
+// gradient of the bias, by products and sums over the chunk. What is added up over chunks is added in their order.
+#include "recurrence/cuda/driver.h"
+#include "recurrence/recurrence.h"
+
+namespace rnnkern {
+namespace {
+
+struct Gradients {
+  OptionalTensor h, scale;
+  Tensors state;
+  bool needs_R, needs_bias;
+};
+
+template <class S>
+struct BackwardDriver : CudaDriver<S> {
+  using Base = CudaDriver<S>;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::head_size, Base::head_width,
+      Base::noise;
+  using typename Base::A;
+
+  const CellInfo& cell;
+  const Gradients& grad;
+  Tensor h, grad_h, grad_scale, cells, saved, candidates;
+  bool again;                                          // compute the gates again
+  Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // (K, G*D, D), (K, G*D), (P, H) in arithmetic precision
+  Tensors carry, dparams;                              // likewise; these, and some dbias_sum, as StepBackward has them
+  Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
+  Tensor dh, dW_hr_partial;                            // where h is projected
+  Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
+  // Of the stepwise loop: the step processed before, whose product is in from_R.
+  Tensor step_dr, from_R, step_dh, from_W_hr, room;
+  int64_t finished = -1, finished_alive = 0;
+  Multiplication first, second;
+  int64_t alive = -1;
+
+  BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
+      : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.width)) {
+    const size_t known = size_t(cell.states > 1), has_candidates = call.keeps_candidates();
+    again = cell.saved > 0 && saved_.size() == known;
+    const size_t has_gates = cell.saved > 0 && !again;
+    STD_TORCH_CHECK(saved_.size() == known + has_gates + has_candidates, "recurrence_backward: wrong `saved`");
+    STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
+                    "recurrence_backward: wrong `grad_state`");
+    if (known) cells = call.sized("saved", saved_[0], call.rows * call.hidden, Base::arithmetic);
+    if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
+    if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
+    if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.width);
+    if (grad.scale) {
+      grad_scale =
+          call.sized("grad_scale", *grad.scale, call.steps.count * (grad.scale->dim() == 2 ? call.steps.batch : 1));
+    }
+    for (size_t s = 0; s < grad.state.size(); ++s)
+      call.sized("grad_state", grad.state[s], call.steps.batch * this->columns_of_state(int(s)));
+  }
+
+  int64_t gate_columns() const { return cell.gates * head_size; }
+  bool has_operand() const { return cell.two_products() || cell.projected; }
+  // du serves as dr where the two are one and lie alike.
+  bool one_gradient() const { return cell.joint && call.heads == 1; }
+
+  Tensors run() {
+    const int64_t hidden = call.hidden, batch = call.steps.batch, count = call.steps.count;
+    du = call.rows_like_u(cell.gates * hidden);
+    Tensors outputs{du};
+    for (int s = 0; s < cell.states; ++s) {
+      carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s], this->columns_of_state(s)));
+    }
+    for (int i = 0; i < cell.params; ++i) {
+      dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.gates * hidden : hidden));
+    }
+    if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, Base::arithmetic);
+    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_width}, Base::arithmetic);
+    if (grad.needs_bias)
+      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, gate_columns()}, Base::arithmetic);
+
+    const int64_t chunk = plan.chunk_steps < count ? plan.chunk_steps : count;
+    allocate(chunk * batch);
+    for (int64_t done = 0; done < count; done += chunk) {
+      const int64_t steps = chunk < count - done ? chunk : count - done;
+      const int64_t from = call.steps.reverse ? done : count - done - steps;
+      if (const int64_t rows = this->chunk_rows(from, from + steps)) run_chunk(from, steps, rows);
+    }
+    if (plan.stepwise() && finished >= 0) step(-1, 0, 0, 0);
+
+    outputs.push_back(grad.needs_R ? shaped(this->narrowed(dR_sum), {call.R.numel()}) : empty(call.u, {0}));
+    if (grad.needs_R) outputs.back() = like_R(outputs.back());
+    outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
+    for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
+    for (const Tensor& x : dparams) outputs.push_back(this->narrowed(sum(x, 0)));
+    if (cell.projected) outputs.push_back(this->narrowed(dW_hr_sum));
+    return outputs;
+  }
+
+  Tensor like_R(const Tensor& x) const {
+    return call.R.dim() == 2 ? shaped(x, {cell.gates * call.hidden, call.width})
+                             : shaped(x, {call.heads, gate_columns(), head_size});
+  }
+
+  // (K, G, D) to (G, K, D).
+  Tensor bias_gradient() const {
+    if (cell.normalised) return this->narrowed(sum(dbias_sum, 0));
+    const Tensor by_head = shaped(dbias_sum, {call.heads, cell.gates, head_size});
+    const Tensor columns = empty(call.u, {cell.gates, call.heads, head_size});
+    copy(columns, transposed(by_head, 0, 1));
+    return shaped(columns, {cell.gates * call.hidden});
+  }
+
+  void allocate(int64_t rows) {
+    previous = this->buffer(rows, head_width);
+    dropped = noise.mask ? this->buffer(rows, head_width) : previous;
+    if (again) {
+      r = this->buffer(rows, gate_columns());
+      gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
+    }
+    if (!one_gradient()) dr = this->buffer(rows, gate_columns());
+    if (has_operand()) operand = this->buffer(rows, head_size);
+    if (cell.projected) {
+      dh = this->buffer(rows, head_width);
+      step_dh = this->buffer(call.steps.batch, head_width);
+      from_W_hr = this->buffer(call.steps.batch, head_size);
+      dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
+    }
+    if (cell.normalised) room = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
+    if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
+    if (plan.stepwise()) {
+      step_dr = this->buffer(call.steps.batch, gate_columns());
+      from_R = this->buffer(call.steps.batch, head_width);
+    }
+  }
+
+  void run_chunk(int64_t from, int64_t steps, int64_t rows) {
+    const int64_t row = call.steps.offset(from);
+    cuda::launch_elements<PreviousKernel<S>>(
+        rows * call.width, {this->sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
+        stream);
+    if (noise.mask) drop(from, rows, previous, dropped);
+    if (again) compute_gates(from, row, rows);
+    const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
+    if constexpr (sizeof(S) < 8) {
+      if (!plan.stepwise()) run_resident(from, steps, rows, chunk_gates);
+    }
+    if (plan.stepwise()) run_stepwise(from, steps, rows, chunk_gates);
+    add_weight_gradients(row, rows);
+  }
+
+  void drop(int64_t from, int64_t rows, const Tensor& x, const Tensor& to) const {
+    cuda::launch_elements<DropKernel<S>>(
+        rows * call.width, {this->sequence_of_h, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream);
+  }
+
+  const A* saved_from(int64_t row) const {
+    return cell.saved ? read<A>(saved) + row * cell.saved * call.hidden : nullptr;
+  }
+
+  void compute_gates(int64_t from, int64_t row, int64_t rows) {
+    StepForward<S> p{};
+    p.rows = rows;
+    p.hidden = call.hidden;
+    p.heads = call.heads;
+    p.u = read<S>(call.u) + row * cell.gates * call.hidden;
+    p.r = read<S>(r);
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+    p.previous = read<S>(previous);
+    multiply_rows(dropped, rows, 0, cell.first_gates);
+    if (cell.two_products()) {
+      StepForward<S> q = p;
+      q.operand = write<S>(operand);
+      q.operand_by_head = true;
+      StepKernels<S>::start(call.place, q, stream);
+      if (noise.mask) drop(from, rows, operand, operand);
+      multiply_rows(operand, rows, cell.first_gates, cell.gates);
+    }
+    p.saved = write<A>(gates);
+    StepKernels<S>::start(call.place, p, stream);
+  }
+
+  void multiply_rows(const Tensor& x, int64_t rows, int first, int last) const {
+    this->multiplication(this->columns_of(this->by_head(r, rows, gate_columns()), first, last),
+                         this->by_head(x, rows, head_width), transposed(this->rows_of_R(first, last), 1, 2))
+        .run();
+  }
+
+  // What all kernels are told alike.
+  template <class Problem>
+  Problem problem(int64_t rows, const A* chunk_gates) const {
+    Problem p{};
+    p.sequence = sequence;
+    p.rows = rows;
+    for (size_t i = 0; i < dparams.size(); ++i) {
+      p.params[i] = read<S>(call.params[i]);
+      p.dparams[i] = write<A>(dparams[i]);
+    }
+    for (int s = 0; s < cell.states; ++s) p.carry[s] = write<A>(carry[s]);
+    if (cell.states > 1) {
+      p.cell_state = read<S>(call.state[1]);
+      p.cells = read<A>(cells);
+    }
+    p.h = read<S>(h);
+    p.saved = chunk_gates;
+    p.previous = read<S>(previous);
+    p.grad_h = grad.h ? read<S>(grad_h) : nullptr;
+    p.grad_scale = grad.scale ? read<S>(grad_scale) : nullptr;
+    const bool per_sequence = grad.scale && grad_scale.dim() == 2;
+    p.scale_step = per_sequence ? call.steps.batch : 1;
+    p.scale_row = per_sequence ? 1 : 0;
+    p.du = write<S>(du);
+    p.dr = one_gradient() ? nullptr : write<S>(dr);
+    p.operand = has_operand() ? write<S>(operand) : nullptr;
+    return p;
+  }
+
+  // The whole loop over the chunk by one kernel that keeps R.
+  void run_resident(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
+    auto p = problem<BlockBackward<S>>(rows, chunk_gates);
+    p.first = from;
+    p.steps = steps;
+    p.R = read<S>(call.R);
+    Base::run_resident(plan.kernels.backward, p);
+  }
+
+  void run_stepwise(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) {
+    for (int64_t k = 0; k < steps; ++k) {
+      const int64_t t = call.steps.reverse ? from + k : from + steps - 1 - k;
+      if (call.steps.rows(t)) step(t, call.steps.offset(t) - call.steps.offset(from), rows, chunk_gates);
+    }
+  }
+
+  // Finishes the step before, and unless t is -1 processes step t.
+  void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
+    auto p = problem<StepBackward<S>>(rows, chunk_gates);
+    p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
+    p.room = cell.normalised ? write<A>(room) : nullptr;
+    p.noise = noise;
+    p.t = t;
+    p.alive = t < 0 ? 0 : call.steps.rows(t);
+    p.row = t < 0 ? 0 : call.steps.offset(t);
+    p.here = here;
+    p.finished = finished;
+    p.finished_alive = finished_alive;
+    p.threads = p.alive > finished_alive ? p.alive : finished_alive;
+    p.from_R = read<S>(from_R);
+    p.step_dr = write<S>(step_dr);
+    if (cell.projected) {
+      StepBackward<S> q = p;
+      q.sequence = this->sequence_of_h;
+      q.dh = write<S>(dh);
+      q.step_dh = write<S>(step_dh);
+      const int64_t elements = q.threads * call.width;
+      if (noise.any())
+        cuda::launch_elements<StepProjectedBackwardKernel<S, true>>(elements, q, stream);
+      else
+        cuda::launch_elements<StepProjectedBackwardKernel<S, false>>(elements, q, stream);
+    } else {
+      StepKernels<S>::start(call.place, p, stream);
+    }
+    if (t < 0) return;
+    if (p.alive != alive) {
+      alive = p.alive;
+      first = prepare(0, cell.first_gates);
+      if (cell.two_products()) second = prepare(cell.first_gates, cell.gates);
+      if (cell.projected)
+        second = this->multiplication(this->by_head(from_W_hr, alive, head_size),
+                                      this->by_head(step_dh, alive, head_width), this->projection());
+    }
+    if (cell.projected) {
+      second.run();
+      p.from_R = read<S>(from_W_hr);
+      p.threads = p.alive;
+      StepKernels<S>::start(call.place, p, stream);
+    }
+    if (cell.two_products()) {
+      second.run();
+      p.second = true;
+      p.threads = p.alive;
+      StepKernels<S>::start(call.place, p, stream);
+    }
+    first.run();
+    finished = t;
+    finished_alive = alive;
+  }
+
+  // from_R = dr R for the gates first..last-1 of one step.
+  Multiplication prepare(int first, int last) const {
+    return this->multiplication(this->by_head(from_R, alive, head_width),
+                                this->columns_of(this->by_head(step_dr, alive, gate_columns()), first, last),
+                                this->rows_of_R(first, last));
+  }
+
+  void add_weight_gradients(int64_t row, int64_t rows) {
+    const Tensor own = one_gradient() ? shaped(part(shaped(du, {call.rows, cell.gates * call.hidden}), 0, row, rows),
+                                               {1, rows, gate_columns()})
+                                      : this->by_head(dr, rows, gate_columns());
+    if (grad.needs_R) {
+      add_product(own, dropped, rows, 0, cell.first_gates);
+      if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.gates);
+    }
+    if (cell.projected) {
+      this->multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
+                           transposed(this->by_head(dh, rows, call.width), 1, 2),
+                           this->by_head(operand, rows, call.hidden))
+          .run();
+      const int64_t all = dW_hr_sum.numel();
+      cuda::launch_elements<AccumulateKernel<S>>(
+          all, {all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)}, stream);
+    }
+    if (grad.needs_bias && !cell.normalised) {
+      const Tensor sums = sum(own, 1, Base::arithmetic);
+      const int64_t all = sums.numel();
+      cuda::launch_elements<AccumulateKernel<A>>(all, {all, all, all, read<A>(sums), write<A>(dbias_sum)}, stream);
+    }
+  }
+
+  // dR of the gates first..last-1 += dr^T x.
+  void add_product(const Tensor& own, const Tensor& x, int64_t rows, int first, int last) const {
+    const int64_t inner = (last - first) * head_size * head_width, all = call.heads * inner;
+    const Tensor partial = shaped(part(dR_partial, 0, 0, all), {call.heads, (last - first) * head_size, head_width});
+    this->multiplication(partial, transposed(this->columns_of(own, first, last), 1, 2),
+                         this->by_head(x, rows, head_width))
+        .run();
+    cuda::launch_elements<AccumulateKernel<S>>(
+        all,
+        {all, inner, gate_columns() * head_width, read<S>(partial), write<A>(dR_sum) + first * head_size * head_width},
+        stream);
+  }
+};
+
+}  // namespace
+
+Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
+                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
+                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
+                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
+                                 bool, bool, Rates zoneout, double dropout, OptionalTensor seed) {
+  STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
+  call.set_noise(zoneout, dropout, seed);
+  if (call.backward_reads_u(saved)) call.u = dense(call.u);
+  const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
+  return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,389 @@
+// The product of a block kernel: weights of one head that a block keeps for all steps, and how its threads share out
+// the result. D is the head size padded to 32, 64 or 128; padding is zero in weights and in what they multiply.
+//
+// Every tile has
+//   threads, columns, values   of the block; sequences of the block; results per thread, each of one unit and column
+//   x_size                     elements of what is multiplied: (columns, pitch), in shared memory
+//   unit(v), column(v)         of this thread's result v
+//   shared_size                bytes of weights in shared memory, on 16-byte boundaries
+//   load(R, d, memory)         fetches the weights, from (gates*d, d)
+#pragma once
+
+#include "recurrence/cuda/problem.h"
+
+namespace rnnkern {
+
+template <class S>
+RNNKERN_DEVICE uint32_t pair(S low, S high) {
+  return uint32_t(low.bits) | uint32_t(high.bits) << 16;
+}
+
+// Element (gate, unit, column) of a head's R (gates, d, d); zero in the padding.
+template <class S>
+RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int gates) {
+  return gate < gates && unit < d && column < d ? R[(gate * d + unit) * d + column] : S{};
+}
+
+// Where the R (gates*d, d) of a head begins: of many heads, more elements than an int counts.
+template <class S>
+RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
+  return R + int64_t(head) * (gates * d * d);
+}
+
+// ---- 16-bit storage: tensor cores, 8 sequences
+
+// A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and
+// what is left in shared memory, where each thread reads its own 16 bytes.
+template <int count, int threads, int room = 24>
+struct MmaWeights {
+  static constexpr int kept = count < room ? count : room;
+  static constexpr int batch = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : count % 3 == 0 ? 3 : 1;
+  static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
+
+  uint32_t a[kept][4] = {};
+  device::Word16* rest;
+
+  // Taken in turns, so that a fragment comes from shared memory while those of registers are multiplied: of the first n
+  // fragments so many are in registers, and register fragment m is number nth(m).
+  RNNKERN_DEVICE static constexpr int before(int n) { return n * kept / count; }
+  RNNKERN_DEVICE static constexpr int nth(int m) { return ((m + 1) * count - 1) / kept; }
+
+  // `weights(n, i)` is register i of fragment n. The loop is rolled, and picks the registers by comparing: unrolled,
+  // the compiler makes all addresses first, in more registers than there are.
+  template <class Weights>
+  RNNKERN_DEVICE void load(char* memory, Weights weights) {
+    rest = reinterpret_cast<device::Word16*>(memory) + device::thread();
+    RNNKERN_ROLLED
+    for (int n = 0; n < count; n += batch) {
+      uint32_t loaded[batch][4];
+      RNNKERN_UNROLL
+      for (int m = 0; m < batch; ++m) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) loaded[m][i] = weights(n + m, i);
+      }
+      RNNKERN_UNROLL
+      for (int here = 0; here < kept; ++here) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          a[here][i] = nth(here) / batch * batch == n ? loaded[nth(here) % batch][i] : a[here][i];
+        }
+      }
+      RNNKERN_UNROLL
+      for (int m = 0; m < batch; ++m) {
+        if (before(n + m) == before(n + m + 1)) {
+          rest[(n + m - before(n + m)) * threads] = {loaded[m][0], loaded[m][1], loaded[m][2], loaded[m][3]};
+        }
+      }
+    }
+  }
+
+  template <class S>
+  RNNKERN_DEVICE void multiply(float (&c)[4], int n, const uint32_t (&b)[2], S) const {
+    if (before(n) < before(n + 1)) {
+      device::mma(c, a[before(n) < kept ? before(n) : 0], b, S());
+    } else {
+      const device::Word16 word = rest[(n - before(n)) * threads];
+      const uint32_t own[4] = {word.x, word.y, word.z, word.w};
+      device::mma(c, own, b, S());
+    }
+  }
+};
+
+// Sums products of fragments in `chains` independent chains, so that one's latency hides behind the others.
+template <int tiles, int depth>
+struct MmaChains {
+  static constexpr int wanted = tiles >= 4 ? 1 : tiles >= 2 ? 2 : 4;
+  static constexpr int chains = wanted < depth ? wanted : depth;
+};
+
+// r = R h. A fragment's 16 rows are one gate of 16 units, or where gates are even in number and weights few, two gates
+// of 8 units: either way all gates of a unit meet in one thread.
+template <class S, int gates, int D>
+struct MmaForward {
+  static constexpr int halves = gates % 2 || D == 128 ? 2 : 1, warp_units = 8 * halves, tiles = gates * halves / 2,
+                       depth = D / 16;
+  static constexpr int threads = D / warp_units * 32, columns = 8, values = 2 * halves;
+  static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding: ldmatrix meets no bank twice
+  using Weights = MmaWeights<tiles * depth, threads>;
+  static constexpr int64_t shared_size = Weights::shared_size;
+
+  Weights weights;
+
+  RNNKERN_DEVICE static int unit(int v) { return device::warp() * warp_units + 8 * (v / 2) + device::lane() / 4; }
+  RNNKERN_DEVICE static int column(int v) { return 2 * (device::lane() % 4) + v % 2; }
+  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+
+  RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
+    weights.load(memory, [&](int n, int i) {
+      const int k = n / tiles, m = n % tiles, gate = halves == 2 ? m : 2 * m + i % 2;
+      const int row = unit(halves == 2 ? 2 * (i % 2) : 0);
+      const int column = 16 * k + 8 * (i / 2) + 2 * (device::lane() % 4);
+      return pair(weight(R, d, gate, row, column, gates), weight(R, d, gate, row, column + 1, gates));
+    });
+  }
+
+  // r[v][g] for gates first..last-1.
+  template <int first, int last>
+  RNNKERN_DEVICE void multiply(const S* x, float (&r)[values][gates]) const {
+    static_assert(halves == 2 || (first % 2 == 0 && last % 2 == 0), "a fragment's two gates belong together");
+    constexpr int from = first * halves / 2, count = (last - first) * halves / 2;
+    constexpr int chains = MmaChains<count, depth>::chains;
+    float c[chains][count][4] = {};
+    const S* row = x + (device::lane() % 8) * pitch + 8 * (device::lane() / 8);
+    RNNKERN_UNROLL
+    for (int k = 0; k < depth; k += 2) {
+      uint32_t b[4];
+      device::load_matrices(b, row + 16 * k);
+      RNNKERN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
+        RNNKERN_UNROLL
+        for (int m = 0; m < count; ++m) {
+          weights.multiply(c[(k + half) % chains][m], (k + half) * tiles + from + m, fragment, S());
+        }
+      }
+    }
+    RNNKERN_UNROLL
+    for (int chain = 1; chain < chains; ++chain) {
+      RNNKERN_UNROLL
+      for (int m = 0; m < count; ++m) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) c[0][m][i] += c[chain][m][i];
+      }
+    }
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      RNNKERN_UNROLL
+      for (int g = first; g < last; ++g) {
+        r[v][g] = halves == 2 ? c[0][g - from][v] : c[0][g / 2 - from][2 * (g % 2) + v];
+      }
+    }
+  }
+};
+
+// dh = R^T dr: fragments of 16 units over all gates.
+template <class S, int gates, int D>
+struct MmaBackward {
+  static constexpr int depth = gates * D / 16;
+  static constexpr int threads = D / 16 * 32, columns = 8, values = 4;
+  static constexpr int pitch = gates * D + 8, x_size = columns * pitch;
+  using Weights = MmaWeights<depth, threads>;
+  static constexpr int64_t shared_size = Weights::shared_size;
+
+  Weights weights;
+
+  RNNKERN_DEVICE static int unit(int v) { return device::warp() * 16 + 8 * (v / 2) + device::lane() / 4; }
+  RNNKERN_DEVICE static int column(int v) { return 2 * (device::lane() % 4) + v % 2; }
+  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
+
+  RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
+    weights.load(memory, [&](int k, int i) {
+      const int gate = 16 * k / D, column = unit(2 * (i % 2));
+      const int row = 16 * k % D + 8 * (i / 2) + 2 * (device::lane() % 4);
+      return pair(weight(R, d, gate, row, column, gates), weight(R, d, gate, row + 1, column, gates));
+    });
+  }
+
+  // dh[v], of gates first..last-1.
+  template <int first, int last>
+  RNNKERN_DEVICE void multiply(const S* x, float (&dh)[values]) const {
+    constexpr int from = first * D / 16, to = last * D / 16;
+    constexpr int chains = MmaChains<1, to - from>::chains;
+    float c[chains][4] = {};
+    const S* row = x + (device::lane() % 8) * pitch + 8 * (device::lane() / 8);
+    RNNKERN_UNROLL
+    for (int k = from; k < to; k += 2) {
+      uint32_t b[4];
+      device::load_matrices(b, row + 16 * k);
+      RNNKERN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t fragment[2] = {b[2 * half], b[2 * half + 1]};
+        weights.multiply(c[(k + half) % chains], k + half, fragment, S());
+      }
+    }
+    RNNKERN_UNROLL
+    for (int v = 0; v < values; ++v) {
+      dh[v] = c[0][v];
+      RNNKERN_UNROLL
+      for (int chain = 1; chain < chains; ++chain) dh[v] += c[chain][v];
+    }
+  }
+};
+
+// ---- float32: fused multiply-adds, 4 sequences
+
+struct alignas(16) Float4 {
+  float x[4];
+};
+
+// What a thread keeps of its weights, `rows` rows of `chunks` times 4 columns: as much in registers as leaves room for
+// the rest of the kernel, and what is left in shared memory, where each thread reads its own 16 bytes.
+template <int rows, int chunks, int threads>
+struct FmaWeights {
+  // Registers of 4 bytes. Of few rows fewer: the compiler then aims at two blocks at once, with 64 per thread.
+  static constexpr int room = threads <= 256 ? 128 : rows > 1 ? 32 : 24;
+  static constexpr int fits = room / (4 * rows), kept = chunks < fits ? chunks : fits;
+  static constexpr int64_t shared_size = int64_t(chunks - kept) * rows * threads * 16;
+
+  float w[kept][rows][4] = {};
+  Float4* rest;
+
+  // `weight(row, chunk, i)` is the weight of column 4*chunk + i of this thread.
+  template <class Weight>
+  RNNKERN_DEVICE void load(char* memory, Weight weight) {
+    rest = reinterpret_cast<Float4*>(memory) + device::thread();
+    RNNKERN_ROLLED
+    for (int j = 0; j < chunks; ++j) {  // see MmaWeights::load
+      Float4 loaded[rows];
+      RNNKERN_UNROLL
+      for (int m = 0; m < rows; ++m) {
+        RNNKERN_UNROLL
+        for (int i = 0; i < 4; ++i) loaded[m].x[i] = weight(m, j, i);
+      }
+      RNNKERN_UNROLL
+      for (int m = 0; m < rows; ++m) {
+        RNNKERN_UNROLL
+        for (int here = 0; here < kept; ++here) {
+          RNNKERN_UNROLL
+          for (int i = 0; i < 4; ++i) w[here][m][i] = here == j ? loaded[m].x[i] : w[here][m][i];
+        }
+        if (j >= kept) rest[((j - kept) * rows + m) * threads] = loaded[m];
+      }
+    }
+  }
+
+  // acc[m][c] += sum over the chunks from..to-1 of weights times x; `at(j, c)` is where chunk j of column c lies.
+  template <int from, int to, int first_row, int last_row, int columns, class At>
+  RNNKERN_DEVICE void multiply(float (&acc)[last_row - first_row][columns], At at) const {
+    RNNKERN_UNROLL
+    for (int j = from; j < to && j < kept; ++j) {
+      RNNKERN_UNROLL
+      for (int c = 0; c < columns; ++c) {
+        const Float4 x = *at(j, c);
+        RNNKERN_UNROLL
+        for (int m = first_row; m < last_row; ++m) add(acc[m - first_row][c], w[j][m], x);
+      }
+    }
+    RNNKERN_ROLLED  // unrolled, x of many chunks is in flight at once, in more registers than there are
+        for (int j = from > kept ? from : kept; j < to; ++j) {
+      Float4 x[columns];
+      RNNKERN_UNROLL
+      for (int c = 0; c < columns; ++c) x[c] = *at(j, c);
+      RNNKERN_UNROLL
+      for (int m = first_row; m < last_row; ++m) {
+        const Float4 weights = rest[((j - kept) * rows + m) * threads];
+        RNNKERN_UNROLL
+        for (int c = 0; c < columns; ++c) add(acc[m - first_row][c], weights.x, x[c]);
+      }
+    }
+  }
+
+  RNNKERN_DEVICE static void add(float& sum, const float (&weights)[4], const Float4& x) {
+    RNNKERN_UNROLL
+    for (int i = 0; i < 4; ++i) sum += weights[i] * x.x[i];
+  }
+};
+
+// Adds up `count` sums over lanes that differ in bit `mask`: those with the bit clear keep the first half of them, the
+// others the second.
+template <int count>
+RNNKERN_DEVICE void halve(float* sums, int mask) {
+  const bool upper = device::lane() & mask;
+  RNNKERN_UNROLL
+  for (int i = 0; i < count / 2; ++i) {
+    const float give = upper ? sums[i] : sums[i + count / 2], keep = upper ? sums[i + count / 2] : sums[i];
+    sums[i] = keep + device::shuffle_xor(give, mask);
+  }
+}
+
+// r = R h: four lanes share a unit and split its columns; each ends with all gates of one sequence.
+template <int gates, int D>
+struct FmaForward {
+  static constexpr int threads = 4 * D, columns = 4, values = 1;
+  static constexpr int pitch = D, x_size = columns * pitch;
+  using Weights = FmaWeights<gates, D / 16, threads>;
+  static constexpr int64_t shared_size = Weights::shared_size;
+
+  Weights weights;
+
+  RNNKERN_DEVICE static int unit(int) { return device::thread() / 4; }
+  RNNKERN_DEVICE static int column(int) { return device::thread() % 4; }
+  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+
+  RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
+    const int part = device::thread() % 4;
+    weights.load(memory,
+                 [&](int gate, int j, int i) { return weight(R, d, gate, unit(0), 16 * j + 4 * part + i, gates); });
+  }
+
+  template <int first, int last>
+  RNNKERN_DEVICE void multiply(const float* x, float (&r)[values][gates]) const {
+    float acc[last - first][columns] = {};
+    const float* mine = x + 4 * (device::thread() % 4);
+    weights.template multiply<0, D / 16, first, last>(
+        acc, [&](int j, int c) { return reinterpret_cast<const Float4*>(mine + c * pitch + 16 * j); });
+    RNNKERN_UNROLL
+    for (int g = first; g < last; ++g) {
+      halve<4>(acc[g - first], 2);
+      halve<2>(acc[g - first], 1);
+      r[0][g] = acc[g - first][0];
+    }
+  }
+};
+
+// dh = R^T dr: sixteen lanes share four units and split the rows of R; each ends with one unit of one sequence.
+template <int gates, int D>
+struct FmaBackward {
+  static constexpr int length = (gates * D + 63) / 64 * 64;
+  static constexpr int threads = 4 * D, columns = 4, values = 1;
+  static constexpr int pitch = length, x_size = columns * pitch;
+  using Weights = FmaWeights<4, length / 64, threads>;
+  static constexpr int64_t shared_size = Weights::shared_size;
+
+  Weights weights;
+
+  RNNKERN_DEVICE static int unit(int) { return device::thread() / 4; }
+  RNNKERN_DEVICE static int column(int) { return device::thread() % 4; }
+  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
+
+  RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
+    const int part = device::thread() % 16, units = device::thread() / 16 * 4;
+    weights.load(memory, [&](int m, int j, int i) {
+      const int row = 64 * j + 4 * part + i;
+      return weight(R, d, row / D, row % D, units + m, gates);
+    });
+  }
+
+  template <int first, int last>
+  RNNKERN_DEVICE void multiply(const float* x, float (&dh)[values]) const {
+    static_assert(first * D % 64 == 0 && (last == gates || last * D % 64 == 0), "whole chunks");
+    float acc[4][columns] = {};
+    const float* mine = x + 4 * (device::thread() % 16);
+    weights.template multiply<first * D / 64, (last * D + 63) / 64, 0, 4>(
+        acc, [&](int j, int c) { return reinterpret_cast<const Float4*>(mine + c * pitch + 64 * j); });
+    float all[16];
+    RNNKERN_UNROLL
+    for (int i = 0; i < 16; ++i) all[i] = acc[i / 4][i % 4];
+    halve<16>(all, 8);
+    halve<8>(all, 4);
+    halve<4>(all, 2);
+    halve<2>(all, 1);
+    dh[0] = all[0];
+  }
+};
+
+// ---- which tile a kernel takes
+
+template <class S, int gates, int D>
+struct Tiles {
+  using Forward = MmaForward<S, gates, D>;
+  using Backward = MmaBackward<S, gates, D>;
+};
+
+template <int gates, int D>
+struct Tiles<float, gates, D> {
+  using Forward = FmaForward<gates, D>;
+  using Backward = FmaBackward<gates, D>;
+};
+
+}  // namespace rnnkern

@@ -1,0 +1,159 @@
+// The recurrence on a CUDA device, forward: one kernel that keeps R, or a product and a pointwise kernel per step.
+#include "recurrence/cuda/driver.h"
+#include "recurrence/recurrence.h"
+
+namespace rnnkern {
+namespace {
+
+template <class S>
+struct ForwardDriver : CudaDriver<S> {
+  using Base = CudaDriver<S>;
+  using Base::call, Base::noise, Base::plan, Base::sequence, Base::stream;
+  using typename Base::A;
+
+  Tensor h, cells, saved, candidates;
+  Tensors final_state;
+
+  explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
+
+  template <class Problem>
+  void fill(Problem& p) const {
+    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    for (int i = 0; i < call.cell.params; ++i) p.params[i] = read<S>(call.params[i]);
+  }
+
+  Tensors run(bool training, bool save_gates) {
+    h = call.rows_like_u(call.width);
+    Tensors outputs{h};
+    const bool keep_cells = training && call.cell.states > 1, keep_saved = training && save_gates && call.cell.saved;
+    if (keep_cells) cells = call.rows_like_u(call.hidden, Base::arithmetic);
+    if (keep_saved) saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
+    const bool keep_candidates = training && call.keeps_candidates();
+    if (keep_candidates) candidates = call.rows_like_u(call.hidden, Base::arithmetic);
+    for (const Tensor& s : call.state) final_state.push_back(empty_of_sizes(call.u, s));
+    A* to_cells = keep_cells ? write<A>(cells) : nullptr;
+    A* to_saved = keep_saved ? write<A>(saved) : nullptr;
+    if constexpr (sizeof(S) < 8) {
+      if (!plan.stepwise()) run_resident(to_cells, to_saved);
+    }
+    if (plan.stepwise()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
+    outputs.insert(outputs.end(), final_state.begin(), final_state.end());
+    if (keep_cells) outputs.push_back(cells);
+    if (keep_saved) outputs.push_back(saved);
+    if (keep_candidates) outputs.push_back(candidates);
+    return outputs;
+  }
+
+  // All steps by one kernel that keeps R.
+  void run_resident(A* to_cells, A* to_saved) {
+    BlockForward<S> p{};
+    fill(p);
+    p.sequence = sequence;
+    p.u = read<S>(call.u);
+    p.R = read<S>(call.R);
+    for (int s = 0; s < call.cell.states; ++s) {
+      p.state[s] = read<S>(call.state[s]);
+      p.final_state[s] = write<S>(final_state[s]);
+    }
+    p.h = write<S>(h);
+    p.cells = to_cells;
+    p.saved = to_saved;
+    Base::run_resident(plan.kernels.forward, p);
+  }
+
+  void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {
+    const CellInfo& cell = call.cell;
+    const int64_t batch = call.steps.batch, hidden = call.hidden, width = call.width, columns = cell.gates * hidden;
+    StepForward<S> p{};
+    fill(p);
+    p.hidden = hidden;
+    p.heads = call.heads;
+    Tensors state;  // in arithmetic precision; the final one itself where that is the dtype
+    for (int s = 0; s < cell.states; ++s) {
+      state.push_back(Base::narrow ? this->widened(call.state[s], this->columns_of_state(s)) : final_state[s]);
+      if (!Base::narrow) copy(state[s], call.state[s]);
+      p.state[s] = p.next[s] = write<A>(state[s]);
+    }
+    const Tensor x = empty(call.u, {batch, width}), r = this->buffer(batch, cell.gates * this->head_size);
+    const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
+    p.x = cell.projected ? nullptr : write<S>(x);
+    p.noise = noise;
+    Tensor room;  // for what is saved of a step
+    if (cell.normalised && !to_saved) room = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
+    const Tensor unprojected = cell.projected ? this->buffer(batch, hidden) : x;
+    const Tensor projected = cell.projected ? this->buffer(batch, width) : x;
+    StepProjected<S> after{0, width, read<S>(projected), nullptr, write<A>(state[0]), nullptr, write<S>(x), noise};
+    if (noise.mask) {
+      const Sequence first{1, batch, width, 1};
+      cuda::launch_elements<DropKernel<S>>(
+          batch * width, {first, 0, batch, noise.mask, read<S>(call.state[0]), write<S>(x)}, stream);
+    } else {
+      copy(x, call.state[0]);
+    }
+    p.r = read<S>(r);
+
+    Multiplication first, second;
+    int64_t alive = -1;
+    for (int64_t k = 0; k < call.steps.count; ++k) {
+      const int64_t t = call.steps.at(k), rows = call.steps.rows(t), row = call.steps.offset(t);
+      if (rows == 0) continue;
+      if (rows != alive) {
+        alive = rows;
+        first = prepare(x, r, rows, 0, cell.first_gates);
+        if (cell.two_products()) second = prepare(operand, r, rows, cell.first_gates, cell.gates);
+        if (cell.projected)
+          second = this->multiplication(this->by_head(projected, rows, width), this->by_head(unprojected, rows, hidden),
+                                        transposed(this->projection(), 1, 2));
+      }
+      p.rows = rows;
+      p.u = read<S>(call.u) + row * columns;
+      p.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
+      p.h = cell.projected ? write<S>(unprojected) : write<S>(h) + row * hidden;
+      p.cells = to_cells ? to_cells + row * hidden : nullptr;
+      p.saved = to_saved ? to_saved + row * cell.saved * hidden : cell.normalised ? write<A>(room) : nullptr;
+      p.candidates = to_candidates ? to_candidates + row * hidden : nullptr;
+      p.noise.t = t;
+      first.run();
+      if (cell.two_products()) {
+        StepForward<S> q = p;
+        q.operand = write<S>(operand);
+        StepKernels<S>::start(call.place, q, stream);
+        second.run();
+      }
+      StepKernels<S>::start(call.place, p, stream);
+      if (cell.projected) {
+        second.run();
+        after.rows = rows;
+        after.reset = p.reset;
+        after.h = write<S>(h) + row * width;
+        after.noise.t = t;
+        if (noise.any())
+          cuda::launch_elements<StepProjectedKernel<S, true>>(rows * width, after, stream);
+        else
+          cuda::launch_elements<StepProjectedKernel<S, false>>(rows * width, after, stream);
+      }
+    }
+    for (int s = 0; Base::narrow && s < cell.states; ++s) copy(final_state[s], state[s]);
+  }
+
+  // The product of gates first..last-1 with the first rows of x (B, P).
+  Multiplication prepare(const Tensor& x, const Tensor& r, int64_t rows, int first, int last) const {
+    const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_width});
+    const Tensor out = this->columns_of(this->by_head(r, rows, call.cell.gates * this->head_size), first, last);
+    return this->multiplication(out, transposed(heads, 0, 1), transposed(this->rows_of_R(first, last), 1, 2));
+  }
+};
+
+}  // namespace
+
+Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
+                        OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                        bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
+                        double dropout, OptionalTensor seed) {
+  STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
+  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
+  call.set_noise(zoneout, dropout, seed);
+  return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,50 @@
+// What the grid kernels of both directions share: which sequences and steps a block has, in which order.
+#pragma once
+
+#include "recurrence/cuda/grid_tile.cuh"
+
+namespace rnnkern {
+
+// A step of a set of 8 columns. All members of a group go through the same ones in the same order: step by step, and
+// within a step set by set, so that one set's words are under way while the others' products run.
+struct GridItem {
+  int step, set;  // the step counts in processing order
+};
+
+struct GridPlace {
+  int member, group, groups, sets;  // sets: of this group
+  int unit, column, batch, hidden;  // of this thread
+  int* lengths;                     // of the columns of every set, in shared memory
+
+  RNNKERN_DEVICE GridPlace(const Sequence& seq, const GridSize& size, int unit, int column, int* lengths)
+      : member(device::block() % size.members),
+        group(device::block() / size.members),
+        groups(size.groups),
+        sets((int((seq.batch + grid_columns - 1) / grid_columns) - group + groups - 1) / groups),
+        unit(unit),
+        column(column),
+        batch(int(seq.batch)),
+        hidden(int(seq.hidden)),
+        lengths(lengths) {
+    for (int i = device::thread(); i < sets * grid_columns; i += grid_threads) {
+      lengths[i] = int(seq.length(first(i / grid_columns) + i % grid_columns));
+    }
+  }
+
+  // The first sequence of a set: groups take turns, so that each has long ones and short ones.
+  RNNKERN_DEVICE int first(int set) const { return (group + set * groups) * grid_columns; }
+  RNNKERN_DEVICE int sequence(int set) const { return first(set) + column; }
+  RNNKERN_DEVICE bool real(int set) const { return unit < hidden && sequence(set) < batch; }
+  // Sorted: a set's first sequence is its longest, and the first set has the longest of all.
+  RNNKERN_DEVICE int longest(int set) const { return set < sets ? lengths[set * grid_columns] : 0; }
+  RNNKERN_DEVICE int length(int set) const { return unit < hidden ? lengths[set * grid_columns + column] : 0; }
+
+  // `steps(set)` never grows with the set.
+  template <class Steps>
+  RNNKERN_DEVICE static GridItem after(GridItem item, Steps steps) {
+    ++item.set;
+    return item.step < steps(item.set) ? item : GridItem{item.step + 1, 0};
+  }
+};
+
+}  // namespace rnnkern

@@ -1,0 +1,262 @@
+// The kernels that run one unit of one row per thread: the pointwise stages of the stepwise path, the gates of known
+// steps, and what gathers and adds up between products.
+#pragma once
+
+#include "cells/list.h"
+#include "recurrence/cuda/block_backward.cuh"
+#include "recurrence/cuda/noise.cuh"
+
+namespace rnnkern {
+
+constexpr int step_threads = 256;
+
+RNNKERN_DEVICE int64_t global_thread() { return int64_t(device::block()) * step_threads + device::thread(); }
+
+template <class Cell, class S, bool noisy>
+struct StepForwardKernel {
+  using Problem = StepForward<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.rows * p.hidden) return;
+    const int64_t row = index / p.hidden, column = index % p.hidden;
+    const int64_t d = p.hidden / p.heads, head = column / d, unit = column % d;
+    const bool reset = p.reset && p.reset[row];
+    A u[Cell::gates], r[Cell::gates], old[Cell::states] = {}, next[Cell::states];
+    A params[Cell::params + 1], save[Cell::saved + 1];
+    const int available = p.operand ? Cell::first_gates : Cell::gates;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      u[g] = widen(p.u[(row * Cell::gates + g) * p.hidden + column]);
+      const bool product = g < available && !reset;
+      r[g] = product ? widen(p.r[((head * p.rows + row) * Cell::gates + g) * d + unit]) : A(0);
+      if (p.bias) r[g] += widen(p.bias[g * p.hidden + column]);
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
+    const int64_t by_head = (head * p.rows + row) * d + unit;
+    constexpr int first_state = Cell::projected;
+    if (p.previous) {
+      if (!Cell::projected) old[0] = widen(p.previous[by_head]);
+    } else if (!reset) {
+      RNNKERN_UNROLL
+      for (int s = first_state; s < Cell::states; ++s) old[s] = p.state[s][index];
+    }
+    if constexpr (Cell::two_products) {
+      A operand;
+      Cell::prepare(u, r, old, save, operand);
+      if (p.operand) {
+        if constexpr (noisy) operand = drop(p.noise, index, operand);
+        p.operand[p.operand_by_head ? by_head : index] = device::narrow<S>(operand);
+        return;
+      }
+    }
+    Cell::forward(u, r, old, params, next, save);
+    if constexpr (noisy) {
+      if (p.candidates) p.candidates[index] = next[0];
+      RNNKERN_UNROLL
+      for (int s = first_state; s < Cell::states; ++s) {
+        const A weight = old_weight(p.noise, s, p.noise.t, row, column, p.hidden);
+        next[s] = p.noise.seed ? weight > 0 ? old[s] : next[s] : weight * old[s] + (A(1) - weight) * next[s];
+      }
+    }
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) {
+      if (p.next[s]) p.next[s][index] = next[s];
+    }
+    const S h = device::narrow<S>(next[0]);
+    if (p.h) p.h[index] = h;
+    if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
+    if constexpr (Cell::states > 1) {
+      if (p.cells) p.cells[index] = next[1];
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::saved; ++i) {
+      if (p.saved) p.saved[(row * Cell::saved + i) * p.hidden + column] = save[i];
+    }
+  }
+};
+
+// Whether there is a step processed before that sequence b was alive in.
+template <class S>
+RNNKERN_DEVICE bool finishes(const StepBackward<S>& p, int64_t b) {
+  return p.finished >= 0 && b < p.finished_alive;
+}
+
+// What comes back through R at step t to what it multiplied; `index` is the unit's in (B, H).
+template <bool noisy, class S>
+RNNKERN_DEVICE Arithmetic<S> through_R(const StepBackward<S>& p, int64_t t, int64_t b, int64_t index, S product) {
+  const Arithmetic<S> scale = p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : 1;
+  return noisy ? drop(p.noise, index, scale * widen(product)) : scale * widen(product);
+}
+
+template <class Cell, class S, bool noisy>
+struct StepBackwardKernel {
+  using Problem = StepBackward<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::gates], int gates,
+                                  int64_t b, int64_t head, int64_t unit, int64_t d) {
+    const int64_t hidden = p.sequence.hidden;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      if (g >= gates) continue;
+      const S rounded = device::narrow<S>(dr[g]);
+      p.du[((p.row + b) * Cell::gates + g) * hidden + head * d + unit] = device::narrow<S>(du[g]);
+      if (p.dr) p.dr[((head * p.rows + p.here + b) * Cell::gates + g) * d + unit] = rounded;
+      p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit] = rounded;
+    }
+  }
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread(), hidden = p.sequence.hidden;
+    if (index >= p.threads * hidden) return;
+    const int64_t b = index / hidden, column = index % hidden;
+    const int64_t d = p.sequence.head_size(), head = column / d, unit = column % d;
+    const bool alive = p.t >= 0 && b < p.alive;
+    constexpr int first_state = Cell::projected;
+    A grad[Cell::states];
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) grad[s] = p.carry[s][index];
+    if (!Cell::projected && !p.second && finishes(p, b)) {
+      grad[0] += through_R<noisy>(p, p.finished, b, index, p.from_R[(head * p.finished_alive + b) * d + unit]);
+      if (p.sequence.resets(p.finished, b)) {
+        RNNKERN_UNROLL
+        for (int s = 0; s < Cell::states; ++s) grad[s] = A(0);
+      }
+    }
+    if (alive) {
+      A old[Cell::states], next[Cell::states], du[Cell::gates] = {}, dr[Cell::gates] = {};
+      A params[Cell::params + 1], dparams[Cell::params + 1] = {};
+      BackwardInput<Cell, S> input;
+      input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
+      input.states(old, next);
+      if (!p.second) {
+        grad[0] = Cell::projected ? widen(p.from_R[index]) : grad[0] + widen(input.grad_h);
+        A kept[Cell::states] = {};  // what goes to the old state around the equations
+        if constexpr (noisy) {
+          if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
+          RNNKERN_UNROLL
+          for (int s = first_state; s < Cell::states; ++s) {
+            kept[s] = old_weight(p.noise, s, p.t, b, column, hidden) * grad[s];
+            grad[s] -= kept[s];
+          }
+        }
+        RNNKERN_UNROLL
+        for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
+        Cell::backward(input.save, old, next, params, grad, du, dr, dparams);
+        if constexpr (noisy) {
+          RNNKERN_UNROLL
+          for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
+        }
+        give(p, du, dr, Cell::gates, b, head, unit, d);
+        RNNKERN_UNROLL
+        for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
+        if constexpr (Cell::projected) {
+          p.operand[(p.here + b) * hidden + column] = device::narrow<S>(Cell::unprojected(input.save, old));
+          if (input.reset) grad[1] = A(0);
+        }
+      } else if constexpr (Cell::two_products) {
+        // Of the first gates, `backward` gave some.
+        RNNKERN_UNROLL
+        for (int g = 0; g < Cell::first_gates; ++g) {
+          du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
+          dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
+        }
+        A operand;
+        const A doperand = through_R<noisy>(p, p.t, b, index, p.from_R[(head * p.alive + b) * d + unit]);
+        Cell::prepare_backward(input.save, old, doperand, grad, du, dr, operand);
+        p.operand[(head * p.rows + p.here + b) * d + unit] =
+            device::narrow<S>(noisy ? drop(p.noise, index, operand) : operand);
+        give(p, du, dr, Cell::first_gates, b, head, unit, d);
+      }
+    }
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) p.carry[s][index] = grad[s];
+  }
+};
+
+// The step that a row belongs to, from `first` on.
+RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) {
+  if (!seq.offsets) return row / seq.batch;
+  int64_t t = first;
+  for (int64_t low = first, high = seq.count; low < high;) {  // the last step that begins at or before the row
+    const int64_t middle = (low + high) / 2;
+    const bool begun = seq.offsets[middle] <= row;
+    t = begun ? middle : t;
+    (begun ? low : high) = begun ? middle + 1 : middle;
+  }
+  return t;
+}
+
+template <class S>
+struct PreviousKernel {
+  using Problem = Previous<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Sequence& seq = p.sequence;
+    const int64_t index = global_thread();
+    if (index >= p.rows * seq.hidden) return;
+    const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
+    const int64_t t = step_of(seq, p.first, row), b = row - seq.offset(t);
+    const int64_t before = seq.before(t, seq.length(b)), d = seq.head_size();
+    const S h = seq.resets(t, b) ? S{}
+                : before < 0     ? p.state[b * seq.hidden + column]
+                                 : p.h[(seq.offset(before) + b) * seq.hidden + column];
+    p.previous[(column / d * p.rows + here) * d + column % d] = h;
+  }
+};
+
+template <class S>
+struct MaskKernel {
+  using Problem = Mask<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  using A = Arithmetic<S>;
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.batch * p.hidden) return;
+    const int64_t b = index / p.hidden, unit = index % p.hidden;
+    p.mask[index] = hits(*p.seed, p.below, dropout_stream, 0, b, unit, p.hidden) ? A(0) : p.scale;
+  }
+};
+
+template <class S>
+struct DropKernel {
+  using Problem = Drop<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Sequence& seq = p.sequence;
+    const int64_t index = global_thread();
+    if (index >= p.rows * seq.hidden) return;
+    const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
+    const int64_t b = row - seq.offset(step_of(seq, p.first, row)), d = seq.head_size();
+    const int64_t place = (column / d * p.rows + here) * d + column % d;
+    p.to[place] = device::narrow<S>(widen(p.from[place]) * p.mask[b * seq.hidden + column]);
+  }
+};
+
+template <class S>
+struct AccumulateKernel {
+  using Problem = Accumulate<S>;
+  static constexpr char header[] = "recurrence/cuda/step.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t index = global_thread();
+    if (index >= p.count) return;
+    p.to[index / p.inner * p.stride + index % p.inner] += widen(p.from[index]);
+  }
+};
+
+}  // namespace rnnkern

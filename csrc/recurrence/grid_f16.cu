@@ -1,3 +1,0 @@
-#include "recurrence/grid_table.h"
-
-template struct rnnkern::GridKernels<rnnkern::device::float16>;

@@ -1,0 +1,235 @@
+// The relevancy recurrence on a CUDA device, backward: keys and queries of all steps again, by a product each; the
+// steps in reverse, each a kernel for the attention, a product for its event's key, the cell, and a product for V and
+// W_a; the gradients of the weights, by products over all steps.
+#include "relevancy/cuda/attend_backward.cuh"
+#include "relevancy/cuda/cell_step.cuh"
+#include "relevancy/cuda/driver.h"
+#include "relevancy/relevancy.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+template <class T>
+struct BackwardDriver : Driver<T> {
+  using Base = Driver<T>;
+  using Base::cell, Base::hidden, Base::made, Base::cleared, Base::rows, Base::slots, Base::stream;
+  using Base::total, Base::first_slots, Base::relevant_size;
+
+  // Of every event: of those of this call, and of those that it began with.
+  struct Parts {
+    Tensor steps, buffer, relevant;
+
+    Events<const T> known() const { return {read<T>(steps), read<T>(buffer), read<T>(relevant)}; }
+    Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
+  };
+
+  Tensor kept_alpha, taken, gates, cells;  // what the forward saved, where it is there
+  Tensor grad_h, grad_s, du, ds, dc;
+  OptionalTensor has_grad_h, has_grad_s;
+  Tensors grad_state, dparams;
+  Parts values, keys, dh, dkeys;
+  Tensor previous, queries, dv;
+  Tensor occupants, starts;
+  History history{};
+
+  BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
+                 const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_)
+      : Base(arguments, "h", h), has_grad_h(grad_h_), has_grad_s(grad_s_) {
+    const int64_t n = hidden, batch = rows.batch;
+    values = {this->sized("h", h, total * n), this->buffer, this->relevant};
+    previous = made({total, n});
+    const Tensor outputs = this->sized("s", s, total * n);
+    cuda::launch_elements<PreviousKernel<T>>(
+        rows.count * batch * n, {rows, read<T>(outputs), read<T>(this->s0), write<T>(previous)}, stream);
+    if (grad_h_) grad_h = this->sized("grad_h", *grad_h_, total * n);
+    if (grad_s_) grad_s = this->sized("grad_s", *grad_s_, total * n);
+    STD_TORCH_CHECK(grad_state_.empty() || grad_state_.size() == size_t(cell.states + 2),
+                    "relevancy_recurrence_backward: wrong `grad_state`");
+    const int64_t sizes[] = {n, n, slots * n, relevant_size * n};
+    for (size_t k = 0; k < grad_state_.size(); ++k) {
+      const int64_t each = sizes[k + (k > 0 ? 2 - cell.states : 0)];
+      grad_state.push_back(this->sized("grad_state", grad_state_[k], batch * each));
+    }
+    const size_t at = !this->keeps_all();
+    STD_TORCH_CHECK(saved_.size() == at + (cell.states > 1 ? 3 : 1), "relevancy_recurrence_backward: wrong `saved`");
+    if (!this->keeps_all()) kept_alpha = this->sized("saved", saved_[0], total * this->kappa());
+    taken = this->sized("saved", saved_[at], total, ScalarType::Int);
+    if (cell.states > 1) {
+      gates = this->sized("saved", saved_[at + 1], total * cell.saved * n);
+      cells = this->sized("saved", saved_[at + 2], total * n);
+    }
+  }
+
+  // (B, n) with the values of a gradient of the last state, or zero.
+  Tensor carried(size_t place) const {
+    if (grad_state.empty()) return cleared({rows.batch, hidden});
+    const Tensor x = made({rows.batch, hidden});
+    copy(x, grad_state[place]);
+    return x;
+  }
+
+  // x weight^T of the rows of x.
+  Tensor through(const Tensor& x, const Tensor& weight) const {
+    const Tensor out = empty_of_sizes(x, x);
+    const int64_t count = x.numel() / hidden;
+    if (count > 0) product(shaped(out, {count, hidden}), shaped(x, {count, hidden}), weight);
+    return out;
+  }
+
+  Parts like_events() const {
+    return {cleared({total, hidden}), cleared({rows.batch, first_slots, hidden}),
+            cleared({rows.batch, relevant_size, hidden})};
+  }
+
+  Tensors run() {
+    const int64_t n = hidden, batch = rows.batch;
+    const Tensor to_key = transposed(this->U_a, 0, 1);
+    keys = {through(values.steps, to_key), through(values.buffer, to_key), through(values.relevant, to_key)};
+    queries = through(previous, transposed(this->W_a, 0, 1));
+    dh = like_events();
+    dkeys = like_events();
+    du = this->rows_of(cell.gates * n);
+    ds = carried(0);
+    if (cell.states > 1) dc = carried(1);
+    dv = cleared({batch, n});
+    for (int i = 0; i < cell.params; ++i) dparams.push_back(cleared({batch, n}));
+    recall();
+    leave();
+    count("relevancy_recurrence/cuda", "backward", cell.name, name(this->plan.backward_kind()));
+    loop();
+
+    Tensors outputs{du};
+    const auto gradient = [&](const Tensor& by, const Tensor& x, int64_t columns) {
+      const Tensor out = made({columns, n});
+      product(out, transposed(shaped(by, {by.numel() / columns, columns}), 0, 1), shaped(x, {x.numel() / n, n}));
+      return out;
+    };
+    outputs.push_back(gradient(du, previous, cell.gates * n));
+    outputs.push_back(gradient(queries, previous, n));
+    const Tensor dU_a = gradient(dkeys.steps, values.steps, n);
+    if (first_slots > 0) add(gradient(dkeys.buffer, values.buffer, n), dU_a);
+    if (relevant_size > 0) add(gradient(dkeys.relevant, values.relevant, n), dU_a);
+    outputs.push_back(dU_a);
+    outputs.push_back(sum(dv, 0));
+    outputs.push_back(ds);
+    if (cell.states > 1) outputs.push_back(dc);
+    add(through(dkeys.buffer, this->U_a), dh.buffer);
+    add(through(dkeys.relevant, this->U_a), dh.relevant);
+    outputs.push_back(dh.buffer);
+    outputs.push_back(dh.relevant);
+    for (const Tensor& x : dparams) outputs.push_back(sum(x, 0));
+    return outputs;
+  }
+
+  void add(const Tensor& from, const Tensor& to) const {
+    cuda::launch_elements<AddKernel<T>>(to.numel(), {to.numel(), read<T>(from), write<T>(to)}, stream);
+  }
+
+  // Which event each slot held.
+  void recall() {
+    occupants = made({total, relevant_size}, ScalarType::Int);
+    starts = made({total}, ScalarType::Int);
+    history = {rows,
+               slots,
+               relevant_size,
+               this->buffer_size,
+               first_slots,
+               read<int64_t>(this->buffer_ids),
+               read<int64_t>(this->ids),
+               read<int64_t>(this->time),
+               read<int32_t>(taken),
+               write<int32_t>(occupants),
+               write<int32_t>(starts)};
+    cuda::launch_elements<HistoryKernel>(rows.batch * (relevant_size > 0 ? relevant_size : 1), history, stream);
+  }
+
+  void leave() const {
+    if (grad_state.empty()) return;
+    const T *of_buffer = read<T>(grad_state[cell.states]), *of_relevant = read<T>(grad_state[cell.states + 1]);
+    cuda::launch_elements<LeaveKernel<T>>(rows.batch * history.members() * hidden,
+                                          {history, of_buffer, of_relevant, dh.events()}, stream);
+  }
+
+  void loop() const {
+    const int64_t n = hidden, batch = rows.batch;
+    const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
+    const Tensor dalpha = made({batch, this->kappa()}), room = made({batch, this->kappa()});
+    AttendBackward<T> attend{};
+    attend.history = history;
+    attend.h = values.known();
+    attend.keys = keys.known();
+    attend.dh = dh.events();
+    attend.dkeys = dkeys.events();
+    attend.v = read<T>(this->v);
+    attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
+    attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
+    attend.alpha = this->keeps_all() ? nullptr : read<T>(kept_alpha);
+    attend.mix = this->mix;
+    attend.dot = this->dot;
+    attend.room = write<T>(room);
+    attend.dalpha = write<T>(dalpha);
+    attend.ds = write<T>(ds);
+    attend.query = write<T>(queries);
+    attend.dv = write<T>(dv);
+    CellBackward<T> step{};
+    step.rows = rows;
+    for (int i = 0; i < cell.params; ++i) {
+      step.params[i] = read<T>(this->params[i]);
+      step.dparams[i] = write<T>(dparams[i]);
+    }
+    step.h = read<T>(values.steps);
+    step.dh = read<T>(dh.steps);
+    step.dquery = read<T>(queries);
+    step.through_key = read<T>(through_key);
+    if (cell.states > 1) {
+      step.gates = read<T>(gates);
+      step.cells = read<T>(cells);
+      step.c0 = read<T>(this->c0);
+      step.dc = write<T>(dc);
+    }
+    step.du = write<T>(du);
+    step.step = write<T>(step_gradients);
+
+    if constexpr (std::is_same_v<T, float>) {
+      if (this->plan.backward) {
+        SampleBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr};
+        const Resident kernel = this->plan.kernels(this->place, slots, relevant_size).backward;
+        return this->start_resident(kernel, p, true);
+      }
+    }
+    int64_t row = total;
+    for (int64_t t = rows.count; t-- > 0;) {
+      const int64_t alive = this->layout.alive(t);
+      if (alive == 0) continue;
+      row -= alive;
+      attend.t = step.t = t;
+      attend.alive = step.alive = alive;
+      cuda::launch<AttendBackwardKernel<T>>({alive, Bench<T>::bytes()}, attend, stream);
+      product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
+      CellKernels<T>::start(this->place, step, stream);
+      product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
+                                           OptionalTensors grad_state, Tensors weights, Tensors state,
+                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
+                                           OptionalTensor scores, int64_t buffer_size, double mix, bool dot,
+                                           std::string dtype, Tensor h, Tensor s, Tensors saved) {
+  STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence_backward: `state` is empty");
+  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
+                                       scores, buffer_size, mix,   dot,    dtype};
+  return relevancy::by_precision(h, [&](auto zero) {
+    return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
+                                                     saved)
+        .run();
+  });
+}
+
+}  // namespace rnnkern

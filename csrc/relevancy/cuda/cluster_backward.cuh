@@ -1,0 +1,290 @@
+// All steps of one sample by the blocks of a cluster, backward. Each has the rows of V, W_a and U_a of its units, in
+// registers and shared memory, and its units of every member's h and key and of what comes to them. Three things are
+// exchanged a step: each block's part of every member's dalpha (and of its score, where alpha was not kept), which all
+// add up in the order of the blocks; and twice, of a product with the block's rows, what concerns a block's units to
+// that block. No barrier stands between the blocks while the steps last. What others write of step t - 1, and when a
+// block has read what they wrote of step t:
+//   parts of dalpha: a block stores them when it has everybody's parts of ds of step t, which a block sends behind a
+//     barrier of its threads, which had then added up the parts of dalpha.
+//   parts of U_a^T dkey: when it has everybody's parts of dalpha, which a block sends behind a barrier of its threads,
+//     which had then added up the parts of U_a^T dkey.
+//   parts of ds: likewise.
+//
+// An event lies where it was put until the step that made it: slots are renamed, as forward, and what the memory forgot
+// at step t comes back to where the event of step t was.
+//
+// Per block: (G+2) D^2 / R weights, of 4 bytes; 4 D / R numbers of each member, and R parts of its dalpha. A step of
+// tanh with twenty members in cycles, D = 256, R = 8 (512, 16), estimated: dalpha 200, its parts 300 (350), their sums
+// 100 (140), what comes to members 400, U_a^T dkey 70 (520), its parts 330 (410), cell 100, V^T and W_a^T 130 (260),
+// their parts 330 (410), four barriers 160.
+#pragma once
+
+#include "relevancy/cuda/cluster_tile.cuh"
+#include "relevancy/cuda/sample_slots.cuh"
+
+namespace rnnkern::relevancy {
+
+// `held` of V and W_a, `held_keys` of U_a: as of ClusterRows.
+template <class Cell, int D, int R, int held, int held_keys>
+struct ClusterBackwardKernel {
+  using Problem = SampleBackward;
+  static constexpr char header[] = "relevancy/cuda/cluster_backward.cuh";
+  using T = ClusterTile<D, R>;
+  using Gates = ClusterRows<T, Cell::gates + 1, held>;
+  using Keys = ClusterRows<T, 1, held_keys>;
+  static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
+  static constexpr int pitch = T::units + 4;  // of what the parts of a unit read side by side: other banks
+
+  struct Room {
+    SampleSlots memory;              // `ids`: 0 where there is an event, else -1; `scores`: dalpha
+    float *h, *keys, *dh, *dkeys;    // (kappa, pitch) of the block's units, by where an event lies
+    float* parts;                    // (R, count): of dalpha, and where alpha was not kept of scores
+    float *through_key, *ds;         // (R, pitch): of U_a^T dkey and ds of the block's units
+    float *dsum, *query, *v, *dkey;  // (units,)
+    float* gates;                    // (G+1, units): dr and dquery
+    Four *of_gates, *of_keys;        // weights
+    device::Mbarrier* arrived;       // parts, through_key, ds
+    int whole;                       // kappa, rounded up to whole pairs
+
+    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
+      Room room;
+      const int64_t kappa = slots + relevant_size;
+      room.memory = SampleSlots::carve(carver, slots, relevant_size);
+      room.whole = int((kappa + 1) / 2 * 2);
+      for (float** x : {&room.h, &room.keys, &room.dh, &room.dkeys}) *x = carver.take<float>(kappa * pitch);
+      room.parts = carver.take<float>(int64_t(R) * 2 * room.whole);
+      for (float** x : {&room.through_key, &room.ds}) *x = carver.take<float>(R * pitch);
+      for (float** x : {&room.dsum, &room.query, &room.v, &room.dkey}) *x = carver.take<float>(T::units);
+      room.gates = carver.take<float>((Cell::gates + 1) * T::units);
+      room.of_gates = Gates::carve(carver);
+      room.of_keys = Keys::carve(carver);
+      room.arrived = carver.take<device::Mbarrier>(3);
+      return room;
+    }
+  };
+  static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
+    device::Carver carver{nullptr};
+    Room::carve(carver, slots, relevant_size);
+    return carver.used;
+  }
+
+  // The slots as they were after step t, where nothing later knows of their events but the gradients of the last
+  // memory.
+  RNNKERN_DEVICE static void recall(const AttendBackward<float>& p, const Room& room, int64_t b, int64_t t, int unit) {
+    const bool real = unit < p.history.rows.hidden;
+    for (int slot = 0; slot < room.memory.members(); ++slot) {
+      const int32_t event = p.history.event(b, t, slot);
+      const bool there = event != no_event && real;
+      const int i = room.memory.where[slot] * pitch + T::unit();
+      if (T::part() == 0) room.h[i] = there ? p.history.at(p.h, b, event)[unit] : 0;
+      if (T::part() == 1) room.keys[i] = there ? p.history.at(p.keys, b, event)[unit] : 0;
+      if (T::part() == 2) room.dh[i] = there ? p.history.at(p.dh, b, event)[unit] : 0;
+      if (T::part() == 3) room.dkeys[i] = 0;
+      if (device::thread() == 0) room.memory.ids[slot] = event != no_event ? 0 : -1;
+    }
+  }
+
+  // What has come to the events that the call began with.
+  RNNKERN_DEVICE static void end(const AttendBackward<float>& p, const Room& room, int64_t b, int unit) {
+    if (unit >= p.history.rows.hidden) return;
+    room.memory.each(T::part(), T::parts, [&](int slot) {
+      const int32_t event = p.history.event(b, -1, slot);
+      if (event == no_event) return;
+      const int i = room.memory.where[slot] * pitch + T::unit();
+      p.history.at(p.dh, b, event)[unit] = room.dh[i];
+      p.history.at(p.dkeys, b, event)[unit] = room.dkeys[i];
+    });
+  }
+
+  // The block's part of dalpha of a slot, or behind these of its score; every lane of the warp has it.
+  RNNKERN_DEVICE static float part_of(const AttendBackward<float>& p, const Room& room, int k) {
+    const SampleSlots& memory = room.memory;
+    const int slot = k < room.whole ? k : k - room.whole;
+    if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
+    const int place = memory.where[slot] * pitch;
+    if (k >= room.whole) return score(room.query, false, room.keys + place, room.v, T::units, p.dot);
+    float sum = 0;
+    for (int i = device::lane(); i < T::units; i += device::warp_size) sum += room.dsum[i] * room.h[place + i];
+    return warp_sum(sum);
+  }
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    if constexpr (device::has_clusters) {
+      work(p);
+    } else {
+      device::trap();
+    }
+  }
+
+  RNNKERN_DEVICE static void work(const Problem& problem) {
+    using device::lane, device::thread;
+    const AttendBackward<float>& p = problem.attend;
+    const CellBackward<float>& cell = problem.cell;
+    const History& history = p.history;
+    const Rows& rows = cell.rows;
+    device::Carver carver{device::shared_memory()};
+    const Room room = Room::carve(carver, history.slots, history.relevant_size);
+    const SampleSlots& memory = room.memory;
+    const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b), kappa = memory.members();
+    const int own = T::unit(), part = T::part(), unit = device::cluster_rank() * T::units + own;
+    const bool real = unit < n, mine = part == 0 && real;
+    const int count = p.alpha ? room.whole : 2 * room.whole, parts_bytes = R * count * 4, sums_bytes = D * 4;
+    if (thread() == 0) {
+      for (int k = 0; k < 3; ++k) device::init(room.arrived + k, 1);
+      device::init_fence();
+      device::expect(room.arrived, parts_bytes);
+      for (int k = 1; k < 3; ++k) device::expect(room.arrived + k, sums_bytes);
+    }
+    const auto value_of = [=](const float* weight, int row, int column) {
+      return row < n && column < n ? weight[row * n + column] : 0.0f;
+    };
+    Gates of_gates;
+    of_gates.rest = room.of_gates;
+    of_gates.load([&](int g, int row, int column) {
+      return value_of(g < Cell::gates ? problem.V + g * n * n : problem.W_a, row, column);
+    });
+    Keys U_a;
+    U_a.rest = room.of_keys;
+    U_a.load([&](int, int row, int column) { return value_of(problem.U_a, row, column); });
+    for (int k = thread(); k < kappa; k += threads) memory.where[k] = k;
+    const float v = real ? p.v[unit] : 0;
+    if (part == 0) room.v[own] = v;
+    device::block_barrier();
+    recall(p, room, b, length - 1, unit);
+
+    float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dv = 0;
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) params[k] = real ? cell.params[k][unit] : 0;
+    float ds = real ? p.ds[b * n + unit] : 0, dc = Cell::states > 1 && real ? cell.dc[b * n + unit] : 0;
+    float grad_s = 0, query = 0, kept = 0;  // of the step to come: what it needs first
+    const auto fetch = [&](int64_t t) {
+      if (t < 0) return;
+      const int64_t row = rows.offset(t) + b;
+      if (real) query = p.query[row * n + unit];
+      if (real && p.grad_s) grad_s = p.grad_s[row * n + unit];
+      if (p.alpha && thread() < kappa) kept = p.alpha[row * kappa + thread()];
+    };
+    fetch(length - 1);
+    device::cluster_barrier();  // nobody sends before all barriers are there
+
+    RNNKERN_ROLLED
+    for (int64_t t = length; t-- > 0;) {
+      const int64_t row = rows.offset(t) + b, turn = length - 1 - t;
+      const bool reset = rows.resets(t, b);
+      const float dsum = p.mix * (ds + grad_s), q = query;
+      if (part == 0) {
+        room.dsum[own] = dsum;
+        room.query[own] = q;
+      }
+      device::block_barrier();
+
+      // What comes later this step is under way while parts are exchanged.
+      const int slot = int(history.taken_by(b, t)), taken = history.taken[row];
+      const int32_t back = history.event(b, t - 1, taken < 0 ? slot : memory.slots + taken);
+      float grad_h = 0, recalled = 0, old[2] = {}, save[Cell::saved + 1] = {};
+      if (real) {
+        if (p.grad_h) grad_h = p.grad_h[row * n + unit];
+        if (part < 2 && back != no_event) recalled = history.at(part == 0 ? p.h : p.keys, b, back)[unit];
+        if (Cell::states > 1 && !reset) {
+          old[1] = t > 0 ? cell.cells[(rows.offset(t - 1) + b) * n + unit] : cell.c0[b * n + unit];
+        }
+        RNNKERN_UNROLL
+        for (int k = 0; k < Cell::saved; ++k) save[k] = cell.gates[(row * Cell::saved + k) * n + unit];
+      }
+      T::give_pairs(count, room.parts, room.arrived, [&](int k) { return part_of(p, room, k); });
+      T::receive(room.arrived, turn, parts_bytes);
+      for (int k = thread(); k < kappa; k += threads) {
+        float sum = 0, e = 0;
+        RNNKERN_UNROLL
+        for (int r = 0; r < R; ++r) {
+          sum += room.parts[r * count + k];
+          if (!p.alpha) e += room.parts[r * count + room.whole + k];
+        }
+        memory.scores[k] = sum;
+        memory.e[k] = e;
+        if (p.alpha) memory.weights[k] = k == thread() ? kept : p.alpha[row * kappa + k];
+      }
+      device::block_barrier();
+      if (!p.alpha) {  // by a softmax of its own, as in attend_backward.h
+        memory.weigh(threads, true);
+        device::block_barrier();
+      }
+
+      float mean = 0, dquery = 0, dh = 0, dkey = 0;
+      memory.each(lane(), device::warp_size, [&](int k) {
+        if (memory.ids[k] >= 0) mean += memory.weights[k] * memory.scores[k];
+      });
+      mean = warp_sum(mean);
+      const int place = memory.where[slot] * pitch + own;
+      const float h = room.h[place];
+      memory.each(part, T::parts, [&](int k) {
+        if (memory.ids[k] < 0) return;
+        const int i = memory.where[k] * pitch + own;
+        const float a = memory.weights[k], de = a * (memory.scores[k] - mean), key = room.keys[i];
+        const float th = p.dot ? q * key : tanh(q + key), through = p.dot ? de * v : de * v * (1 - th * th);
+        const float of_event = room.dh[i] + a * dsum, of_key = room.dkeys[i] + (p.dot ? through * q : through);
+        room.dh[i] = of_event;
+        room.dkeys[i] = of_key;
+        dquery += p.dot ? through * key : through;
+        dv += de * th;
+        if (k == slot) {
+          dh = of_event;
+          dkey = of_key;
+        }
+      });
+      dquery = T::total(dquery);
+      dh = T::total(dh);
+      dkey = T::total(dkey);
+      if (part == 0) room.dkey[own] = dkey;
+      if (mine) {
+        p.dkeys.steps[row * n + unit] = dkey;
+        p.query[row * n + unit] = dquery;
+      }
+      device::block_barrier();
+
+      U_a.send(room.dkey, room.through_key, pitch, room.arrived + 1);
+      fetch(t - 1);
+      if (reset) {
+        recall(p, room, b, t - 1, unit);
+      } else {
+        if (part == 0) room.h[place] = recalled;
+        if (part == 1) room.keys[place] = recalled;
+        if (part == 2) room.dh[place] = 0;
+        if (part == 3) room.dkeys[place] = 0;
+        if (thread() == 0) memory.withdraw(slot, taken, back != no_event);
+      }
+      T::receive(room.arrived + 1, turn, sums_bytes);
+      float next[2] = {h}, grad[2] = {dh + dsum + grad_h + T::sum(room.through_key, pitch), dc};
+      float du[Cell::gates], dr[Cell::gates];
+      Cell::backward(save, old, next, params, grad, du, dr, dparams);
+      dc = reset ? 0.0f : grad[1];
+      if (part == 0) {
+        RNNKERN_UNROLL
+        for (int g = 0; g < Cell::gates; ++g) {
+          if (real) cell.du[(row * Cell::gates + g) * n + unit] = du[g];
+          room.gates[g * T::units + own] = real ? dr[g] : 0;
+        }
+        room.gates[Cell::gates * T::units + own] = dquery;
+      }
+      device::block_barrier();
+
+      of_gates.send(room.gates, room.ds, pitch, room.arrived + 2);
+      T::receive(room.arrived + 2, turn, sums_bytes);
+      const float sum = T::sum(room.ds, pitch);
+      ds = reset ? 0.0f : sum;
+    }
+    device::block_barrier();
+    end(p, room, b, unit);
+    dv = T::total(dv);
+    if (mine) {
+      p.ds[b * n + unit] = ds;
+      p.dv[b * n + unit] = dv;
+      if (Cell::states > 1) cell.dc[b * n + unit] = dc;
+      RNNKERN_UNROLL
+      for (int k = 0; k < Cell::params; ++k) cell.dparams[k][b * n + unit] = dparams[k];
+    }
+    device::cluster_barrier();  // nobody leaves while others may still send
+  }
+};
+
+}  // namespace rnnkern::relevancy

@@ -1,0 +1,212 @@
+// All steps of one sample by the blocks of a cluster. Each has the rows of V, W_a and U_a of its units, in registers
+// and shared memory, its units of every member's key, and all of every member's h: then s_t needs no exchange of its
+// own. Two things are exchanged a step: h of the blocks' units, and each block's part of every member's score, which
+// all add up in the order of the blocks. Screening and softmax are every block's own, from the same numbers. No barrier
+// stands between the blocks while the steps last. What others write, and when a block has read it:
+//   h: a block stores h of step t + 1 when it has everybody's parts of the scores of step t, which a block sends behind
+//     a barrier of its threads, which had then read h of step t.
+//   parts of scores: a block stores those of step t + 1 when it has everybody's h of that step, which a block sends
+//     behind a barrier of its threads, which had then added up the parts of step t.
+//
+// Per block: (G+2) D^2 / R weights, of 4 bytes; D + D / R numbers of each member, and R parts of its score. A step of
+// tanh with twenty members in cycles, D = 256, R = 8 (512, 16), estimated: V and W_a s 180 (400), cell 150, h of D
+// units from other blocks 330 (410), U_a h 120 (260), scores 250, their parts 300 (350), softmax 400, weighted sum 150
+// (300), five barriers 200.
+#pragma once
+
+#include "relevancy/cuda/cluster_tile.cuh"
+#include "relevancy/cuda/sample_slots.cuh"
+
+namespace rnnkern::relevancy {
+
+template <class Cell, int D, int R, int held>
+struct ClusterForwardKernel {
+  using Problem = SampleForward;
+  static constexpr char header[] = "relevancy/cuda/cluster_forward.cuh";
+  using T = ClusterTile<D, R>;
+  using Query = ClusterWeights<T, Cell::gates + 1, held>;
+  using Keys = ClusterWeights<T, 1, held>;
+  static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
+
+  struct Room {
+    SampleSlots memory;
+    float *values, *keys;       // (kappa, D), (kappa, units), by where an event lies
+    float* parts;               // (R, pitch): of the scores
+    float *s, *h;               // (D,)
+    float *query, *v;           // (units,)
+    Four *of_query, *of_keys;   // weights
+    device::Mbarrier* arrived;  // h, parts
+    int pitch;                  // kappa, rounded up to whole pairs
+
+    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
+      Room room;
+      const int64_t kappa = slots + relevant_size;
+      room.memory = SampleSlots::carve(carver, slots, relevant_size);
+      room.pitch = int((kappa + 1) / 2 * 2);
+      room.values = carver.take<float>(kappa * D);
+      room.keys = carver.take<float>(kappa * T::units);
+      room.parts = carver.take<float>(int64_t(R) * room.pitch);
+      for (float** x : {&room.s, &room.h}) *x = carver.take<float>(D);
+      for (float** x : {&room.query, &room.v}) *x = carver.take<float>(T::units);
+      room.of_query = Query::carve(carver);
+      room.of_keys = Keys::carve(carver);
+      room.arrived = carver.take<device::Mbarrier>(2);
+      return room;
+    }
+  };
+  static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
+    device::Carver carver{nullptr};
+    Room::carve(carver, slots, relevant_size);
+    return carver.used;
+  }
+
+  RNNKERN_DEVICE static void begin(const Problem& p, const Room& room, int64_t b, const Keys& U_a) {
+    const int n = int(p.rows.hidden), unit = device::cluster_rank() * T::units + T::unit();
+    const SampleSlots& memory = room.memory;
+    memory.read(p.memory, b, threads);
+    for (int i = device::thread(); i < D; i += threads) room.s[i] = i < n ? p.last_s[b * n + i] : 0;
+    if (T::part() == 0) room.v[T::unit()] = unit < n ? p.v[unit] : 0;
+    memory.each_row(b, 0, 1, [&](int slot, int64_t row, bool of_buffer) {
+      const float* const from = (of_buffer ? p.memory.buffer : p.memory.relevant) + row * n;
+      for (int i = device::thread(); i < D; i += threads) room.values[slot * D + i] = i < n ? from[i] : 0;
+    });
+    device::block_barrier();
+    for (int slot = 0; slot < memory.members(); ++slot) {
+      float key[1];
+      U_a.multiply(room.values + slot * D, key);
+      if (T::part() == 0) room.keys[slot * T::units + T::unit()] = key[0];
+    }
+  }
+
+  // Each block its own units, the first of them what has none.
+  RNNKERN_DEVICE static void end(const Problem& p, const Room& room, int64_t b, int64_t now) {
+    const int n = int(p.rows.hidden), rank = device::cluster_rank(), unit = rank * T::units + T::unit();
+    const SampleSlots& memory = room.memory;
+    if (rank == 0) memory.write(p.memory, b, now, threads);
+    if (unit >= n) return;
+    if (T::part() == 0) p.last_s[b * n + unit] = room.s[unit];
+    memory.each_row(b, T::part(), T::parts, [&](int slot, int64_t row, bool of_buffer) {
+      const float h = memory.ids[slot] >= 0 ? room.values[memory.where[slot] * D + unit] : 0;
+      (of_buffer ? p.memory.buffer : p.memory.relevant)[row * n + unit] = h;
+    });
+  }
+
+  // The block's part of the score of a slot, which every lane of the warp has.
+  RNNKERN_DEVICE static float score_part(const Problem& p, const Room& room, int slot) {
+    const SampleSlots& memory = room.memory;
+    if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
+    return score(room.query, false, room.keys + memory.where[slot] * T::units, room.v, T::units, p.dot);
+  }
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    if constexpr (device::has_clusters) {
+      work(p);
+    } else {
+      device::trap();
+    }
+  }
+
+  RNNKERN_DEVICE static void work(const Problem& p) {
+    using device::thread, device::warp;
+    device::Carver carver{device::shared_memory()};
+    const Room room = Room::carve(carver, p.memory.slots, p.memory.relevant_size);
+    const SampleSlots& memory = room.memory;
+    const Rows& rows = p.rows;
+    const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b);
+    const int rank = device::cluster_rank(), own = T::unit(), unit = rank * T::units + own;
+    const bool real = unit < n, mine = T::part() == 0 && real;
+    const int h_bytes = D * 4, parts_bytes = R * room.pitch * 4;
+    if (thread() == 0) {
+      for (int k = 0; k < 2; ++k) device::init(room.arrived + k, 1);
+      device::init_fence();
+      device::expect(room.arrived, h_bytes);
+      device::expect(room.arrived + 1, parts_bytes);
+    }
+    const auto rows_of = [&](const float* weight) {
+      return [=](int column) { return real && column < n ? weight[unit * n + column] : 0.0f; };
+    };
+    Query weights;
+    weights.rest = room.of_query;
+    RNNKERN_UNROLL
+    for (int g = 0; g <= Cell::gates; ++g) weights.load(g, rows_of(g < Cell::gates ? p.V + g * n * n : p.W_a));
+    Keys U_a;
+    U_a.rest = room.of_keys;
+    U_a.load(0, rows_of(p.U_a));
+    begin(p, room, b, U_a);
+    int64_t now = p.memory.time[b];
+    float params[Cell::params + 1], c = 0, u[Cell::gates] = {};
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) params[k] = real ? p.params[k][unit] : 0;
+    if (Cell::states > 1 && real) c = p.last_c[b * n + unit];
+    const auto fetch = [&](int64_t t) {
+      if (!real || t >= length) return;
+      RNNKERN_UNROLL
+      for (int g = 0; g < Cell::gates; ++g) u[g] = p.u[((rows.offset(t) + b) * Cell::gates + g) * n + unit];
+    };
+    fetch(0);
+    device::cluster_barrier();  // nobody sends before all barriers are there, or writes what others begin with
+
+    RNNKERN_ROLLED
+    for (int64_t t = 0; t < length; ++t, ++now) {
+      const int64_t row = rows.offset(t) + b;
+      const bool reset = rows.resets(t, b);
+      float sums[Cell::gates + 1], old[2] = {}, next[2], save[Cell::saved + 1];
+      weights.multiply(room.s, sums);
+      RNNKERN_UNROLL
+      for (int g = 0; g <= Cell::gates; ++g) sums[g] = reset ? 0.0f : sums[g];
+      old[1] = reset ? 0.0f : c;
+      Cell::forward(u, sums, old, params, next, save);
+      c = next[1];
+      T::give(real ? next[0] : 0.0f, room.h, room.arrived);  // before anything else: the others wait for it
+      fetch(t + 1);
+      if (T::part() == 0) room.query[own] = sums[Cell::gates];
+      if (mine) {
+        p.h[row * n + unit] = next[0];
+        if (Cell::states > 1 && p.cells) p.cells[row * n + unit] = c;
+        RNNKERN_UNROLL
+        for (int k = 0; k < Cell::saved; ++k) {
+          if (p.gates) p.gates[(row * Cell::saved + k) * n + unit] = save[k];
+        }
+      }
+      if (warp() == 0) memory.enter(now, p.memory.buffer_size, reset, p.given ? p.given[t * rows.batch + b] : 0.0f);
+      device::block_barrier();
+
+      const int place = memory.taken[1];
+      float key[1];
+      T::receive(room.arrived, t, h_bytes);
+      U_a.multiply(room.h, key);
+      if (T::part() == 0) room.keys[place * T::units + own] = key[0];
+      for (int i = thread(); i < D; i += threads) room.values[place * D + i] = room.h[i];
+      device::block_barrier();
+
+      T::give_pairs(room.pitch, room.parts, room.arrived + 1, [&](int k) { return score_part(p, room, k); });
+      T::receive(room.arrived + 1, t, parts_bytes);
+      memory.each(thread(), threads, [&](int k) {
+        float e = 0;
+        RNNKERN_UNROLL
+        for (int r = 0; r < R; ++r) e += room.parts[r * room.pitch + k];
+        memory.e[k] = e;
+      });
+      device::block_barrier();
+      memory.weigh(threads, p.given);
+      device::block_barrier();
+
+      for (int i = thread(); i < D; i += threads) {
+        float sum = 0;
+        memory.each(0, 1, [&](int k) {
+          if (memory.ids[k] >= 0) sum += memory.weights[k] * room.values[memory.where[k] * D + i];
+        });
+        const float s = p.mix * (room.values[place * D + i] + sum);
+        room.s[i] = s;
+        if (i / T::units == rank && i < n) p.s[row * n + i] = s;
+      }
+      if (rank == 0) memory.tell(p, row, threads);
+      device::block_barrier();
+    }
+    end(p, room, b, now);
+    if (Cell::states > 1 && mine) p.last_c[b * n + unit] = c;
+    device::cluster_barrier();  // nobody leaves while others may still send
+  }
+};
+
+}  // namespace rnnkern::relevancy

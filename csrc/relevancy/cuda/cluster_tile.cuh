@@ -1,0 +1,203 @@
+// What a cluster that keeps one sample for all steps shares out: each of its R blocks has D / R units, eight
+// neighbouring threads to each. Forward these share the unit's row of a product; backward a thread has columns of the
+// units' rows. float alone; padding is zero.
+#pragma once
+
+#include "relevancy/cells.h"
+#include "relevancy/cuda/attend_block.cuh"
+
+namespace rnnkern::relevancy {
+
+struct alignas(16) Four {
+  float x, y, z, w;
+};
+
+template <int D, int R>
+struct ClusterTile {
+  static constexpr int units = D / R, parts = 8, threads = parts * units, warps = threads / device::warp_size;
+  static constexpr int quads = D / parts / 4;                 // of columns, per part
+  static constexpr int together = device::warp_size / parts;  // units of a warp: 16 bytes
+  static constexpr int columns = D / threads;                 // of a thread
+  static_assert(together == 4 && together % columns == 0 && units % together == 0 && D % (4 * parts) == 0 &&
+                R <= device::warp_size);
+
+  RNNKERN_DEVICE static int unit() { return device::thread() / parts; }
+  RNNKERN_DEVICE static int part() { return device::thread() % parts; }
+  // The first column of a quad: those of neighbouring parts lie side by side.
+  RNNKERN_DEVICE static int column(int quad) { return (quad * parts + part()) * 4; }
+
+  // Over the parts of a unit; all of them have it.
+  RNNKERN_DEVICE static float total(float sum) {
+    RNNKERN_UNROLL
+    for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
+    return sum;
+  }
+
+  // Until all that this step brings has arrived.
+  RNNKERN_DEVICE static void receive(device::Mbarrier* arrived, int64_t step, int bytes) {
+    device::wait(arrived, int(step % 2));
+    if (device::thread() == 0) device::expect(arrived, bytes);
+  }
+
+  // part(k), which every lane of a warp has, of k below `count`, which is even, to row `rank` of `to` (R, count) of
+  // every block: a pair by each warp.
+  template <class Part>
+  RNNKERN_DEVICE static void give_pairs(int count, float* to, device::Mbarrier* arrived, Part part) {
+    for (int k = 2 * device::warp(); k < count; k += 2 * warps) {
+      const float pair[2] = {part(k), part(k + 1)};
+      device::Word8 word;
+      std::memcpy(&word, pair, sizeof word);
+      float* const place = to + device::cluster_rank() * count + k;
+      const int other = device::lane();
+      if (other < R) device::store_async(device::map(place, other), word, device::map(arrived, other));
+    }
+  }
+
+  // Of this thread's unit over the R rows of `from`; all parts of the unit have it.
+  RNNKERN_DEVICE static float sum(const float* from, int pitch) {
+    float sum = 0;
+    RNNKERN_UNROLL
+    for (int r = 0; r < R / parts; ++r) sum += from[(r * parts + part()) * pitch + unit()];
+    return total(sum);
+  }
+
+  // The block's value of each unit, which all parts of it have, to `to` (D,) of every block; all lanes of the warp.
+  RNNKERN_DEVICE static void give(float value, float* to, device::Mbarrier* arrived) {
+    uint32_t word[together];
+    RNNKERN_UNROLL
+    for (int k = 0; k < together; ++k) {
+      const float of_unit = device::shuffle(value, parts * k);
+      std::memcpy(word + k, &of_unit, 4);
+    }
+    const int other = device::lane();
+    float* const place = to + device::cluster_rank() * units + unit() / together * together;
+    if (other < R) {
+      device::store_async(device::map(place, other), device::Word16{word[0], word[1], word[2], word[3]},
+                          device::map(arrived, other));
+    }
+  }
+};
+
+// Forward. Rows of weights (n, n) of the block's units: so many quads of each in registers, the rest in shared memory,
+// where a thread reads what it wrote itself.
+template <class T, int rows, int held>
+struct ClusterWeights {
+  static constexpr int rest_quads = T::quads - held;
+
+  float own[rows][held * 4];
+  Four* rest;  // (rows, rest_quads, threads)
+
+  static RNNKERN_HOST_DEVICE Four* carve(device::Carver& carver) {
+    return carver.take<Four>(int64_t(rows) * rest_quads * T::threads);
+  }
+
+  // Row k of this thread's unit: at(column).
+  template <class At>
+  RNNKERN_DEVICE void load(int row, At at) {
+    RNNKERN_UNROLL
+    for (int k = 0; k < held; ++k) {
+      RNNKERN_UNROLL
+      for (int i = 0; i < 4; ++i) own[row][4 * k + i] = at(T::column(k) + i);
+    }
+    RNNKERN_ROLLED
+    for (int k = held; k < T::quads; ++k) {
+      const int c = T::column(k);
+      rest[(row * rest_quads + k - held) * T::threads + device::thread()] = {at(c), at(c + 1), at(c + 2), at(c + 3)};
+    }
+  }
+
+  // The products of rows with a vector of D in shared memory.
+  RNNKERN_DEVICE void multiply(const float* vector, float (&products)[rows]) const {
+    float even[rows] = {}, odd[rows] = {};  // two chains: one alone would wait for itself
+    RNNKERN_UNROLL
+    for (int k = 0; k < T::quads; ++k) {
+      const Four x = *reinterpret_cast<const Four*>(vector + T::column(k));
+      RNNKERN_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const Four w = k < held ? Four{own[r][4 * k], own[r][4 * k + 1], own[r][4 * k + 2], own[r][4 * k + 3]}
+                                : rest[(r * rest_quads + k - held) * T::threads + device::thread()];
+        even[r] += w.x * x.x;
+        odd[r] += w.y * x.y;
+        even[r] += w.z * x.z;
+        odd[r] += w.w * x.w;
+      }
+    }
+    RNNKERN_UNROLL
+    for (int r = 0; r < rows; ++r) products[r] = T::total(even[r] + odd[r]);
+  }
+};
+
+// Backward. The block's rows of so many weights, one below the other: so many quads of rows of each column that a
+// thread has in registers, the rest in shared memory, where it reads what it wrote itself.
+template <class T, int weights, int held>
+struct ClusterRows {
+  static constexpr int of_weight = T::units / 4, quads = weights * of_weight, rest_quads = quads - held;
+  static_assert(rest_quads >= 0);
+
+  float own[T::columns][held > 0 ? held * 4 : 1];
+  Four* rest;  // (columns, rest_quads, threads)
+
+  static RNNKERN_HOST_DEVICE Four* carve(device::Carver& carver) {
+    return carver.take<Four>(int64_t(T::columns) * rest_quads * T::threads);
+  }
+
+  RNNKERN_DEVICE Four* kept(int column, int quad) const {
+    return rest + (column * rest_quads + quad - held) * T::threads + device::thread();
+  }
+
+  // at(weight, row, column).
+  template <class At>
+  RNNKERN_DEVICE void load(At at) {
+    const auto quad_of = [&](int column, int quad) {
+      const int weight = quad / of_weight, row = device::cluster_rank() * T::units + quad % of_weight * 4;
+      const int c = device::thread() * T::columns + column;
+      return Four{at(weight, row, c), at(weight, row + 1, c), at(weight, row + 2, c), at(weight, row + 3, c)};
+    };
+    RNNKERN_UNROLL
+    for (int c = 0; c < T::columns; ++c) {
+      RNNKERN_UNROLL
+      for (int k = 0; k < held; ++k) {
+        const Four w = quad_of(c, k);
+        own[c][4 * k] = w.x;
+        own[c][4 * k + 1] = w.y;
+        own[c][4 * k + 2] = w.z;
+        own[c][4 * k + 3] = w.w;
+      }
+      RNNKERN_ROLLED
+      for (int k = held; k < quads; ++k) *kept(c, k) = quad_of(c, k);
+    }
+  }
+
+  // The block's part of the product of the weights' transposes with their vectors (weights, units) in shared memory: to
+  // each block what is of its units, row `rank` of `to` (R, pitch).
+  RNNKERN_DEVICE void send(const float* vectors, float* to, int pitch, device::Mbarrier* arrived) const {
+    constexpr int columns = T::columns, together = 4 / columns;  // lanes of 16 bytes
+    float even[columns] = {}, odd[columns] = {};                 // two chains: one alone would wait for itself
+    RNNKERN_UNROLL
+    for (int k = 0; k < quads; ++k) {
+      const Four x = *reinterpret_cast<const Four*>(vectors + 4 * k);
+      RNNKERN_UNROLL
+      for (int c = 0; c < columns; ++c) {
+        const Four w =
+            k < held ? Four{own[c][4 * k], own[c][4 * k + 1], own[c][4 * k + 2], own[c][4 * k + 3]} : *kept(c, k);
+        even[c] += w.x * x.x;
+        odd[c] += w.y * x.y;
+        even[c] += w.z * x.z;
+        odd[c] += w.w * x.w;
+      }
+    }
+    const int lane = device::lane(), column = device::thread() * columns, block = column / T::units;
+    uint32_t word[4];
+    RNNKERN_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const float x = device::shuffle(even[k % columns] + odd[k % columns], lane / together * together + k / columns);
+      std::memcpy(word + k, &x, 4);
+    }
+    if (lane % together > 0) return;
+    float* const place = to + device::cluster_rank() * pitch + column % T::units;
+    device::store_async(device::map(place, block), device::Word16{word[0], word[1], word[2], word[3]},
+                        device::map(arrived, block));
+  }
+};
+
+}  // namespace rnnkern::relevancy

@@ -1,0 +1,222 @@
+// The relevancy recurrence on a CUDA device, forward: one kernel for all steps, where a block or a cluster has each
+// sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
+// and attends.
+#include "relevancy/cuda/attend_forward.cuh"
+#include "relevancy/cuda/cell_step.cuh"
+#include "relevancy/cuda/driver.h"
+#include "relevancy/relevancy.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+template <class T>
+struct ForwardDriver : Driver<T> {
+  using Base = Driver<T>;
+  using Base::cell, Base::hidden, Base::made, Base::rows, Base::slots, Base::stream;
+
+  Tensor u, h, s, last_s, last_c;
+  Memory<T> memory{};
+  Tensors last;  // buffer, buffer_scores, buffer_ids, relevant, scores, ids, time
+  Tensor keys, relevant_keys, now, key, r;
+
+  ForwardDriver(const Arguments& arguments, const Tensor& u_)
+      : Base(arguments, "u", u_), u(this->sized("u", u_, this->total * cell.gates * hidden)) {}
+
+  Tensors run(bool training, bool maps) {
+    const int64_t kappa = this->kappa();
+    const bool keeps_alpha = training && !this->keeps_all();
+    h = this->rows_of(hidden);
+    s = this->rows_of(hidden);
+    const Tensor alpha = keeps_alpha || maps ? made({this->total, kappa}) : made({rows.batch, kappa});
+    Tensor map, map_ids, taken, gates, cells;
+    if (maps) map_ids = this->rows_of(kappa, ScalarType::Long);
+    if (training) taken = made({this->total}, ScalarType::Int);
+    if (training && cell.states > 1) {
+      gates = made({this->total, cell.saved * hidden});
+      cells = made({this->total, hidden});
+    }
+    begin();
+    count("relevancy_recurrence/cuda", "forward", cell.name, name(this->plan.kind));
+    T* const to_alpha = keeps_alpha || maps ? write<T>(alpha) : nullptr;
+    const To to{to_alpha, maps ? write<int64_t>(map_ids) : nullptr, training ? write<int32_t>(taken) : nullptr,
+                training && cell.states > 1 ? write<T>(gates) : nullptr,
+                training && cell.states > 1 ? write<T>(cells) : nullptr};
+    if (!this->plan.stepwise()) {
+      if constexpr (std::is_same_v<T, float>) run_resident(to);
+    } else {
+      run_stepwise(to, alpha);
+    }
+
+    Tensors outputs{h, s, last_s};
+    if (cell.states > 1) outputs.push_back(last_c);
+    outputs.insert(outputs.end(), last.begin(), last.end());
+    if (maps) {
+      map = this->rows_of(kappa);
+      copy(shaped(map, {this->total, kappa}), alpha);
+      outputs.push_back(map);
+      outputs.push_back(map_ids);
+    }
+    if (keeps_alpha) outputs.push_back(alpha);
+    if (training) outputs.push_back(taken);
+    if (training && cell.states > 1) {
+      outputs.push_back(gates);
+      outputs.push_back(cells);
+    }
+    return outputs;
+  }
+
+  // Where to write what only some calls want; of all rows, or null.
+  struct To {
+    T* alpha;
+    int64_t* ids;
+    int32_t* taken;
+    T *gates, *cells;
+  };
+
+  // All steps by one kernel that keeps the weights.
+  void run_resident(const To& to) const {
+    SampleForward p{};
+    p.rows = rows;
+    p.memory = memory;
+    p.u = read<T>(u);
+    p.V = read<T>(this->V);
+    p.W_a = read<T>(this->W_a);
+    p.U_a = read<T>(this->U_a);
+    p.v = read<T>(this->v);
+    for (int i = 0; i < cell.params; ++i) p.params[i] = read<T>(this->params[i]);
+    p.given = this->given ? read<T>(*this->given) : nullptr;
+    p.mix = this->mix;
+    p.dot = this->dot;
+    p.last_s = write<T>(last_s);
+    p.last_c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    p.h = write<T>(h);
+    p.s = write<T>(s);
+    p.alpha = to.alpha;
+    p.ids = to.ids;
+    p.taken = to.taken;
+    p.gates = to.gates;
+    p.cells = to.cells;
+    const Resident kernel = this->plan.kernels(this->place, slots, this->relevant_size).forward;
+    this->start_resident(kernel, p, false);
+  }
+
+  // `room` for alpha where it is not kept.
+  void run_stepwise(const To& to, const Tensor& room) {
+    const int64_t kappa = this->kappa();
+    prepare_keys();
+    CellForward<T> step{};
+    AttendForward<T> attend{};
+    step.hidden = attend.hidden = hidden;
+    attend.products = (cell.gates + 1) * hidden;
+    step.r = attend.r = read<T>(r);
+    for (int i = 0; i < cell.params; ++i) step.params[i] = read<T>(this->params[i]);
+    step.c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    step.now = write<T>(now);
+    attend.memory = memory;
+    attend.h = read<T>(now);
+    attend.key = read<T>(key);
+    attend.v = read<T>(this->v);
+    attend.mix = this->mix;
+    attend.dot = this->dot;
+    attend.state = write<T>(last_s);
+
+    Tensor in, products, made_h, made_key;
+    const Tensor to_r = transposed(this->stacked, 0, 1), to_key = transposed(this->U_a, 0, 1);
+    int64_t row = 0, alive = -1;
+    for (int64_t t = 0; t < rows.count; ++t, row += alive) {
+      if (this->layout.alive(t) != alive) {
+        alive = this->layout.alive(t);
+        if (alive == 0) break;
+        in = part(last_s, 0, 0, alive);
+        products = part(r, 0, 0, alive);
+        made_h = part(now, 0, 0, alive);
+        made_key = part(key, 0, 0, alive);
+      }
+      step.rows = attend.rows = alive;
+      step.reset = attend.reset = rows.reset ? rows.reset + t * rows.batch : nullptr;
+      step.u = read<T>(u) + row * cell.gates * hidden;
+      step.h = write<T>(h) + row * hidden;
+      step.gates = to.gates ? to.gates + row * cell.saved * hidden : nullptr;
+      step.cells = to.cells ? to.cells + row * hidden : nullptr;
+      attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
+      attend.s = write<T>(s) + row * hidden;
+      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(room);
+      attend.ids = to.ids ? to.ids + row * kappa : nullptr;
+      attend.slots = to.taken ? to.taken + row : nullptr;
+      product(products, in, to_r);
+      CellKernels<T>::start(this->place, step, stream);
+      product(made_key, made_h, to_key);
+      cuda::launch<AttendForwardKernel<T>>({alive, Bench<T>::bytes()}, attend, stream);
+    }
+  }
+
+  // The state that the call begins with becomes the one that the steps work on, and leave.
+  void begin() {
+    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
+    const auto copied = [&](const Tensor& from) {
+      const Tensor to = empty_of_sizes(from, from);
+      copy(to, from);
+      return to;
+    };
+    last_s = copied(this->s0);
+    if (cell.states > 1) last_c = copied(this->c0);
+    last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
+            made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
+            copied(this->time)};
+    if (this->plan.stepwise()) {
+      keys = made({batch, slots, n});
+      relevant_keys = made({batch, rho, n});
+    }
+    memory = {slots,
+              rho,
+              this->buffer_size,
+              write<T>(last[0]),
+              !this->plan.stepwise() ? nullptr : write<T>(keys),
+              write<T>(last[1]),
+              write<int64_t>(last[2]),
+              write<T>(last[3]),
+              !this->plan.stepwise() ? nullptr : write<T>(relevant_keys),
+              write<T>(last[4]),
+              write<int64_t>(last[5]),
+              write<int64_t>(last[6])};
+    cuda::launch_elements<RememberKernel<T>>(
+        batch * memory.members() * n,
+        {batch, n, this->first_slots, read<T>(this->buffer), read<T>(this->buffer_scores), read<T>(this->relevant),
+         read<T>(this->scores), read<int64_t>(this->buffer_ids), read<int64_t>(this->ids), memory},
+        stream);
+  }
+
+  void prepare_keys() {
+    const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
+    now = made({batch, n});
+    key = made({batch, n});
+    r = made({batch, (cell.gates + 1) * n});
+    for (int64_t slot = 0; slot < this->first_slots; ++slot) make_key(last[0], keys, slot);
+    for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], relevant_keys, slot);
+  }
+
+  // By the product that a step makes, and no larger one: so that its bits are those of the call that made the event.
+  void make_key(const Tensor& events, const Tensor& to, int64_t slot) const {
+    copy(now, at_index(events, 1, slot));
+    product(key, now, transposed(this->U_a, 0, 1));
+    copy(at_index(to, 1, slot), key);
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, Tensors state, OptionalTensors params,
+                                  OptionalTensor batch_sizes, OptionalTensor reset, OptionalTensor scores,
+                                  int64_t buffer_size, double mix, bool dot, std::string dtype, bool training,
+                                  bool maps) {
+  STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence: `state` is empty");
+  const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
+                                       scores, buffer_size, mix,   dot,    dtype};
+  return relevancy::by_precision(
+      u, [&](auto zero) { return relevancy::ForwardDriver<decltype(zero)>(arguments, u).run(training, maps); });
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,155 @@
+#include "relevancy/cuda/plan.h"
+
+#include <iterator>
+
+#include "cuda/plans.h"
+#include "relevancy/relevancy.h"
+
+namespace rnnkern::relevancy {
+namespace {
+
+// Turns that multiprocessors or clusters take, a sample each, before products of many win, and that clusters take
+// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/gpu.md).
+constexpr int64_t turns = 4, turns_of_clusters = 2;
+
+constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
+
+Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
+  if (stored == ScalarType::BFloat16)
+    return SampleKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
+  if (stored == ScalarType::Half) return SampleKernels<device::float16>::of(place, padded, slots, relevant_size);
+  return SampleKernels<float>::of(place, padded, slots, relevant_size);
+}
+
+bool has(ScalarType stored, int place, int padded) { return on_block(stored, place, padded, 1, 0).forward.kernel; }
+
+Plan refused(std::string why) { return {.reason = std::move(why)}; }
+
+// Each of these two is stepwise, with the reason, where the kind cannot serve.
+Plan plan_block(const Wanted& wanted) {
+  const Sizes& sizes = wanted.sizes;
+  const int place = wanted.place, gates = cells[place].gates;
+  if (const std::string why = cuda::left_out(KernelKind::block); !why.empty()) return refused(why);
+  if (wanted.dtype == ScalarType::Double) return refused("float64 has no block kernel");
+  if (wanted.facts.major < 8) return refused("the block kernel needs compute capability 8.0");
+  if (sizes.buffer_size > most_slots) return refused("a memory without bound has no block kernel");
+  const int padded = SampleSizes::least(sizes.hidden, [&](int size) {
+    return has(wanted.dtype, place, size) || has(ScalarType::Float, place, size);
+  });
+  if (padded == 0) {
+    return refused("weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(gates) +
+                   (gates > 1 ? " gates" : " gate") + " do not fit one block");
+  }
+  if (sizes.batch > turns * wanted.facts.multiprocessors) {
+    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
+                   std::to_string(wanted.facts.multiprocessors) + " multiprocessors");
+  }
+  Plan plan{.kind = KernelKind::block, .padded = padded};
+  plan.stored = has(wanted.dtype, place, padded) ? wanted.dtype : ScalarType::Float;
+  const Residents kernels = plan.kernels(place, sizes.buffer_size, sizes.relevant_size);
+  if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {
+    return refused("a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) +
+                   " and the weights beside it need " + std::to_string(kernels.forward.shared_bytes) +
+                   " bytes of shared memory, and a block here has " + std::to_string(wanted.facts.shared_bytes));
+  }
+  plan.backward = kernels.backward.shared_bytes <= wanted.facts.shared_bytes;
+  plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
+  if (plan.stored != ScalarType::Float) plan.reason += " in 16 bits";
+  return plan;
+}
+
+Plan plan_cluster(const Wanted& wanted, int64_t most_turns) {
+  const Sizes& sizes = wanted.sizes;
+  if (const std::string why = cuda::left_out(KernelKind::cluster); !why.empty()) return refused(why);
+  if (wanted.dtype == ScalarType::Double) return refused("nor a cluster kernel");
+  if (sizes.buffer_size > most_slots) return refused("nor a cluster kernel");
+  if (wanted.facts.major < 9) return refused("clusters need compute capability 9.0");
+  const auto kernels_of = [&](int size) {
+    return ClusterKernels::of(wanted.place, size, sizes.buffer_size, sizes.relevant_size);
+  };
+  const int padded =
+      ClusterSizes::least(sizes.hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
+  if (padded == 0) return refused("they outgrow a cluster");
+  const Residents kernels = kernels_of(padded);
+  const int blocks = kernels.forward.cluster;
+  const int64_t resident = wanted.facts.resident(blocks);
+  if (resident == 0) return refused("no cluster of " + std::to_string(blocks) + " blocks runs here");
+  if (sizes.batch > most_turns * resident) {
+    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(most_turns) +
+                   " for each of " + std::to_string(resident) + " clusters");
+  }
+  if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {
+    return refused("a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) + " needs " +
+                   std::to_string(kernels.forward.shared_bytes) +
+                   " bytes of shared memory in each block of a cluster, and here are " +
+                   std::to_string(wanted.facts.shared_bytes));
+  }
+  return {.kind = KernelKind::cluster,
+          .reason = "weights of " + std::to_string(sizes.hidden) + " units stay on a cluster of " +
+                    std::to_string(blocks) + " blocks",
+          .padded = padded,
+          .backward = kernels.backward.shared_bytes <= wanted.facts.shared_bytes};
+}
+
+// What a call of this plan, forward and backward, starts.
+std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
+  auto kernels = wanted.dtype == ScalarType::Double ? CellKernels<double>::all(wanted.place)
+                                                    : CellKernels<float>::all(wanted.place);
+  if (plan.stepwise()) return kernels;
+  const Residents kept = plan.kernels(wanted.place, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
+  for (const Resident& resident : {kept.forward, kept.backward}) {
+    kernels.push_back(resident.kernel);
+    if (resident.pack) kernels.push_back(resident.pack);
+  }
+  return kernels;
+}
+
+}  // namespace
+
+int find_cell(const std::string& name) {
+  int place = 0;
+  while (place < int(std::size(cells)) && name != cells[place].name) ++place;
+  STD_TORCH_CHECK(place < int(std::size(cells)), "relevancy_recurrence: the cell `", name, "` has no kernel");
+  return place;
+}
+
+Residents Plan::kernels(int place, int64_t slots, int64_t relevant_size) const {
+  return kind == KernelKind::cluster ? ClusterKernels::of(place, padded, slots, relevant_size)
+                                     : on_block(stored, place, padded, slots, relevant_size);
+}
+
+Plan plan_relevancy(const Wanted& wanted) {
+  Plan block = plan_block(wanted);
+  // Weights that fit in 16 bits alone are widened at every step.
+  const bool widens = !block.stepwise() && !has(ScalarType::Float, wanted.place, block.padded);
+  Plan plan = block;
+  if (block.stepwise() || widens) {
+    const Plan cluster = plan_cluster(wanted, widens ? turns_of_clusters : turns);
+    if (!cluster.stepwise()) {
+      plan = cluster;
+    } else if (!widens) {
+      return refused(block.reason + ", and " + cluster.reason);
+    }
+  }
+  if (!plan.backward) plan.reason += ", backward they do not";
+  return plan;
+}
+
+}  // namespace rnnkern::relevancy
+
+namespace rnnkern {
+
+std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes,
+                           std::vector<int64_t> facts) {
+  STD_TORCH_CHECK(sizes.size() == 5, "relevancy_plan: wants sizes (T, B, n, nu, rho)");
+  const relevancy::Wanted wanted{cuda::facts_from("relevancy_plan", facts),
+                                 relevancy::find_cell(cell),
+                                 scalar_type(dtype),
+                                 {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}};
+  const auto plan = relevancy::plan_relevancy(wanted);
+  return std::string("{\"forward\": \"") + name(plan.kind) + "\", \"backward\": \"" + name(plan.backward_kind()) +
+         "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded) +
+         ", \"programs\": " + cuda::programs_of(relevancy::kernels_of(plan, wanted)) + "}";
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,225 @@
+// What the CUDA kernels of the relevancy recurrence are told: device pointers and sizes, all checked and allocated by
+// the caller. T is float or double. T steps, B samples, n hidden units, G gates; L slots of the buffer and rho of the
+// relevant set, kappa = L + rho.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+
+namespace rnnkern::relevancy {
+
+// Which rows of the (rows, columns) tensors belong to step t, and which of them are alive.
+struct Rows {
+  int64_t count, batch, hidden;  // T, B, n
+  const int64_t* offsets;        // (T + 1,), the first row of each step, or null when every step has B rows
+  const int64_t* lengths;        // (B,), or null
+  const bool* reset;             // (T, B), or null
+
+  RNNKERN_HOST_DEVICE int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * batch; }
+  RNNKERN_HOST_DEVICE int64_t length(int64_t b) const { return lengths ? lengths[b] : count; }
+  RNNKERN_HOST_DEVICE bool resets(int64_t t, int64_t b) const { return reset && reset[t * batch + b]; }
+};
+
+// event mod size, from 0 on whatever a caller's `time` is.
+RNNKERN_HOST_DEVICE int64_t slot_of(int64_t event, int64_t size) {
+  const int64_t slot = event % size;
+  return slot < 0 ? slot + size : slot;
+}
+
+// What all samples remember. Empty slots have id -1 and zeros.
+template <class T>
+struct Memory {
+  int64_t slots, relevant_size, buffer_size;  // L, rho
+  T *buffer, *keys, *buffer_scores;           // (B, L, n); U_a of it; (B, L)
+  int64_t* buffer_ids;                        // (B, L)
+  T *relevant, *relevant_keys, *scores;       // (B, rho, n); U_a of it; (B, rho)
+  int64_t *ids, *time;                        // (B, rho); (B,)
+
+  RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }
+};
+
+// `to` is what a call begins with, and empty slots up to the L of `to`.
+template <class T>
+struct Remember {
+  int64_t batch, hidden, slots;     // slots: L0
+  const T *buffer, *buffer_scores;  // (B, L0, n), (B, L0)
+  const T *relevant, *scores;       // (B, rho, n), (B, rho)
+  const int64_t *buffer_ids, *ids;  // (B, L0), (B, rho)
+  Memory<T> to;                     // but for its keys and time
+};
+
+// One unit of one sample per thread: h of a step whose product is there.
+template <class T>
+struct CellForward {
+  int64_t rows, hidden;
+  const T *u, *r;      // (rows, G*n); (rows, (G+1)*n): the products with V, and the query, not read
+  const T* params[1];  // (n,)
+  const bool* reset;   // (rows,) or null
+  T* c;                // (rows, n): in the old, out the new one
+  T *h, *now;          // (rows, n) both: the output, and what U_a multiplies
+  T *gates, *cells;    // (rows, 4n), (rows, n), to keep, or null
+};
+
+// One sample per block: the event of this step enters the memory, the one that leaves is screened, and the state
+// attends to what is there.
+template <class T>
+struct AttendForward {
+  int64_t rows, hidden, products;  // products: (G+1)*n
+  Memory<T> memory;
+  const T *h, *key, *r, *v;  // (rows, n), (rows, n), (rows, (G+1)*n) with the query in the last n columns, (n,)
+  const bool* reset;         // (rows,) or null
+  const T* given;            // (rows,): the scores of these events, or null
+  T mix;
+  bool dot;
+  T *state, *s;    // (rows, n) both: what the next products read, and the output
+  T* alpha;        // (rows, kappa)
+  int64_t* ids;    // (rows, kappa) or null
+  int32_t* slots;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
+};
+
+// One sample per block, all steps. `memory` is what the call begins with, and then what it leaves; of it the keys are
+// not read.
+struct SampleForward {
+  Rows rows;
+  Memory<float> memory;
+  const float *u, *V, *W_a, *U_a, *v;  // (rows, G*n), ...
+  const float* params[1];
+  const float* given;  // (T, B) or null
+  float mix;
+  bool dot;
+  float* packed;           // room for packed weights, or null
+  float *last_s, *last_c;  // (B, n), likewise
+  float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
+  int64_t* ids;            // (rows, kappa), or null
+  int32_t* taken;          // (rows,), or null
+  float *gates, *cells;    // or null
+};
+
+// Something of every event: of those of this call by their step, and of those that it began with.
+template <class T>
+struct Events {
+  T *steps, *buffer, *relevant;  // (rows, n), (B, L0, n), (B, rho, n)
+};
+
+// Which event a slot holds is its step, or one of those that the call began with, or none.
+constexpr int32_t no_event = -1;
+RNNKERN_HOST_DEVICE int32_t first_event(int64_t place) { return int32_t(-2 - place); }
+
+// How the memory came about, from the slots that were overwritten.
+struct History {
+  Rows rows;
+  int64_t slots, relevant_size, buffer_size, first_slots;  // first_slots: L0
+  const int64_t *buffer_ids, *ids, *time;                  // of the state that the call began with
+  const int32_t* taken;                                    // (rows,): the slot overwritten at each step
+  int32_t *occupants, *starts;  // (rows, rho): the event in each slot of the relevant set after each step; (rows,): the
+                                // last reset up to each step, or -1
+
+  RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }
+
+  // The event in a slot of the buffer after step t (-1: at the beginning).
+  RNNKERN_HOST_DEVICE int32_t buffered(int64_t b, int64_t t, int64_t start, int64_t slot) const {
+    const int64_t newest = slot_of(time[b] + t, buffer_size), age = newest - slot + (slot > newest ? buffer_size : 0);
+    const int64_t step = t - age;
+    if (step >= 0) return step >= start ? int32_t(step) : no_event;
+    return start < 0 && slot < first_slots && buffer_ids[b * first_slots + slot] >= 0 ? first_event(slot) : no_event;
+  }
+  RNNKERN_HOST_DEVICE int32_t first_relevant(int64_t b, int64_t slot) const {
+    return ids[b * relevant_size + slot] >= 0 ? first_event(first_slots + slot) : no_event;
+  }
+
+  // The event in any slot after step t.
+  RNNKERN_HOST_DEVICE int32_t event(int64_t b, int64_t t, int64_t slot) const {
+    const int64_t row = t < 0 ? 0 : rows.offset(t) + b;
+    if (slot < slots) return buffered(b, t, t < 0 ? -1 : starts[row], slot);
+    return t < 0 ? first_relevant(b, slot - slots) : occupants[row * relevant_size + slot - slots];
+  }
+  // The one that the event of step t takes.
+  RNNKERN_HOST_DEVICE int64_t taken_by(int64_t b, int64_t t) const {
+    const int64_t wanted = slot_of(time[b] + t, buffer_size);
+    return wanted < slots ? wanted : slots - 1;  // of a sound state it is below L
+  }
+
+  template <class T>
+  RNNKERN_HOST_DEVICE T* at(const Events<T>& events, int64_t b, int32_t event) const {
+    if (event >= 0) return events.steps + (rows.offset(event) + b) * rows.hidden;
+    const int64_t place = -2 - int64_t(event);
+    return place < first_slots ? events.buffer + (b * first_slots + place) * rows.hidden
+                               : events.relevant + (b * relevant_size + place - first_slots) * rows.hidden;
+  }
+};
+
+// dh of the events in the last memory is the gradient of their slots.
+template <class T>
+struct Leave {
+  History history;
+  const T *grad_buffer, *grad_relevant;  // (B, L, n), (B, rho, n), or null
+  Events<T> dh;
+};
+
+// previous (rows, n): s before each step, zero where it was reset.
+template <class T>
+struct Previous {
+  Rows rows;
+  const T *s, *s0;  // (rows, n); (B, n)
+  T* previous;
+};
+
+// One sample per block: step t, backward through the attention. Everything of the event of step t is then known but
+// what comes to its h through its key.
+template <class T>
+struct AttendBackward {
+  History history;
+  int64_t t, alive;
+  Events<const T> h, keys;
+  Events<T> dh, dkeys;           // added to
+  const T *v, *grad_h, *grad_s;  // (n,); (rows, n) or null both
+  const T* alpha;                // (rows, kappa), or null
+  T mix;
+  bool dot;
+  T *room, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
+  T* ds;             // (B, n): in, the gradient of s after this step but for grad_s; out, that of the attention's sum
+  T* query;          // (rows, n): in the query, out its gradient
+  T* dv;             // (B, n), added to
+};
+
+// One unit of one sample per thread: step t, backward through the cell.
+template <class T>
+struct CellBackward {
+  Rows rows;
+  int64_t t, alive;
+  const T* params[1];
+  const T *h, *dh, *dquery;     // (rows, n) each
+  const T* through_key;         // (alive, n): U_a^T dkey
+  const T *gates, *cells, *c0;  // (rows, 4n), (rows, n), (B, n): of an LSTM
+  T* dc;                        // (B, n): of c after the step, in; before it, out
+  T *du, *step;                 // (rows, G*n); (alive, (G+1)*n): with the query's, zero where it was reset
+  T* dparams[1];                // (B, n), added to
+};
+
+// One sample per block or cluster, all steps: `t`, `alive`, `through_key` and `step` are not read.
+struct SampleBackward {
+  AttendBackward<float> attend;
+  CellBackward<float> cell;
+  const float *V, *W_a, *U_a;
+  float* packed;  // room for packed weights, or null
+};
+
+// Weights in the order in which the kernels of one sample per block read them.
+struct Pack {
+  int64_t n;
+  bool transposed;
+  const float *V, *W_a, *U_a;
+  int gates;
+  float* to;
+};
+
+// to += from.
+template <class T>
+struct Add {
+  int64_t count;
+  const T* from;
+  T* to;
+};
+
+}  // namespace rnnkern::relevancy

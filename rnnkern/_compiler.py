@@ -1,0 +1,267 @@
+"""Compiles CUDA kernels when they are first used, with NVRTC, and keeps them on disk.
+
+A kernel is a C++ type and the header that defines it. What is compiled is named by a hash of all that goes into it:
+the headers that it includes, NVRTC's version, the architecture and the options.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+CUDA_MAJOR = 13
+"""What the kernels were written and tested for."""
+LIBRARY = f"libnvrtc.so.{CUDA_MAJOR}"
+OPTIONS = ("-std=c++20", "-default-device")
+_DIGEST_BYTES = 32
+
+
+class Program(NamedTuple):
+    """A kernel for one architecture."""
+
+    header: str  # "recurrence/cuda/block_forward.cuh", below the folder of the sources
+    type: str  # "rnnkern::BlockForwardKernel<rnnkern::Lstm, float, 64>"
+    arch: str  # "sm_90"
+
+    @property
+    def symbol(self) -> str:
+        """The name of its function, as profilers show it."""
+        return re.sub(r"\W+", "_", re.sub(r"rnnkern::(device::)?", "", self.type)).strip("_")
+
+    @property
+    def source(self) -> str:
+        return (
+            f'#include "{self.header}"\n#include "device/entry.cuh"\nusing Kernel = {self.type};\n'
+            "extern \"C\" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n"
+            f"    {self.symbol}(const __grid_constant__ Kernel::Problem problem) {{\n  Kernel::run(problem);\n}}\n"
+        )
+
+
+class CompilationError(RuntimeError):
+    """A kernel does not compile; the message has the compiler's log."""
+
+
+def sources() -> Path:
+    """The folder of the headers: in an installed package, or in a checkout."""
+    package = Path(__file__).parent
+    return next(path for path in (package / "csrc", package.parent / "csrc") if path.is_dir())
+
+
+# ---- NVRTC
+
+
+class Nvrtc:
+    """The library, by ctypes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        for part in Path(path).parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(part))  # which NVRTC opens by its name alone
+        self._library = ctypes.CDLL(path)
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"{major.value}.{minor.value}"
+
+    def _call(self, function: str, *arguments: object) -> None:
+        if error := getattr(self._library, function)(*arguments):
+            raise CompilationError(f"{function}: {self._library.nvrtcGetErrorString(error).decode()}")
+
+    def _bytes(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, found)
+        return found.raw
+
+    def compile(self, source: str, options: tuple[str, ...]) -> bytes:
+        """The cubin of a program."""
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+        try:
+            given = [option.encode() for option in options]
+            try:
+                self._call("nvrtcCompileProgram", program, len(given), (ctypes.c_char_p * len(given))(*given))
+            except CompilationError as error:
+                log = self._bytes("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+                raise CompilationError(f"{error}\n{log}") from None
+            return self._bytes("CUBIN", program)
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _places() -> Iterator[str]:
+    """Where PyTorch's packages and NVIDIA's own put NVRTC, and then wherever the loader looks."""
+    found = importlib.util.find_spec("nvidia")
+    for folder in found.submodule_search_locations if found else ():
+        for inside in (f"cu{CUDA_MAJOR}/lib", "cuda_nvrtc/lib"):
+            yield str(Path(folder, inside, LIBRARY))
+    yield LIBRARY
+
+
+@functools.cache
+def nvrtc() -> Nvrtc | None:
+    """NVRTC, or None where it is not installed."""
+    for place in _places():
+        if os.sep in place and not Path(place).exists():
+            continue
+        try:
+            return Nvrtc(place)
+        except OSError:
+            continue
+    return None
+
+
+# ---- what goes into a program
+
+
+@functools.cache
+def _header(name: str) -> tuple[bytes, tuple[str, ...]]:
+    """A header's text and the names that it includes, of the package's own."""
+    text = (sources() / name).read_bytes()
+    return text, tuple(found.decode() for found in re.findall(rb'^#include "([^"]+)"', text, re.M))
+
+
+def _included(header: str) -> dict[str, bytes]:
+    """The texts of a header and of all that it includes, by name. What is of the interpreter is the host's alone."""
+    found: dict[str, bytes] = {}
+    waiting = [header]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and not name.startswith("interpreter/"):
+            found[name], more = _header(name)
+            waiting += more
+    return found
+
+
+def options_of(arch: str) -> tuple[str, ...]:
+    """Without the folders of headers; RNNKERN_CUDA_FLAGS adds some."""
+    return (*OPTIONS, f"-arch={arch}", *os.environ.get("RNNKERN_CUDA_FLAGS", "").split())
+
+
+def key_of(program: Program, version: str) -> str:
+    """Changes with whatever the program's machine code depends on."""
+    found = hashlib.sha256()
+    texts = _included(program.header) | _included("device/entry.cuh")
+    standard = {str(path): path.read_bytes() for path in sorted((sources() / "device/standard").iterdir())}
+    for part in (program.source, version, *options_of(program.arch)):
+        found.update(part.encode() + b"\0")
+    for name, text in sorted((Path(name).name, text) for name, text in (texts | standard).items()):
+        found.update(name.encode() + b"\0" + text + b"\0")
+    return found.hexdigest()[:20]
+
+
+def compile_now(program: Program) -> bytes:
+    """The cubin of a program, compiled."""
+    compiler = nvrtc()
+    if compiler is None:
+        raise CompilationError(f"{LIBRARY} was not found")
+    folders = (f"-I{sources()}", f"-I{sources() / 'device/standard'}")
+    return compiler.compile(program.source, (*options_of(program.arch), *folders))
+
+
+# ---- the cache
+
+
+def cache_folder() -> Path:
+    """``$RNNKERN_CACHE_DIR``, ``$XDG_CACHE_HOME/rnnkern`` or ``~/.cache/rnnkern``."""
+    if given := os.environ.get("RNNKERN_CACHE_DIR"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rnnkern")
+
+
+def place_of(program: Program) -> Path:
+    """The file of a program in the cache."""
+    compiler = nvrtc()
+    version = compiler.version if compiler else "none"
+    return cache_folder() / f"{program.symbol[:120]}-{program.arch}-{key_of(program, version)}.cubin"
+
+
+def _read(path: Path) -> bytes | None:
+    """The cubin in a file, or None where there is none or not the whole of it."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    digest, packed = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+    return zlib.decompress(packed) if hashlib.sha256(packed).digest() == digest else None
+
+
+def _write(path: Path, cubin: bytes) -> None:
+    """Whole or not at all, whatever other processes do."""
+    packed = zlib.compress(cubin)
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            partial = Path(file.name)
+            file.write(hashlib.sha256(packed).digest() + packed)
+        partial.replace(path)
+    except OSError as error:
+        if partial:
+            partial.unlink(missing_ok=True)
+        _warn_of_folder(str(path.parent), str(error))
+
+
+@functools.cache
+def _warn_of_folder(folder: str, error: str) -> None:
+    warnings.warn(
+        f"rnnkern cannot keep compiled CUDA kernels in {folder} ({error}): this process keeps them in memory, and the "
+        "next one compiles them again. Set RNNKERN_CACHE_DIR to a folder that can be written.",
+        stacklevel=2,
+    )
+
+
+_lock = threading.Lock()
+_in_memory: dict[Path, bytes] = {}
+
+
+def is_compiled(program: Program) -> bool:
+    """Whether it need not be compiled any more."""
+    path = place_of(program)
+    return path in _in_memory or path.exists()
+
+
+def cubin_of(program: Program, again: bool = False) -> bytes:
+    """A program's cubin: from memory, from the cache, or compiled.
+
+    Args:
+        program: the kernel.
+        again: to compile it whatever the cache has.
+
+    Raises:
+        CompilationError: with the compiler's words.
+    """
+    path = place_of(program)
+    with _lock:
+        cubin = None if again else _in_memory.get(path)
+    if cubin is None and not again:
+        cubin = _read(path)
+    if cubin is None:
+        cubin = compile_now(program)
+        _write(path, cubin)
+    with _lock:
+        _in_memory[path] = cubin
+    return cubin
+
+
+def compile_kernel(header: str, type: str, arch: str, again: bool) -> tuple[torch.Tensor, str]:
+    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or an empty tensor
+    and what is wrong."""
+    program = Program(header, type, arch)
+    try:
+        cubin = cubin_of(program, again)
+    except CompilationError as error:
+        return torch.empty(0, dtype=torch.uint8), f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
+    return torch.frombuffer(bytearray(cubin), dtype=torch.uint8), program.symbol
