@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml
 # The package is linked first and compiled last, in sight. Folders count too: their times change when a file goes.
 $(VENV)/.installed: $(VENV)/.ready setup.py $(shell find csrc)
 	$(call step,Linking the package,RNNKERN_CPP=0 $(BIN)/pip install --quiet --no-build-isolation --editable .)
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(call step,Compiling,$(BIN)/python setup.py -q build_ext --inplace)
 	@touch $@
 
 # What the demo, tests, lint, docs and the wheel need besides.
@@ -50,7 +50,7 @@ test: install $(VENV)/.test
 # The rest: every SIMD level that this processor has, CUDA kernels in the interpreter, machine code, packaging, the thread
 # sanitizer at the highest level.
 proof: install $(VENV)/.test $(VENV)/.wheel
-	RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace
+	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
 
 # The wheel to give away, in dist: every SIMD level, tagged by auditwheel with the oldest glibc and libstdc++ that will do.
@@ -71,7 +71,7 @@ sanitize: install $(VENV)/.test
 	mkdir -p $(SANITIZED)
 	cp -au csrc rnnkern python_tests setup.py pyproject.toml README.md LICENSE $(SANITIZED)
 	rm -f $(SANITIZED)/rnnkern/*.so
-	cd $(SANITIZED) && RNNKERN_CUDA=0 RNNKERN_LDFLAGS=-fsanitize=address,undefined \
+	cd $(SANITIZED) && RNNKERN_LDFLAGS=-fsanitize=address,undefined \
 	  RNNKERN_CXXFLAGS="-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(abspath $(BIN))/python setup.py -q build_ext --inplace
 	cd $(SANITIZED) && $(UNDER) RNNKERN_SOAK=10000 $(PYTEST) -p no:cacheprovider python_tests/ops/test_recurrence.py \

@@ -9,6 +9,7 @@
 #include "common/counters.h"
 #include "common/reuse.h"
 #include "common/simd_level.h"
+#include "cuda/modules.h"
 #include "cuda/plans.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/orthogonal.h"
@@ -53,7 +54,8 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("device_facts(int index) -> str");
-  // rnnkern/compiler.py has these two.
+  m.def("load_kernel(str header, str type, int device) -> ()");
+  // These two are Python's: rnnkern/_compiler.py and _extension.py have them.
   m.def("compile_kernel(str header, str type, str arch, bool again) -> (Tensor, str)");
   m.def("allows_tf32() -> bool");
   m.def(
@@ -88,6 +90,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "givens_recurrence_backward(Tensor? grad_h, Tensor? grad_last, Tensor u, Tensor angles, Tensor? phases, "
       "Tensor? diagonal, Tensor bias, Tensor h0, Tensor h, Tensor? batch_sizes, Tensor? reset, bool reverse, "
       "bool butterfly) -> Tensor[]");
+  m.def("givens_programs(str dtype, bool is_complex, int size) -> str");
 
   m.def(
       "sab_recurrence(Tensor u, Tensor R, Tensor? bias, Tensor[] attention, Tensor[] state, Tensor? batch_sizes, "
@@ -155,6 +158,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
   m.impl("device_facts", TORCH_BOX(&device_facts));
   m.impl("recurrence_plan", TORCH_BOX(&recurrence_plan));
   m.impl("relevancy_plan", TORCH_BOX(&relevancy_plan));
+  m.impl("givens_programs", TORCH_BOX(&givens_programs));
+  m.impl("load_kernel", TORCH_BOX(&load_kernel));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {

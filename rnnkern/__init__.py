@@ -4,6 +4,7 @@ from typing import Any
 
 from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
 from rnnkern._extension import PerformanceWarning
+from rnnkern._precompile import precompile
 from rnnkern.ops import use
 from rnnkern.swap import explain, replace, restore
 
@@ -18,6 +19,7 @@ __all__ = [
     "ops",
     "optim",
     "parametrizations",
+    "precompile",
     "release_memory",
     "replace",
     "restore",
@@ -33,8 +35,7 @@ def build_info() -> dict[str, Any]:
 
         - ``version``: of rnnkern.
         - ``commit``: of the sources, with ``-dirty`` if they had changes; None if they were not a git checkout.
-        - ``compilers``: the versions of ``cxx`` and, where CUDA is in, ``nvcc``.
-        - ``cuda_archs``: as in ``TORCH_CUDA_ARCH_LIST``; empty without nvcc.
+        - ``compiler``: the version of the C++ compiler.
         - ``built_simd_levels``: those that were compiled.
         - ``simd_levels``: those of them that this processor has.
         - ``simd_level``: the one in use, the highest unless the environment variable ``RNNKERN_SIMD`` or

@@ -58,6 +58,11 @@ def sources() -> Path:
     return next(path for path in (package / "csrc", package.parent / "csrc") if path.is_dir())
 
 
+def arch_of(capability: tuple[int, ...]) -> str:
+    """NVRTC's name of a compute capability."""
+    return "sm_{}{}".format(*capability)
+
+
 # ---- NVRTC
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rnnkern import _compiler
 from rnnkern._torch_private import constant_when_compiled
 
 # The file that belongs to this one, not what a search may find in another installation of rnnkern.
@@ -67,38 +68,36 @@ def allows_tf32() -> bool:
 
 
 if available:
-    _settings = torch.library.Library("rnnkern", "IMPL")  # for as long as it lives
-    _settings.impl("allows_tf32", allows_tf32, "CompositeExplicitAutograd")
+    _python = torch.library.Library("rnnkern", "IMPL")  # for as long as it lives
+    _python.impl("allows_tf32", allows_tf32, "CompositeExplicitAutograd")
+    _python.impl("compile_kernel", _compiler.compile_kernel, "CompositeExplicitAutograd")
 
 
-@constant_when_compiled  # an operator that returns a string cannot be traced
+@constant_when_compiled  # a search for libraries cannot be traced
 def cuda_refusal(device: torch.device) -> str | None:
     """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
-    archs = _cuda_archs()
-    if not archs:
-        return _missing(
-            "rnnkern was built without CUDA",
-            "build it with CUDA, with `RNNKERN_CUDA=1 pip install -v --force-reinstall --no-deps .` in its sources",
-        )
     if not torch.cuda.is_available():
         return None
-    return _uncovered(archs, torch.cuda.get_device_capability(device))
+    return _cuda_refusal(torch.version.cuda, torch.cuda.get_device_capability(device))
 
 
 @functools.cache
-def _uncovered(archs: tuple[str, ...], capability: tuple[int, int]) -> str | None:
-    """Code runs on later devices of its major version, PTX on all later ones."""
-    for arch in archs:
-        number, _, ptx = arch.partition("+")
-        built = tuple(map(int, number.split(".")))
-        if built <= capability and (ptx or built[0] == capability[0]):
-            return None
-    device = ".".join(map(str, capability))
-    return _missing(
-        f"rnnkern was built for {', '.join(archs)}, and the device has capability {device}",
-        f"build it for the device, with `RNNKERN_CUDA=1 TORCH_CUDA_ARCH_LIST={device} pip install -v --force-reinstall "
-        "--no-deps .` in its sources",
-    )
+def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | None:
+    wanted, found = _compiler.CUDA_MAJOR, (version or "none").partition(".")[0]
+    if found != str(wanted):
+        return _missing(
+            f"rnnkern's CUDA kernels are for a PyTorch that was built with CUDA {wanted}, and this is torch "
+            f"{torch.__version__}, built with {f'CUDA {version}' if version else 'no CUDA'}",
+            f"install a PyTorch built with CUDA {wanted}",
+        )
+    if capability < (8, 0):
+        return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {capability[0]}.{capability[1]}"
+    if _compiler.nvrtc() is None:
+        return _missing(
+            f"NVRTC, which compiles rnnkern's CUDA kernels when they are first used, was not found ({_compiler.LIBRARY})",
+            f"`pip install 'rnnkern[cuda]'`, or nvidia-cuda-nvrtc of version {wanted}",
+        )
+    return None
 
 
 def triton_refusal() -> str | None:
@@ -117,18 +116,12 @@ def device_facts(device: torch.device) -> tuple[int, ...] | None:
     return tuple(json.loads(torch.ops.rnnkern.device_facts(index)))
 
 
-@functools.cache
-def _cuda_archs() -> tuple[str, ...]:
-    return tuple(build_facts()["cuda_archs"])
-
-
 def build_facts() -> dict[str, Any]:
     """What rnnkern.build_info() returns, less the version; the same keys, empty, without the compiled part."""
     facts = json.loads(torch.ops.rnnkern.build_info()) if available else {}
     return {
         "commit": facts.get("commit"),
-        "compilers": {name: facts[name] for name in ("cxx", "nvcc") if facts.get(name)},
-        "cuda_archs": facts.get("cuda_archs", []),
+        "compiler": facts.get("cxx"),
         "built_simd_levels": facts.get("built_simd_levels", []),
         "simd_levels": facts.get("simd_levels", []),
         "simd_level": facts.get("simd_level"),

@@ -5,13 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "common/tensor.h"
+#include "cuda/current.h"
 #include "cuda/driver.h"
 
 namespace rnnkern::cuda {
 namespace {
-
-using Key = std::pair<void*, const Kernel*>;  // the context comes first
 
 struct Compiled {
   Tensor cubin;
@@ -45,28 +43,50 @@ void* load(const Kernel& kernel) {
   return function;
 }
 
-// Kernels stay loaded for as long as the process lives. Python, which compiles, is never called with the lock held.
+void* current_context() {
+  void* context = nullptr;
+  driver().cuCtxGetCurrent("this thread", &context);
+  return context;
+}
+
+// By context and type. Kernels stay loaded for as long as the process lives. Python, which compiles, is never called
+// with the lock held.
 std::mutex mutex;
-std::map<Key, void*> loaded;
+std::map<std::pair<void*, std::string>, void*> loaded;
+
+void* find(void* context, const Kernel& kernel) {
+  const std::lock_guard lock(mutex);
+  const auto found = loaded.find({context, std::string(kernel.type)});
+  return found == loaded.end() ? nullptr : found->second;
+}
+
+void* keep(void* context, const Kernel& kernel, void* function) {
+  const std::lock_guard lock(mutex);
+  return loaded.emplace(std::pair(context, std::string(kernel.type)), function).first->second;
+}
 
 }  // namespace
 
 void* function_of(const Kernel& kernel, void* stream) {
-  thread_local std::map<Key, void*> known;  // a launch takes no lock
-  Key key{nullptr, &kernel};
-  driver().cuCtxGetCurrent("this thread", &key.first);
-  void*& function = known[key];
-  if (function) return function;
-  {
-    const std::lock_guard lock(mutex);
-    function = loaded[key];
-  }
+  thread_local std::map<std::pair<void*, const Kernel*>, void*> known;  // a launch takes no lock
+  void* const context = current_context();
+  void*& function = known[{context, &kernel}];
+  if (!function) function = find(context, kernel);
   if (function) return function;
   STD_TORCH_CHECK(!capturing(stream), "rnnkern: a CUDA graph is being captured, and the kernel ", std::string(kernel.type),
-                  " is not loaded yet: call the layer once before the capture, with these sizes");
-  void* const made = load(kernel);
-  const std::lock_guard lock(mutex);
-  return function = loaded.emplace(key, made).first->second;
+                  " is not loaded yet: call rnnkern.precompile, or the layer once with these sizes, before the capture");
+  return function = keep(context, kernel, load(kernel));
 }
 
 }  // namespace rnnkern::cuda
+
+namespace rnnkern {
+
+void load_kernel(std::string header, std::string type, int64_t device) {
+  const CurrentDevice current(static_cast<int32_t>(device));
+  const cuda::Kernel kernel{type, header.c_str(), 0};
+  void* const context = cuda::current_context();
+  if (!cuda::find(context, kernel)) cuda::keep(context, kernel, cuda::load(kernel));
+}
+
+}  // namespace rnnkern

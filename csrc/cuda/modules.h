@@ -1,6 +1,8 @@
 // Kernels that are loaded on a device.
 #pragma once
 
+#include <string>
+
 #include "cuda/kernel.h"
 
 namespace rnnkern::cuda {
@@ -10,3 +12,10 @@ namespace rnnkern::cuda {
 void* function_of(const Kernel& kernel, void* stream);
 
 }  // namespace rnnkern::cuda
+
+namespace rnnkern {
+
+// Loads a kernel on a CUDA device ahead of its first call, by header and type.
+void load_kernel(std::string header, std::string type, int64_t device);
+
+}  // namespace rnnkern

@@ -9,6 +9,7 @@ from rnnkern.ops.checks import check_batch_sizes, check_dtype, check_like, check
 from rnnkern.ops.dispatch import Choice, choose
 from rnnkern.ops.givens import STYLES
 from rnnkern.ops.orthogonal import cpu_refusal, without_autocast
+from rnnkern.ops.programs import told
 from rnnkern.ops.recurrence_complex import of_parts, state_in_parts
 
 OP = "givens_recurrence"
@@ -177,7 +178,17 @@ def _choose_checked(
     reverse=False,
 ) -> Choice:  # fmt: skip
     _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
-    return _choose(u)
+    return told(
+        _choose(u), u.device, u.dtype.to_real(),
+        lambda dtype, facts, _: f'{{"programs": {_programs(dtype, u)}}}',
+        lambda _: "a warp for each sequence",
+    )  # fmt: skip
+
+
+def _programs(dtype: str, u: Tensor) -> str:
+    if dtype not in ("float32", "float64"):
+        return "[]"
+    return torch.ops.rnnkern.givens_programs(dtype, u.is_complex(), u.shape[-1])
 
 
 givens_recurrence.choose = _choose_checked

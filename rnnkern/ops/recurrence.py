@@ -1,6 +1,5 @@
 """Fused recurrence over time: the public function, its checks, its choice of implementation and its derivatives."""
 
-import json
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from rnnkern import _extension, reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose, forced
+from rnnkern.ops.programs import told
 from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, Rates, Recomputed, differentiable, hidden_size, operator_rates
 from rnnkern.ops.recurrence_complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops.transforms import needs_derivatives, transformed
@@ -214,20 +214,15 @@ def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
           bias_ih)  # fmt: skip
     rates, _ = _noise(zoneout, dropout, seed, len(state), u)
-    choice = _choose(cell, u)
-    if choice.implementation != "cuda":
-        return choice
-    facts = _extension.device_facts(u.device)
-    if facts is None:
-        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
-    hidden = parts * hidden_size(cell, u, weight_ih)
-    sizes = (steps, state[0].shape[0], hidden, R.shape[0] if R.dim() == 3 else 1)
-    cell, dtype = COMPLEX[cell] if u.is_complex() else cell, str(dtype).removeprefix("torch.")
-    tf32 = _extension.allows_tf32()
-    plan = json.loads(_operators.recurrence_plan(cell, dtype, sizes, facts, any(rates), tf32))
-    return choice._replace(reason=f"{choice.reason}: {plan['kernel']}, for {plan['reason']}")
+    sizes = (steps, state[0].shape[0], parts * hidden_size(cell, u, weight_ih), R.shape[0] if R.dim() == 3 else 1)
+    kernel_cell = COMPLEX[cell] if u.is_complex() else cell
+    return told(
+        _choose(cell, u), u.device, dtype,
+        lambda dtype, facts, tf32: _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32),
+        lambda plan: f"{plan['kernel']}, for {plan['reason']}",
+    )  # fmt: skip
 
 
 recurrence.choose = _choose_checked

@@ -1,6 +1,5 @@
 """Relevancy attention inside a recurrence: the public function, its checks and its choice of implementation."""
 
-import json
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from rnnkern import _extension, reference
 from rnnkern.ops import relevancy_autograd
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.programs import told
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
 from rnnkern.reference.relevancy import FACTORS, RELEVANCY_CELLS
 
@@ -135,18 +135,14 @@ def _choose_checked(
 ) -> Choice:  # fmt: skip
     steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
                    reset, readout)  # fmt: skip
-    choice = _choose(cell, u)
-    if choice.implementation != "cuda":
-        return choice
-    facts = _extension.device_facts(u.device)
-    if facts is None:
-        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
     batch, hidden = state[0].shape
     sizes = (steps, batch, hidden, buffer_size, relevant_size)
-    plan = json.loads(torch.ops.rnnkern.relevancy_plan(cell, _name(u.dtype), sizes, facts))
-    return choice._replace(
-        reason=f"{choice.reason}: {plan['forward']}, backward {plan['backward']}, for {plan['reason']}"
-    )
+    return told(
+        _choose(cell, u), u.device, u.dtype,
+        lambda dtype, facts, _: torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts),
+        lambda plan: f"{plan['forward']}, backward {plan['backward']}, for {plan['reason']}",
+    )  # fmt: skip
+
 
 
 relevancy_recurrence.choose = _choose_checked

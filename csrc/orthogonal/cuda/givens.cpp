@@ -4,12 +4,12 @@
 #include <algorithm>
 
 #include "common/counters.h"
+#include "common/turns.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
 #include "cuda/facts.h"
 #include "cuda/kernel.h"
-#include "common/turns.h"
-#include "cuda/facts.h"
+#include "cuda/plans.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
@@ -147,10 +147,28 @@ struct Driver : GivensCall {
   }
 };
 
+template <class T>
+std::string programs(bool is_complex, int64_t size) {
+  Packing packing{};
+  packing.is_complex = is_complex;
+  packing.each = each_for<T>(size, is_complex ? 2 : 1);
+  if (packing.each == 0) return "[]";
+  return with_sizes<T>(packing, [](auto parts, auto each) {
+    return cuda::programs_of({&cuda::kernel<TurnKernel<T>>, &cuda::kernel<SumKernel<T>>,
+                              &cuda::kernel<ForwardKernel<T, parts(), each()>>,
+                              &cuda::kernel<BackwardKernel<T, parts(), each()>>});
+  });
+}
+
 }  // namespace
 }  // namespace rnnkern::givens
 
 namespace rnnkern {
+
+std::string givens_programs(std::string dtype, bool is_complex, int64_t size) {
+  return scalar_type(dtype) == ScalarType::Double ? givens::programs<double>(is_complex, size)
+                                                  : givens::programs<float>(is_complex, size);
+}
 
 Tensors givens_recurrence_cuda(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
                                Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,

@@ -1,0 +1,9 @@
+// What setup.py compiles first: a compiler that takes this takes the rest.
+#include <Python.h>
+#include <omp.h>
+
+#define RNNKERN_SIMD_LEVEL plain
+#include "common/simd_target.h"
+#include "common/simd.h"
+
+void probe(rnnkern::Vec<float>* v) { rnnkern::transpose(v); }

@@ -1,0 +1,77 @@
+"""Which CUDA kernels a call would start: what explain says of them, and rnnkern.precompile compiles."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from rnnkern import _compiler, _extension
+from rnnkern.ops.dispatch import Choice
+
+Facts = tuple[int, ...]
+"""Of a device, as :func:`rnnkern._extension.device_facts` tells them."""
+
+
+class Wanted(NamedTuple):
+    """What kernels are collected for."""
+
+    facts: Facts
+    dtype: torch.dtype | None  # in place of a call's own
+    found: set[tuple[str, str]]  # headers and types
+
+
+_this_thread = threading.local()
+
+
+@contextmanager
+def collecting(facts: Facts, dtype: torch.dtype | None) -> Iterator[set[tuple[str, str]]]:
+    """Inside, explaining a call, on whatever device, adds the kernels that it would start on a device with these
+    facts."""
+    wanted = _this_thread.wanted = Wanted(facts, dtype, set())
+    try:
+        yield wanted.found
+    finally:
+        _this_thread.wanted = None
+
+
+def told(
+    choice: Choice, device: torch.device, dtype: torch.dtype, plan: Callable[[str, Facts, bool], str],
+    say: Callable[[dict[str, Any]], str],
+) -> Choice:  # fmt: skip
+    """A choice that says which CUDA kernel serves the call, why, and whether it is compiled yet.
+
+    Args:
+        choice: what the call takes.
+        device, dtype: of its tensors.
+        plan: the operator that plans it, from a dtype's name, a device's facts and whether TF32 is allowed; JSON.
+        say: the words for its plan.
+    """
+    if wanted := getattr(_this_thread, "wanted", None):
+        for tf32 in (False, True):
+            planned = json.loads(plan(name_of(wanted.dtype or dtype), wanted.facts, tf32))
+            wanted.found.update(map(tuple, planned["programs"]))
+    if choice.implementation != "cuda":
+        return choice
+    facts = _extension.device_facts(device)
+    if facts is None:
+        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
+    planned = json.loads(plan(name_of(dtype), facts, _extension.allows_tf32()))
+    compiled = _compiled(planned["programs"], _compiler.arch_of(facts[:2]))
+    return choice._replace(reason=f"{choice.reason}: {say(planned)}; {compiled}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As operators have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _compiled(programs: list[list[str]], arch: str) -> str:
+    waiting = sum(not _compiler.is_compiled(_compiler.Program(*program, arch)) for program in programs)
+    if not waiting:
+        return "compiled already"
+    compiler = _compiler.nvrtc()
+    by = f"NVRTC {compiler.version}, {compiler.path}" if compiler else "no NVRTC"
+    return f"{waiting} of {len(programs)} kernels are still to be compiled, by {by}"
