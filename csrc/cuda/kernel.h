@@ -36,6 +36,9 @@ struct Launch {
   bool cooperative = false;  // all blocks run at once, or none does
 };
 
+// A namespace without kernels: of what is in the one around it, GCC leaves out its name.
+namespace spelled {
+
 // The name of K, from "... [with K = name; ...]" of GCC or "... [K = name]" of Clang.
 template <class K>
 constexpr std::string_view type_name() {
@@ -44,11 +47,15 @@ constexpr std::string_view type_name() {
   return signature.substr(first, signature.find_first_of(";]", first) - first);
 }
 
+}  // namespace spelled
+
 template <class K>
-inline constexpr Kernel kernel {
-  type_name<K>(), K::header, K::threads,
+inline constexpr Kernel kernel{
+    spelled::type_name<K>(),
+    K::header,
+    K::threads,
 #if defined(RNNKERN_INTERPRET)
-      [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
+    [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
 #endif
 };
 
