@@ -57,10 +57,10 @@ extern "C" int run_conformance(const char* name, const uint32_t* in, int64_t in_
 
 namespace rnnkern {
 
-// `in` and `out` are words in tensors of int32.
-void run_conformance(std::string name, Tensor in, Tensor out) {
-  const CurrentDevice current(in);
-  const device::Words words{read<uint32_t>(in), write<uint32_t>(out)};
+// Words as tensors of int32.
+void run_conformance(std::string name, Tensor given, Tensor out) {
+  const CurrentDevice current(given);
+  const device::Words words{read<uint32_t>(given), write<uint32_t>(out)};
   device::start(device::kernels, name, words, current.stream());
 }
 
@@ -72,7 +72,7 @@ std::string conformance_programs() {
 }
 
 STABLE_TORCH_LIBRARY(rnnkern_conformance, m) {
-  m.def("run(str name, Tensor in, Tensor out) -> ()");
+  m.def("run(str name, Tensor given, Tensor out) -> ()");
   m.def("programs() -> str");
 }
 

@@ -223,7 +223,9 @@ struct Misuse : OnWords {
 };
 
 struct OutOfBounds : OneBlock<32> {
-  static void run(const Problem& p) { p.out[thread()] = words()[p.in[0] + uint32_t(thread())]; }
+  static void run(const Problem& p) {
+    p.out[thread()] = words()[p.in[0] + uint32_t(thread())];  // 1
+  }
 };
 
 struct HalfWarp : OneBlock<48> {

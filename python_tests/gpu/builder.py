@@ -64,7 +64,8 @@ def run_ninja(folder: Path, lines: Sequence[str], made: Path) -> Path:
     with open(ROOT / folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (ROOT / folder / "build.ninja").write_text("\n".join([*lines, ""]))
-        command = [sys.executable, "-m", "ninja", "-f", f"{folder}/build.ninja"]
+        jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+        command = [sys.executable, "-m", "ninja", "-f", f"{folder}/build.ninja", *jobs]
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{made} does not build\n{done.stdout}{done.stderr}")
