@@ -69,7 +69,7 @@ def processor_levels() -> tuple[str, ...]:
 def sources() -> dict[Path, str]:
     """The tree, by relative path."""
     paths = [p for name in TAKEN for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
-    endings = {".py", ".h", ".cpp", ".cu", ".cuh", ".toml", ".md", ".txt", ""}
+    endings = {".py", ".h", ".cpp", ".cuh", ".toml", ".md", ".txt", ""}
     return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
