@@ -39,10 +39,12 @@ constexpr std::string_view type_name() {
 }
 
 template <class K>
-inline constexpr Kernel kernel {
-  type_name<K>(), K::header, K::threads,
+inline constexpr Kernel kernel{
+    type_name<K>(),
+    K::header,
+    K::threads,
 #if defined(RNNKERN_INTERPRET)
-      [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
+    [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
 #endif
 };
 
