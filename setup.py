@@ -98,15 +98,8 @@ class Build(build_ext):
         each = " ".join(f"X({level})" for level in levels)
         write("build_levels.h", f"#pragma once\n#define RNNKERN_BUILT_LEVELS(X) {each}\n")
         write("build.ninja", "\n".join(ninja_lines(torch.__path__[0], levels)))
-        ninja = [
-            sys.executable,
-            "-m",
-            "ninja",
-            "-f",
-            BUILD / "build.ninja",
-            "-j",
-            ENV("MAX_JOBS") or f"{os.cpu_count()}",
-        ]
+        jobs = ENV("MAX_JOBS") or os.cpu_count()
+        ninja = [sys.executable, *f"-m ninja -f {BUILD}/build.ninja -j {jobs}".split()]
         if subprocess.run(ninja, cwd=ROOT, check=False, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}).returncode:
             sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
         self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))

@@ -95,7 +95,7 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
         return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {has}"
     if _compiler.nvrtc() is None:
         return _missing(
-            f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels when they are first used, was not found",
+            f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels at their first use, was not found",
             f"`pip install 'rnnkern[cuda]'`, or nvidia-cuda-nvrtc of version {wanted}",
         )
     return None
