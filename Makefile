@@ -106,8 +106,8 @@ format: $(VENV)/.lint
 bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
-# On a machine with a GPU and nvcc, with the Python that is there: no network, no .venv. CALL=1, 2 or 3, each of at most
-# ten minutes, or STAGES= some; OUT= the folder of the archive; DRY=1 says what would run.
+# On a machine with a GPU, with the Python that is there: no network, no .venv. CALL=1, 2 or 3, each of at most ten
+# minutes, or STAGES= some; OUT= the folder of the archive; DRY=1 says what would run and rehearses it without a GPU.
 CALL ?= 1
 gpu:
 	$(PYTHON) -m perf.gpu $(if $(STAGES),--stages $(STAGES),--call $(CALL)) $(if $(OUT),--out '$(OUT)') \

@@ -1,4 +1,4 @@
-"""Writes what a GPU measured of dense layers where the plan of the kernels reads it, csrc/recurrence/cuda/measured_table.h.
+"""Writes what a GPU measured of dense layers to csrc/recurrence/cuda/measured_table.h, which the launch plans read.
 
 ``python -m perf.gpu_plan perf/results/nvidia-h200 --capability 9``, then build again. Rows of another major capability
 stay as they are.
@@ -14,7 +14,7 @@ from perf import record
 from perf.gpu_tables import DIRECTIONS, Figures, Key
 from perf.record import OURS
 
-TABLE = record.ROOT / "csrc" / "recurrence" / "measured_table.h"
+TABLE = record.ROOT / "csrc" / "recurrence" / "cuda" / "measured_table.h"
 PEER = "torch.nn"
 
 

@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from perf.record import ROOT
+
 CALL_SECONDS = 600
 RESERVED = 15
 """Seconds of a call that are no stage's: for the start, and for what remains to be written."""
-BUILD = 420
+BUILD, KERNELS = 180, 75
 CALLS: dict[int, dict[str, float]] = {
-    1: {"build": BUILD, "smoke": 90, "conformance": 30, "families": 45},
-    2: {"build": BUILD, "sanitize": 90, "wait": 45, "tests": 30},
-    3: {"build": BUILD, "tables": 60, "memory": 20, "cpu": 75, "flashrnn": 10},
+    1: {"build": BUILD, "kernels": KERNELS, "smoke": 90, "conformance": 60, "families": 150},
+    2: {"build": BUILD, "kernels": KERNELS, "sanitize": 120, "wait": 60, "tests": 140},
+    3: {"build": BUILD, "kernels": KERNELS, "tables": 200, "memory": 30, "cpu": 75, "flashrnn": 20},
 }
 """Of each call the stages, in order, and their seconds."""
 STAGES = tuple(dict.fromkeys(name for stages in CALLS.values() for name in stages))
@@ -47,10 +49,13 @@ TESTS = FAMILIES | {"calls": ("test_recurrence_calls.py",), "streams": ("test_re
 AT_ONCE = 4
 """Processes that share the GPU where nothing is timed."""
 TOOLS = ("memcheck", "racecheck")
+CACHE = ROOT / "build" / "cuda_kernels"
+"""Compiled kernels, kept for the next call on the same machine."""
 SPIN_NS = 2_000_000_000
 """Of the first call: a wait that takes longer traps instead of hanging, and names itself by its kernel."""
 MARGIN = 25
 """Seconds that the last measurements take beyond their deadline: a case, the pictures, the tables."""
+STAND_IN = "python_tests/gpu/test_driver.py"
 STUCK = 20
 """Seconds after which a test says where it stands."""
 USES = {
@@ -79,7 +84,6 @@ class Stage(NamedTuple):
 class Target(NamedTuple):
     """What the stages are for."""
 
-    capability: tuple[int, int]
     folder: Path  # of results
     call: int | None = None  # or stages of several
     quick: bool = False  # tiny measurements
@@ -122,22 +126,20 @@ def python(name: str, *arguments: str) -> Command:
     return Command(name, [sys.executable, *arguments])
 
 
-def build_environment(target: Target) -> dict[str, str]:
-    """The architecture of this device alone, and of the CPU's SIMD levels what a call uses."""
-    arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or "{}.{}".format(*target.capability)
-    found = {"RNNKERN_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch}
-    found["RNNKERN_SIMD_LEVELS"] = "plain" if target.call in (1, 2) else "host"
-    if target.call == 1:
-        given = os.environ.get("RNNKERN_CXXFLAGS", "")
-        found["RNNKERN_CXXFLAGS"] = f"{given} -DRNNKERN_SPIN_LIMIT={SPIN_NS}".strip()
-    return found
+def environment(target: Target) -> dict[str, str]:
+    """Of every stage: where compiled kernels are kept, and how they are compiled. Lines of the source, which the
+    sanitizer names, change no machine code."""
+    found = {"RNNKERN_CACHE_DIR": str(CACHE)}
+    own = {1: ["-lineinfo", f"-DRNNKERN_SPIN_LIMIT={SPIN_NS}"], 2: ["-lineinfo"]}.get(target.call, [])
+    flags = [*os.environ.get("RNNKERN_CUDA_FLAGS", "").split(), *own]
+    return found | ({"RNNKERN_CUDA_FLAGS": " ".join(flags)} if flags else {})
 
 
 def build(target: Target) -> Callable[[float], list[Command]]:
     commands = [
         python("package", "setup.py", "build_ext", "--inplace"),
         python("primitives", "-c", "from python_tests.gpu import kernels; kernels.build_library('cuda')"),
-        Command("machine", ["sh", "-c", "nvidia-smi; lscpu; nvcc --version; exit 0"]),
+        Command("machine", ["sh", "-c", "nvidia-smi; lscpu; c++ --version; exit 0"]),
     ]
     return lambda left: commands
 
@@ -184,10 +186,13 @@ def plan(names: Sequence[str], target: Target) -> list[Stage]:
     sanitizer = find("compute-sanitizer")
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor is an allocation with bounds of its own
     threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // AT_ONCE, 1))}
+    levels = {"RNNKERN_SIMD_LEVELS": "plain" if target.call in (1, 2) else "host"}
+    compiled = [python("kernels", "-m", "perf.gpu_kernels")]
     waits = [python("wait", "-m", "perf.wait_scope", "--out", str(target.folder))]
     tables = ("short", "plain", "orthogonal", "relevancy", "scans", "variants")
     details = {
-        "build": (build(target), None, build_environment(target), 3),
+        "build": (build(target), None, levels, 3),
+        "kernels": (lambda left: compiled,),
         "smoke": (lambda left: [primitives("smoke")], no_pytest),
         "conformance": (lambda left: [primitives("conformance")], no_pytest),
         "families": (families("smoke"), no_pytest, threads, AT_ONCE),
@@ -205,4 +210,16 @@ def plan(names: Sequence[str], target: Target) -> list[Stage]:
         "flashrnn": (measure(target, "flashrnn"), None if importable("flashrnn") else "flashrnn"),
     }
     of_call = CALLS[target.call] if target.call else {name: limit_of(name) for name in STAGES}
-    return [Stage(name, limit, *details[name]) for name, limit in of_call.items() if name in names]
+    stages = [Stage(name, limit, *details[name]) for name, limit in of_call.items() if name in names]
+    return [stage._replace(environment=environment(target) | stage.environment) for stage in stages]
+
+
+def rehearsal() -> list[Stage]:
+    """What a dry run does without a GPU: kernels are compiled, and start on the tests' stand-in for the driver."""
+    compiled = [python("kernels", "-m", "perf.gpu_kernels", "--few", "sm_90")]
+    stages = [Stage("compile", 120, lambda left: compiled)]
+    if (ROOT / STAND_IN).exists():
+        lacks = None if importable("pytest") else "pytest"
+        launches = [Command("launches", pytest(STAND_IN))]
+        stages.append(Stage("driver", 450, lambda left: launches, lacks, {"RNNKERN_GPU_TESTS": ""}))
+    return stages

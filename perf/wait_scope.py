@@ -1,52 +1,87 @@
 """Times the wait of the cluster kernels with an acquire that reaches the cluster against one that reaches the block.
 
-``python -m perf.wait_scope --help``. The same kernel is compiled with either; both must give the same bits.
+``python -m perf.wait_scope --help``. A process of its own compiles and runs the same kernel with either; both must give
+the same bits.
 """
 
 import argparse
+import hashlib
+import json
+import os
+import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from perf import record
-from perf.gpu_stages import find
 
 SCOPES = ("cluster", "cta")
 ROUNDS = 5
+STEPS, BATCH, HIDDEN = 1024, 8, 512
+WARM_UPS, CALLS = 3, 20
+KERNEL = "recurrence/cuda/forward/lstm/cluster"
 
 
-def build(scope: str, arch: str, folder: Path) -> Path:
-    """The path of a program that prints microseconds per step and a hash of what it computed."""
-    program = folder / f"wait_{scope}"
-    flags = ["-std=c++20", "-O3", "-Icsrc", f"-arch={arch}", f'-DRNNKERN_WAIT_SCOPE="{scope}"']
-    command = [find("nvcc") or "nvcc", *flags, "perf/wait_scope.cu", "-o", program]
-    subprocess.run(command, cwd=record.ROOT, check=True)
-    return program
+def flags(scope: str) -> str:
+    """RNNKERN_CUDA_FLAGS for it; the macro is a string of C++, quotes included."""
+    return f'{os.environ.get("RNNKERN_CUDA_FLAGS", "")} -DRNNKERN_WAIT_SCOPE="{scope}"'.strip()
+
+
+def run_here() -> None:
+    """Prints the microseconds that a step takes in this process, and a hash of the output."""
+    import rnnkern
+
+    device = torch.device("cuda", 0)
+    draws = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return (scale * torch.randn(*size, generator=draws)).to(device, torch.bfloat16)
+
+    u, R = drawn(STEPS, BATCH, 4 * HIDDEN), drawn(4 * HIDDEN, HIDDEN, scale=HIDDEN**-0.5)
+    state = drawn(BATCH, HIDDEN), drawn(BATCH, HIDDEN)
+    times = []
+    with torch.no_grad():
+        for _ in range(WARM_UPS + CALLS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            output, _ = rnnkern.ops.recurrence("lstm", u, R, state)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+    if KERNEL not in json.loads(torch.ops.rnnkern.kernel_counts()):
+        choice = rnnkern.ops.explain(rnnkern.ops.recurrence, "lstm", u, R, state)
+        sys.exit(f"perf.wait_scope: the cluster kernel does not serve the call: {choice}")
+    hashed = hashlib.sha256(output.cpu().view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+    print(1e3 * statistics.median(times[WARM_UPS:]) / STEPS, hashed)
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of wait_scope.csv")
-    out = parser.parse_args(argv).out
-    device = torch.device("cuda", 0)
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    facts, rows, hashes = record.facts(device, "python -m perf.wait_scope"), [], set()
-    with tempfile.TemporaryDirectory() as folder:
-        programs = {scope: build(scope, arch, Path(folder)) for scope in SCOPES}
-        for turn in range(ROUNDS):
-            for scope in SCOPES[:: 1 if turn % 2 == 0 else -1]:
-                done = subprocess.run([programs[scope]], check=True, stdout=subprocess.PIPE, text=True)
-                step, hashed = done.stdout.split()
-                rows.append({"scope": scope, "round": turn, "us_per_step": float(step)})
-                hashes.add(hashed)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="folder of wait_scope.csv")
+    what.add_argument("--here", action="store_true", help="the kernel as this process compiles it")
+    chosen = parser.parse_args(argv)
+    if chosen.here:
+        run_here()
+        return
+    facts, rows, hashes = record.facts(torch.device("cuda", 0), "python -m perf.wait_scope"), [], set()
+    for turn in range(ROUNDS):
+        for scope in SCOPES[:: 1 if turn % 2 == 0 else -1]:
+            command = [sys.executable, "-m", "perf.wait_scope", "--here"]
+            environment = os.environ | {"RNNKERN_CUDA_FLAGS": flags(scope)}
+            done = subprocess.run(
+                command, cwd=record.ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            )
+            step, hashed = done.stdout.split()
+            rows.append({"scope": scope, "round": turn, "us_per_step": float(step)})
+            hashes.add(hashed)
     print(record.table(rows))
     if len(hashes) > 1:
         sys.exit(f"perf.wait_scope: results differ: {sorted(hashes)}")
-    record.append(out / "wait_scope.csv", [facts | row for row in rows])
+    record.append(chosen.out / "wait_scope.csv", [facts | row for row in rows])
 
 
 if __name__ == "__main__":

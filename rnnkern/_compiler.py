@@ -43,7 +43,7 @@ class Program(NamedTuple):
     def source(self) -> str:
         return (
             f'#include "{self.header}"\n#include "device/entry.cuh"\nusing Kernel = {self.type};\n'
-            "extern \"C\" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n"
+            'extern "C" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n'
             f"    {self.symbol}(const __grid_constant__ Kernel::Problem problem) {{\n  Kernel::run(problem);\n}}\n"
         )
 
@@ -273,9 +273,9 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
 
 
 def compile_kernel(header: str, type: str, arch: str, again: bool) -> list[torch.Tensor]:
-    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or nothing and what
-    is wrong, since the C interface of PyTorch 2.11 loses an exception's text. All are bytes: it takes results of one type
-    alone."""
+    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or nothing and
+    what is wrong, since the C interface of PyTorch 2.11 loses an exception's text. Both are bytes, since it takes
+    results of one type alone."""
     program = Program(header, type, arch)
     try:
         cubin, text = cubin_of(program, again), program.symbol

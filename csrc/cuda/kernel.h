@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/launch.h"
 #include "device/device.h"
 
 namespace rnnkern::cuda {
@@ -27,13 +28,6 @@ struct Kernel {
 #if defined(RNNKERN_INTERPRET)
   void (*run)(const void* problem);
 #endif
-};
-
-struct Launch {
-  int64_t blocks;
-  int64_t shared_bytes = 0;
-  int cluster = 1;           // blocks that share their shared memory
-  bool cooperative = false;  // all blocks run at once, or none does
 };
 
 // A namespace without kernels: of what is in the one around it, GCC leaves out its name.

@@ -11,7 +11,7 @@
 #endif
 
 // How far the acquire of `wait` reaches. What store_async delivers is the block's own shared memory: "cta" would do for
-// it, and "cluster", which says more, has each warp drop its L1 lines at every wait. perf/wait_scope.cu times both.
+// it, and "cluster", which says more, has each warp drop its L1 lines at every wait. perf/wait_scope.py times both.
 #if !defined(RNNKERN_WAIT_SCOPE)
 #define RNNKERN_WAIT_SCOPE "cluster"
 #endif

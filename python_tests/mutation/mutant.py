@@ -30,10 +30,7 @@ class Mutant(NamedTuple):
 
     @property
     def for_a_gpu(self) -> bool:
-        families = ("block_", "cluster_", "grid_", "cuda_", "step")
-        attending = ("relevancy/sample_", "relevancy/attend_", "relevancy/cluster_")
-        rotating = "orthogonal/givens_cuda_"
-        return self.file.startswith((*(f"recurrence/{family}" for family in families), *attending, rotating))
+        return "/cuda/" in self.file
 
     @property
     def built_by_its_tests(self) -> bool:

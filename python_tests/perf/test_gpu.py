@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import ModuleList
 
-from perf import gpu, gpu_stages, record
+from perf import gpu, gpu_kernels, gpu_stages, record
 from perf.gpu_stages import CALLS, FAMILIES, Command, Stage, Target
+from rnnkern import _compiler, _extension, _precompile
 
 FOLDER = Path("results")
 
@@ -28,7 +30,7 @@ def ended(stages: list[Stage], logs: Path, total: float = 60.0) -> list[gpu.Resu
 
 
 def stage_of(name: str, call: int | None = None, quick: bool = False) -> Stage:
-    (stage,) = gpu_stages.plan([name], Target((9, 0), FOLDER, call, quick))
+    (stage,) = gpu_stages.plan([name], Target(FOLDER, call, quick))
     return stage
 
 
@@ -45,23 +47,44 @@ def run_script(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_dry_run_says_what_each_stage_would_do(call, tmp_path):
-    done = run_script("--call", str(call), "--dry-run", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (packed,) = tmp_path.iterdir()
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_dry_run_says_what_each_stage_would_do(call, fails, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_stages, "rehearsal", lambda: [python(f"raise SystemExit({fails:d})", "compile")])
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--call", str(call), "--dry-run", "--out", str(tmp_path / "out")])
+    signal.signal(signal.SIGTERM, handler)
+    assert ended.value.code == fails
+    (packed,) = (tmp_path / "out").iterdir()
     with tarfile.open(packed) as tar:
         said = tar.extractfile(f"call{call}/logs/plan.log").read().decode()
-    assert done.stdout.startswith(said)
+    assert logs_in(packed) == {"plan.log", "compile-code.log"}
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert f"compile {' ' * 4}" in printed
     for name, seconds in CALLS[call].items():
         assert f"{name}: at most {seconds:g} s" in said
-        for command in gpu_stages.plan([name], Target((9, 0), FOLDER, call))[0].commands(seconds):
+        for command in gpu_stages.plan([name], Target(FOLDER, call))[0].commands(seconds):
             assert shlex.join(command.arguments[:3]) in said
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} was not found")
+def test_a_dry_run_compiles_kernels_and_starts_them_on_a_stand_in(tmp_path):
+    done = run_script("--call", "1", "--dry-run", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" passed")]
+    assert ran == [stage.name for stage in gpu_stages.rehearsal()]
+    with tarfile.open(tmp_path / "call1.tar.gz") as tar:
+        said = tar.extractfile("call1/logs/compile-kernels.log").read().decode()
+    assert int(said.splitlines()[-1].removesuffix(" kernels were compiled")) > 5
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_limits_add_up_to_less_than_the_calls(call):
     assert sum(CALLS[call].values()) <= gpu_stages.CALL_SECONDS - gpu_stages.RESERVED
-    assert (CALLS[call]["build"], CALLS[1]["smoke"]) == (420, 90)
+    assert (CALLS[call]["build"], CALLS[1]["smoke"]) == (180, 90)
     assert all(seconds > gpu.GRACE for seconds in CALLS[call].values())
 
 
@@ -70,7 +93,7 @@ def test_without_a_gpu_it_says_what_it_needs():
         pytest.skip("there is a GPU")
     done = run_script("--call", "1")
     assert done.returncode != 0
-    assert "needs a CUDA device and nvcc: PyTorch" in done.stderr
+    assert "needs a CUDA device and a C++ compiler: PyTorch" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -79,10 +102,10 @@ def test_it_builds_before_it_needs_what_is_built():
     assert subprocess.run([sys.executable, "-c", code], cwd=record.ROOT).returncode == 0
 
 
-def test_without_nvcc_it_says_what_it_needs(monkeypatch):
+def test_without_a_compiler_it_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_stages, "find", lambda program: None)
-    with pytest.raises(SystemExit, match="needs a CUDA device and nvcc: nvcc is not on PATH"):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(SystemExit, match="a C\\+\\+ compiler: the C\\+\\+ compiler 'no-such-compiler' is not on PATH"):
         gpu.main(["--stages", "build"])
 
 
@@ -106,25 +129,45 @@ def test_make_uses_the_python_that_is_there(given, wanted):
 
 def test_stages_come_in_order_and_alone():
     names = list(CALLS[1])
-    assert [stage.name for stage in gpu_stages.plan(names[::-1], Target((9, 0), FOLDER, 1))] == names
-    assert [stage.name for stage in gpu_stages.plan(["tables", "smoke"], Target((9, 0), FOLDER))] == ["smoke", "tables"]
+    assert [stage.name for stage in gpu_stages.plan(names[::-1], Target(FOLDER, 1))] == names
+    assert [stage.name for stage in gpu_stages.plan(["tables", "smoke"], Target(FOLDER))] == ["smoke", "tables"]
     with pytest.raises(SystemExit):
         gpu.parse(["--stages", "made_up"])
 
 
-def test_the_build_is_for_this_device_and_what_the_call_uses(monkeypatch):
-    for name in ("TORCH_CUDA_ARCH_LIST", "RNNKERN_CXXFLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    found = {call: dict(stage_of("build", call=call).environment) for call in CALLS}
-    assert {made["TORCH_CUDA_ARCH_LIST"] for made in found.values()} == {"9.0"}
-    assert [made["RNNKERN_SIMD_LEVELS"] for made in found.values()] == ["plain", "plain", "host"]
-    limited = [call for call, made in found.items() if "-DRNNKERN_SPIN_LIMIT" in made.get("RNNKERN_CXXFLAGS", "")]
-    assert limited == [1]
+def test_a_build_compiles_what_the_call_uses(monkeypatch):
+    found = [stage_of("build", call=call).environment["RNNKERN_SIMD_LEVELS"] for call in CALLS]
+    assert found == ["plain", "plain", "host"]
     package, primitives, _ = commands("build")
     assert package == f"{sys.executable} setup.py build_ext --inplace"
     assert "build_library" in primitives
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    assert stage_of("build").environment["TORCH_CUDA_ARCH_LIST"] == "8.0"
+
+
+def test_all_stages_of_a_call_share_compiled_kernels(monkeypatch):
+    monkeypatch.delenv("RNNKERN_CUDA_FLAGS", raising=False)
+    for call, stages in CALLS.items():
+        found = [dict(stage.environment) for stage in gpu_stages.plan(list(stages), Target(FOLDER, call))]
+        assert {made["RNNKERN_CACHE_DIR"] for made in found} == {str(record.ROOT / "build" / "cuda_kernels")}
+        flags = {1: "-lineinfo -DRNNKERN_SPIN_LIMIT=2000000000", 2: "-lineinfo"}.get(call)
+        assert {made.get("RNNKERN_CUDA_FLAGS") for made in found} == {flags}
+    monkeypatch.setenv("RNNKERN_CUDA_FLAGS", "-DSOME")
+    assert stage_of("tests", call=2).environment["RNNKERN_CUDA_FLAGS"] == "-DSOME -lineinfo"
+    assert stage_of("smoke").environment["RNNKERN_CUDA_FLAGS"] == "-DSOME"
+
+
+@pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
+@pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} was not found")
+def test_kernels_that_are_compiled_ahead_are_of_every_kind(monkeypatch):
+    wanted = set()
+    monkeypatch.setattr(_precompile, "_compile", wanted.update)
+    model = ModuleList(layer for hidden in gpu_kernels.SIZES for layer in gpu_kernels.layers(hidden))
+    for dtype in gpu_kernels.DTYPES:
+        _precompile.precompile(model, dtype=dtype, arch="sm_90")
+    headers = {program.header for program in wanted}
+    for kind in ("block", "cluster", "grid"):
+        assert {f"recurrence/cuda/{kind}_{way}.cuh" for way in ("forward", "backward")} <= headers
+    assert {f"relevancy/cuda/{kind}_forward.cuh" for kind in ("sample", "cluster", "attend")} <= headers
+    assert len(wanted) > 200
 
 
 @pytest.mark.parametrize("name", ["families", "sanitize", "tests"])
@@ -281,7 +324,6 @@ import sys, torch
 from perf import gpu, gpu_stages, record
 from perf.gpu_stages import Command, Stage
 torch.cuda.is_available = lambda: True
-torch.cuda.get_device_capability = lambda device: (9, 0)
 record.device_name = lambda device: "NVIDIA H200"
 def stage(name, code):
     return Stage(name, 60, lambda left: [Command("code", [sys.executable, "-c", code])])
