@@ -38,7 +38,7 @@ def why_no_extension():
     """The reason to install pure Python, or None."""
     (ROOT / BUILD).mkdir(parents=True, exist_ok=True)
     try:
-        probe = run(*CXX, *FLAGS, "csrc/common/probe.cpp", *LINK, "-o", BUILD / "probe.so")
+        probe = run(*CXX, *FLAGS, "csrc/common/probe.cpp", *LINK, "-o", f"{BUILD}/probe.so")
     except OSError as error:
         return f"the C++ compiler does not start ({error})"
     return f"the C++ compiler fails: {shlex.join(probe.args)}\n{probe.stderr}" if probe.returncode else None
