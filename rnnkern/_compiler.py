@@ -1,7 +1,7 @@
 """Compiles CUDA kernels when they are first used, with NVRTC, and keeps them on disk.
 
 A kernel is a C++ type and the header that defines it. What is compiled is named by a hash of all that goes into it:
-the headers that it includes, NVRTC's version, the architecture and the options.
+the headers that it includes, the architecture and the options; and by NVRTC's version.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ class Nvrtc:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        for part in Path(path).parent.glob("libnvrtc-builtins.so.*"):
+        for part in Path(path).parent.glob("libnvrtc-builtins.so.*") if os.sep in path else ():
             ctypes.CDLL(str(part))  # which NVRTC opens by its name alone
         self._library = ctypes.CDLL(path)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -155,12 +155,12 @@ def options_of(arch: str) -> tuple[str, ...]:
     return (*OPTIONS, f"-arch={arch}", *os.environ.get("RNNKERN_CUDA_FLAGS", "").split())
 
 
-def key_of(program: Program, version: str) -> str:
-    """Changes with whatever the program's machine code depends on."""
+def key_of(program: Program) -> str:
+    """Changes with whatever the program's machine code depends on, but for NVRTC itself."""
     found = hashlib.sha256()
     texts = _included(program.header) | _included("device/entry.cuh")
     standard = {str(path): path.read_bytes() for path in sorted((sources() / "device/standard").iterdir())}
-    for part in (program.source, version, *options_of(program.arch)):
+    for part in (program.source, *options_of(program.arch)):
         found.update(part.encode() + b"\0")
     for name, text in sorted((Path(name).name, text) for name, text in (texts | standard).items()):
         found.update(name.encode() + b"\0" + text + b"\0")
@@ -171,7 +171,7 @@ def compile_now(program: Program) -> bytes:
     """The cubin of a program, compiled."""
     compiler = nvrtc()
     if compiler is None:
-        raise CompilationError(f"{LIBRARY} was not found")
+        raise CompilationError(f"{LIBRARY} was not found, and {cache_folder()} does not have the kernel")
     folders = (f"-I{sources()}", f"-I{sources() / 'device/standard'}")
     return compiler.compile(program.source, (*options_of(program.arch), *folders))
 
@@ -183,14 +183,24 @@ def cache_folder() -> Path:
     """``$RNNKERN_CACHE_DIR``, ``$XDG_CACHE_HOME/rnnkern`` or ``~/.cache/rnnkern``."""
     if given := os.environ.get("RNNKERN_CACHE_DIR"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rnnkern")
+    try:
+        home = Path.home()
+    except RuntimeError:  # of a user whom the system does not know, as containers have them
+        home = Path(os.sep)
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "rnnkern")
 
 
 def place_of(program: Program) -> Path:
-    """The file of a program in the cache."""
-    compiler = nvrtc()
-    version = compiler.version if compiler else "none"
-    return cache_folder() / f"{program.symbol[:120]}-{program.arch}-{key_of(program, version)}.cubin"
+    """The file of a program in the cache: of this NVRTC, or without one of any."""
+    stem = f"{program.symbol[:120]}-{program.arch}-{key_of(program)}-nvrtc"
+    if compiler := nvrtc():
+        return cache_folder() / f"{stem}{compiler.version}.cubin"
+    return max(cache_folder().glob(f"{stem}*.cubin"), default=cache_folder() / f"{stem}.cubin")
+
+
+def any_compiled() -> bool:
+    """Whether the cache has something: then kernels may run where there is no NVRTC."""
+    return next(cache_folder().glob("*-nvrtc*.cubin"), None) is not None
 
 
 def _read(path: Path) -> bytes | None:
@@ -212,11 +222,12 @@ def _write(path: Path, cubin: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
             partial = Path(file.name)
             file.write(hashlib.sha256(packed).digest() + packed)
+        partial.chmod(0o644)  # for other users too, as of an image whose build was root's
         partial.replace(path)
     except OSError as error:
         if partial:
             partial.unlink(missing_ok=True)
-        _warn_of_folder(str(path.parent), str(error))
+        _warn_of_folder(str(path.parent), error.strerror or str(error))
 
 
 @functools.cache

@@ -93,7 +93,7 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
     if capability < (8, 0):
         has = ".".join(map(str, capability))
         return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {has}"
-    if _compiler.nvrtc() is None:
+    if _compiler.nvrtc() is None and not _compiler.any_compiled():
         return _missing(
             f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels at their first use, was not found",
             f"`pip install 'rnnkern[cuda]'`, or nvidia-cuda-nvrtc of version {wanted}",

@@ -16,7 +16,7 @@ namespace {
 int resident(int blocks, int64_t shared_bytes, void* stream) {
   void* const alone = function_of(kernel<AloneKernel>, stream);
   const Driver& cuda = driver();
-  cuda.cuFuncSetAttribute("AloneKernel", alone, FunctionAttribute::shared_bytes, int(shared_bytes));
+  cuda.cuFuncSetAttribute(kernel<AloneKernel>.type, alone, FunctionAttribute::shared_bytes, int(shared_bytes));
   LaunchAttribute cluster{LaunchAttribute::cluster_dimension, {}, {.sizes = {unsigned(blocks), 1, 1}}};
   const LaunchConfig config{
       {unsigned(blocks), 1, 1}, {AloneKernel::threads, 1, 1}, unsigned(shared_bytes), nullptr, &cluster, 1};

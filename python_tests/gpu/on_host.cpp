@@ -3,7 +3,9 @@
 // compiler, an operator of Python's, rnnkern itself must be there.
 #include "common/counters.h"
 #include "common/tensor.h"
+#include "cuda/alone.cuh"
 #include "cuda/driver.h"
+#include "cuda/kernel.h"
 #include "cuda/modules.h"
 #include "cuda/plans.h"
 #include "orthogonal/givens.h"
@@ -15,10 +17,15 @@ namespace {
 
 void enter(int64_t device) { cuda::enter(int(device)); }
 
+void start(int64_t blocks, int64_t shared_bytes, int64_t cluster, bool cooperative) {
+  cuda::launch<cuda::AloneKernel>({blocks, shared_bytes, int(cluster), cooperative}, {}, nullptr);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(rnnkern_stub, CompositeExplicitAutograd, m) {
   m.impl("enter", TORCH_BOX(&enter));
+  m.impl("start", TORCH_BOX(&start));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
   m.impl("device_facts", TORCH_BOX(&device_facts));
   m.impl("load_kernel", TORCH_BOX(&load_kernel));

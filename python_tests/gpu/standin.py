@@ -20,6 +20,10 @@ OPERATORS = (
     "relevancy_plan", "givens_recurrence", "givens_recurrence_backward", "givens_programs", "device_facts",
     "load_kernel", "kernel_counts",
 )  # fmt: skip
+OWN = (
+    "enter(int device) -> ()",
+    "start(int blocks, int shared_bytes=0, int cluster=1, bool cooperative=False) -> ()",  # of AloneKernel
+)
 H100 = (9, 0, 132, 232448, 16, 7)
 MULTIPROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # what the driver calls these facts
 INVALID_IMAGE = 200
@@ -137,7 +141,8 @@ def load() -> ctypes.CDLL:
     definitions = torch.library.Library("rnnkern_stub", "DEF")
     for name in OPERATORS:
         definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
-    definitions.define("enter(int device) -> ()")
+    for schema in OWN:
+        definitions.define(schema)
     torch.ops.load_library(build_drivers())
     library.kept = definitions
     return library

@@ -73,5 +73,5 @@ def _compiled(programs: list[list[str]], arch: str) -> str:
     if not waiting:
         return "compiled already"
     compiler = _compiler.nvrtc()
-    by = f"NVRTC {compiler.version}, {compiler.path}" if compiler else "no NVRTC"
-    return f"{waiting} of {len(programs)} kernels are still to be compiled, by {by}"
+    by = f", by NVRTC {compiler.version}, {compiler.path}" if compiler else f", and {_compiler.LIBRARY} was not found"
+    return f"{waiting} of {len(programs)} kernels are still to be compiled{by}"
