@@ -65,8 +65,8 @@ def write(name, text):
 
 
 def ninja_lines(torch, levels):
-    # libtorch.so counts as needed although no symbol asks for it: through it the weak getter of the CUDA stream is found
-    # in a PyTorch that has CUDA, and stays NULL in one that has not.
+    # libtorch.so counts as needed although no symbol asks for it: through it the weak getter of the CUDA stream is
+    # found in a PyTorch that has CUDA, and stays NULL in one that has not.
     link = shlex.join([*CXX, *LINK, f"-L{torch}/lib"]) + " -o $out $in -Wl,--no-as-needed -ltorch -ldl"
     compile = f"{shlex.join([*CXX, *FLAGS, '-isystem', f'{torch}/include'])} $extra -MD -MF $out.d -c $in -o $out"
     yield f"builddir = {BUILD}\nrule link\n command = {link}\n description = link $out"
@@ -98,8 +98,9 @@ class Build(build_ext):
         each = " ".join(f"X({level})" for level in levels)
         write("build_levels.h", f"#pragma once\n#define RNNKERN_BUILT_LEVELS(X) {each}\n")
         write("build.ninja", "\n".join(ninja_lines(torch.__path__[0], levels)))
-        command = [sys.executable, "-m", "ninja", "-f", f"{BUILD}/build.ninja", "-j", ENV("MAX_JOBS") or f"{os.cpu_count()}"]
-        if subprocess.run(command, cwd=ROOT, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}).returncode:
+        jobs = ENV("MAX_JOBS") or os.cpu_count()
+        ninja = [sys.executable, *f"-m ninja -f {BUILD}/build.ninja -j {jobs}".split()]
+        if subprocess.run(ninja, cwd=ROOT, check=False, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}).returncode:
             sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
         self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
         self.copy_file(ROOT / BUILD / "_C.so", self.get_ext_fullpath(ext.name))
@@ -107,8 +108,8 @@ class Build(build_ext):
 
 
 class Sources(build_py):
-    """The package has the headers from which CUDA kernels are compiled; a source distribution every file that git tracks,
-    or where there is no git, that an unpacked one lists."""
+    """The package has the headers from which CUDA kernels are compiled; a source distribution every file that git
+    tracks, or where there is no git, that an unpacked one lists."""
 
     def run(self):
         super().run()

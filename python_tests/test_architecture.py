@@ -40,11 +40,19 @@ def copy(tmp_path):
 
 FLOORS = {
     "rnnkern._torch_private": set(),
-    "rnnkern._extension": {"rnnkern._torch_private"},
+    "rnnkern._compiler": set(),
+    "rnnkern._extension": {"rnnkern._compiler", "rnnkern._torch_private"},
     "rnnkern.reference": set(),
     "rnnkern.triton": set(),
     "rnnkern.testing": {"rnnkern.reference"},
-    "rnnkern.ops": {"rnnkern._extension", "rnnkern._torch_private", "rnnkern.reference", "rnnkern.triton"},
+    "rnnkern.ops": {
+        "rnnkern._compiler",
+        "rnnkern._extension",
+        "rnnkern._torch_private",
+        "rnnkern.reference",
+        "rnnkern.triton",
+    },
+    "rnnkern._precompile": {"rnnkern._compiler", "rnnkern._extension", "rnnkern.ops"},
     "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
     "rnnkern.analysis": set(),
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
@@ -52,7 +60,7 @@ FLOORS = {
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
 }
 FLOORS["rnnkern"] = set(FLOORS)
-OPERATOR_CALLERS = {"rnnkern._extension", "rnnkern.ops"}
+OPERATOR_CALLERS = {"rnnkern._extension", "rnnkern._precompile", "rnnkern.ops"}
 """Who may use torch.ops."""
 
 
@@ -134,39 +142,55 @@ def faults_of_private_torch(root: Path) -> list[str]:
 # ---- C++: what each folder of csrc may include
 
 
+def room_of(path: str) -> str:
+    """A folder of csrc, or what a family has for CUDA."""
+    first, *rest = path.split("/")
+    return f"{first}/cuda" if rest[:-1] == ["cuda"] else first
+
+
 def faults_of_includes(root: Path) -> list[str]:
-    """Cells see cells, common itself, cpu those and device, a family its own folder and all of these; the interpreter
-    and the registration see everything. PyTorch's headers are for common and the registration, CUDA's for CUDA files.
-    What vectors are used in comes after a level's `#pragma GCC target`: of the standard library it takes what was
-    included before, since a function that is first compiled there may be what all others get."""
+    """Cells see cells, common itself, cpu those and device, cuda common and device, a family its own folder, these but
+    cuda, and within its cuda/ these but cpu; the interpreter and the registration see everything. PyTorch's headers are
+    for common, the registration and one header of cuda; CUDA's for nobody: the library is built without a toolkit. The
+    compiler of kernels has of the standard library what device/standard has. What vectors are used in comes after a
+    level's `#pragma GCC target`: of the standard library it takes what was included before, since a function that is
+    first compiled there may be what all others get."""
     faults = []
     files = {path.relative_to(root / "csrc"): path.read_text() for path in sorted((root / "csrc").rglob("*.*"))}
-    folders = {place.parts[0] for place in files}
+    standard = {path.name for path in (root / "csrc/device/standard").iterdir()}
     shared = {"cells", "common", "cpu", "device"}
     below = {"cells": {"cells"}, "common": {"common"}, "cpu": shared, "device": {"device"}}
+    below["cuda"] = {"common", "cuda", "device"}
     before_target = set(re.findall("#include <.*>", files[Path("cpu/level_includes.h")]))
-    below["interpreter"] = below["registration.cpp"] = folders
+    below["interpreter"] = below["registration.cpp"] = {room_of(place.as_posix()) for place in files}
     for place, text in files.items():
-        folder = place.parts[0]
+        room = room_of(place.as_posix())
+        family, _, for_cuda = room.partition("/")
+        seen = below.get(room, {family, *shared} if not for_cuda else {family, room, "cuda", *shared - {"cpu"}})
         for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
-            on_host = (folder, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
-            if not on_host and included.split("/")[0] not in below.get(folder, {folder, *shared}):
+            on_host = (room, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
+            if not on_host and room_of(included) not in seen:
                 faults.append(f"csrc/{place} includes {included!r}, which is not below it")
         if place.suffix == ".h" and '#include "common/simd.h"' in text:
             late = set(re.findall("#include <.*>", text)) - before_target
             faults += [f"csrc/{place} has {line}, which cpu/level_includes.h has not" for line in late]
         for included in re.findall(r"#include <([^>]+)>", text):
-            if folder == "cells" and included not in ("cmath", "cstdint"):
+            if room == "cells" and included not in ("cmath", "cstdint"):
                 faults.append(f"csrc/{place} includes <{included}>: cells take <cmath> and <cstdint> alone")
-            elif re.match(r"(torch|ATen|c10)/", included) and folder not in ("common", "registration.cpp"):
-                faults.append(f"csrc/{place} includes <{included}>: PyTorch's headers are for common")
-            elif included.startswith("cu") and not str(place).endswith((".cu", ".cuh", "device/launch.h")):
-                faults.append(f"csrc/{place} includes <{included}>: CUDA's headers are for CUDA files")
+            elif re.match(r"(torch|ATen|c10)/", included):
+                if room not in ("common", "registration.cpp") and place != Path("cuda/current.h"):
+                    faults.append(f"csrc/{place} includes <{included}>: PyTorch's headers are for common")
+            elif included.startswith("cu"):
+                faults.append(f"csrc/{place} includes <{included}>: CUDA's headers are not there where this is built")
+            elif place.suffix == ".cuh" and included not in standard:
+                faults.append(f"csrc/{place} includes <{included}>, which device/standard has not")
     return faults
 
 
-ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu_*.h", "relevancy/gather_*.h", "relevancy/sab_*.h")
+ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu_*.h", "relevancy/gather_*.h", "relevancy/sab_*.h", "cuda/*.*h",
+         "*/cuda/*.*h")  # fmt: skip
 HEADERS = {path.relative_to(ROOT / "csrc").as_posix() for names in ALONE for path in (ROOT / "csrc").glob(names)}
+HEADERS -= {"recurrence/cuda/measured_table.h"}
 
 
 @pytest.mark.proof
@@ -190,11 +214,11 @@ LITERAL = r'"(?:[^"\\]|\\.)*"'
 
 
 def faults_of_mutexes(root: Path) -> list[str]:
-    """A fork would leave another mutex locked in the child for ever."""
+    """A fork would leave another mutex locked in the child for ever; of CUDA nothing works there anyway."""
     faults = []
-    for path in sorted(path for ending in ("h", "cpp", "cu") for path in (root / "csrc").rglob(f"*.{ending}")):
+    for path in sorted(path for ending in ("h", "cpp", "cuh") for path in (root / "csrc").rglob(f"*.{ending}")):
         place = path.relative_to(root / "csrc").as_posix()
-        if not place.startswith(("interpreter/", "common/fork.")):
+        if not place.startswith(("interpreter/", "common/fork.", "cuda/")):
             named = sorted(set(re.findall(r"std::\w*mutex|std::call_once|pthread_\w+", path.read_text())))
             faults += [f"csrc/{place} names {name}: mutexes are those of common/fork.h" for name in named]
     return faults
@@ -217,7 +241,7 @@ def faults_of_schemas(root: Path) -> list[str]:
     python = "".join(path.read_text() for path in sorted((root / "rnnkern/ops").glob("*.py")))
     faults = []
     for name, schema in schemas(root).items():
-        if "Tensor" not in schema:
+        if "Tensor" not in schema.partition(" -> ")[0]:
             continue
         if f'"{name}"' not in kernels and f'.impl("rnnkern::{name}", "CPU")' not in python:
             faults.append(f"{name} has no CPU kernel")
@@ -263,6 +287,12 @@ def test_the_house_stands_as_it_was_drawn(rule):
         (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> and <cstdint> alone"),
         (faults_of_includes, "csrc/recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
+        (faults_of_includes, "csrc/recurrence/cuda/plan.cpp", "#include <cuda.h>", "CUDA's headers"),
+        (faults_of_includes, "csrc/recurrence/cuda/step.cuh", "#include <vector>", "which device/standard has not"),
+        (faults_of_includes, "csrc/recurrence/cuda/plan.cpp", '#include "cpu/gemm.h"', "not below it"),
+        (faults_of_includes, "csrc/recurrence/cpu.cpp", '#include "recurrence/cuda/plan.h"', "not below it"),
+        (faults_of_includes, "csrc/recurrence/cpu.cpp", '#include "cuda/kernel.h"', "not below it"),
+        (faults_of_includes, "csrc/cuda/kernel.h", '#include "recurrence/problem.h"', "not below it"),
         (faults_of_private_torch, "rnnkern/nn/rnn.py", "if torch._C.is_tracing:\n    pass", "uses torch._C"),
         (faults_of_private_torch, "rnnkern/ops/checks.py", "from torch._dynamo import config", "torch._dynamo"),
         (faults_of_private_torch, "rnnkern/ops/checks.py", "reset._dynamo_marked_constant = True", "which is private"),
@@ -309,7 +339,7 @@ def test_every_cell_of_the_reference_has_a_kernel_with_the_same_facts_and_a_head
         expected = cell.gates, cell.states, len(cell.params), cell.joint
         assert (facts["gates"], facts["states"], facts["params"], facts["joint"]) == expected, name
     headers = {path.stem for path in (ROOT / "csrc/cells").glob("*.h")}
-    assert headers - {"cell", "list", "math", "strip"} == set(CELLS)
+    assert headers - {"cell", "list", "math", "strip", "visit"} == set(CELLS)
 
 
 # ---- no loop over time in Python

@@ -43,7 +43,7 @@ class Program(NamedTuple):
     def source(self) -> str:
         return (
             f'#include "{self.header}"\n#include "device/entry.cuh"\nusing Kernel = {self.type};\n'
-            "extern \"C\" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n"
+            'extern "C" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n'
             f"    {self.symbol}(const __grid_constant__ Kernel::Problem problem) {{\n  Kernel::run(problem);\n}}\n"
         )
 
@@ -262,11 +262,13 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
 
 
 def compile_kernel(header: str, type: str, arch: str, again: bool) -> tuple[torch.Tensor, str]:
-    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or an empty tensor
-    and what is wrong."""
+    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or an empty
+    tensor and what is wrong."""
     program = Program(header, type, arch)
     try:
         cubin = cubin_of(program, again)
     except CompilationError as error:
-        return torch.empty(0, dtype=torch.uint8), f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
+        return torch.empty(
+            0, dtype=torch.uint8
+        ), f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
     return torch.frombuffer(bytearray(cubin), dtype=torch.uint8), program.symbol

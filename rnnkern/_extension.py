@@ -91,10 +91,11 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
             f"install a PyTorch built with CUDA {wanted}",
         )
     if capability < (8, 0):
-        return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {capability[0]}.{capability[1]}"
+        has = ".".join(map(str, capability))
+        return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {has}"
     if _compiler.nvrtc() is None:
         return _missing(
-            f"NVRTC, which compiles rnnkern's CUDA kernels when they are first used, was not found ({_compiler.LIBRARY})",
+            f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels at their first use, was not found",
             f"`pip install 'rnnkern[cuda]'`, or nvidia-cuda-nvrtc of version {wanted}",
         )
     return None

@@ -38,9 +38,9 @@ def precompile(
 ) -> int:  # fmt: skip
     """Compiles the CUDA kernels that a model or a call would start, and keeps them for every later process.
 
-    A kernel is compiled when it is first used, which takes up to two seconds, and kept in ``$RNNKERN_CACHE_DIR``, else in
-    ``$XDG_CACHE_HOME/rnnkern``, else in ``~/.cache/rnnkern``. This does it ahead of time: for an image of a container
-    without NVRTC, or before a CUDA graph is captured. It needs NVRTC, and no GPU.
+    A kernel is compiled when it is first used, which takes up to two seconds, and kept in ``$RNNKERN_CACHE_DIR``, else
+    in ``$XDG_CACHE_HOME/rnnkern``, else in ``~/.cache/rnnkern``. This does it ahead of time: for an image of a
+    container without NVRTC, or before a CUDA graph is captured. It needs NVRTC, and no GPU.
 
     Args:
         model_or_op: a module, whose recurrent layers of rnnkern are asked for batches of 1 to 4,096 sequences; or a
@@ -65,7 +65,9 @@ def precompile(
     11
     """
     if not isinstance(model_or_op, Module) and not hasattr(model_or_op, "choose"):
-        raise TypeError(f"precompile: `model_or_op` must be a module or an operator of rnnkern.ops, got {model_or_op!r}")
+        raise TypeError(
+            f"precompile: `model_or_op` must be a module or an operator of rnnkern.ops, got {model_or_op!r}"
+        )
     index, facts = _target(device, arch)
     with collecting(facts, dtype) as found:
         if args or kwargs or not isinstance(model_or_op, Module):

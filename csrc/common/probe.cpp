@@ -3,7 +3,7 @@
 #include <omp.h>
 
 #define RNNKERN_SIMD_LEVEL plain
-#include "common/simd_target.h"
 #include "common/simd.h"
+#include "common/simd_target.h"
 
 void probe(rnnkern::Vec<float>* v) { rnnkern::transpose(v); }

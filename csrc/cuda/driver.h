@@ -1,5 +1,5 @@
-// The CUDA driver, libcuda.so.1, opened when first asked for: the library neither links with it nor needs a CUDA toolkit
-// to compile.
+// The CUDA driver, libcuda.so.1, opened when first asked for: the library neither links with it nor needs a CUDA
+// toolkit to compile.
 #pragma once
 
 #include <cstddef>

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/launch.h"
 #include "device/device.h"
 
 namespace rnnkern::cuda {
@@ -29,13 +30,6 @@ struct Kernel {
 #endif
 };
 
-struct Launch {
-  int64_t blocks;
-  int64_t shared_bytes = 0;
-  int cluster = 1;           // blocks that share their shared memory
-  bool cooperative = false;  // all blocks run at once, or none does
-};
-
 // The name of K, from "... [with K = name; ...]" of GCC or "... [K = name]" of Clang.
 template <class K>
 constexpr std::string_view type_name() {
@@ -45,10 +39,12 @@ constexpr std::string_view type_name() {
 }
 
 template <class K>
-inline constexpr Kernel kernel {
-  type_name<K>(), K::header, K::threads,
+inline constexpr Kernel kernel{
+    type_name<K>(),
+    K::header,
+    K::threads,
 #if defined(RNNKERN_INTERPRET)
-      [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
+    [](const void* problem) { K::run(*static_cast<const typename K::Problem*>(problem)); },
 #endif
 };
 

@@ -27,7 +27,8 @@ Compiled compile(const Kernel& kernel, bool again) {
                           torch::stable::detail::from("sm_" + std::to_string(major) + std::to_string(minor)),
                           torch::stable::detail::from(again)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::compile_kernel", "", stack, TORCH_ABI_VERSION));
-  const Compiled compiled{torch::stable::detail::to<Tensor>(stack[0]), torch::stable::detail::to<std::string>(stack[1])};
+  const Compiled compiled{torch::stable::detail::to<Tensor>(stack[0]),
+                          torch::stable::detail::to<std::string>(stack[1])};
   STD_TORCH_CHECK(compiled.cubin.numel() > 0, compiled.symbol);
   return compiled;
 }
@@ -73,8 +74,9 @@ void* function_of(const Kernel& kernel, void* stream) {
   void*& function = known[{context, &kernel}];
   if (!function) function = find(context, kernel);
   if (function) return function;
-  STD_TORCH_CHECK(!capturing(stream), "rnnkern: a CUDA graph is being captured, and the kernel ", std::string(kernel.type),
-                  " is not loaded yet: call rnnkern.precompile, or the layer once with these sizes, before the capture");
+  STD_TORCH_CHECK(
+      !capturing(stream), "rnnkern: a CUDA graph is being captured, and the kernel ", std::string(kernel.type),
+      " is not loaded yet: call rnnkern.precompile, or the layer once with these sizes, before the capture");
   return function = keep(context, kernel, load(kernel));
 }
 

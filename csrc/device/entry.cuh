@@ -3,8 +3,8 @@
 
 namespace rnnkern::device {
 
-// Left to itself the compiler may spill to have two blocks on a multiprocessor. `least_blocks = 1` in a kernel gives its
-// threads all the registers that one block can have; 0 says nothing.
+// Left to itself the compiler may spill to have two blocks on a multiprocessor. `least_blocks = 1` in a kernel gives
+// its threads all the registers that one block can have; 0 says nothing.
 template <class Kernel>
 constexpr int least_blocks() {
   if constexpr (requires { Kernel::least_blocks; }) {

@@ -2,7 +2,8 @@
 // runs on the interpreter and on hardware; python_tests/gpu/test_primitives.py holds what has to come out.
 #pragma once
 
-#include "device/launch.h"
+#include "cuda/launch.h"
+#include "device/device.h"
 
 namespace rnnkern::device::conformance {
 
@@ -10,6 +11,11 @@ namespace rnnkern::device::conformance {
 struct Words {
   const uint32_t* in;
   uint32_t* out;
+};
+
+struct OnWords {
+  using Problem = Words;
+  static constexpr char header[] = "interpreter/conformance.h";
 };
 
 RNNKERN_DEVICE uint32_t bits_of(float x) {
@@ -26,16 +32,14 @@ RNNKERN_DEVICE float float_of(uint32_t x) {
 
 // A one-dimensional launch of one block where nothing else is said.
 template <int n>
-struct OneBlock {
-  using Problem = Words;
+struct OneBlock : OnWords {
   static constexpr int threads = n;
-  static constexpr Launch shape{.blocks = 1, .shared_bytes = 4096};
+  static constexpr cuda::Launch shape{.blocks = 1, .shared_bytes = 4096};
 };
 
-struct Ids {
-  using Problem = Words;
+struct Ids : OnWords {
   static constexpr int threads = 96;
-  static constexpr Launch shape{.blocks = 3};
+  static constexpr cuda::Launch shape{.blocks = 3};
   RNNKERN_DEVICE static void run(const Problem& p) {
     uint32_t* mine = p.out + 5 * (block() * threads + thread());
     const int ids[5] = {thread(), block(), blocks(), lane(), warp()};
@@ -65,7 +69,7 @@ struct SharedMemory : OneBlock<32> {
       p.out[34] = uint32_t(reinterpret_cast<char*>(wide) - shared_memory());
       p.out[35] = uint32_t(reinterpret_cast<char*>(last) - shared_memory());
       p.out[36] = uint32_t(carver.used);
-      p.out[37] = uint32_t(reinterpret_cast<uintptr_t>(shared_memory()) % 128);
+      p.out[37] = uint32_t(reinterpret_cast<uint64_t>(shared_memory()) % 128);
     }
   }
 };
@@ -85,10 +89,9 @@ struct BlockBarrier : OneBlock<128> {
   }
 };
 
-struct ClusterIds {
-  using Problem = Words;
+struct ClusterIds : OnWords {
   static constexpr int threads = 32;
-  static constexpr Launch shape{.blocks = 8, .cluster = 4};
+  static constexpr cuda::Launch shape{.blocks = 8, .cluster = 4};
   RNNKERN_DEVICE static void run(const Problem& p) {
     if (thread() == 0) {
       p.out[2 * block()] = uint32_t(cluster_rank());
@@ -98,10 +101,9 @@ struct ClusterIds {
 };
 
 // Three rounds through global memory between the blocks of a cluster.
-struct ClusterBarrier {
-  using Problem = Words;
+struct ClusterBarrier : OnWords {
   static constexpr int threads = 64;
-  static constexpr Launch shape{.blocks = 8, .cluster = 4};
+  static constexpr cuda::Launch shape{.blocks = 8, .cluster = 4};
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int first = block() - cluster_rank(), next = first + (cluster_rank() + 1) % cluster_size();
     uint32_t* rounds = p.out + 8 * threads;
@@ -141,10 +143,9 @@ struct MbarrierPhases : OneBlock<64> {
 // no other barrier between the blocks while the steps last. A buffer may be written again as soon as its reader has
 // sent what comes after.
 template <class Word>
-struct StoreAsync {
-  using Problem = Words;
+struct StoreAsync : OnWords {
   static constexpr int threads = 64, ranks = 4, steps = 5, size = sizeof(Word) / 4;
-  static constexpr Launch shape{.blocks = 2 * ranks, .shared_bytes = 16384, .cluster = ranks};
+  static constexpr cuda::Launch shape{.blocks = 2 * ranks, .shared_bytes = 16384, .cluster = ranks};
   RNNKERN_DEVICE static void run(const Problem& p) {
     Carver carver{shared_memory()};
     auto* barriers = carver.take<Mbarrier>(2);
@@ -215,7 +216,7 @@ struct LoadMatrices : OneBlock<32> {
 // `in` holds, one product after the other, 4 registers of A, 2 of B and 4 of C for each lane.
 template <class S>
 struct Mma : OneBlock<32> {
-  static constexpr Launch shape{.blocks = 64};
+  static constexpr cuda::Launch shape{.blocks = 64};
   RNNKERN_DEVICE static void run(const Problem& p) {
     const uint32_t* in = p.in + 10 * (32 * block() + thread());
     const uint32_t a[4] = {in[0], in[1], in[2], in[3]}, b[2] = {in[4], in[5]};
@@ -253,10 +254,9 @@ struct CopyAsync : OneBlock<64> {
 };
 
 // Words that carry their step, between blocks that have no barrier: three quarters are data, the last is the tag.
-struct RelaxedWords {
-  using Problem = Words;
+struct RelaxedWords : OnWords {
   static constexpr int threads = 64, ring = 4, steps = 6;
-  static constexpr Launch shape{.blocks = ring, .cooperative = true};
+  static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
   RNNKERN_DEVICE static void run(const Problem& p) {
     auto* slots = reinterpret_cast<Word16*>(p.out) + ring * threads;
     uint32_t value = p.in[block() * threads + thread()];
@@ -280,10 +280,9 @@ struct RelaxedWords {
 };
 
 // A ring of blocks that pass plain data on under a flag.
-struct Flags {
-  using Problem = Words;
+struct Flags : OnWords {
   static constexpr int threads = 64, ring = 4, steps = 6;
-  static constexpr Launch shape{.blocks = ring, .cooperative = true};
+  static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
   RNNKERN_DEVICE static void run(const Problem& p) {
     uint32_t* data = p.out + ring * threads;
     uint32_t* flags = data + steps * ring * threads;
@@ -315,10 +314,9 @@ struct Spins : OneBlock<32> {
 
 // Of all 65536 patterns.
 template <class S>
-struct Widen {
-  using Problem = Words;
+struct Widen : OnWords {
   static constexpr int threads = 256;
-  static constexpr Launch shape{.blocks = 256};
+  static constexpr cuda::Launch shape{.blocks = 256};
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = bits_of(widen(S{uint16_t(i)}));
@@ -327,10 +325,9 @@ struct Widen {
 
 // Of 65536 floats.
 template <class S>
-struct Narrow {
-  using Problem = Words;
+struct Narrow : OnWords {
   static constexpr int threads = 256;
-  static constexpr Launch shape{.blocks = 256};
+  static constexpr cuda::Launch shape{.blocks = 256};
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = narrow<S>(float_of(p.in[i])).bits;
@@ -338,10 +335,9 @@ struct Narrow {
 };
 
 // Of 65536 floats.
-struct NearestTfloat32 {
-  using Problem = Words;
+struct NearestTfloat32 : OnWords {
   static constexpr int threads = 256;
-  static constexpr Launch shape{.blocks = 256};
+  static constexpr cuda::Launch shape{.blocks = 256};
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int i = block() * threads + thread();
     p.out[i] = bits_of(nearest_tfloat32(float_of(p.in[i])));

@@ -5,18 +5,16 @@
 namespace rnnkern::device {
 namespace {
 
-using conformance::OneBlock;
-using conformance::Words;
+using conformance::OneBlock, conformance::OnWords, conformance::Words;
 
 uint32_t* words() { return reinterpret_cast<uint32_t*>(shared_memory()); }
 
 // ---- what the seed decides
 
 // Which warps come, in their order.
-struct Order {
-  using Problem = Words;
+struct Order : OnWords {
   static constexpr int threads = 128;
-  static constexpr Launch shape{.blocks = 4, .cooperative = true};
+  static constexpr cuda::Launch shape{.blocks = 4, .cooperative = true};
   static void run(const Problem& p) {
     shuffle_xor(0, 1);
     if (lane() == 0) p.out[1 + p.out[0]++] = uint32_t(4 * block() + warp());
@@ -28,10 +26,9 @@ struct Untouched : OneBlock<32> {
 };
 
 // One thread stores three times to one word of another block, which then shows what was last.
-struct StoreOrder {
-  using Problem = Words;
+struct StoreOrder : OnWords {
   static constexpr int threads = 32;
-  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
     Carver carver{shared_memory()};
     auto* barrier = carver.take<Mbarrier>(1);
@@ -53,10 +50,9 @@ struct StoreOrder {
 };
 
 // Reads what another block stores: after the wait if `in` is not 0.
-struct ReadsStore {
-  using Problem = Words;
+struct ReadsStore : OnWords {
   static constexpr int threads = 32;
-  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
     Carver carver{shared_memory()};
     auto* barrier = carver.take<Mbarrier>(1);
@@ -188,10 +184,9 @@ struct SleepsThrough : OneBlock<64> {
 // ---- misuse
 
 // Two blocks; `in` says which mistake one thread of the first makes.
-struct Misuse {
-  using Problem = Words;
+struct Misuse : OnWords {
   static constexpr int threads = 32;
-  static constexpr Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
+  static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
     Carver carver{shared_memory()};
     auto* barrier = carver.take<Mbarrier>(1);
@@ -228,7 +223,9 @@ struct Misuse {
 };
 
 struct OutOfBounds : OneBlock<32> {
-  static void run(const Problem& p) { p.out[thread()] = words()[p.in[0] + uint32_t(thread())]; }
+  static void run(const Problem& p) {
+    p.out[thread()] = words()[p.in[0] + uint32_t(thread())];  // 1
+  }
 };
 
 struct HalfWarp : OneBlock<48> {
@@ -236,7 +233,7 @@ struct HalfWarp : OneBlock<48> {
 };
 
 struct OddCluster : OneBlock<32> {
-  static constexpr Launch shape{.blocks = 3, .cluster = 2};
+  static constexpr cuda::Launch shape{.blocks = 3, .cluster = 2};
   static void run(const Problem&) {}
 };
 
@@ -250,26 +247,26 @@ struct Barriers : OneBlock<512> {
 };
 
 constexpr Named kernels[] = {
-    {"order", start<Order>},
-    {"untouched", start<Untouched>},
-    {"store_order", start<StoreOrder>},
-    {"reads_store", start<ReadsStore>},
-    {"reads_copy", start<ReadsCopy>},
-    {"copies_over", start<CopiesOver>},
-    {"neighbour", start<Neighbour>},
-    {"diverges_at_barrier", start<DivergesAtBarrier>},
-    {"diverges_in_warp", start<DivergesInWarp>},
-    {"half_at_barrier", start<HalfAtBarrier>},
-    {"leaves_early", start<LeavesEarly>},
-    {"spins_forever", start<SpinsForever>},
-    {"spins_together", start<SpinsTogether>},
-    {"waits_forever", start<WaitsForever>},
-    {"sleeps_through", start<SleepsThrough>},
-    {"misuse", start<Misuse>},
-    {"out_of_bounds", start<OutOfBounds>},
-    {"half_warp", start<HalfWarp>},
-    {"odd_cluster", start<OddCluster>},
-    {"barriers", start<Barriers>},
+    named<Order>("order"),
+    named<Untouched>("untouched"),
+    named<StoreOrder>("store_order"),
+    named<ReadsStore>("reads_store"),
+    named<ReadsCopy>("reads_copy"),
+    named<CopiesOver>("copies_over"),
+    named<Neighbour>("neighbour"),
+    named<DivergesAtBarrier>("diverges_at_barrier"),
+    named<DivergesInWarp>("diverges_in_warp"),
+    named<HalfAtBarrier>("half_at_barrier"),
+    named<LeavesEarly>("leaves_early"),
+    named<SpinsForever>("spins_forever"),
+    named<SpinsTogether>("spins_together"),
+    named<WaitsForever>("waits_forever"),
+    named<SleepsThrough>("sleeps_through"),
+    named<Misuse>("misuse"),
+    named<OutOfBounds>("out_of_bounds"),
+    named<HalfWarp>("half_warp"),
+    named<OddCluster>("odd_cluster"),
+    named<Barriers>("barriers"),
 };
 
 }  // namespace
@@ -278,6 +275,5 @@ constexpr Named kernels[] = {
 extern "C" int run_fault(const char* name, const uint32_t* in, int64_t in_words, uint32_t* out, int64_t out_words,
                          uint64_t seed, char* said, int64_t said_bytes) {
   using namespace rnnkern::device;
-  set_seed(seed);
-  return run_named(kernels, name, in, in_words, out, out_words, said, said_bytes);
+  return run_named(kernels, name, in, in_words, out, out_words, seed, said, said_bytes);
 }

@@ -1,61 +1,53 @@
-// How a test library offers kernels over Words by name, for ctypes.
+// How a test library offers kernels over Words by name.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
 #include <vector>
 
-#include "device/launch.h"
+#include "cuda/kernel.h"
 #include "interpreter/conformance.h"
 
 namespace rnnkern::device {
 
 struct Named {
-  const char* name;
-  int (*start)(const conformance::Words& words);
+  std::string_view name;
+  const cuda::Kernel* kernel;
+  cuda::Launch shape;
 };
 
-template <class Kernel>
-int start(const conformance::Words& words) {
-  return launch<Kernel>(Kernel::shape, words, nullptr);
+template <class K>
+constexpr Named named(const char* name) {
+  return {name, &cuda::kernel<K>, K::shape};
 }
 
-// Runs the kernel of this name on copies of `in` and `out` where kernels can reach them; 0, or `said` tells why not.
+template <size_t count>
+void start(const Named (&kernels)[count], std::string_view name, const conformance::Words& words, void* stream) {
+  const auto found = std::find_if(kernels, kernels + count, [&](const Named& kernel) { return kernel.name == name; });
+  if (found == kernels + count) throw std::runtime_error("no such kernel");
+  cuda::start(*found->kernel, found->shape, &words, stream);
+}
+
+#if defined(RNNKERN_INTERPRET)
+
+// For ctypes: runs the kernel of this name on copies of `in` and `out`; 0, or `said` tells why not.
 template <size_t count>
 int run_named(const Named (&kernels)[count], const char* name, const uint32_t* in, int64_t in_words, uint32_t* out,
-              int64_t out_words, char* said, int64_t said_bytes) {
-  const auto failed = [&](const char* why) {
-    std::snprintf(said, size_t(said_bytes), "%s", why);
+              int64_t out_words, uint64_t seed, char* said, int64_t said_bytes) {
+  set_seed(seed);
+  try {
+    // Exactly as large as said, so that the address sanitizer sees what lies outside.
+    std::vector<uint32_t> input(in, in + in_words), output(out, out + out_words);
+    start(kernels, name, {input.data(), output.data()}, nullptr);
+    std::copy(output.begin(), output.end(), out);
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(said, size_t(said_bytes), "%s", error.what());
     return 1;
-  };
-  for (const Named& kernel : kernels) {
-    if (std::strcmp(kernel.name, name)) continue;
-#if defined(__CUDACC__)
-    uint32_t* memory = nullptr;
-    const size_t in_bytes = size_t(in_words + 31) / 32 * 128, out_bytes = 4 * size_t(out_words);
-    int error = cudaMalloc(&memory, in_bytes + out_bytes);
-    uint32_t* const on_device = memory + in_bytes / 4;
-    if (!error) error = cudaMemcpy(memory, in, 4 * size_t(in_words), cudaMemcpyHostToDevice);
-    if (!error) error = cudaMemcpy(on_device, out, out_bytes, cudaMemcpyHostToDevice);
-    if (!error) error = kernel.start({memory, on_device});
-    if (!error) error = cudaDeviceSynchronize();
-    if (!error) error = cudaMemcpy(out, on_device, out_bytes, cudaMemcpyDeviceToHost);
-    cudaFree(memory);
-    return error ? failed(cudaGetErrorString(cudaError_t(error))) : 0;
-#else
-    try {
-      // Exactly as large as said, so that the address sanitizer sees what lies outside.
-      std::vector<uint32_t> input(in, in + in_words), output(out, out + out_words);
-      kernel.start({input.data(), output.data()});
-      std::copy(output.begin(), output.end(), out);
-      return 0;
-    } catch (const std::exception& error) {
-      return failed(error.what());
-    }
-#endif
   }
-  return failed("no such kernel");
 }
+
+#endif
 
 }  // namespace rnnkern::device

@@ -32,8 +32,8 @@ Tensors givens_recurrence_backward_cuda(OptionalTensor grad_h, OptionalTensor gr
                                         Tensor h, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                                         bool butterfly);
 
-// The CUDA kernels that a recurrence of N numbers of a dtype starts, as JSON: [[header, type], ...]; none where there is
-// no kernel.
+// The CUDA kernels that a recurrence of N numbers of a dtype starts, as JSON: [[header, type], ...]; none where there
+// is no kernel.
 std::string givens_programs(std::string dtype, bool is_complex, int64_t size);
 
 }  // namespace rnnkern

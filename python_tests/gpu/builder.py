@@ -1,12 +1,10 @@
-"""Builds test libraries of kernels with ninja, into build/interpreter: again only what changed, headers included.
-
-For the host a C++ compiler reads the `.cu` files too, and the primitives are the interpreter's; for hardware nvcc does.
-"""
+"""Builds test libraries of kernels with ninja, into build/interpreter: again only what changed, headers included."""
 
 import fcntl
+import importlib.util
 import os
+import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,41 +13,45 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = Path("build/interpreter")
 INTERPRETER = ("csrc/interpreter/fibers.cpp", "csrc/interpreter/primitives.cpp")
-HOST = ["-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Icsrc", "-DRNNKERN_INTERPRET"]
-HARDWARE = ["-std=c++20", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-Icsrc", "-DRNNKERN_SPIN_LIMIT=2000000000"]
+FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Icsrc"]
 
 
 def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "c++"))
 
 
-def nvcc() -> str | None:
-    places = [f"{os.environ.get('CUDA_HOME')}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"]
-    return next(filter(None, map(shutil.which, places)), None)
+def with_torch() -> tuple[list[str], list[str]]:
+    """What to compile and to link with what registers operators."""
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
+    flags = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-Ibuild/ninja"]
+    return [*flags, "-isystem", f"{folder}/include"], [
+        f"-L{folder}/lib",
+        "-Wl,--no-as-needed",
+        "-ltorch",
+        "-ltorch_cpu",
+    ]
 
 
 def build(
-    name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), target: str = "host"
+    name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), interpret: bool = True
 ) -> Path:
-    """The path of a shared library of the sources, which are relative to the root. The target is "host", or what nvcc
-    takes for -arch."""
+    """The path of a shared library of the sources, which are relative to the root; flags of one source alone follow its
+    path, as in "csrc/some.cpp -DSOME". With `interpret` kernels are compiled too, for the host."""
     folder = BUILD / name
-    if target == "host":
-        compile = {"cpp": [*compiler(), *HOST, *shlex.split(os.environ.get("RNNKERN_CXXFLAGS", "")), *flags]}
-        compile["cu"] = [*compile["cpp"], "-x", "c++"]
-        linker = [*compiler(), "-shared"]
-    else:
-        compile = {kind: [nvcc(), f"-arch={target}", *HARDWARE, *flags] for kind in ("cpp", "cu")}
-        linker = [nvcc(), f"-arch={target}", "-shared"]
-    lines = [f"builddir = {folder}"]
-    for kind, command in compile.items():
-        lines += [f"rule {kind}", f" command = {shlex.join(command)} -MD -MF $out.d -c $in -o $out"]
-        lines += [" depfile = $out.d", " deps = gcc"]
-    lines += ["rule link", f" command = {shlex.join(linker)} -o $out $in {shlex.join(link)}"]
-    objects = [f"{folder}/{source}.o" for source in sources]
+    own = ["-DRNNKERN_INTERPRET"] if interpret else []
+    command = [*compiler(), *FLAGS, *own, *shlex.split(os.environ.get("RNNKERN_CXXFLAGS", "")), *flags]
+    lines = [f"builddir = {folder}", "rule cpp"]
     lines += [
-        f"build {made}: {Path(source).suffix[1:]} {source}" for source, made in zip(sources, objects, strict=True)
+        f" command = {shlex.join(command)} $own -MD -MF $out.d -c $in -o $out",
+        " depfile = $out.d",
+        " deps = gcc",
     ]
+    lines += ["rule link", f" command = {shlex.join([*compiler(), '-shared'])} -o $out $in {shlex.join(link)}"]
+    objects = []
+    for source in sources:
+        path, _, own = source.partition(" ")
+        objects.append(f"{folder}/{re.sub('[^-./=a-z0-9_]+', '_', source, flags=re.I)}.o")
+        lines += [f"build {objects[-1]}: cpp {path}", f" own = {own}"]
     library = folder / f"{name}.so"
     lines += [f"build {library}: link {' '.join(objects)}"]
 
@@ -62,7 +64,8 @@ def run_ninja(folder: Path, lines: Sequence[str], made: Path) -> Path:
     with open(ROOT / folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (ROOT / folder / "build.ninja").write_text("\n".join([*lines, ""]))
-        command = [sys.executable, "-m", "ninja", "-f", f"{folder}/build.ninja"]
+        jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+        command = [sys.executable, "-m", "ninja", "-f", f"{folder}/build.ninja", *jobs]
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{made} does not build\n{done.stdout}{done.stderr}")

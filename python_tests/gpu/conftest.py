@@ -53,10 +53,10 @@ def backend(request) -> Backend:
     if request.param.name == "interpret":
         if shutil.which(builder.compiler()[0]) is None:
             pytest.skip("no C++ compiler")
-        kernels.library("interpret")  # here, so that a failing build is told once
+        kernels.library()  # here, so that a failing build is told once
         return request.param
-    require("no GPU" if kernels.capability() is None else "no nvcc" if builder.nvcc() is None else "")
-    kernels.library("cuda")
+    require(recurrences.lacks("cuda"))
+    kernels.operators()
     return request.param
 
 
@@ -66,7 +66,7 @@ def launch(backend):
 
     def run(name, given, words):
         needs_clusters = name.startswith(("cluster", "mbarrier", "store_async"))
-        if backend.name == "cuda" and needs_clusters and kernels.capability() < CLUSTERS:
+        if backend.name == "cuda" and needs_clusters and torch.cuda.get_device_capability() < CLUSTERS:
             pytest.skip("clusters need a GPU of capability 9.0")
         return kernels.launch(name, given, words, backend=backend.name, seed=backend.seed)
 

@@ -27,13 +27,10 @@ class Family(NamedTuple):
 
     def build(self, flags: tuple[str, ...] = ()) -> Path:
         """For the interpreter."""
-        folder = Path(torch.__file__).parent
-        own = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-Ibuild/ninja"]
-        own += ["-isystem", f"{folder}/include"]
+        own, libraries = builder.with_torch()
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
-        common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")]
+        common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plans.cpp"]
         sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
-        libraries = [f"-L{folder}/lib", "-ltorch", "-ltorch_cpu"]
         return builder.build(name, sources, [*own, *flags], [*libraries, *flags])
 
 

@@ -16,12 +16,7 @@ from rnnkern import ops
 from rnnkern.ops import Choice
 
 FAMILY = drivers.Family(
-    "givens",
-    (
-        *(f"csrc/orthogonal/givens_recurrence_{dtype}.cu" for dtype in ("f32", "f64")),
-        "csrc/orthogonal/cuda/givens.cpp",
-    ),
-    ("givens_recurrence", "givens_recurrence_backward"),
+    "givens", ("csrc/orthogonal/cuda/givens.cpp",), ("givens_recurrence", "givens_recurrence_backward")
 )
 LARGE, SMALL = (9, 0, 1, 232448, 0, 0), (9, 0, 1, 1024, 0, 0)
 """What the interpreter pretends to be: with room on the chip for a warp's sums, and without."""

@@ -1,47 +1,40 @@
-"""The test libraries' kernels as Python functions over 32-bit words. Imports neither torch nor pytest: the run under
-the address sanitizer starts from here.
+"""The test libraries' kernels as Python functions over 32-bit words. Imports neither torch, but for a GPU, nor pytest:
+the run under the address sanitizer starts from here.
 """
 
 import ctypes
 import functools
-import shutil
-import subprocess
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
-from python_tests.gpu.builder import INTERPRETER, build
+from python_tests.gpu.builder import INTERPRETER, build, with_torch
 
-CONFORMANCE = "csrc/interpreter/conformance.cu"
+CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
+LAUNCHER = ("common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
+"""What starts a kernel on a GPU."""
 
 
 class KernelError(RuntimeError):
-    """What the interpreter or the CUDA runtime says of a launch."""
-
-
-@functools.cache
-def capability() -> tuple[int, int] | None:
-    """Of this machine's first GPU."""
-    if not (tool := shutil.which("nvidia-smi")):
-        return None
-    query = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    said = subprocess.run(query, check=False, capture_output=True, text=True)
-    lines = said.stdout.split()
-    return tuple(map(int, lines[0].split("."))) if said.returncode == 0 and lines else None
+    """What the interpreter or CUDA says of a launch."""
 
 
 def build_library(backend: str, flags: tuple[str, ...] = ()) -> Path:
     if backend == "cuda":
-        return build("conformance_cuda", [CONFORMANCE], flags, target="sm_{}{}".format(*capability()))
+        own, libraries = with_torch()
+        sources = [CONFORMANCE, *(f"csrc/{name}.cpp" for name in LAUNCHER)]
+        return build("conformance_cuda", sources, [*own, *flags], [*libraries, "-ldl"], interpret=False)
     name = "conformance" + "".join(flag.partition("=")[2] for flag in flags)
     return build(name, [*INTERPRETER, CONFORMANCE, FAULTS], flags, link=flags)
 
 
 @functools.cache
-def library(backend: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    return ctypes.CDLL(str(build_library(backend, flags)))
+def library(flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    return ctypes.CDLL(str(build_library("interpret", flags)))
 
 
 def launch(
@@ -56,6 +49,8 @@ def launch(
 ) -> np.ndarray:
     """Runs the kernel of this name on words and returns `words` words, which were zero."""
     given = np.ascontiguousarray(given).view(np.uint32) if isinstance(given, np.ndarray) else np.array(given, np.uint32)
+    if backend == "cuda":
+        return launch_on_gpu(name, given, words)
     out = np.zeros(words, np.uint32)
     said = ctypes.create_string_buffer(4096)
     arrays = [
@@ -63,10 +58,35 @@ def launch(
         for array in (given, out)
         for argument in (array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)), ctypes.c_int64(array.size))
     ]
-    run = getattr(library(backend, flags), entry)
+    run = getattr(library(flags), entry)
     if run(name.encode(), *arrays, ctypes.c_uint64(seed), said, ctypes.c_int64(len(said))):
         raise KernelError(said.value.decode())
     return out
+
+
+@functools.cache
+def operators():
+    """Those of the conformance kernels: `run` on a GPU, and `programs`, the header and type of each."""
+    import torch
+
+    import rnnkern  # noqa: F401  has the operator that compiles
+
+    torch.ops.load_library(build_library("cuda"))
+    return torch.ops.rnnkern_conformance
+
+
+def launch_on_gpu(name: str, given: np.ndarray, words: int) -> np.ndarray:
+    """A spin without end ends after two seconds."""
+    import torch
+
+    out = torch.zeros(words, dtype=torch.int32, device="cuda")
+    with patch.dict(os.environ, RNNKERN_CUDA_FLAGS="-DRNNKERN_SPIN_LIMIT=2000000000"):
+        try:
+            operators().run(name, torch.tensor(given.view(np.int32), device="cuda"), out)
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise KernelError(str(error)) from error
+    return out.cpu().numpy().view(np.uint32)
 
 
 def fault(name: str, given: np.ndarray | Sequence[int] = (0,), words: int = 1, **options) -> np.ndarray:

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "device/launch.h"
 #include "recurrence/cuda/block_backward.cuh"
 #include "recurrence/cuda/block_forward.cuh"
 

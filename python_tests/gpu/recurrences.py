@@ -16,18 +16,15 @@ from rnnkern.reference import noise
 from rnnkern.reference.recurrence import _product
 from rnnkern.testing import Sample
 
-DTYPES = ("f32", "bf16", "f16")
-FAMILIES = ("block", "cluster_forward", "cluster_backward", "grid")
 KERNELS = (
-    *(f"{family}_{dtype}.cu" for family in FAMILIES for dtype in DTYPES),
-    *(f"cluster_{way}_tf32.cu" for way in ("forward", "backward")),
-    "step.cu",
+    *(f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in ("float", "device::bfloat16", "device::float16")),
+    "kernels.cpp -DRNNKERN_CLUSTERS_OF=device::tfloat32",
+    "step_kernels.cpp",
 )
-PLAN = ("cuda_plan.cpp", "cuda_cluster_plan.cpp", "cuda_grid_plan.cpp", "cuda_measured.cpp")
-DRIVERS = (*PLAN, "cuda_forward.cpp", "cuda_backward.cpp")
+DRIVERS = ("plan.cpp", "measured.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(
     "recurrence",
-    tuple(f"csrc/recurrence/{name}" for name in (*KERNELS, *DRIVERS)),
+    tuple(f"csrc/recurrence/cuda/{name}" for name in (*KERNELS, *DRIVERS)),
     ("recurrence", "recurrence_backward", "recurrence_plan"),
 )
 FACTS = {
@@ -94,11 +91,6 @@ def routed(place: Place) -> Iterator[Place]:
         yield place
 
 
-def planner():
-    """What has the operator recurrence_plan: the interpreter where rnnkern is built without CUDA."""
-    return torch.ops.rnnkern if _extension.build_facts()["cuda_archs"] else drivers.interpreted(FAMILY)
-
-
 def plan(
     cell: str,
     dtype: torch.dtype,
@@ -109,7 +101,7 @@ def plan(
     operators=None,
     measured: str = "",
 ) -> dict:
-    asked = (operators or planner()).recurrence_plan
+    asked = (operators or torch.ops.rnnkern).recurrence_plan
     return json.loads(asked(cell, str(dtype).removeprefix("torch."), sizes, facts, noisy, tf32, measured))
 
 

@@ -14,12 +14,14 @@ from rnnkern import _extension, ops
 from rnnkern.ops import Choice
 
 KERNELS = (
-    "attend.cu", "sample_f32.cu", "sample_bf16.cu", "sample_f16.cu", "cluster.cu", "cuda_plan.cpp", "cuda_forward.cpp",
-    "cuda_backward.cpp",
-)  # fmt: skip
+    *(f"sample_kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in ("float", "device::bfloat16", "device::float16")),
+    "cluster_kernels.cpp",
+    "cell_kernels.cpp",
+)
+DRIVERS = ("plan.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(
     "relevancy",
-    tuple(f"csrc/relevancy/{name}" for name in KERNELS),
+    tuple(f"csrc/relevancy/cuda/{name}" for name in (*KERNELS, *DRIVERS)),
     ("relevancy_recurrence", "relevancy_recurrence_backward", "relevancy_plan"),
 )
 FACTS = {"block": (9, 0, 1, 232448, 0, 0), "cluster": (9, 0, 1, 232448, 2, 1), "stepwise": (9, 0, 1, 232448, 0, 0)}

@@ -1,14 +1,13 @@
 """Which kernel serves which call, and how it is launched: the table, at its edges."""
 
 import math
-import sys
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from python_tests.gpu.recurrences import FACE, plan, planner
-from rnnkern import _extension
+from python_tests.gpu.recurrences import FACE, plan
+from rnnkern import _compiler, _extension
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
 
@@ -278,7 +277,6 @@ def explained(cell="gru", dtype=torch.float32, device="cuda", **options):
 
 
 def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
-    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("8.0", "9.0", "10.0+PTX"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = "the cuda kernel serves this call; which of them, the device decides, and none is here"
     for dtype in (*DTYPES, torch.float64):
@@ -290,46 +288,47 @@ def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
     (T4, "stepwise, for the block kernel needs compute capability 8.0"),
 ])  # fmt: skip
 def test_explain_with_a_device_names_the_kernel(monkeypatch, facts, said):
-    monkeypatch.setattr(sys.modules["rnnkern.ops.recurrence"], "_operators", planner())
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     monkeypatch.setattr(_extension, "device_facts", lambda device: facts)
-    assert explained() == ("cuda", f"the cuda kernel serves this call: {said}")
-    noisy = "the cuda kernel serves this call: stepwise, for zoneout and dropout have no block kernel"
-    assert explained(zoneout=0.1) == ("cuda", noisy)
+    choice, noisy = explained(), explained(zoneout=0.1)
+    assert choice.implementation == noisy.implementation == "cuda"
+    assert choice.reason.startswith(f"the cuda kernel serves this call: {said}; ")
+    without = "the cuda kernel serves this call: stepwise, for zoneout and dropout have no block kernel; "
+    assert noisy.reason.startswith(without)
     assert explained(dropout=0.1) == explained()  # without a seed nothing is dropped
 
 
-def test_explain_says_why_no_kernel_serves_a_gpu(monkeypatch):
-    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ())
-    said = "no cuda: rnnkern was built without CUDA; no cpu: the tensors are on cuda:0"
-    assert explained() == ("reference", said)
-    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ("9.0",))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    assert explained().reason.startswith("no cuda: rnnkern was built for 9.0, and the device has capability 8.6; ")
+@pytest.fixture
+def refused(monkeypatch):
+    """explain of a call on a GPU of this capability, with a PyTorch built with this version of CUDA."""
+
+    def explain_there(version, capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.version, "cuda", version)
+        _extension._cuda_refusal.cache_clear()
+        return explained()
+
+    yield explain_there
+    _extension._cuda_refusal.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("archs", "capability", "covered"),
-    [
-        (("8.0",), (8, 0), True),
-        (("8.0",), (8, 9), True),
-        (("8.6",), (8, 0), False),
-        (("8.0",), (9, 0), False),
-        (("8.0+PTX",), (9, 0), True),
-        (("8.0+PTX",), (12, 0), True),
-        (("9.0+PTX",), (8, 9), False),
-        (("8.0", "9.0", "10.0+PTX"), (7, 5), False),
-        (("8.0", "9.0", "10.0+PTX"), (8, 9), True),
-        (("8.0", "9.0", "10.0+PTX"), (10, 3), True),
-        (("8.0", "9.0", "10.0+PTX"), (12, 1), True),
-        (("8.0", "9.0", "10.0"), (12, 1), False),
-    ],
-)
-def test_code_runs_on_its_major_version_and_ptx_on_all_later_ones(archs, capability, covered):
-    said = _extension._uncovered(archs, capability)
-    wanted = f"rnnkern was built for {', '.join(archs)}, and the device has capability {'.'.join(map(str, capability))}"
-    assert said == (None if covered else wanted)
+@pytest.mark.parametrize(("version", "capability", "said"), [
+    ("12.8", (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
+    (None, (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
+    ("13.0", (7, 5), "need a GPU of compute capability 8.0 or later, and this one has 7.5"),
+])  # fmt: skip
+def test_explain_says_why_no_kernel_serves_a_gpu(version, capability, said, refused):
+    choice = refused(version, capability)
+    assert choice.implementation == "reference"
+    assert choice.reason.startswith("no cuda: ")
+    assert said in choice.reason
+    assert choice.reason.endswith("; no cpu: the tensors are on cuda:0")
+
+
+def test_explain_says_that_there_is_no_compiler(monkeypatch, refused):
+    monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
+    assert refused("13.0", (9, 0)).reason.startswith("no cuda: NVRTC, which compiles rnnkern's CUDA kernels")
 
 
 @pytest.mark.parametrize(("device", "wanted"), [("cpu", True), ("cuda", False)])
@@ -346,10 +345,12 @@ def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
 
 
 def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
-    monkeypatch.setattr(_extension, "_cuda_archs", lambda: ())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(_extension, "_cuda_refusal", lambda version, capability: "it is old")
     torch.compiler.reset()
     told = torch.compile(lambda x: (x + 1, _extension.cuda_refusal(x.device)), fullgraph=True, backend="eager")
-    assert told(torch.zeros(1))[1] == "rnnkern was built without CUDA"
+    assert told(torch.zeros(1))[1] == "it is old"
 
 
 # ---- RNNKERN_CUDA_KERNELS

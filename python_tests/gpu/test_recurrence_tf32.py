@@ -1,14 +1,13 @@
 """The cluster kernel in TF32: against a reference whose products round as tensor cores do, and by PyTorch's setting."""
 
 import math
-import sys
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from python_tests.gpu.recurrences import off_kinks, plan, planner
+from python_tests.gpu.recurrences import off_kinks, plan
 from rnnkern import _extension, reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
@@ -131,7 +130,6 @@ def test_the_setting_is_that_of_pytorchs_own_layers(monkeypatch):
 
 @pytest.mark.parametrize(("setting", "kernel"), [("ieee", "cluster"), ("tf32", "cluster_tf32")])
 def test_explain_follows_it(monkeypatch, setting, kernel):
-    monkeypatch.setattr(sys.modules["rnnkern.ops.recurrence"], "_operators", planner())
     monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
     monkeypatch.setattr(_extension, "device_facts", lambda device: H200)
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", setting)

@@ -69,7 +69,7 @@ def processor_levels() -> tuple[str, ...]:
 def sources() -> dict[Path, str]:
     """The tree, by relative path."""
     paths = [p for name in TAKEN for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
-    endings = {".py", ".h", ".cuh", ".cpp", ".toml", ".md", ".txt", ""}
+    endings = {".py", ".h", ".cpp", ".cuh", ".toml", ".md", ".txt", ""}
     return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
@@ -93,8 +93,7 @@ def run(copy: Copy, *command: str, **env: str) -> tuple[int | str, str]:
 
 def build(copy: Copy, jobs: int = 1) -> str:
     """What the compiler says if it fails."""
-    flags = {"MAX_JOBS": str(jobs)}
-    status, said = run(copy, sys.executable, "setup.py", "-q", "build_ext", "--inplace", **flags)
+    status, said = run(copy, sys.executable, "setup.py", "-q", "build_ext", "--inplace", MAX_JOBS=str(jobs))
     return said if status else ""
 
 

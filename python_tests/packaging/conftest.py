@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-QUICK = ("test_build_info", "test_sass")
+QUICK = ("test_build_info", "test_programs", "test_sass", "test_sass_relevancy")
 """Files of which `make test` has something: the others build and install."""
 
 

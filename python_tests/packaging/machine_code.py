@@ -1,21 +1,22 @@
-"""The kernels' machine code, compiled for these tests by nvcc, a file at a time, and as cuobjdump prints it.
-
-For sm_90 all but float16's, for sm_80 and sm_100 the block kernels of bfloat16: the others are the same templates for
-another type or target, and each file takes half a minute."""
+"""The kernels' machine code, as NVRTC makes it, and what cuobjdump prints of it. Both are kept in build/machine_code by
+the hash of all that a kernel is made of: what has not changed is not compiled again."""
 
 import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from python_tests.gpu.builder import nvcc, run_ninja
+from python_tests.packaging.sass import Function, Resources, read_functions, read_report
+from rnnkern import _compiler
+from rnnkern._compiler import Program
 
-FLAGS = ["-std=c++20", "-O3", "-Icsrc"]
-BUILD = Path("build/machine_code")
+BUILD = Path(__file__).parents[2] / "build/machine_code"
 
 
 def find_cuobjdump() -> str | None:
@@ -29,26 +30,50 @@ def find_cuobjdump() -> str | None:
 CUOBJDUMP = find_cuobjdump()
 
 
-def needs_compiler(test):
-    """Of the proof tier, where there is what it takes."""
-    missing = "no nvcc" if nvcc() is None else "no cuobjdump"
-    return pytest.mark.proof(pytest.mark.skipif(nvcc() is None or CUOBJDUMP is None, reason=missing)(test))
+needs_compiler = pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} is not installed")
 
 
-def cubin(source: str, arch: str) -> Path:
-    """The path of what nvcc makes of a file below csrc; compiled anew where the file or a header has changed."""
-    made = BUILD / arch / f"{Path(source).stem}.cubin"
-    command = f"{nvcc()} -cubin -arch={arch} {' '.join(FLAGS)} -MD -MF $out.d -o $out $in"
-    rule = f"rule cu\n command = {command}\n depfile = $out.d\n deps = gcc"
-    folder = BUILD / arch / Path(source).stem
-    return run_ninja(folder, [f"builddir = {folder}", rule, f"build {made}: cu csrc/{source}"], made)
+def needs_reader() -> None:
+    """Ends a test whose kernels have compiled, where there is nothing to read them with."""
+    if CUOBJDUMP is None:
+        pytest.skip("the kernels compile; there is no cuobjdump to read their machine code with")
 
 
-def dump(*arguments: str | Path) -> Iterator[str]:
-    """The lines that cuobjdump prints."""
-    with subprocess.Popen(
-        [CUOBJDUMP, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        yield from process.stdout
-        errors = process.stderr.read()
-    assert process.returncode == 0, errors
+def compiled(program: Program) -> Path:
+    """The file that keeps a program's cubin. What was kept of it before a change goes."""
+    with mock.patch.dict(os.environ, {"RNNKERN_CACHE_DIR": str(BUILD)}):
+        path = _compiler.place_of(program)
+        if not path.exists():
+            for old in BUILD.glob(f"{path.stem.rpartition('-')[0]}-*"):
+                old.unlink(missing_ok=True)
+        _compiler.cubin_of(program)
+    return path
+
+
+def dump(program: Program, what: str) -> Iterator[str]:
+    """The lines that cuobjdump prints for one of its options."""
+    path = compiled(program)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(_compiler._read(path))
+        file.flush()
+        done = subprocess.run([CUOBJDUMP, what, file.name], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return iter(done.stdout.splitlines())
+
+
+def resources(program: Program) -> Resources:
+    ((name, used),) = read_report(dump(program, "-res-usage")).items()
+    assert name == program.symbol
+    return used
+
+
+def function(program: Program) -> Function:
+    """The kernel's machine code."""
+    kept = compiled(program).with_suffix(".sass")
+    text = _compiler._read(kept)
+    if text is None:
+        text = "\n".join(line for line in dump(program, "-sass") if ";" in line or "Function" in line).encode()
+        _compiler._write(kept, text)
+    (found,) = read_functions(text.decode().splitlines())
+    assert found.name == program.symbol
+    return found

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from python_tests.gpu.programs import spelled
+
 BLOCK = ("float", "bfloat16", "float16")
 CLUSTER = (*BLOCK, "tfloat32")
 HEAD_SIZES = (32, 64, 128)
@@ -30,20 +32,15 @@ class Kernel(NamedTuple):
     noisy: bool = False
 
 
-NAME = re.compile(
-    r"(Block|Cluster|Grid|Step)(Forward|Backward)KernelINS_\d+(\w+?)E(?:([fd])|NS0_\d+(bfloat16|float16|tfloat32)E)"
-    r"(?:Li(\d+)E)?(?:Lb([01])E)?EE"
-)
-
-
-def kernel(mangled: str, cells: Iterable[str]) -> Kernel | None:
-    """None for kernels that are no cell's. C++ spells cells without underscores."""
-    if not (found := NAME.search(mangled)):
+def kernel(type: str, cells: Iterable[str]) -> Kernel | None:
+    """None for kernels that are no cell's of the recurrence. C++ spells cells without underscores."""
+    name, arguments = spelled(type)
+    if not (found := re.fullmatch(r"(?:Normalised)?(Block|Cluster|Grid|Step)(Forward|Backward)Kernel", name)):
         return None
-    family, direction, name, scalar, storage, head_size, noisy = found.groups()
-    (cell,) = (cell for cell in cells if cell.replace("_", "") == name.lower())
-    storage = storage or {"f": "float", "d": "double"}[scalar]
-    return Kernel(family, direction == "Backward", cell, storage, int(head_size) if head_size else None, noisy == "1")
+    spelling, storage, *rest = arguments
+    (cell,) = (cell for cell in cells if cell.replace("_", "") == spelling.lower())
+    head_size = int(rest[0]) if rest and rest[0].isdigit() else None
+    return Kernel(found[1], found[2] == "Backward", cell, storage, head_size, rest == ["true"])
 
 
 def cluster_sizes(gates: int, storage: str) -> list[int]:
@@ -64,17 +61,6 @@ def expected(cells: dict[str, dict]) -> set[Kernel]:
     return {Kernel(*key) for key in (*block, *cluster, *grid, *step)}
 
 
-SHORT = {"float": "f32", "bfloat16": "bf16", "float16": "f16", "tfloat32": "tf32"}
-
-
-def source_of(key: Kernel) -> str:
-    """The file in csrc/recurrence that has the kernel."""
-    if key.family == "Step":
-        return "step.cu"
-    way = f"_{'backward' if key.backward else 'forward'}" if key.family == "Cluster" else ""
-    return f"{key.family.lower()}{way}_{SHORT[key.storage]}.cu"
-
-
 # ---- the compiler's report
 
 
@@ -85,7 +71,7 @@ class Resources(NamedTuple):
 
 
 def read_report(lines: Iterable[str]) -> dict[str, Resources]:
-    """By mangled name."""
+    """By the function's name."""
     report, name = {}, None
     for line in lines:
         if found := re.match(r"\s*Function (\S+):", line):
@@ -95,14 +81,8 @@ def read_report(lines: Iterable[str]) -> dict[str, Resources]:
     return report
 
 
-def report_faults(kernels: dict[str, Resources], cells: dict[str, dict], wanted: set[Kernel]) -> list[str]:
-    there = {kernel(name, cells) for name in kernels} - {None}
-    faults = [f"missing: {key}" for key in sorted(wanted - there, key=str)]
-    faults += [f"unknown: {key}" for key in sorted(there - wanted, key=str)]
-    for name, used in kernels.items():
-        if used.stack or used.local:
-            faults.append(f"{kernel(name, cells) or name}: {used.stack} bytes of stack, {used.local} local")
-    return faults
+def report_faults(name: str, used: Resources) -> list[str]:
+    return [f"{name}: {used.stack} bytes of stack, {used.local} local"] if used.stack or used.local else []
 
 
 # ---- the machine code
@@ -243,26 +223,27 @@ def grid_faults(function: Function, key: Kernel, facts: dict) -> list[str]:
     loop = min(whole, key=len)
     kinds = count(loop)
     reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) if key.backward else facts["gates"] + 1
+    narrow = sum(bool(re.match(r"LD\S*STRONG", text)) and ".128" not in text for _, text in function.code)
     held = {
         "BAR": kinds["BAR"] == products * (2 if float32 else 1),
         "LDG": 0 < input_loads(loop) <= reads + 2,  # and the rows of two steps
         "HMMA": (kinds["HMMA"] == 0) == float32,
         "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] in (2, 3) else 1),
     }
-    return [f"{key}: {kind} {kinds[kind]} times in the loop" for kind, right in held.items() if not right]
+    faults = [f"{key}: {kind} {kinds[kind]} times in the loop" for kind, right in held.items() if not right]
+    # A word comes with its tag, or not at all, where one load has both.
+    return [*faults, f"{key}: {narrow} words in parts"] if narrow else faults
 
 
-def code_faults(function: Function, cells: dict[str, dict], arch: str = "sm_90") -> list[str]:
-    kinds, key = count(function.code), kernel(function.name, cells)
-    name = key or function.name
+def code_faults(function: Function, key: Kernel | None, cells: dict[str, dict]) -> list[str]:
+    """What is wrong with a kernel; with one that is no cell's, None, that it spills alone."""
+    kinds, name = count(function.code), key or function.name
     faults = [f"{name}: {kind} {kinds[kind]} times" for kind in ("LDL", "STL") if kinds[kind]]
     if key and key.family == "Grid":
         return faults + grid_faults(function, key, cells[key.cell])
     if not key or key.family == "Step":
         return faults
     cluster = key.family == "Cluster"
-    if cluster and int(arch.removeprefix("sm_")) < 90:
-        return faults if kinds["BPT"] and len(function.code) < 100 else [*faults, f"{name}: not a trap"]
     loops = time_loops(function.code, "STAS" if cluster else "BAR")
     if len(loops) != 1:
         return [*faults, f"{name}: {len(loops)} time loops"]

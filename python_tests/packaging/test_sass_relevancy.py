@@ -2,92 +2,103 @@
 cluster kernels' loops over time fetch no weights from global memory but those that a block streams."""
 
 import re
-from collections import Counter
+from typing import NamedTuple
 
 import pytest
 
-from python_tests.packaging.machine_code import cubin, dump, needs_compiler
-from python_tests.packaging.sass import Function, count, read_functions, time_loops
+from python_tests.gpu.programs import chunks, programs, spelled
+from python_tests.packaging.machine_code import compiled, function, needs_compiler, needs_reader, resources
+from python_tests.packaging.sass import count, report_faults, time_loops
 
-NAME = re.compile(
-    r"9relevancy\d+(Sample|Cluster|Attend|Cell|Pack)(Forward|Backward|)KernelI(?:NS_\d+([A-Za-z]+)E)?"
-    r"([fd]|Li\d+)E(f|NS0_8bfloat16|NS0_7float16)?"
-)
 CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
 """Gates."""
-WAYS = ("Forward", "Backward")
 BARRIERS = 5
 """Of a block in one step, where weights stay on the chip; of a cluster's backward one is for alpha that is not kept."""
-CLUSTERS = {1: {256: 8, 384: 16, 512: 16}, 4: {128: 8, 256: 16, 384: 16}}
-"""Blocks, by the number of gates and size."""
-
-STORED = {"f": "f", "NS0_8bfloat16": "16 bits", "NS0_7float16": "16 bits"}
+CLUSTERS = {1: (256, 384, 512), 4: (128, 256, 384)}
+"""Sizes, by the number of gates."""
+STORED = {"float": "float", "bfloat16": "16 bits", "float16": "16 bits"}
 """How a block holds weights."""
-SAMPLES = {("f", 1): (64, 128), ("f", 4): (64, 128), ("16 bits", 1): (256,), ("16 bits", 4): (128,)}
+SAMPLES = {("float", 1): (64, 128), ("float", 4): (64, 128), ("16 bits", 1): (256,), ("16 bits", 4): (128,)}
 """Sizes, by that and the number of gates."""
-
-EXPECTED = (
-    {("Attend", way, None, scalar, None) for way in WAYS for scalar in "fd"}
-    | {("Cell", way, cell, scalar, None) for way in WAYS for cell in CELLS for scalar in "fd"}
-    | {
-        ("Sample", way, cell, f"Li{P}", stored)
-        for way in WAYS for cell, gates in CELLS.items() for stored, kind in STORED.items()
-        for P in SAMPLES[kind, gates]
-    }
-    | {("Pack", "", None, "Li128", stored) for stored in STORED}
-    | {("Pack", "", None, "Li256", stored) for stored, kind in STORED.items() if kind == "16 bits"}
-    | {("Cluster", way, cell, f"Li{D}", None) for way in WAYS for cell, gates in CELLS.items() for D in CLUSTERS[gates]}
-)  # fmt: skip
 HELD = {
-    **{("f", gates, 64): (gates + 2) * 4 for gates in (1, 4)}, ("f", 1, 128): 40, ("f", 4, 128): 45,
+    **{("float", gates, 64): (gates + 2) * 4 for gates in (1, 4)}, ("float", 1, 128): 40, ("float", 4, 128): 45,
     ("16 bits", 1, 256): 40, ("16 bits", 4, 128): 30,
 }  # fmt: skip
 """16 bytes of weights each that a thread of the block kernel keeps in registers, forward."""
-STREAMED = {("f", 4, 128): 5, ("16 bits", 1, 256): 2}
+STREAMED = {("float", 4, 128): 5, ("16 bits", 1, 256): 2}
 """Likewise what a turn of the loop over streamed weights fetches: one of each matrix, V's gates and W_a."""
 RECALLED = 28
 """What a cluster fetches backward beside what a cell's gates keep: who was in a slot, an event that comes back or, at a
 reset, all of them, and what came to h, s and alpha. Its weights would be 96 and more."""
 
 
-def time_loop(function: Function, family: str) -> Counter:
-    """Over barriers, or of a cluster over stores into other blocks."""
-    (loop,) = time_loops(function.code, "STAS" if family == "Cluster" else "BAR")
-    return count(loop)
+class Kernel(NamedTuple):
+    family: str  # Sample or Cluster
+    backward: bool
+    cell: str
+    size: int
+    stored: str | None = None  # of a block
 
 
-SOURCES = {"Sample": "sample", "Pack": "sample", "Cluster": "cluster", "Attend": "attend", "Cell": "attend"}
+def kernel(type: str) -> Kernel | None:
+    """None for kernels that keep no weights."""
+    name, arguments = spelled(type)
+    if not (found := re.fullmatch("relevancy::(Sample|Cluster)(Forward|Backward)Kernel", name)):
+        return None
+    cell, size, *rest = arguments
+    stored = rest[0] if found[1] == "Sample" else None
+    return Kernel(found[1], found[2] == "Backward", cell, int(size), stored)
 
 
-def source_of(family: str, stored: str | None) -> str:
-    """The file in csrc/relevancy that has the kernels of a family."""
-    return f"{SOURCES[family]}{ {'f': '_f32', 'NS0_8bfloat16': '_bf16', 'NS0_7float16': '_f16', None: ''}[stored] }.cu"
+def expected() -> set[Kernel]:
+    return {
+        *(
+            Kernel("Sample", backward, cell, size, stored)
+            for backward in (False, True) for cell, gates in CELLS.items() for stored, kind in STORED.items()
+            for size in SAMPLES[kind, gates]
+        ),
+        *(
+            Kernel("Cluster", backward, cell, size)
+            for backward in (False, True) for cell, gates in CELLS.items() for size in CLUSTERS[gates]
+        ),
+    }  # fmt: skip
+
+
+PROGRAMS = [program for program in programs("sm_90") if program.header.startswith("relevancy/")]
+
+
+def test_every_kernel_is_planned():
+    """The others keep no weights, and are listed in test_programs.py."""
+    assert {kernel(program.type) for program in PROGRAMS} - {None} == expected()
 
 
 @needs_compiler
-@pytest.mark.parametrize("source", ["sample_f32.cu", "sample_bf16.cu", "cluster.cu", "attend.cu"])
-def test_machine_code(source):
-    seen = {}
-    for function in read_functions(dump("-sass", cubin(f"relevancy/{source}", "sm_90"))):
-        assert not count(function.code)["LDL"] + count(function.code)["STL"], function.name
-        if found := NAME.search(function.name):
-            seen[found.groups()] = function
-    assert set(seen) == {key for key in EXPECTED if source_of(key[0], key[4]) == source}
-    for (family, way, cell, size, stored), function in seen.items():
-        if family not in ("Sample", "Cluster"):
-            continue
-        if (family, way) == ("Sample", "Backward"):
-            continue
-        loop, P, gates = time_loop(function, family), int(size[2:]), CELLS[cell]
-        kind = STORED.get(stored), gates, P
-        weights = (gates + 2) * P // 8 if family == "Cluster" else (4 if stored == "f" else 8) * HELD[kind]
-        assert loop["BAR"] == BARRIERS
-        # Forward h and parts of scores; backward parts of dalpha, U_a^T dkey and ds.
-        assert loop["STAS"] == (0 if family == "Sample" else 2 if way == "Forward" else 3)
-        assert loop["FFMA"] >= weights
-        # Input, a given score, a reset, the first row of a step and the next, which a cluster reads with each gate.
-        if way == "Backward":
-            assert loop["LDG"] + loop["LD"] <= RECALLED + 3 * gates
-            continue
-        reads = gates + (4 if family == "Sample" else 3 + gates) + STREAMED.get(kind, 0)
-        assert loop["LDG"] + loop["LD"] <= reads
+@pytest.mark.proof
+@pytest.mark.parametrize("chunk", chunks(PROGRAMS))
+def test_machine_code(chunk):
+    for program in chunk:
+        compiled(program)
+    needs_reader()
+    for program in chunk:
+        assert report_faults(program.symbol, resources(program)) == []
+        key = kernel(program.type)
+        if key and (key.family == "Cluster" or not key.backward) and key.stored != "float16":
+            check_loop(key, function(program))
+
+
+def check_loop(key, function):
+    """Over barriers, or of a cluster over stores into other blocks."""
+    (body,) = time_loops(function.code, "STAS" if key.family == "Cluster" else "BAR")
+    loop, P, gates, cluster = count(body), key.size, CELLS[key.cell], key.family == "Cluster"
+    kind = STORED.get(key.stored), gates, P
+    weights = (gates + 2) * P // 8 if cluster else (4 if key.stored == "float" else 8) * HELD[kind]
+    assert loop["BAR"] == BARRIERS, key
+    # Forward h and parts of scores; backward parts of dalpha, U_a^T dkey and ds.
+    assert loop["STAS"] == (0 if not cluster else 3 if key.backward else 2), key
+    assert loop["FFMA"] >= weights, key
+    # Input, a given score, a reset, the first row of a step and the next, which a cluster reads with each gate.
+    if key.backward:
+        assert loop["LDG"] + loop["LD"] <= RECALLED + 3 * gates, key
+    else:
+        reads = gates + (3 + gates if cluster else 4) + STREAMED.get(kind, 0)
+        assert loop["LDG"] + loop["LD"] <= reads, key

@@ -144,7 +144,6 @@ def _choose_checked(
     )  # fmt: skip
 
 
-
 relevancy_recurrence.choose = _choose_checked
 
 

@@ -10,10 +10,10 @@
 #include "cuda/facts.h"
 #include "cuda/kernel.h"
 #include "cuda/plans.h"
-#include "orthogonal/givens.h"
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
+#include "orthogonal/givens.h"
 #include "orthogonal/givens_recurrence_call.h"
 
 namespace rnnkern::givens {
@@ -132,8 +132,8 @@ struct Driver : GivensCall {
       cuda::launch<Kernel>({.blocks = blocks, .shared_bytes = bytes}, problem, stream);
     });
     const auto to = [&](size_t place) { return place < found.size() ? write<T>(found[place]) : nullptr; };
-    cuda::launch_elements<SumKernel<T>>(
-        packing.total(), {packing, blocks, read<T>(sums), {to(1), to(4), to(5), to(2)}}, stream);
+    cuda::launch_elements<SumKernel<T>>(packing.total(), {packing, blocks, read<T>(sums), {to(1), to(4), to(5), to(2)}},
+                                        stream);
     return found;
   }
 
@@ -141,9 +141,11 @@ struct Driver : GivensCall {
   bool sums_fit(int64_t blocks) const {
     const cuda::Facts facts = cuda::facts_of_current(stream);
     const int64_t together = (blocks + facts.multiprocessors - 1) / facts.multiprocessors;
-    return together * with_sizes<T>(packing, [&](auto parts, auto each) {
-             return BackwardKernel<T, parts(), each()>::bytes(packing.total());
-           }) <= facts.shared_bytes;
+    return together * with_sizes<T>(packing,
+                                    [&](auto parts, auto each) {
+                                      return BackwardKernel<T, parts(), each()>::bytes(packing.total());
+                                    }) <=
+           facts.shared_bytes;
   }
 };
 

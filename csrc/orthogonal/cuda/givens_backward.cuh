@@ -3,8 +3,8 @@
 // by the warp, each entry by one lane.
 #pragma once
 
-#include "orthogonal/givens_activation.h"
 #include "orthogonal/cuda/givens_lanes.cuh"
+#include "orthogonal/givens_activation.h"
 
 namespace rnnkern::givens {
 

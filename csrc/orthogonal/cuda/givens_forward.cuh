@@ -1,8 +1,8 @@
 // h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b): all steps of a sequence by one warp, its state in registers.
 #pragma once
 
-#include "orthogonal/givens_activation.h"
 #include "orthogonal/cuda/givens_lanes.cuh"
+#include "orthogonal/givens_activation.h"
 
 namespace rnnkern::givens {
 

@@ -16,8 +16,7 @@ struct Gradients {
 template <class S>
 struct BackwardDriver : CudaDriver<S> {
   using Base = CudaDriver<S>;
-  using Base::call, Base::plan, Base::sequence, Base::stream, Base::head_size, Base::head_width,
-      Base::noise;
+  using Base::call, Base::plan, Base::sequence, Base::stream, Base::head_size, Base::head_width, Base::noise;
   using typename Base::A;
 
   const CellInfo& cell;
@@ -305,8 +304,8 @@ struct BackwardDriver : CudaDriver<S> {
                            this->by_head(operand, rows, call.hidden))
           .run();
       const int64_t all = dW_hr_sum.numel();
-      cuda::launch_elements<AccumulateKernel<S>>(
-          all, {all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)}, stream);
+      cuda::launch_elements<AccumulateKernel<S>>(all, {all, all, all, read<S>(dW_hr_partial), write<A>(dW_hr_sum)},
+                                                 stream);
     }
     if (grad.needs_bias && !cell.normalised) {
       const Tensor sums = sum(own, 1, Base::arithmetic);

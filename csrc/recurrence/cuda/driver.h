@@ -60,7 +60,7 @@ struct CudaDriver {
     sequence_of_h = sequence;
     sequence_of_h.hidden = call.width;
     if (call.noise.any()) draw();
-    count("recurrence/cuda", direction, call.cell.name, plan.name().c_str());
+    count("recurrence/cuda", direction, call.cell.name, plan.name());
   }
 
   void draw() {
@@ -74,8 +74,8 @@ struct CudaDriver {
     mask = empty(call.u, {call.steps.batch, call.width}, arithmetic);
     noise.mask = write<A>(mask);
     cuda::launch_elements<MaskKernel<S>>(
-        mask.numel(),
-        {call.steps.batch, call.width, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)}, stream);
+        mask.numel(), {call.steps.batch, call.width, threshold(rate), A(1 / (1 - rate)), noise.seed, write<A>(mask)},
+        stream);
   }
 
   // The whole loop by a kernel that keeps R, one of Plan::kernels.
@@ -88,8 +88,8 @@ struct CudaDriver {
       static_assert(sizeof(device::Word16) == 2 * sizeof(int64_t));
       const Tensor words = zeros(call.u, {2 * kernel.words}, ScalarType::Long);
       const cuda::Launch shape{plan.grid.blocks(), kernel.shared_bytes, 1, true};
-      return start(shape, OnGrid<Problem>{problem, plan.grid,
-                                          reinterpret_cast<device::Word16*>(write<int64_t>(words))});
+      return start(shape,
+                   OnGrid<Problem>{problem, plan.grid, reinterpret_cast<device::Word16*>(write<int64_t>(words))});
     }
     const int64_t tiles = (call.steps.batch + kernel.columns - 1) / kernel.columns;
     const cuda::Launch shape{tiles * call.heads * kernel.cluster, kernel.shared_bytes, kernel.cluster};

@@ -85,8 +85,8 @@ struct ForwardDriver : CudaDriver<S> {
     StepProjected<S> after{0, width, read<S>(projected), nullptr, write<A>(state[0]), nullptr, write<S>(x), noise};
     if (noise.mask) {
       const Sequence first{1, batch, width, 1};
-      cuda::launch_elements<DropKernel<S>>(
-          batch * width, {first, 0, batch, noise.mask, read<S>(call.state[0]), write<S>(x)}, stream);
+      cuda::launch_elements<DropKernel<S>>(batch * width,
+                                           {first, 0, batch, noise.mask, read<S>(call.state[0]), write<S>(x)}, stream);
     } else {
       copy(x, call.state[0]);
     }

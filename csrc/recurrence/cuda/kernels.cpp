@@ -69,6 +69,8 @@ Residents ResidentKernels<M>::grid(int place, const GridSize& size) {
 // The interpreter compiles this file once per type, since it compiles what the kernels do too.
 #if defined(RNNKERN_KERNELS_OF)
 template struct ResidentKernels<RNNKERN_KERNELS_OF>;
+#elif defined(RNNKERN_CLUSTERS_OF)
+template Residents ResidentKernels<RNNKERN_CLUSTERS_OF>::cluster(int, int);
 #else
 template struct ResidentKernels<float>;
 template struct ResidentKernels<device::bfloat16>;

@@ -43,8 +43,7 @@ Plan plan_block(const Wanted& wanted) {
   if (facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.most() > most_size) return refused("sizes beyond 2^28 have no block kernel");
   if (sizes.hidden > most_hidden) return refused("H beyond 2^24 has no block kernel");
-  const Residents kernels =
-      by_narrow_storage(wanted.dtype, [&](auto of) { return of.block(wanted.place, padded); });
+  const Residents kernels = by_narrow_storage(wanted.dtype, [&](auto of) { return of.block(wanted.place, padded); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
@@ -99,8 +98,8 @@ Plan plan_grid(const Wanted& wanted) {
   if (const std::string why = cuda::left_out(KernelKind::grid); !why.empty()) return refused(why);
   const int64_t members = parts(hidden, units_of_member(wanted.dtype == ScalarType::Float ? 4 : 2));
   if (members > facts.multiprocessors) {
-    return refused(std::to_string(hidden) + " units need " + std::to_string(members) + " blocks at once, and here run " +
-                   std::to_string(facts.multiprocessors));
+    return refused(std::to_string(hidden) + " units need " + std::to_string(members) +
+                   " blocks at once, and here run " + std::to_string(facts.multiprocessors));
   }
   const int64_t tiles = parts(batch, grid_columns), room = facts.multiprocessors / members;
   const int64_t sets = parts(tiles, room);
@@ -190,12 +189,9 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   const int place = find_cell(cell);
   STD_TORCH_CHECK(place >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
-  const Wanted wanted{cuda::facts_from("recurrence_plan", facts),
-                      place,
-                      scalar_type(dtype),
-                      {sizes[0], sizes[1], sizes[2], sizes[3]},
-                      noisy,
-                      tf32 ? +[] { return true; } : +[] { return false; }};
+  const Wanted wanted{
+      cuda::facts_from("recurrence_plan", facts), place, scalar_type(dtype),
+      {sizes[0], sizes[1], sizes[2], sizes[3]},   noisy, tf32 ? +[] { return true; } : +[] { return false; }};
   const Plan plan = plan_recurrence(wanted, rows.empty() ? measured() : read_measured(rows));
   const auto shape = [&](const char* name, const Resident& x) {
     const int64_t tiles = x.columns ? parts(sizes[1], x.columns) * sizes[3] : 0;
@@ -207,8 +203,8 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   };
   return "{" + quoted("kernel", plan.name()) + ", " + quoted("reason", plan.reason) +
          ", \"padded\": " + std::to_string(plan.padded) + ", \"chunk_steps\": " + std::to_string(plan.chunk_steps) +
-         shape("forward", plan.kernels.forward) + shape("backward", plan.kernels.backward) + ", \"programs\": " +
-         cuda::programs_of(kernels_of(plan, wanted)) + "}";
+         shape("forward", plan.kernels.forward) + shape("backward", plan.kernels.backward) +
+         ", \"programs\": " + cuda::programs_of(kernels_of(plan, wanted)) + "}";
 }
 
 }  // namespace rnnkern

@@ -26,7 +26,7 @@ struct Wanted {
   int place;  // of the cell
   ScalarType dtype;
   Sizes sizes;
-  bool noisy;            // with zoneout or dropout
+  bool noisy;             // with zoneout or dropout
   bool (*allows_tf32)();  // asked where a kernel could multiply float32 so
 };
 
@@ -42,7 +42,7 @@ struct Plan {
   int64_t chunk_steps = 0;
 
   bool stepwise() const { return kind == KernelKind::stepwise; }
-  std::string name() const { return tf32 ? "cluster_tf32" : cuda::name(kind); }
+  const char* name() const { return tf32 ? "cluster_tf32" : cuda::name(kind); }
 };
 
 // rows: where the grid kernel measured faster than a cluster, it is taken first, and a reason says where torch.nn

@@ -39,8 +39,8 @@ struct BackwardDriver : Driver<T> {
     values = {this->sized("h", h, total * n), this->buffer, this->relevant};
     previous = made({total, n});
     const Tensor outputs = this->sized("s", s, total * n);
-    cuda::launch_elements<PreviousKernel<T>>(
-        rows.count * batch * n, {rows, read<T>(outputs), read<T>(this->s0), write<T>(previous)}, stream);
+    cuda::launch_elements<PreviousKernel<T>>(rows.count * batch * n,
+                                             {rows, read<T>(outputs), read<T>(this->s0), write<T>(previous)}, stream);
     if (grad_h_) grad_h = this->sized("grad_h", *grad_h_, total * n);
     if (grad_s_) grad_s = this->sized("grad_s", *grad_s_, total * n);
     STD_TORCH_CHECK(grad_state_.empty() || grad_state_.size() == size_t(cell.states + 2),

@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "common/counters.h"
+#include "common/row_layout.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
-#include "common/row_layout.h"
 #include "cuda/facts.h"
 #include "relevancy/cuda/plan.h"
 

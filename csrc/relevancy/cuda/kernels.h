@@ -18,7 +18,7 @@ struct CellKernels {
   static std::vector<const cuda::Kernel*> all(int place);
 };
 
-using SampleSizes = cuda::Sizes<64, 128, 256>;        // n of kernels of one sample per block
+using SampleSizes = cuda::Sizes<64, 128, 256>;         // n of kernels of one sample per block
 using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n of kernels of one sample per cluster
 
 // A kernel that keeps the weights for all steps, and what one of its blocks takes.

@@ -15,8 +15,7 @@ constexpr int64_t turns = 4, turns_of_clusters = 2;
 constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
 
 Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
-  if (stored == ScalarType::BFloat16)
-    return SampleKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
+  if (stored == ScalarType::BFloat16) return SampleKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
   if (stored == ScalarType::Half) return SampleKernels<device::float16>::of(place, padded, slots, relevant_size);
   return SampleKernels<float>::of(place, padded, slots, relevant_size);
 }
@@ -33,9 +32,8 @@ Plan plan_block(const Wanted& wanted) {
   if (wanted.dtype == ScalarType::Double) return refused("float64 has no block kernel");
   if (wanted.facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.buffer_size > most_slots) return refused("a memory without bound has no block kernel");
-  const int padded = SampleSizes::least(sizes.hidden, [&](int size) {
-    return has(wanted.dtype, place, size) || has(ScalarType::Float, place, size);
-  });
+  const int padded = SampleSizes::least(
+      sizes.hidden, [&](int size) { return has(wanted.dtype, place, size) || has(ScalarType::Float, place, size); });
   if (padded == 0) {
     return refused("weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(gates) +
                    (gates > 1 ? " gates" : " gate") + " do not fit one block");

@@ -1,0 +1,89 @@
+"""Every CUDA program that a launch plan can choose, by asking the plans."""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+
+import pytest
+import torch
+
+from rnnkern._compiler import Program
+from rnnkern._precompile import ALONE, FACTS
+
+_operators = torch.ops.rnnkern
+
+CELLS = json.loads(_operators.recurrence_cells())
+"""Their facts, by name."""
+RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SIZES = (32, 64, 128, 256, 384, 512, 640, 768, 1024, 2048, 65536)
+"""Of h: one of each that kernels are compiled for, one that only a grid holds, and one that nothing does."""
+BATCHES = (1, 64, 256, 1024, 4096)
+"""Kernels that keep R serve the small ones alone: with more, products of many rows win."""
+
+MEMORIES = (10, 200)
+"""Of the relevancy recurrence: one that a block holds beside all weights, and one that only a cluster does."""
+
+
+def _recurrences(facts: tuple[int, ...]) -> Iterator[str]:
+    for cell, dtype, hidden, batch in itertools.product(CELLS, DTYPES, SIZES, BATCHES):
+        for noisy, tf32 in itertools.product((False, True), {False, dtype == "float32"}):
+            yield _operators.recurrence_plan(cell, dtype, (100, batch, hidden, 1), facts, noisy, tf32)
+
+
+def _relevancies(facts: tuple[int, ...]) -> Iterator[str]:
+    for cell, dtype, *sizes in itertools.product(RELEVANCY_CELLS, DTYPES, BATCHES, SIZES, MEMORIES):
+        yield _operators.relevancy_plan(cell, dtype, (100, *sizes, 10), facts)
+
+
+def _rotations() -> Iterator[str]:
+    for dtype, is_complex, size in itertools.product(("float32", "float64"), (False, True), SIZES):
+        yield _operators.givens_programs(dtype, is_complex, size)
+
+
+@functools.cache
+def programs(arch: str) -> Sequence[Program]:
+    """Each once, in a fixed order."""
+    facts = FACTS[arch]
+    found = {ALONE} if facts[0] >= 9 else set()
+    for plan in itertools.chain(_recurrences(facts), _relevancies(facts)):
+        found |= {tuple(program) for program in json.loads(plan)["programs"]}
+    for each in _rotations():
+        found |= {tuple(program) for program in json.loads(each)}
+    return [Program(*program, arch) for program in sorted(found)]
+
+
+def spelled(type: str) -> tuple[str, list[str]]:
+    """The name of a template and its arguments, of a C++ type of the package."""
+    name, _, arguments = re.sub(r"rnnkern::(device::)?", "", type).removesuffix(">").partition("<")
+    return name, arguments.split(", ")
+
+
+def sample(arch: str, each: int) -> list[Program]:
+    """Of every template and dtype so many, of different cells and sizes."""
+
+    def kind(program: Program) -> tuple[str, ...]:
+        name, arguments = spelled(program.type)
+        return name, *(argument for argument in arguments if argument in STORED)
+
+    found = []
+    for _, alike in itertools.groupby(sorted(programs(arch), key=kind), kind):
+        alike = list(alike)
+        found += alike[:: -(-len(alike) // each)]
+    return sorted(found)
+
+
+STORED = ("float", "double", "bfloat16", "float16", "tfloat32")
+
+
+def chunks(found: Iterable[Program], most: int = 20) -> list:
+    """Parameters of a test, each some programs of one header."""
+    parameters = []
+    for header, alike in itertools.groupby(found, lambda program: program.header):
+        listed, name = list(alike), re.sub(r"/cuda/|/", "-", str(PurePath(header).with_suffix("")))
+        for first in range(0, len(listed), most):
+            parameters.append(pytest.param(listed[first : first + most], id=f"{listed[0].arch}-{name}-{first}"))
+    return parameters
