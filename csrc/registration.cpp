@@ -56,7 +56,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
   // These two are Python's: rnnkern/_compiler.py and _extension.py have them.
-  m.def("compile_kernel(str header, str type, str arch, bool again) -> (Tensor, str)");
+  m.def("compile_kernel(str header, str type, str arch, bool again) -> Tensor[]");
   m.def("allows_tf32() -> bool");
   m.def(
       "recurrence_plan(str cell, str dtype, int[] sizes, int[] facts, bool noisy=False, bool tf32=False, "

@@ -261,14 +261,14 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
     return cubin
 
 
-def compile_kernel(header: str, type: str, arch: str, again: bool) -> tuple[torch.Tensor, str]:
-    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or an empty
-    tensor and what is wrong."""
+def compile_kernel(header: str, type: str, arch: str, again: bool) -> list[torch.Tensor]:
+    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or nothing and
+    what is wrong, since the C interface of PyTorch 2.11 loses an exception's text. Both are bytes, since it takes
+    results of one type alone."""
     program = Program(header, type, arch)
     try:
-        cubin = cubin_of(program, again)
-    except CompilationError as error:
-        return torch.empty(
-            0, dtype=torch.uint8
-        ), f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
-    return torch.frombuffer(bytearray(cubin), dtype=torch.uint8), program.symbol
+        cubin, text = cubin_of(program, again), program.symbol
+    except Exception as error:
+        cubin, text = b"", f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
+    return [torch.frombuffer(bytearray(part), dtype=torch.uint8) if part else torch.empty(0, dtype=torch.uint8)
+            for part in (cubin, text.encode())]  # fmt: skip

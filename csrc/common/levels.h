@@ -2,6 +2,7 @@
 #pragma once
 
 #include "build_levels.h"  // written by setup.py: RNNKERN_BUILT_LEVELS(X), X(level) for each level that was compiled
+#include "common/counters.h"
 #include "common/simd_level.h"
 #include "common/tensor.h"
 
@@ -23,6 +24,21 @@ auto at_level_in_use(Make make) {
     default:
       STD_TORCH_CHECK(false, "rnnkern: no kernels were built for the SIMD level in use");
   }
+}
+
+// A family's kernels for the level in use.
+template <class Kernels>
+Kernels kernels_in_use() {
+  return at_level_in_use([]<SimdLevel level>() { return Kernels::template at<level>(); });
+}
+
+// A kernel of that level is entered.
+inline void count_kernel(const char* family, const char* direction, const char* what) {
+  count(family, direction, what, name(simd_level()));
+}
+
+inline void count_kernel(const char* family, const char* direction, const Tensor& x) {
+  count_kernel(family, direction, x.scalar_type() == ScalarType::Double ? "float64" : "float32");
 }
 
 }  // namespace rnnkern

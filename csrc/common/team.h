@@ -55,6 +55,10 @@ class Progress {
   alignas(64) std::atomic<int64_t> steps_{0};
 };
 
+struct Range {
+  int64_t begin, end;
+};
+
 // One thread's place in its team. The size is of those who came, which may be fewer than were asked for.
 struct Member {
   int rank, size;
@@ -63,6 +67,22 @@ struct Member {
   void meet() const {
     if (size > 1) barrier->wait(size);
   }
+  // Its part of so many.
+  Range share(int64_t all) const { return {all * rank / size, all * (rank + 1) / size}; }
+};
+
+// What runs a problem, shared out among a team, and the elements of room that the team takes.
+template <class Problem>
+struct Kernel {
+  void (*run)(const Problem&, Member);
+  int64_t (*room)(const Problem&, int team);
+};
+
+// The same of parts begin..end-1 of a problem, which do not depend on one another.
+template <class Problem>
+struct KernelOfParts {
+  void (*run)(const Problem&, Range parts, Member);
+  int64_t (*room)(const Problem&, int team);
 };
 
 // How many of a team take one of two problems: of an odd number the first has one more.

@@ -52,6 +52,14 @@ inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x, std::optional<
   return empty_of(like, x.sizes(), dtype);
 }
 
+// The sizes of `x`, others in the place of so many last ones.
+inline std::vector<int64_t> sizes_with(const Tensor& x, int64_t dropped, std::initializer_list<int64_t> last) {
+  const auto sizes = x.sizes();
+  std::vector<int64_t> found(sizes.begin(), sizes.end() - dropped);
+  found.insert(found.end(), last);
+  return found;
+}
+
 inline Tensor empty_int64(const Tensor& like, int64_t size) { return empty_of(like, {&size, 1}, ScalarType::Long); }
 
 inline Tensor zeros(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
@@ -113,6 +121,11 @@ inline int64_t get_num_threads() { return torch::stable::get_num_threads(); }
 template <class T>
 const T* read(const Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());
+}
+
+template <class T>
+const T* read(const OptionalTensor& x) {
+  return x ? read<T>(*x) : nullptr;
 }
 
 template <class T>

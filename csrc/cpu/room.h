@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/team.h"
 
@@ -31,6 +32,21 @@ struct Room {
     return all ? all + each * me.rank : nullptr;
   }
 };
+
+// Elements that a team takes of a workspace that is cut as `Layout` has it.
+template <class Layout, class Problem>
+int64_t room_of(const Problem& problem, int team) {
+  Room<std::remove_pointer_t<decltype(problem.room)>> room{nullptr};
+  Layout(problem, room, Member{0, team, nullptr});
+  return room.used;
+}
+
+// A member's view of that workspace.
+template <class Layout, class Problem>
+Layout cut(const Problem& problem, Member me) {
+  Room<std::remove_pointer_t<decltype(problem.room)>> room{problem.room};
+  return Layout(problem, room, me);
+}
 
 }  // namespace
 }  // namespace rnnkern

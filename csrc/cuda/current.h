@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "common/tensor.h"
+#include "cuda/driver.h"
 
 // Weak: a PyTorch without CUDA does not have it, and must still load this library.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
@@ -24,7 +25,9 @@ class CurrentDevice {
  public:
   explicit CurrentDevice(const Tensor& x) : CurrentDevice(x.is_cuda() ? x.get_device_index() : -1) {}
   explicit CurrentDevice(int32_t index) : index_(index) {
-    if (index >= 0) guard_.emplace(index);
+    if (index < 0) return;
+    guard_.emplace(index);
+    cuda::enter(index);
   }
 
   void* stream() const {

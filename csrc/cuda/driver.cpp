@@ -29,6 +29,8 @@ Driver::Driver(void* library)
       RNNKERN_FIND(cuDeviceGetAttribute),
       RNNKERN_FIND(cuCtxGetCurrent),
       RNNKERN_FIND(cuCtxGetDevice),
+      RNNKERN_FIND(cuDevicePrimaryCtxRetain),
+      RNNKERN_FIND(cuCtxSetCurrent),
       RNNKERN_FIND(cuModuleLoadData),
       RNNKERN_FIND(cuModuleGetFunction),
       RNNKERN_FIND(cuFuncSetAttribute),
@@ -44,10 +46,21 @@ const Driver& driver() {
 }
 
 void fail(const char* function, std::string_view what, int error) {
-  const char *name = "an unknown error", *text = "";
+  const char *name = nullptr, *text = nullptr;  // and null of an error that the driver does not know
   driver().cuGetErrorName.attempt(error, &name);
   driver().cuGetErrorString.attempt(error, &text);
-  STD_TORCH_CHECK(false, "rnnkern: ", function, " of ", std::string(what), ": ", text, " (", name, ")");
+  STD_TORCH_CHECK(false, "rnnkern: ", function, " of ", std::string(what), ": ", text ? text : "an unknown error", " (",
+                  name ? name : std::to_string(error).c_str(), ")");
+}
+
+void enter(int device) {
+  void* context = nullptr;
+  driver().cuCtxGetCurrent("this thread", &context);
+  if (context) return;
+  int handle = 0;
+  driver().cuDeviceGet("a device", &handle, device);
+  driver().cuDevicePrimaryCtxRetain("a device", &context, handle);
+  driver().cuCtxSetCurrent("this thread", context);
 }
 
 bool capturing(void* stream) {

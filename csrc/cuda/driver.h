@@ -8,7 +8,7 @@
 namespace rnnkern::cuda {
 
 // As cuda.h has them; a test compares.
-struct LaunchAttribute {
+struct alignas(8) LaunchAttribute {
   static constexpr int cooperative = 2, cluster_dimension = 4;
 
   int id;
@@ -58,6 +58,8 @@ struct Driver {
   Function<int*, DeviceAttribute, int> cuDeviceGetAttribute;
   Function<void**> cuCtxGetCurrent;
   Function<int*> cuCtxGetDevice;
+  Function<void**, int> cuDevicePrimaryCtxRetain;
+  Function<void*> cuCtxSetCurrent;
   Function<void**, const void*> cuModuleLoadData;
   Function<void**, void*, const char*> cuModuleGetFunction;
   Function<void*, FunctionAttribute, int> cuFuncSetAttribute;
@@ -68,6 +70,11 @@ struct Driver {
 };
 
 const Driver& driver();
+
+// Gives this thread PyTorch's context of a device if it has none. PyTorch takes device 0 for the current one of a
+// thread that it starts, of autograd's too, and leaves the rest to the first call of the CUDA runtime, which may be
+// still to come.
+void enter(int device);
 
 // Whether a CUDA graph records what is given to the stream.
 bool capturing(void* stream);

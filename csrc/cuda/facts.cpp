@@ -17,12 +17,12 @@ int resident(int blocks, int64_t shared_bytes, void* stream) {
   void* const alone = function_of(kernel<AloneKernel>, stream);
   const Driver& cuda = driver();
   cuda.cuFuncSetAttribute("AloneKernel", alone, FunctionAttribute::shared_bytes, int(shared_bytes));
-  if (blocks > 8) cuda.cuFuncSetAttribute("AloneKernel", alone, FunctionAttribute::clusters_above_8, 1);
   LaunchAttribute cluster{LaunchAttribute::cluster_dimension, {}, {.sizes = {unsigned(blocks), 1, 1}}};
   const LaunchConfig config{
       {unsigned(blocks), 1, 1}, {AloneKernel::threads, 1, 1}, unsigned(shared_bytes), nullptr, &cluster, 1};
   int found = 0;
   // A device that refuses such clusters runs none of them.
+  if (blocks > 8 && cuda.cuFuncSetAttribute.attempt(alone, FunctionAttribute::clusters_above_8, 1)) return 0;
   return cuda.cuOccupancyMaxActiveClusters.attempt(&found, alone, &config) ? 0 : found;
 }
 

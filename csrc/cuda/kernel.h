@@ -30,6 +30,9 @@ struct Kernel {
 #endif
 };
 
+// A namespace without kernels: of what is in the one around it, GCC leaves out its name.
+namespace spelled {
+
 // The name of K, from "... [with K = name; ...]" of GCC or "... [K = name]" of Clang.
 template <class K>
 constexpr std::string_view type_name() {
@@ -38,9 +41,11 @@ constexpr std::string_view type_name() {
   return signature.substr(first, signature.find_first_of(";]", first) - first);
 }
 
+}  // namespace spelled
+
 template <class K>
 inline constexpr Kernel kernel{
-    type_name<K>(),
+    spelled::type_name<K>(),
     K::header,
     K::threads,
 #if defined(RNNKERN_INTERPRET)

@@ -1,10 +1,10 @@
 #include "cuda/modules.h"
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "common/fork.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
 
@@ -16,7 +16,7 @@ struct Compiled {
   std::string symbol;
 };
 
-// By rnnkern/cuda.py, which keeps what it compiles on disk. `again`: what is there does not load.
+// By rnnkern/_compiler.py, which keeps what it compiles on disk. `again`: what is there does not load.
 Compiled compile(const Kernel& kernel, bool again) {
   int device = 0, major = 0, minor = 0;
   driver().cuCtxGetDevice("the current context", &device);
@@ -27,8 +27,8 @@ Compiled compile(const Kernel& kernel, bool again) {
                           torch::stable::detail::from("sm_" + std::to_string(major) + std::to_string(minor)),
                           torch::stable::detail::from(again)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::compile_kernel", "", stack, TORCH_ABI_VERSION));
-  const Compiled compiled{torch::stable::detail::to<Tensor>(stack[0]),
-                          torch::stable::detail::to<std::string>(stack[1])};
+  const auto found = torch::stable::detail::to<Tensors>(stack[0]);
+  const Compiled compiled{found[0], std::string(read<char>(found[1]), found[1].numel())};
   STD_TORCH_CHECK(compiled.cubin.numel() > 0, compiled.symbol);
   return compiled;
 }
@@ -52,7 +52,7 @@ void* current_context() {
 
 // By context and type. Kernels stay loaded for as long as the process lives. Python, which compiles, is never called
 // with the lock held.
-std::mutex mutex;
+ForkSafeMutex mutex;
 std::map<std::pair<void*, std::string>, void*> loaded;
 
 void* find(void* context, const Kernel& kernel) {

@@ -3,17 +3,7 @@
 // T_2d = 2 T_d^2 - I. Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <utility>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/vectors.h"
 #include "orthogonal/cpu_plan.h"
-#include "orthogonal/cpu_product.h"
-#include "orthogonal/problem.h"
-#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {
@@ -110,7 +100,7 @@ double power_method(const T* P, int64_t n, T* room, Member me) {
     me.meet();
     if (!(after > 0)) break;
     found = std::sqrt(std::sqrt(after / before));
-    const Share mine = rows_of<T>(n, me);
+    const Range mine = rows_of<T>(n, me);
     const T factor = T(1 / std::sqrt(after));
     for (int64_t i = mine.begin; i < mine.end; ++i) w[i] *= factor;
     std::swap(v, w);

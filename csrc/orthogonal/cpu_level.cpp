@@ -1,19 +1,24 @@
-// The kernels at one SIMD level.
+// Orthogonal weights and their backwards at one SIMD level.
 #include "cpu/level_includes.h"
 #include "orthogonal/problem.h"
 
 #include "common/simd_target.h"
 
-#include "orthogonal/cpu_kernels.h"
+#include "orthogonal/cpu_schur.h"
+#include "orthogonal/cpu_sweep.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-OrthogonalKernels<T> orthogonal_kernels_at() {
-  return orthogonal_kernels<T>();
+template <class T>
+template <SimdLevel>
+OrthogonalKernels<T> OrthogonalKernels<T>::at() {
+  return {{forward<T>, room_of<ForwardRoom<T>>},
+          {backward<T>, room_of<BackwardRoom<T>>},
+          {rnnkern::schur_forward<T>, room_of<SchurForwardRoom<T>>},
+          {rnnkern::schur_backward<T>, room_of<SchurBackwardRoom<T>>}};
 }
 
-template OrthogonalKernels<float> orthogonal_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template OrthogonalKernels<double> orthogonal_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template OrthogonalKernels<float> OrthogonalKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template OrthogonalKernels<double> OrthogonalKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

@@ -2,26 +2,14 @@
 // Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <limits>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "orthogonal/cpu_product.h"
-#include "orthogonal/problem.h"
-#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {
 
-struct Share {
-  int64_t begin, end;
-};
-
 // A member's part of so many vectors of rows.
 template <class T>
-Share rows_of(int64_t n, Member me) {
+Range rows_of(int64_t n, Member me) {
   const int64_t blocks = (n + Vec<T>::width - 1) / Vec<T>::width;
   return {blocks * me.rank / me.size * Vec<T>::width, smaller(blocks * (me.rank + 1) / me.size * Vec<T>::width, n)};
 }
@@ -29,7 +17,7 @@ Share rows_of(int64_t n, Member me) {
 // A member's part of the blocks on and below the diagonal, row by row: what is in it is some rows of blocks of a
 // vector's width, which have as much of the area as those of others.
 template <class T>
-Share lower_rows_of(int64_t n, Member me) {
+Range lower_rows_of(int64_t n, Member me) {
   const double blocks = double((n + Vec<T>::width - 1) / Vec<T>::width);
   const auto begin = [&](int rank) {
     return smaller(int64_t(blocks * std::sqrt(double(rank) / me.size) + 0.5) * Vec<T>::width, n);

@@ -2,15 +2,8 @@
 // results added to others while they are stored. Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <iterator>
-#include <type_traits>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "cpu/gemm.h"
-#include "cpu/room.h"
+#include "cpu/kernel.h"
 #include "orthogonal/problem.h"
 
 namespace rnnkern {

@@ -1,16 +1,7 @@
 // V = P Theta P^T with Theta = Lambda + T, and its backward. Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/room.h"
 #include "orthogonal/cpu_plan.h"
-#include "orthogonal/cpu_product.h"
-#include "orthogonal/problem.h"
 
 namespace rnnkern {
 namespace {
@@ -42,25 +33,17 @@ struct SchurForwardRoom {
   T *Theta, *half;
   Factors<T> factors;
 
-  SchurForwardRoom(const SchurForward<T>& problem, Room<T>& room, int team)
+  SchurForwardRoom(const SchurForward<T>& problem, Room<T>& room, Member me)
       : Theta(room.take(problem.size * problem.size)),
         half(problem.half ? nullptr : room.take(problem.size * problem.size)),
-        factors(problem.size, room, team) {}
+        factors(problem.size, room, me.size) {}
 };
 
 template <class T>
-int64_t schur_forward_room(const SchurForward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  SchurForwardRoom<T>(problem, room, team);
-  return room.used;
-}
-
-template <class T>
-void schur_forward(const SchurForward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const SchurForwardRoom<T> room(problem, cut, me.size);
+void schur_forward(const SchurForward<T>& problem, Range matrices, Member me) {
+  const auto room = cut<SchurForwardRoom<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
-  for (int64_t m = 0; m < problem.count; ++m) {
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     const T* const P = problem.P + m * elements;
     const Output<T> half{problem.half ? problem.half + m * elements : room.half}, whole{problem.result + m * elements};
     make_theta(problem.lower + m * elements, problem.theta + m * (n / 2), problem.gamma + m * ((n + 1) / 2), n,
@@ -76,25 +59,17 @@ struct SchurBackwardRoom {
   T *Theta, *half_bar;
   Factors<T> factors;
 
-  SchurBackwardRoom(const SchurBackward<T>& problem, Room<T>& room, int team)
+  SchurBackwardRoom(const SchurBackward<T>& problem, Room<T>& room, Member me)
       : Theta(room.take(problem.size * problem.size)),
         half_bar(room.take(problem.size * problem.size)),
-        factors(problem.size, room, team) {}
+        factors(problem.size, room, me.size) {}
 };
 
 template <class T>
-int64_t schur_backward_room(const SchurBackward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  SchurBackwardRoom<T>(problem, room, team);
-  return room.used;
-}
-
-template <class T>
-void schur_backward(const SchurBackward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const SchurBackwardRoom<T> room(problem, cut, me.size);
+void schur_backward(const SchurBackward<T>& problem, Range matrices, Member me) {
+  const auto room = cut<SchurBackwardRoom<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
-  for (int64_t m = 0; m < problem.count; ++m) {
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     const T *const P = problem.P + m * elements, *const grad = problem.grad + m * elements;
     const T *const theta = problem.theta + m * (n / 2), *const gamma = problem.gamma + m * ((n + 1) / 2);
     T* const Theta_bar = problem.grad_lower + m * elements;

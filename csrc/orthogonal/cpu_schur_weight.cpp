@@ -20,30 +20,20 @@ int64_t check(Tensor& P, Tensor& theta, Tensor& gamma, Tensor& T) {
 
 Tensors schur_weight_cpu(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) {
   const int64_t count = check(P, theta, gamma, T), n = P.size(-1);
-  return by_dtype(P, [&](auto zero) {
+  return by_float_or_double(P, dtypes, [&](auto zero) {
     using F = decltype(zero);
     Tensors results = {empty_of_sizes(P, P)};
-    if (training) results.push_back(reusable(P, with(P, 0, {}), P.scalar_type()));
+    if (training) results.push_back(reusable_like(P));
     if (!count) return results;
     count_kernel("schur_weight/cpu", "forward", P);
     const SchurForward<F> problem{.size = n,
-                                  .count = count,
                                   .P = read<F>(P),
                                   .theta = read<F>(theta),
                                   .gamma = read<F>(gamma),
                                   .lower = read<F>(T),
                                   .result = write<F>(results[0]),
                                   .half = training ? write<F>(results[1]) : nullptr};
-    run(kernels<F>().schur_forward, problem, P, [n](SchurForward<F> part, int64_t first, int64_t count) {
-      part.count = count;
-      part.P += first * n * n;
-      part.theta += first * (n / 2);
-      part.gamma += first * ((n + 1) / 2);
-      part.lower += first * n * n;
-      part.result += first * n * n;
-      if (part.half) part.half += first * n * n;
-      return part;
-    });
+    run_matrices(kernels_in_use<OrthogonalKernels<F>>().schur_forward, problem, count, P);
     return results;
   });
 }
@@ -55,14 +45,13 @@ Tensors schur_weight_backward_cpu(Tensor grad, Tensor P, Tensor theta, Tensor ga
                     "schur_weight_backward: `grad` and `half` must be as the forward made them");
   grad = dense(grad);
   half = dense(half);
-  return by_dtype(P, [&](auto zero) {
+  return by_float_or_double(P, dtypes, [&](auto zero) {
     using F = decltype(zero);
     Tensors results;
     for (const Tensor* x : {&P, &theta, &gamma, &T}) results.push_back(empty_of_sizes(P, *x));
     if (!count) return results;
     count_kernel("schur_weight/cpu", "backward", P);
     const SchurBackward<F> problem{.size = n,
-                                   .count = count,
                                    .P = read<F>(P),
                                    .theta = read<F>(theta),
                                    .gamma = read<F>(gamma),
@@ -73,16 +62,7 @@ Tensors schur_weight_backward_cpu(Tensor grad, Tensor P, Tensor theta, Tensor ga
                                    .grad_theta = write<F>(results[1]),
                                    .grad_gamma = write<F>(results[2]),
                                    .grad_lower = write<F>(results[3])};
-    run(kernels<F>().schur_backward, problem, P, [n](SchurBackward<F> part, int64_t first, int64_t count) {
-      part.count = count;
-      for (const F** x : {&part.P, &part.lower, &part.half, &part.grad}) *x += first * n * n;
-      for (F** x : {&part.grad_P, &part.grad_lower}) *x += first * n * n;
-      part.theta += first * (n / 2);
-      part.grad_theta += first * (n / 2);
-      part.gamma += first * ((n + 1) / 2);
-      part.grad_gamma += first * ((n + 1) / 2);
-      return part;
-    });
+    run_matrices(kernels_in_use<OrthogonalKernels<F>>().schur_backward, problem, count, P);
     return results;
   });
 }

@@ -2,18 +2,7 @@
 // basis is S, place k the k-th product.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <utility>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/room.h"
 #include "orthogonal/cpu_bound.h"
-#include "orthogonal/cpu_plan.h"
-#include "orthogonal/cpu_product.h"
-#include "orthogonal/problem.h"
-#include "orthogonal/schemes.h"
 
 namespace rnnkern {
 namespace {
@@ -33,27 +22,19 @@ struct ForwardRoom {
   T *S, *kept, *vectors;
   Factors<T> factors;
 
-  ForwardRoom(const SkewForward<T>& problem, Room<T>& room, int team)
+  ForwardRoom(const SkewForward<T>& problem, Room<T>& room, Member me)
       : S(room.take(problem.size * problem.size)),
         kept(problem.kept ? nullptr : room.take(kept_products<T> * problem.size * problem.size)),
         vectors(room.take(3 * problem.size)),
-        factors(problem.size, room, team) {}
+        factors(problem.size, room, me.size) {}
 };
 
 template <class T>
-int64_t forward_room(const SkewForward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  ForwardRoom<T>(problem, room, team);
-  return room.used;
-}
-
-template <class T>
-void forward(const SkewForward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const ForwardRoom<T> room(problem, cut, me.size);
+void forward(const SkewForward<T>& problem, Range matrices, Member me) {
+  const auto room = cut<ForwardRoom<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
   const T last_identity = T(!problem.minus_identity);
-  for (int64_t m = 0; m < problem.count; ++m) {
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : room.kept;
     T* const result = problem.result + m * elements;
     const T* basis[most_products] = {room.S, kept, kept + elements, kept + 2 * elements};
@@ -115,20 +96,13 @@ struct BackwardRoom {
   T* bars[most_products];
   Factors<T> factors;
 
-  BackwardRoom(const SkewBackward<T>& problem, Room<T>& room, int team)
+  BackwardRoom(const SkewBackward<T>& problem, Room<T>& room, Member me)
       : S(room.take(problem.size * problem.size)),
         chain(problem.squarings ? room.take((problem.squarings + 1) * problem.size * problem.size) : nullptr),
-        factors(problem.size, room, team) {
+        factors(problem.size, room, me.size) {
     for (int k = 0; k <= kept_products<T>; ++k) bars[k] = room.take(problem.size * problem.size);
   }
 };
-
-template <class T>
-int64_t backward_room(const SkewBackward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  BackwardRoom<T>(problem, room, team);
-  return room.used;
-}
 
 // The gradient before the squarings: that of E' = 2 E + E^2 is G X^T + X^T G with X = I + E. The chain of E is computed
 // again, and gradients take the places of what has been used.
@@ -178,11 +152,10 @@ struct Into {
 };
 
 template <class T>
-void backward(const SkewBackward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const BackwardRoom<T> room(problem, cut, me.size);
+void backward(const SkewBackward<T>& problem, Range matrices, Member me) {
+  const auto room = cut<BackwardRoom<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
-  for (int64_t m = 0; m < problem.count; ++m) {
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     const T* const kept = problem.kept + m * kept_products<T> * elements;
     const T* const basis[most_products] = {room.S, kept, kept + elements, kept + 2 * elements};
     const Plan<T> plan(problem.plan + m * plan_size);

@@ -6,10 +6,7 @@
 namespace rnnkern {
 namespace {
 
-template <class F>
-auto by_dtype(const Tensor& x, F f) {
-  return by_float_or_double(x, "givens_product: `angles` must be float32 or float64", f);
-}
+constexpr const char* dtypes = "givens_product: `angles` must be float32 or float64";
 
 // Dense, of one dtype and of sizes that belong together.
 GivensSizes check(Tensor& angles, Tensor& x, bool columns, bool butterfly) {
@@ -40,13 +37,13 @@ int64_t rotations(const GivensSizes& sizes) { return sizes.count * sizes.vectors
 
 Tensor givens_product_cpu(Tensor angles, Tensor x, bool columns, bool butterfly) {
   const GivensSizes sizes = check(angles, x, columns, butterfly);
-  return by_dtype(angles, [&](auto zero) {
+  return by_float_or_double(angles, dtypes, [&](auto zero) {
     using T = decltype(zero);
     const Tensor y = empty_of_sizes(x, x);
     if (!y.numel()) return y;
-    count_givens_kernel("givens_product/cpu", "forward", angles);
+    count_kernel("givens_product/cpu", "forward", angles);
     const GivensForward<T> problem{.sizes = sizes, .angles = read<T>(angles), .x = read<T>(x), .y = write<T>(y)};
-    run_givens(givens_kernels_in_use<T>().forward, problem, rotations(sizes), angles);
+    run(kernels_in_use<GivensKernels<T>>().forward, problem, threads_for(rotations(sizes)), angles);
     return y;
   });
 }
@@ -56,7 +53,7 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
   STD_TORCH_CHECK(grad.numel() == y.numel() && grad.scalar_type() == y.scalar_type(),
                   "givens_product_backward: `grad` must be of the size and dtype of `y`");
   grad = dense(grad);
-  return by_dtype(angles, [&](auto zero) {
+  return by_float_or_double(angles, dtypes, [&](auto zero) {
     using T = decltype(zero);
     Tensors results = {empty_of_sizes(angles, angles)};
     if (needs_x) results.push_back(empty_of_sizes(y, y));
@@ -64,14 +61,14 @@ Tensors givens_product_backward_cpu(Tensor grad, Tensor angles, Tensor y, bool c
       fill_zero(results[0]);
       return results;
     }
-    count_givens_kernel("givens_product/cpu", "backward", angles);
+    count_kernel("givens_product/cpu", "backward", angles);
     const GivensBackward<T> problem{.sizes = sizes,
                                     .angles = read<T>(angles),
                                     .y = read<T>(y),
                                     .grad = read<T>(grad),
                                     .grad_angles = write<T>(results[0]),
                                     .grad_x = needs_x ? write<T>(results[1]) : nullptr};
-    run_givens(givens_kernels_in_use<T>().backward, problem, rotations(sizes), angles);
+    run(kernels_in_use<GivensKernels<T>>().backward, problem, threads_for(rotations(sizes)), angles);
     return results;
   });
 }

@@ -1,8 +1,8 @@
-// Layers of rotations for one SIMD level. Included once per level file, which says the vector's width.
+// Products with layers of rotations. Once per SIMD level.
 #pragma once
 
-#include "common/simd.h"
-#include "cpu/room.h"
+#include "cpu/kernel.h"
+#include "orthogonal/givens_problem.h"
 
 namespace rnnkern {
 namespace {
@@ -10,12 +10,6 @@ namespace {
 // As many vectors at a time as two registers have lanes: element i of all of them stands in one row of a block.
 template <class T>
 constexpr int64_t block_lanes = 2 * Vec<T>::width;
-
-struct Range {
-  int64_t first, last;
-};
-
-inline Range share(int64_t all, Member me) { return {all * me.rank / me.size, all * (me.rank + 1) / me.size}; }
 
 template <class T>
 int64_t block_count(const GivensSizes& sizes) {
@@ -67,7 +61,7 @@ void store_block(const GivensSizes& sizes, const T* block, int64_t first, int64_
 // Cosine and sine of every angle, one beside the other.
 template <class T>
 void turn(const T* angles, int64_t all, T* turns, Member me) {
-  const auto [first, last] = share(all, me);
+  const auto [first, last] = me.share(all);
   for (int64_t k = first; k < last; ++k) {
     turns[2 * k] = std::cos(angles[k]);
     turns[2 * k + 1] = std::sin(angles[k]);
@@ -94,23 +88,15 @@ struct GivensForwardRoom {
 };
 
 template <class T>
-int64_t givens_forward_room(const GivensForward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GivensForwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
-
-template <class T>
 void givens_forward(const GivensForward<T>& problem, Member me) {
   using V = Vec<T>;
   constexpr int64_t lanes = block_lanes<T>;
   const GivensSizes& sizes = problem.sizes;
-  Room<T> cut{problem.room};
-  const GivensForwardRoom<T> room(problem, cut, me);
+  const auto room = cut<GivensForwardRoom<T>>(problem, me);
   turn(problem.angles, sizes.count * sizes.angles(), room.turns, me);
   me.meet();
   const int64_t blocks = block_count<T>(sizes), elements = sizes.vectors * sizes.size;
-  const auto [begin, end] = share(sizes.count * blocks, me);
+  const auto [begin, end] = me.share(sizes.count * blocks);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t m = item / blocks, first = item % blocks * lanes, count = smaller(lanes, sizes.vectors - first);
     load_block(sizes, problem.x + m * elements, first, count, room.block);
@@ -146,13 +132,6 @@ struct GivensBackwardRoom {
         values(room.take(problem.sizes.size * block_lanes<T>, me)),
         grads(room.take(problem.sizes.size * block_lanes<T>, me)) {}
 };
-
-template <class T>
-int64_t givens_backward_room(const GivensBackward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GivensBackwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
 
 // Rotates a pair back, of values and gradients; returns what its angle's gradient sums over lanes.
 template <class T>
@@ -192,12 +171,11 @@ template <class T>
 void givens_backward(const GivensBackward<T>& problem, Member me) {
   constexpr int64_t lanes = block_lanes<T>;
   const GivensSizes& sizes = problem.sizes;
-  Room<T> cut{problem.room};
-  const GivensBackwardRoom<T> room(problem, cut, me);
+  const auto room = cut<GivensBackwardRoom<T>>(problem, me);
   const int64_t angles = sizes.angles(), parts = part_count<T>(sizes), elements = sizes.vectors * sizes.size;
   turn(problem.angles, sizes.count * angles, room.turns, me);
   me.meet();
-  const auto [begin, end] = share(sizes.count * parts, me);
+  const auto [begin, end] = me.share(sizes.count * parts);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t m = item / parts, part = item % parts, blocks = block_count<T>(sizes);
     T* const sums = room.sums + item * angles;
@@ -214,31 +192,13 @@ void givens_backward(const GivensBackward<T>& problem, Member me) {
     }
   }
   me.meet();
-  const auto [first, last] = share(sizes.count * angles, me);
+  const auto [first, last] = me.share(sizes.count * angles);
   for (int64_t k = first; k < last; ++k) {
     const T* const sums = room.sums + k / angles * parts * angles + k % angles;
     T sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += sums[part * angles];
     problem.grad_angles[k] = sum;
   }
-}
-
-}  // namespace
-}  // namespace rnnkern
-
-#include "orthogonal/givens_recurrence_forward.h"
-
-#include "orthogonal/givens_recurrence_backward.h"
-
-namespace rnnkern {
-namespace {
-
-template <class T>
-GivensKernels<T> givens_kernels() {
-  return {{givens_forward<T>, givens_forward_room<T>},
-          {givens_backward<T>, givens_backward_room<T>},
-          {givens_recurrence_forward<T>, givens_recurrence_forward_room<T>},
-          {givens_recurrence_backward<T>, givens_recurrence_backward_room<T>}};
 }
 
 }  // namespace

@@ -1,19 +1,25 @@
-// The kernels at one SIMD level.
+// Layers of rotations at one SIMD level.
 #include "cpu/level_includes.h"
 #include "orthogonal/givens_problem.h"
 
 #include "common/simd_target.h"
 
 #include "orthogonal/givens_kernels.h"
+#include "orthogonal/givens_recurrence_backward.h"
+#include "orthogonal/givens_recurrence_forward.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-GivensKernels<T> givens_kernels_at() {
-  return givens_kernels<T>();
+template <class T>
+template <SimdLevel>
+GivensKernels<T> GivensKernels<T>::at() {
+  return {{givens_forward<T>, room_of<GivensForwardRoom<T>>},
+          {givens_backward<T>, room_of<GivensBackwardRoom<T>>},
+          {givens_recurrence_forward<T>, room_of<GivensRecurrenceForwardRoom<T>>},
+          {givens_recurrence_backward<T>, room_of<GivensRecurrenceBackwardRoom<T>>}};
 }
 
-template GivensKernels<float> givens_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template GivensKernels<double> givens_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template GivensKernels<float> GivensKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template GivensKernels<double> GivensKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

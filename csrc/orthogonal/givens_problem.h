@@ -59,23 +59,16 @@ struct GivensRecurrenceBackward : GivensRecurrence<T> {
   T *grad_u, *grad_h0, *grad_angles, *grad_phases, *grad_diagonal, *grad_bias;
 };
 
-// What runs a problem, shared out among a team, and the room that it takes.
-template <class Problem>
-struct GivensKernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int team);
-};
-
 template <class T>
 struct GivensKernels {
-  GivensKernel<GivensForward<T>> forward;
-  GivensKernel<GivensBackward<T>> backward;
-  GivensKernel<GivensRecurrenceForward<T>> recurrence_forward;
-  GivensKernel<GivensRecurrenceBackward<T>> recurrence_backward;
-};
+  Kernel<GivensForward<T>> forward;
+  Kernel<GivensBackward<T>> backward;
+  Kernel<GivensRecurrenceForward<T>> recurrence_forward;
+  Kernel<GivensRecurrenceBackward<T>> recurrence_backward;
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-GivensKernels<T> givens_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static GivensKernels at();
+};
 
 }  // namespace rnnkern

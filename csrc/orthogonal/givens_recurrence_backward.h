@@ -1,7 +1,10 @@
 // Through h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b), from the last step back. Kept are u and h alone: a step's
 // layers are gone through again from h_{t-1}, and then taken back one by one, of the values and of their gradient.
-// Included by givens_kernels.h, once per SIMD level.
+// Once per SIMD level.
 #pragma once
+
+#include "orthogonal/givens_activation.h"
+#include "orthogonal/givens_tile.h"
 
 namespace rnnkern {
 namespace {
@@ -42,13 +45,6 @@ struct GivensRecurrenceBackwardRoom {
     lanes = room.take(problem.parameters() * Vec<T>::width, me);
   }
 };
-
-template <class T>
-int64_t givens_recurrence_backward_room(const GivensRecurrenceBackward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GivensRecurrenceBackwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
 
 template <class T>
 RNNKERN_INLINE void add_row(T* to, Vec<T> x) {
@@ -164,12 +160,11 @@ void sum_lanes(const T* rows, int64_t count, T* sums) {
 
 template <class T>
 void givens_recurrence_backward(const GivensRecurrenceBackward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const GivensRecurrenceBackwardRoom<T> room(problem, cut, me);
+  const auto room = cut<GivensRecurrenceBackwardRoom<T>>(problem, me);
   room.turns.compute(problem, me);
   const int64_t tiles = tile_count<T>(problem.sequences), parts = recurrence_parts<T>(problem.sequences);
   const int64_t parameters = problem.parameters(), angles = problem.sizes.angles();
-  const auto [begin, end] = share(parts, me);
+  const auto [begin, end] = me.share(parts);
   for (int64_t part = begin; part < end; ++part) {
     std::memset(room.lanes, 0, sizeof(T) * parameters * Vec<T>::width);
     for (int64_t tile = tiles * part / parts; tile < tiles * (part + 1) / parts; ++tile)
@@ -178,7 +173,7 @@ void givens_recurrence_backward(const GivensRecurrenceBackward<T>& problem, Memb
     sum_lanes(room.lanes, parameters, room.sums + part * parameters);
   }
   me.meet();
-  const auto [first, last] = share(parameters, me);
+  const auto [first, last] = me.share(parameters);
   const int64_t before_bias = parameters - problem.numbers();
   for (int64_t k = first; k < last; ++k) {
     T sum = 0;

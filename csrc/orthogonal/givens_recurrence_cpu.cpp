@@ -50,8 +50,8 @@ struct Call : GivensCall {
     made.pieces = pieces.data();
     made.piece_count = int64_t(pieces.size());
     made.angles = read<T>(angles);
-    made.phases = phases ? read<T>(*phases) : nullptr;
-    made.diagonal = diagonal ? read<T>(*diagonal) : nullptr;
+    made.phases = read<T>(phases);
+    made.diagonal = read<T>(diagonal);
     made.bias = read<T>(bias);
     made.u = read<T>(u);
     made.h0 = read<T>(h0);
@@ -60,12 +60,6 @@ struct Call : GivensCall {
 
   int64_t rotations() const { return u.numel() / std::max<int64_t>(1, sizes.size) * sizes.angles(); }
 };
-
-// Kept for the next call.
-Tensor rows_like(const Tensor& u) {
-  const auto of_u = u.sizes();
-  return reusable(u, {of_u.begin(), of_u.end()}, u.scalar_type());
-}
 
 const char* family(const Call& call) {
   return call.phases ? "givens_recurrence/cpu/complex" : "givens_recurrence/cpu/real";
@@ -79,13 +73,13 @@ Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, Op
   const Call call(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly);
   return by_dtype_of_givens(call.u, [&](auto zero) {
     using T = decltype(zero);
-    const Tensors results = call.results(rows_like(call.u));
+    const Tensors results = call.results(reusable_like(call.u));
     if (call.is_empty(results, h0)) return results;
-    count_givens_kernel(family(call), "forward", call.u);
+    count_kernel(family(call), "forward", call.u);
     auto problem = call.problem<GivensRecurrenceForward<T>, T>();
     problem.h = write<T>(results[0]);
     problem.last = write<T>(results[1]);
-    run_givens(givens_kernels_in_use<T>().recurrence_forward, problem, call.rotations(), call.u);
+    run(kernels_in_use<GivensKernels<T>>().recurrence_forward, problem, threads_for(call.rotations()), call.u);
     return results;
   });
 }
@@ -97,20 +91,20 @@ Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor gra
   call.take(h, grad_h, grad_last);
   return by_dtype_of_givens(call.u, [&](auto zero) {
     using T = decltype(zero);
-    const Tensors results = call.gradients(rows_like(call.u));
+    const Tensors results = call.gradients(reusable_like(call.u));
     if (call.is_empty(results, grad_last)) return results;
-    count_givens_kernel(family(call), "backward", call.u);
+    count_kernel(family(call), "backward", call.u);
     auto problem = call.problem<GivensRecurrenceBackward<T>, T>();
     problem.h = read<T>(h);
-    problem.grad_h = grad_h ? read<T>(*grad_h) : nullptr;
-    problem.grad_last = grad_last ? read<T>(*grad_last) : nullptr;
+    problem.grad_h = read<T>(grad_h);
+    problem.grad_last = read<T>(grad_last);
     problem.grad_u = write<T>(results[0]);
     problem.grad_angles = write<T>(results[1]);
     problem.grad_bias = write<T>(results[2]);
     problem.grad_h0 = write<T>(results[3]);
     problem.grad_phases = phases ? write<T>(results[4]) : nullptr;
     problem.grad_diagonal = phases ? write<T>(results[5]) : nullptr;
-    run_givens(givens_kernels_in_use<T>().recurrence_backward, problem, call.rotations(), call.u);
+    run(kernels_in_use<GivensKernels<T>>().recurrence_backward, problem, threads_for(call.rotations()), call.u);
     return results;
   });
 }

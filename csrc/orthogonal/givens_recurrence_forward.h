@@ -1,4 +1,4 @@
-// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Included by givens_kernels.h, once per SIMD level.
+// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Once per SIMD level.
 #pragma once
 
 #include "orthogonal/givens_activation.h"
@@ -15,13 +15,6 @@ struct GivensRecurrenceForwardRoom {
   GivensRecurrenceForwardRoom(const GivensRecurrenceForward<T>& problem, Room<T>& room, Member me)
       : turns(problem, room), state(room.take(problem.sequences.reals * Vec<T>::width, me)) {}
 };
-
-template <class T>
-int64_t givens_recurrence_forward_room(const GivensRecurrenceForward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GivensRecurrenceForwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
 
 template <int parts, class T>
 void activate_tile(const GivensRecurrence<T>& problem, T* tile) {
@@ -62,10 +55,9 @@ void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile
 
 template <class T>
 void givens_recurrence_forward(const GivensRecurrenceForward<T>& problem, Member me) {
-  Room<T> cut{problem.room};
-  const GivensRecurrenceForwardRoom<T> room(problem, cut, me);
+  const auto room = cut<GivensRecurrenceForwardRoom<T>>(problem, me);
   room.turns.compute(problem, me);
-  const auto [begin, end] = share(tile_count<T>(problem.sequences), me);
+  const auto [begin, end] = me.share(tile_count<T>(problem.sequences));
   for (int64_t tile = begin; tile < end; ++tile)
     (problem.is_complex() ? forward_tile<2, T> : forward_tile<1, T>)(problem, tile_at<T>(problem.sequences, tile),
                                                                      room.turns, room.state);

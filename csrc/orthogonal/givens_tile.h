@@ -1,6 +1,8 @@
 // Sequences side by side, one in each lane of a register: real number k of all of them is row k of a tile, so that a
-// rotation is the same for all lanes. Included by givens_kernels.h's parts, once per SIMD level.
+// rotation is the same for all lanes. Once per SIMD level.
 #pragma once
+
+#include "orthogonal/givens_kernels.h"
 
 namespace rnnkern {
 namespace {

@@ -25,7 +25,7 @@ constexpr int scheme_count = sizeof(T) == 8 ? std::size(double_schemes) : std::s
 
 template <class T>
 struct SkewForward {
-  int64_t size, count;  // N, how many matrices
+  int64_t size;         // N
   bool minus_identity;  // exp(S) - I
   const T* A;           // the strict lower triangle is read
   T* result;
@@ -36,7 +36,7 @@ struct SkewForward {
 
 template <class T>
 struct SkewBackward {
-  int64_t size, count;
+  int64_t size;
   int64_t squarings;  // the most of any matrix
   const T *A, *kept, *grad;
   const int64_t* plan;
@@ -47,7 +47,7 @@ struct SkewBackward {
 // P (Lambda + T) P^T: of each matrix N / 2 angles and (N + 1) / 2 moduli.
 template <class T>
 struct SchurForward {
-  int64_t size, count;
+  int64_t size;
   const T *P, *theta, *gamma, *lower;
   T *result, *half;  // half is P (Lambda + T), for the backward
   T* room;
@@ -55,30 +55,23 @@ struct SchurForward {
 
 template <class T>
 struct SchurBackward {
-  int64_t size, count;
+  int64_t size;
   const T *P, *theta, *gamma, *lower, *half, *grad;
   T *grad_P, *grad_theta, *grad_gamma, *grad_lower;
   T* room;
 };
 
-// What runs a problem, and the room that it takes. Members take matrices 0, 1, ... of a problem one by one and share
-// out each of them; where each is to take matrices of its own, each has a problem of its own and a team of one.
-template <class Problem>
-struct Kernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int team);
-};
-
+// Parts are matrices, which a team takes one by one.
 template <class T>
 struct OrthogonalKernels {
-  Kernel<SkewForward<T>> skew_forward;
-  Kernel<SkewBackward<T>> skew_backward;
-  Kernel<SchurForward<T>> schur_forward;
-  Kernel<SchurBackward<T>> schur_backward;
-};
+  KernelOfParts<SkewForward<T>> skew_forward;
+  KernelOfParts<SkewBackward<T>> skew_backward;
+  KernelOfParts<SchurForward<T>> schur_forward;
+  KernelOfParts<SchurBackward<T>> schur_backward;
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-OrthogonalKernels<T> orthogonal_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static OrthogonalKernels at();
+};
 
 }  // namespace rnnkern

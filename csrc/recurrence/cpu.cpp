@@ -1,13 +1,9 @@
 // The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
-#include <omp.h>
-
 #include <array>
 #include <cstring>
 #include <utility>
 
-#include "common/counters.h"
 #include "common/levels.h"
-#include "common/reuse.h"
 #include "recurrence/call.h"
 #include "recurrence/cpu_team.h"
 #include "recurrence/recurrence.h"
@@ -15,11 +11,11 @@
 namespace rnnkern {
 namespace {
 
-// Of the level in use: the kernel for a cell, and that the cell has its strips.
+// Of the level in use: a cell's kernels, and its strips.
 template <class S>
-Kernels<S> kernels() {
+Kernels<S> kernels(int place) {
   constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
-  return at_level_in_use<multiplies_bfloat16>([]<SimdLevel level>() { return kernels_at<S, level>(); });
+  return at_level_in_use<multiplies_bfloat16>([&]<SimdLevel level>() { return Kernels<S>::template at<level>(place); });
 }
 
 template <class S>
@@ -27,22 +23,8 @@ Strips<Arithmetic<S>> strips(int place) {
   return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(place); });
 }
 
-template <class S>
-Kernel<Forward<S>> kernel_of(const Forward<S>&, int place) {
-  const Kernels<S> all = kernels<S>();
-  const auto own = all.inline_forward[place];
-  return {own ? own : all.forward, all.forward_room};
-}
-
-template <class S>
-Kernel<Backward<S>> kernel_of(const Backward<S>&, int place) {
-  const Kernels<S> all = kernels<S>();
-  const auto own = all.inline_backward[place];
-  return {own ? own : all.backward, all.backward_room};
-}
-
 void count_kernel(const char* direction, const Call& call) {
-  count("recurrence/cpu", direction, call.cell.name, name(simd_level()));
+  rnnkern::count_kernel("recurrence/cpu", direction, call.cell.name);
 }
 
 // In what S is computed in: x itself where it is so already.
@@ -74,11 +56,12 @@ void widen(Call& call) {
   if (call.bias) call.bias = widened<S>(*call.bias);
 }
 
-// A problem that is ready to run, its first result (h, or the gradient of u), and what makes the operator's results of
-// it when it has. `call` outlives all.
+// A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and what makes the operator's
+// results of it when it has. `call` outlives all.
 template <class Problem, class Collect>
 struct Prepared {
   Problem problem;
+  Kernel<Problem> kernel;
   Tensor first;
   Collect collect;
 };
@@ -94,7 +77,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
-  p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
+  p.reset = read<bool>(call.reset);
   p.noise = call.noise;
 
   Tensors outputs{h ? *h : call.rows_like_u(call.width)};
@@ -116,7 +99,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  return Prepared{p, outputs[0], [&call, outputs]() mutable {
+  return Prepared{p, kernels<S>(call.place).forward, outputs[0], [&call, outputs]() mutable {
                     for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
                     return outputs;
                   }};
@@ -141,7 +124,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
-  p.reset = call.reset ? read<bool>(*call.reset) : nullptr;
+  p.reset = read<bool>(call.reset);
   p.noise = call.noise;
 
   Tensors kept;  // contiguous forms, alive until the end
@@ -220,7 +203,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
     return outputs;
   };
-  return Prepared{p, first, std::move(collect)};
+  return Prepared{p, kernels<S>(call.place).backward, first, std::move(collect)};
 }
 
 // Of a list that holds what belongs to the first problem and then as much of the second: one problem's.
@@ -256,7 +239,7 @@ std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tens
 
 template <class P>
 Tensors results_of(const Call& call, P prepared) {
-  run(kernel_of(prepared.problem, call.place), prepared.problem, call);
+  run(prepared.kernel, prepared.problem, call);
   return prepared.collect();
 }
 
@@ -328,11 +311,10 @@ Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R,
     for (Call& call : calls) widen<S>(call);
     auto first = forward<S>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
     auto second = forward<S>(calls[1], training, save_gates);
-    const auto kernel = kernel_of(first.problem, calls[0].place);
     if (stacked) {
-      run_in_turn(kernel, first.problem, second.problem, &Forward<S>::below, calls[0]);
+      run_in_turn(first.kernel, first.problem, second.problem, &Forward<S>::below, calls[0]);
     } else {
-      run_both(kernel, first.problem, second.problem, calls[0]);
+      run_both(first.kernel, first.problem, second.problem, calls[0]);
     }
     return results_of_both(first, second);
   });
@@ -358,11 +340,10 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
     };
     auto second = one(true, grad_h_second);
     auto first = one(false, stacked ? OptionalTensor(second.first) : grad_h);
-    const auto kernel = kernel_of(first.problem, calls[0].place);
     if (stacked) {
-      run_in_turn(kernel, second.problem, first.problem, &Backward<S>::above, calls[0]);
+      run_in_turn(first.kernel, second.problem, first.problem, &Backward<S>::above, calls[0]);
     } else {
-      run_both(kernel, first.problem, second.problem, calls[0]);
+      run_both(first.kernel, first.problem, second.problem, calls[0]);
     }
     return results_of_both(first, second);
   });

@@ -1,17 +1,4 @@
-// The kernels at one SIMD level for one storage type: the files of the other types balance the build.
-#include "recurrence/cpu_includes.h"
-
-#include "common/simd_target.h"
-
 #include "recurrence/cpu_kernels.h"
 
-namespace rnnkern {
-
-template <class S, SimdLevel>
-Kernels<S> kernels_at() {
-  return kernels<S>();
-}
-
-template Kernels<device::float16> kernels_at<device::float16, SimdLevel::RNNKERN_SIMD_LEVEL>();
-
-}  // namespace rnnkern
+template rnnkern::Kernels<rnnkern::device::float16>
+rnnkern::Kernels<rnnkern::device::float16>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);

@@ -2,15 +2,8 @@
 // Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/factors.h"
 #include "cpu/gemm.h"
-#include "cpu/room.h"
-#include "cpu/storage.h"
+#include "cpu/kernel.h"
 #include "recurrence/problem.h"
 
 namespace rnnkern {

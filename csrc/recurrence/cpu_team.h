@@ -1,11 +1,9 @@
 // Who runs a call on a CPU: how many threads, what they share out, where their workspace is. Included by cpu.cpp.
 #pragma once
 
-#include <omp.h>
-
 #include <optional>
 
-#include "common/reuse.h"
+#include "common/run.h"
 #include "recurrence/call.h"
 
 namespace rnnkern {
@@ -27,11 +25,6 @@ bool split_hidden(const Call& call, int threads) {
 int64_t row_work(const Call& call) { return step_weights(call) + (call.W ? call.W->numel() : 0); }
 
 constexpr int64_t worth_waking = 131072;  // multiplications
-
-int at_most_all(int64_t threads) {
-  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
-  return int(threads < most ? threads : most);
-}
 
 // A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
 // has to wake the team for it.
@@ -67,21 +60,12 @@ struct Workspace {
 };
 
 template <class Problem>
-struct Kernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int team);
-};
-
-template <class Problem>
 void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
   const int threads = team_size(call);
   problem.split_hidden = split_hidden(call, threads);
   const Workspace<typename Problem::T> workspace(kernel.room(problem, threads), call.u);
   problem.room = workspace.begin;
-  if (threads == 1) return kernel.run(problem, Member{0, 1, nullptr});
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  kernel.run(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+  in_team(threads, [&](Member me) { kernel.run(problem, me); });
 }
 
 // By half of a team each, of which neither meets the other.

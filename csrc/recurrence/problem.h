@@ -79,7 +79,7 @@ struct Forward {
   T* candidates;           // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
   const Progress* below;   // of what makes x at the same time, or null
   Progress* progress;      // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
-  T* room;                 // workspace, as many elements as Kernels::forward_room says
+  T* room;                 // workspace, as many elements as the kernel says
 };
 
 template <class S>
@@ -112,25 +112,19 @@ struct Backward {
   const Progress* above;    // of what makes grad_h at the same time, or null
   Progress* progress;       // of dx, as in Forward
   T *dbias, *dbias_ih;      // (G*H,) or null; of a joint cell both would be the same, and the second stays null
-  T* room;                  // workspace, as many elements as Kernels::backward_room says
+  T* room;                  // workspace, as many elements as the kernel says
 };
 
-// One SIMD level's kernels for one storage type: for any cell, and in the order of cells/list.h those with the
-// equations of their cell inline, or null.
+// One SIMD level's kernels for one storage type and one cell.
 template <class S>
 struct Kernels {
-  void (*forward)(const Forward<S>&, Member);
-  void (*backward)(const Backward<S>&, Member);
-  void (*const* inline_forward)(const Forward<S>&, Member);
-  void (*const* inline_backward)(const Backward<S>&, Member);
-  // Elements of workspace that a problem needs for a team of so many.
-  int64_t (*forward_room)(const Forward<S>&, int team);
-  int64_t (*backward_room)(const Backward<S>&, int team);
-};
+  Kernel<Forward<S>> forward;
+  Kernel<Backward<S>> backward;
 
-// Defined by the level sources, once per SIMD level.
-template <class S, SimdLevel level>
-Kernels<S> kernels_at();
+  // Of the cell of a place in cells/list.h; defined by the level sources, once per SIMD level.
+  template <SimdLevel>
+  static Kernels at(int place);
+};
 
 // The strips of the cell of a place in cells/list.h.
 template <class T, SimdLevel level>

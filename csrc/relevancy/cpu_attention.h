@@ -2,12 +2,7 @@
 // and sums run in that order. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-
-#include "common/simd.h"
-#include "common/simd_math.h"
-#include "cpu/vectors.h"
+#include "cpu/kernel.h"
 
 namespace rnnkern {
 namespace {

@@ -2,19 +2,8 @@
 // pair of gradients per slot is enough, of its state and of its key. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#include "common/simd.h"
-#include "common/simd_math.h"
-#include "common/team.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
 #include "cpu/weight_gradient.h"
-#include "relevancy/cpu_attention.h"
 #include "relevancy/cpu_forward.h"
-#include "relevancy/cpu_product.h"
-#include "relevancy/problem.h"
 
 namespace rnnkern {
 namespace {
@@ -69,13 +58,10 @@ struct BackwardRoom {
     of_v = room.take(p.batch * width);
     of_params = room.take(p.batch * width);
     nothing = room.take(width);
-    const int64_t before = room.used;
     Room<T> own{nullptr};
-    cut(own, n, kappa, p.steps);
-    const int64_t each = own.used * samples;
-    T* const all = room.take(each * me.size);
-    if (!all) return;
-    own = {room.base + before + each * me.rank};
+    cut(own, n, kappa, p.steps);  // measures what a sample takes
+    own = {room.take(own.used * samples, me)};
+    if (!own.base) return;
     for (int64_t i = 0; i < samples; ++i) returning[i] = cut(own, n, kappa, p.steps);
   }
 
@@ -85,11 +71,7 @@ struct BackwardRoom {
 
   Returning<T> cut(Room<T>& own, int64_t n, int64_t kappa, int64_t steps) const {
     Returning<T> x;
-    x.ds = own.take(width);
-    x.dc = own.take(width);
-    x.dh = own.take(width);
-    x.dv = own.take(width);
-    x.dparam = own.take(width);
+    for (T** const row : {&x.ds, &x.dc, &x.dh, &x.dv, &x.dparam}) *row = own.take(width);
     x.operand = own.take(blocks * n + Vec<T>::width);
     x.grads_of_event = own.take(kappa * width);
     x.grads_of_key = own.take(kappa * width);
@@ -311,8 +293,8 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
 // to (columns of left, n) += left^T right, of rows. Members share out the columns of left; each has a room of its own.
 template <class T, class Right>
 void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right right, T* to, T* room, Member me) {
-  WeightGradient<T> gradient({1, 1, columns, n}, 0, 1, columns * me.rank / me.size, columns * (me.rank + 1) / me.size,
-                             to, room);
+  const auto [first, last] = me.share(columns);
+  WeightGradient<T> gradient({1, 1, columns, n}, 0, 1, first, last, to, room);
   gradient.expect(rows);
   for (int64_t row = 0; row < rows; ++row) gradient.add(left + row * columns, right(row));
   gradient.flush();
@@ -321,7 +303,8 @@ void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right
 // A member's share of columns of the sum over samples.
 template <class T>
 void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T* to, Member me) {
-  for (int64_t k = n * me.rank / me.size; k < n * (me.rank + 1) / me.size; ++k) {
+  const auto [first, last] = me.share(n);
+  for (int64_t k = first; k < last; ++k) {
     T sum = 0;
     for (int64_t b = 0; b < batch; ++b) sum += of_samples[b * width + k];
     to[k] = sum;
@@ -332,8 +315,7 @@ template <class T, class Cell>
 void backward(const RelevancyBackward<T>& p, Member me) {
   const int64_t n = p.hidden, rows = p.row(p.steps), buffered = p.batch * p.first_slots,
                 relevant = p.batch * p.relevant;
-  Room<T> cut{p.room};
-  BackwardRoom<T, Cell> room(p, cut, me);
+  auto room = cut<BackwardRoom<T, Cell>>(p, me);
   room.query.pack_transposed(p.W_a, me);
   room.key.pack_transposed(p.U_a, me);
   room.back_through_key.pack(p.U_a, me);
@@ -346,15 +328,15 @@ void backward(const RelevancyBackward<T>& p, Member me) {
   T *const dV = room.dV.begin(me), *const dW_a = room.dW_a.begin(me), *const dU_a = room.dU_a.begin(me);
   me.meet();
 
-  const auto share = [&](int64_t all, int rank) { return all * rank / me.size; };
   PreviousState<T> previous{p, room.nothing};
-  const int64_t from = share(rows, me.rank), to = share(rows, me.rank + 1);
-  room.query.multiply(from, to, [&](int64_t row) { return previous(row); }, Dense<T>{room.queries, n});
-  room.key.multiply(from, to, Dense<const T>{p.h, n}, Dense<T>{room.keys, n});
-  room.key.multiply(share(buffered, me.rank), share(buffered, me.rank + 1), Dense<const T>{p.first.buffer, n},
-                    Dense<T>{room.buffer_keys, n});
-  room.key.multiply(share(relevant, me.rank), share(relevant, me.rank + 1), Dense<const T>{p.first.relevant, n},
-                    Dense<T>{room.relevant_keys, n});
+  const auto multiply = [&](const Packed<T>& matrix, int64_t all, auto from, T* to) {
+    const auto [first, last] = me.share(all);
+    matrix.multiply(first, last, from, Dense<T>{to, n});
+  };
+  multiply(room.query, rows, [&](int64_t row) { return previous(row); }, room.queries);
+  multiply(room.key, rows, Dense<const T>{p.h, n}, room.keys);
+  multiply(room.key, buffered, Dense<const T>{p.first.buffer, n}, room.buffer_keys);
+  multiply(room.key, relevant, Dense<const T>{p.first.relevant, n}, room.relevant_keys);
   me.meet();
 
   const Tiles tiles(p.batch, room.samples, me.size);
@@ -374,13 +356,6 @@ void backward(const RelevancyBackward<T>& p, Member me) {
   if (Cell::params) sum_samples(room.of_params, p.batch, n, room.width, p.dparams, me);
   me.meet();
   for (const Parts<T>* gradient : {&room.dV, &room.dW_a, &room.dU_a}) gradient->add_up(me);
-}
-
-template <class T, class Cell>
-int64_t backward_room(const RelevancyBackward<T>& p, int team) {
-  Room<T> cut{nullptr};
-  BackwardRoom<T, Cell>(p, cut, Member{0, team, nullptr});
-  return cut.used;
 }
 
 }  // namespace

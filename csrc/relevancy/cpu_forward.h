@@ -2,15 +2,6 @@
 // level.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <utility>
-
-#include "common/simd.h"
-#include "common/simd_math.h"
-#include "common/team.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
 #include "relevancy/cpu_attention.h"
 #include "relevancy/cpu_product.h"
 #include "relevancy/problem.h"
@@ -60,26 +51,18 @@ struct ForwardRoom {
   Carried<T> carried[most_samples];
 
   ForwardRoom(const RelevancyForward<T>& p, Room<T>& room, Member me)
-      : ForwardRoom(p, room, me, std::make_integer_sequence<int, Cell::gates + 1>()) {}
-
- private:
-  template <int... Block>
-  ForwardRoom(const RelevancyForward<T>& p, Room<T>& room, Member me, std::integer_sequence<int, Block...>)
-      : width(padded<T>(p.hidden)),
-        samples(samples_at_once(p, Cell::gates, 2 * p.kappa(), me.size)),
-        gates_and_query{(void(Block), Packed<T>(p.hidden, p.hidden, room))...},
-        key(p.hidden, p.hidden, room) {
+      : width(padded<T>(p.hidden)), samples(samples_at_once(p, Cell::gates, 2 * p.kappa(), me.size)) {
+    for (Packed<T>& block : gates_and_query) block = Packed<T>(p.hidden, p.hidden, room);
+    key = Packed<T>(p.hidden, p.hidden, room);
     v = room.take(width);
     params = room.take(width);
-    const int64_t kappa = p.kappa(), before = room.used;
     Room<T> own{nullptr};
-    cut(own, kappa);  // measures what a sample takes
+    cut(own, p.kappa());  // measures what a sample takes
     const int64_t each = own.used * samples;
-    T* const all = room.take(each * me.size);
-    if (!all) return;
-    own = {room.base + before + each * me.rank};
+    own = {room.take(each, me)};
+    if (!own.base) return;
     std::memset(own.base, 0, sizeof(T) * each);
-    for (int64_t i = 0; i < samples; ++i) carried[i] = cut(own, kappa);
+    for (int64_t i = 0; i < samples; ++i) carried[i] = cut(own, p.kappa());
   }
 
   Carried<T> cut(Room<T>& own, int64_t kappa) const {
@@ -272,8 +255,7 @@ T* padded_copy(const T* from, int64_t n, int64_t width, T* to, Member me) {
 template <class T, class Cell>
 void forward(const RelevancyForward<T>& p, Member me) {
   const int64_t n = p.hidden;
-  Room<T> cut{p.room};
-  ForwardRoom<T, Cell> room(p, cut, me);
+  auto room = cut<ForwardRoom<T, Cell>>(p, me);
   for (int g = 0; g < Cell::gates; ++g) room.gates_and_query[g].pack_transposed(p.V + g * n * n, me);
   room.gates_and_query[Cell::gates].pack_transposed(p.W_a, me);
   room.key.pack_transposed(p.U_a, me);
@@ -283,13 +265,6 @@ void forward(const RelevancyForward<T>& p, Member me) {
   const Tiles tiles(p.batch, room.samples, me.size);
   for (int64_t k = me.rank; k < tiles.count; k += me.size)
     forward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), room);
-}
-
-template <class T, class Cell>
-int64_t forward_room(const RelevancyForward<T>& p, int team) {
-  Room<T> cut{nullptr};
-  ForwardRoom<T, Cell>(p, cut, Member{0, team, nullptr});
-  return cut.used;
 }
 
 }  // namespace

@@ -1,19 +1,26 @@
-// The kernels at one SIMD level.
+// The relevancy recurrence and its backward at one SIMD level.
 #include "cpu/level_includes.h"
 #include "relevancy/problem.h"
 
 #include "common/simd_target.h"
 
-#include "relevancy/cpu_kernels.h"
+#include "relevancy/cells.h"
+#include "relevancy/cpu_backward.h"
+#include "relevancy/cpu_forward.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-RelevancyKernels<T> relevancy_kernels_at() {
-  return relevancy_kernels<T>();
+template <class T>
+template <SimdLevel>
+RelevancyKernels<T> RelevancyKernels<T>::at() {
+#define RNNKERN_FORWARD(Cell) {rnnkern::forward<T, Cell>, room_of<ForwardRoom<T, Cell>>},
+#define RNNKERN_BACKWARD(Cell) {rnnkern::backward<T, Cell>, room_of<BackwardRoom<T, Cell>>},
+  static constexpr Kernel<RelevancyForward<T>> of_forward[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_FORWARD)};
+  static constexpr Kernel<RelevancyBackward<T>> of_backward[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_BACKWARD)};
+  return {of_forward, of_backward};
 }
 
-template RelevancyKernels<float> relevancy_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template RelevancyKernels<double> relevancy_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template RelevancyKernels<float> RelevancyKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template RelevancyKernels<double> RelevancyKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

@@ -1,13 +1,8 @@
 // Products of rows with a matrix that is packed once per call. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "cpu/gemm.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
+#include "cpu/kernel.h"
 
 namespace rnnkern {
 namespace {
@@ -22,6 +17,7 @@ struct Packed {
   int64_t depth, columns;
   T* panels;
 
+  Packed() = default;
   Packed(int64_t depth, int64_t columns, T* panels) : depth(depth), columns(columns), panels(panels) {}
   Packed(int64_t depth, int64_t columns, Room<T>& room) : Packed(depth, columns, room.take(size(depth, columns))) {}
 

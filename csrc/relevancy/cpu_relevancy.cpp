@@ -1,12 +1,9 @@
 // The relevancy recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for a call.
-#include <omp.h>
-
 #include <iterator>
 
-#include "common/counters.h"
 #include "common/levels.h"
-#include "common/reuse.h"
 #include "common/row_layout.h"
+#include "common/run.h"
 #include "relevancy/cells.h"
 #include "relevancy/problem.h"
 #include "relevancy/relevancy.h"
@@ -21,11 +18,6 @@ struct CellFactsOf {
 
 #define RNNKERN_FACTS(Cell) {Cell::name, Cell::gates, Cell::states, Cell::params, Cell::saved},
 constexpr CellFactsOf cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_FACTS)};
-
-template <class T>
-RelevancyKernels<T> kernels() {
-  return at_level_in_use([]<SimdLevel level>() { return relevancy_kernels_at<T, level>(); });
-}
 
 void require(bool holds, const char* what) {
   STD_TORCH_CHECK(holds, "relevancy_recurrence: ", what, " must be as rnnkern.ops.relevancy_recurrence passes it");
@@ -107,7 +99,7 @@ struct Call {
     p.buffer_size = buffer_size, p.slots = slots(), p.first_slots = first_slots, p.relevant = relevant;
     p.mix = T(mix), p.dot = dot;
     p.offsets = layout.offsets, p.lengths = layout.lengths;
-    p.reset = reset ? read<bool>(*reset) : nullptr;
+    p.reset = read<bool>(reset);
     p.V = read<T>(weights[0]), p.W_a = read<T>(weights[1]), p.U_a = read<T>(weights[2]), p.v = read<T>(weights[3]);
     p.params = params.empty() ? nullptr : read<T>(params[0]);
     p.first = {read<T>(state[0]),        has_c() ? read<T>(state[1]) : nullptr,
@@ -119,21 +111,15 @@ struct Call {
 };
 
 template <class Problem>
-void run(const RelevancyKernel<Problem>& kernel, Problem problem, const Tensor& like) {
-  using T = std::remove_reference_t<decltype(*problem.room)>;
-  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
-  const int threads = int(most < problem.batch ? most : problem.batch ? problem.batch : 1);
+void run(const Kernel<Problem>& kernel, Problem problem, const Tensor& like) {
+  const int threads = at_most_all(problem.batch ? problem.batch : 1);
   int64_t room = 0;  // fewer may come, and each then takes more samples at once
   for (int team = 1; team <= threads; ++team) {
     const int64_t wanted = kernel.room(problem, team);
     if (wanted > room) room = wanted;
   }
-  const Tensor memory = reusable(like, {room}, like.scalar_type());
-  problem.room = write<T>(memory);
-  if (threads == 1) return kernel.run(problem, Member{0, 1, nullptr});
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  kernel.run(problem, Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+  const Tensor memory = make_room(problem, room, like);
+  in_team(threads, [&](Member me) { kernel.run(problem, me); });
 }
 
 template <class F>
@@ -142,14 +128,7 @@ auto by_dtype(ScalarType dtype, F f) {
 }
 
 void count_kernel(const Call& call, const char* direction) {
-  count("relevancy_recurrence/cpu", direction, call.cell().name, name(simd_level()));
-}
-
-std::vector<int64_t> with_columns(const Tensor& u, int64_t columns) {
-  const auto sizes = u.sizes();
-  std::vector<int64_t> found(sizes.begin(), sizes.end());
-  found.back() = columns;
-  return found;
+  rnnkern::count_kernel("relevancy_recurrence/cpu", direction, call.cell().name);
 }
 
 }  // namespace
@@ -166,7 +145,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
     scores = dense(*scores);
   }
   constexpr ScalarType id = ScalarType::Long;
-  Tensors results = {empty(u, with_columns(u, n)), empty(u, with_columns(u, n)), empty(u, {B, n})};
+  Tensors results = {empty(u, sizes_with(u, 1, {n})), empty(u, sizes_with(u, 1, {n})), empty(u, {B, n})};
   if (call.has_c()) results.push_back(empty(u, {B, n}));
   const size_t at = results.size();
   for (const Tensor& made :
@@ -174,8 +153,8 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
         empty(u, {B, call.relevant}), empty(u, {B, call.relevant}, id), empty(u, {B}, id)})
     results.push_back(made);
   if (maps) {
-    results.push_back(empty(u, with_columns(u, kappa)));
-    results.push_back(empty(u, with_columns(u, kappa), id));
+    results.push_back(empty(u, sizes_with(u, 1, {kappa})));
+    results.push_back(empty(u, sizes_with(u, 1, {kappa}), id));
   }
   const size_t saved = results.size();
   if (training) {
@@ -192,7 +171,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
     RelevancyForward<T> p{};
     call.fill(p);
     p.u = read<T>(u);
-    p.given = scores ? read<T>(*scores) : nullptr;
+    p.given = read<T>(scores);
     p.h = write<T>(results[0]), p.s = write<T>(results[1]);
     p.last = {write<T>(results[2]),
               call.has_c() ? write<T>(results[3]) : nullptr,
@@ -210,7 +189,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
       p.taken = write<int32_t>(results[taken]);
       if (call.has_c()) p.gates = write<T>(results[taken + 1]), p.c = write<T>(results[taken + 2]);
     }
-    run(kernels<T>().forward[call.place], p, u);
+    run(kernels_in_use<RelevancyKernels<T>>().forward[call.place], p, u);
   });
   return results;
 }
@@ -248,7 +227,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
                 is(grads[1 + k], {B, slots, n}, call.dtype) && is(grads[2 + k], {B, call.relevant, n}, call.dtype),
             "`grad_state`");
   }
-  Tensors results = {empty(h, with_columns(h, G * n)),
+  Tensors results = {empty(h, sizes_with(h, 1, {G * n})),
                      empty(h, {G * n, n}),
                      empty(h, {n, n}),
                      empty(h, {n, n}),
@@ -268,8 +247,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     p.alpha = call.full() ? nullptr : read<T>(saved[0]);
     p.taken = taken;
     if (call.has_c()) p.gates = read<T>(saved[after_alpha + 1]), p.c = read<T>(saved[after_alpha + 2]);
-    if (grad_h) p.grad_h = read<T>(*grad_h);
-    if (grad_s) p.grad_s = read<T>(*grad_s);
+    p.grad_h = read<T>(grad_h), p.grad_s = read<T>(grad_s);
     if (!grads.empty()) {
       p.grad_last_s = read<T>(grads[0]);
       if (call.has_c()) p.grad_last_c = read<T>(grads[1]);
@@ -281,7 +259,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     if (call.has_c()) p.dc = write<T>(results[6]);
     p.dbuffer = write<T>(results[at]), p.drelevant = write<T>(results[at + 1]);
     if (call.cell().params) p.dparams = write<T>(results[at + 2]);
-    run(kernels<T>().backward[call.place], p, h);
+    run(kernels_in_use<RelevancyKernels<T>>().backward[call.place], p, h);
   });
   return results;
 }

@@ -3,17 +3,7 @@
 // pair, so that the sums are the same for any team. Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
-#include "relevancy/cpu_attention.h"
 #include "relevancy/gather_forward.h"
-#include "relevancy/gather_problem.h"
 
 namespace rnnkern {
 namespace {
@@ -38,13 +28,6 @@ struct GatherBackwardRoom {
         members(room.take(problem.sizes.slots, me)),
         grad_v(room.take(stride)) {}
 };
-
-template <class T>
-int64_t gather_backward_room(const GatherBackward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GatherBackwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
 
 // Where a sample's tensors are.
 template <class T>
@@ -157,20 +140,19 @@ void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gat
 
 template <class T>
 void zero_rows(T* x, int64_t rows, int64_t n, Member me) {
-  const int64_t first = rows * me.rank / me.size, last = rows * (me.rank + 1) / me.size;
+  const auto [first, last] = me.share(rows);
   if (last > first) std::memset(x + first * n, 0, sizeof(T) * (last - first) * n);
 }
 
 template <class T>
-void gather_backward(const GatherBackward<T>& problem, int64_t first, int64_t last, Member me) {
-  Room<T> cut{problem.room};
-  const GatherBackwardRoom<T> room(problem, cut, me);
+void gather_backward(const GatherBackward<T>& problem, Range samples, Member me) {
+  const auto room = cut<GatherBackwardRoom<T>>(problem, me);
   const auto weigh = problem.dot ? weigh_pairs<true, T> : weigh_pairs<false, T>;
   const auto add_up = problem.dot ? add_up_pairs<true, T> : add_up_pairs<false, T>;
   const GatherSizes& sizes = problem.sizes;
   const int64_t n = sizes.hidden, lines = (n + 15) / 16;
   const int64_t from = lines * me.rank / me.size * 16, to = smaller(n, lines * (me.rank + 1) / me.size * 16);
-  for (int64_t b = first; b < last; ++b) {
+  for (int64_t b = samples.begin; b < samples.end; ++b) {
     const GatherSample<T> of(problem, b);
     zero_rows(of.grad_u, sizes.memories, n, me);
     zero_rows(of.grad_h, sizes.memories, n, me);
@@ -178,7 +160,8 @@ void gather_backward(const GatherBackward<T>& problem, int64_t first, int64_t la
     me.meet();
     for (int64_t t = 0; t < sizes.steps; t += room.rows) {
       const int64_t rows = smaller(room.rows, sizes.steps - t), pairs = rows * sizes.slots;
-      weigh(of, sizes, room, t, pairs * me.rank / me.size, pairs * (me.rank + 1) / me.size);
+      const auto [first, last] = me.share(pairs);
+      weigh(of, sizes, room, t, first, last);
       me.meet();
       add_up(of, sizes, room, t, rows, from, to);
       me.meet();

@@ -1,9 +1,6 @@
 // gather_attention on a CPU: what is checked for the sake of memory, what is allocated, and how many threads take it.
-#include <omp.h>
-
-#include "common/counters.h"
 #include "common/levels.h"
-#include "common/reuse.h"
+#include "common/run.h"
 #include "relevancy/gather_attention.h"
 #include "relevancy/gather_problem.h"
 
@@ -12,20 +9,7 @@ namespace {
 
 constexpr int64_t worth_sharing = 16384;  // units of pairs, a tanh each
 
-template <class T>
-GatherKernels<T> kernels() {
-  return at_level_in_use([]<SimdLevel level>() { return gather_kernels_at<T, level>(); });
-}
-
-template <class F>
-auto by_dtype(const Tensor& x, F f) {
-  return by_float_or_double(x, "gather_attention: `q` must be float32 or float64", f);
-}
-
-void count_kernel(const char* direction, const Tensor& q) {
-  const char* dtype = q.scalar_type() == ScalarType::Double ? "float64" : "float32";
-  count("gather_attention/cpu", direction, dtype, name(simd_level()));
-}
+constexpr const char* dtypes = "gather_attention: `q` must be float32 or float64";
 
 // Dense, of one dtype and of sizes that belong together.
 GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
@@ -44,30 +28,12 @@ GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
   return {batch, q.size(1), u.size(1), idx.size(2), hidden, batch / groups};
 }
 
-// Members take parts of their own where there are as many, else they share out each one.
+// Members take parts of their own where there are as many.
 template <class Problem>
-void run(GatherKernel<Problem> kernel, Problem problem, int64_t parts, const Tensor& like) {
+void run(KernelOfParts<Problem> kernel, const Problem& problem, int64_t parts, const Tensor& like) {
   const GatherSizes& sizes = problem.sizes;
-  const int64_t all = omp_in_parallel() ? 1 : get_num_threads();
-  const int64_t worth = 1 + sizes.batch * sizes.steps * sizes.slots * sizes.hidden / worth_sharing;
-  const int threads = int(worth < all ? worth : all);
-  const bool apart = parts >= threads;
-  const int64_t room = kernel.room(problem, apart ? 1 : threads);
-  const Tensor memory = reusable(like, {room * (apart ? threads : 1)}, like.scalar_type());
-  problem.room = write<std::remove_reference_t<decltype(*problem.room)>>(memory);
-  if (threads == 1) return kernel.run(problem, 0, parts, Member{0, 1, nullptr});
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  {
-    const int rank = omp_get_thread_num(), size = omp_get_num_threads();
-    if (apart) {
-      Problem mine = problem;
-      mine.room += rank * room;
-      kernel.run(mine, parts * rank / size, parts * (rank + 1) / size, Member{0, 1, nullptr});
-    } else {
-      kernel.run(problem, 0, parts, Member{rank, size, &barrier});
-    }
-  }
+  const int threads = at_most_all(1 + sizes.batch * sizes.steps * sizes.slots * sizes.hidden / worth_sharing);
+  run_parts(kernel, problem, parts, parts >= threads, threads, like);
 }
 
 }  // namespace
@@ -75,13 +41,13 @@ void run(GatherKernel<Problem> kernel, Problem problem, int64_t parts, const Ten
 Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, bool dot, bool training,
                              bool weights) {
   const GatherSizes sizes = check(q, u, h, idx, v);
-  return by_dtype(q, [&](auto zero) {
+  return by_float_or_double(q, dtypes, [&](auto zero) {
     using T = decltype(zero);
     Tensors results = {empty_of_sizes(q, q)};
     if (training) results.push_back(empty(q, {sizes.batch, sizes.steps}));
     if (weights) results.push_back(empty_of_sizes(q, idx, q.scalar_type()));
     if (!q.numel()) return results;
-    count_kernel("forward", q);
+    count_kernel("gather_attention/cpu", "forward", q);
     const GatherForward<T> problem{.sizes = sizes,
                                    .dot = dot,
                                    .q = read<T>(q),
@@ -92,7 +58,7 @@ Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v,
                                    .out = write<T>(results[0]),
                                    .lse = training ? write<T>(results[1]) : nullptr,
                                    .weights = weights ? write<T>(results.back()) : nullptr};
-    run(kernels<T>().forward, problem, sizes.batch * sizes.steps, q);
+    run(kernels_in_use<GatherKernels<T>>().forward, problem, sizes.batch * sizes.steps, q);
     return results;
   });
 }
@@ -105,12 +71,12 @@ Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h,
   STD_TORCH_CHECK(grad.numel() == q.numel() && lse.numel() == sizes.batch * sizes.steps,
                   "gather_attention_backward: `grad` and `lse` must be as the forward made them");
   for (Tensor* x : {&grad, &lse}) *x = dense(*x);
-  return by_dtype(q, [&](auto zero) {
+  return by_float_or_double(q, dtypes, [&](auto zero) {
     using T = decltype(zero);
     const Tensors results = {empty_of_sizes(q, q), empty_of_sizes(q, u), empty_of_sizes(q, h), empty_of_sizes(q, v)};
     fill_zero(results[3]);
     if (!sizes.batch || !sizes.hidden) return results;
-    count_kernel("backward", q);
+    count_kernel("gather_attention/cpu", "backward", q);
     const Tensor each = empty(q, {sizes.batch, sizes.hidden});
     const GatherBackward<T> problem{.sizes = sizes,
                                     .dot = dot,
@@ -125,7 +91,7 @@ Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h,
                                     .grad_u = write<T>(results[1]),
                                     .grad_h = write<T>(results[2]),
                                     .grad_v = write<T>(each)};
-    run(kernels<T>().backward, problem, sizes.batch, q);
+    run(kernels_in_use<GatherKernels<T>>().backward, problem, sizes.batch, q);
     for (int64_t b = 0; b < sizes.batch; ++b)  // in order, whoever made them
       for (int64_t k = 0; k < sizes.hidden; ++k)
         write<T>(results[3])[b / sizes.share * sizes.hidden + k] += read<T>(each)[b * sizes.hidden + k];

@@ -1,15 +1,6 @@
 // out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j). Once per SIMD level.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-
-#include "common/simd.h"
-#include "common/team.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
 #include "relevancy/cpu_attention.h"
 #include "relevancy/gather_problem.h"
 
@@ -40,13 +31,6 @@ struct GatherForwardRoom {
   GatherForwardRoom(const GatherForward<T>& problem, Room<T>& room, Member me)
       : scores(room.take(problem.sizes.slots, me)), members(room.take(problem.sizes.slots, me)) {}
 };
-
-template <class T>
-int64_t gather_forward_room(const GatherForward<T>& problem, int team) {
-  Room<T> room{nullptr};
-  GatherForwardRoom<T>(problem, room, Member{0, team, nullptr});
-  return room.used;
-}
 
 template <bool dot, class T>
 void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwardRoom<T>& room) {
@@ -100,12 +84,11 @@ void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwar
 }
 
 template <class T>
-void gather_forward(const GatherForward<T>& problem, int64_t first, int64_t last, Member me) {
-  Room<T> cut{problem.room};
-  const GatherForwardRoom<T> room(problem, cut, me);
+void gather_forward(const GatherForward<T>& problem, Range rows, Member me) {
+  const auto room = cut<GatherForwardRoom<T>>(problem, me);
   const auto row = problem.dot ? gather_row<true, T> : gather_row<false, T>;
-  const int64_t rows = last - first, end = first + rows * (me.rank + 1) / me.size;
-  for (int64_t at = first + rows * me.rank / me.size; at < end; ++at) row(problem, at, room);
+  const auto [first, last] = me.share(rows.end - rows.begin);
+  for (int64_t at = first; at < last; ++at) row(problem, rows.begin + at, room);
 }
 
 }  // namespace

@@ -1,19 +1,21 @@
-// The kernels at one SIMD level.
+// Attention to chosen states at one SIMD level.
 #include "cpu/level_includes.h"
 #include "relevancy/gather_problem.h"
 
 #include "common/simd_target.h"
 
-#include "relevancy/gather_kernels.h"
+#include "relevancy/gather_backward.h"
+#include "relevancy/gather_forward.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-GatherKernels<T> gather_kernels_at() {
-  return gather_kernels<T>();
+template <class T>
+template <SimdLevel>
+GatherKernels<T> GatherKernels<T>::at() {
+  return {{gather_forward<T>, room_of<GatherForwardRoom<T>>}, {gather_backward<T>, room_of<GatherBackwardRoom<T>>}};
 }
 
-template GatherKernels<float> gather_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template GatherKernels<double> gather_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template GatherKernels<float> GatherKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template GatherKernels<double> GatherKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

@@ -36,22 +36,15 @@ struct GatherBackward {
   T* room;
 };
 
-// What runs rows (forward) or samples (backward) first..last-1 of a problem, shared out among a team, and the room that
-// the team takes.
-template <class Problem>
-struct GatherKernel {
-  void (*run)(const Problem&, int64_t first, int64_t last, Member);
-  int64_t (*room)(const Problem&, int team);
-};
-
+// Parts are rows in the forward, samples in the backward.
 template <class T>
 struct GatherKernels {
-  GatherKernel<GatherForward<T>> forward;
-  GatherKernel<GatherBackward<T>> backward;
-};
+  KernelOfParts<GatherForward<T>> forward;
+  KernelOfParts<GatherBackward<T>> backward;
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-GatherKernels<T> gather_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static GatherKernels at();
+};
 
 }  // namespace rnnkern

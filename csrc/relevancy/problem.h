@@ -59,22 +59,15 @@ struct RelevancyBackward : RelevancyProblem<T> {
   T *ds, *dc, *dbuffer, *drelevant;
 };
 
-// What runs a problem, and the room that it takes.
-template <class Problem>
-struct RelevancyKernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int team);
-};
-
 // By the place of the cell in RNNKERN_RELEVANCY_CELLS.
 template <class T>
 struct RelevancyKernels {
-  const RelevancyKernel<RelevancyForward<T>>* forward;
-  const RelevancyKernel<RelevancyBackward<T>>* backward;
-};
+  const Kernel<RelevancyForward<T>>* forward;
+  const Kernel<RelevancyBackward<T>>* backward;
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-RelevancyKernels<T> relevancy_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static RelevancyKernels at();
+};
 
 }  // namespace rnnkern

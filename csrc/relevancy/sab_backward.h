@@ -2,18 +2,7 @@
 // and one of its key's; both are used up at the step that made it. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <new>
-
-#include "cells/lstm.h"
-#include "common/simd.h"
-#include "common/simd_math.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
 #include "relevancy/sab_attention.h"
-#include "relevancy/sab_problem.h"
-#include "relevancy/sab_product.h"
 
 namespace rnnkern {
 namespace {
@@ -24,7 +13,7 @@ struct SabBackwardRoom {
   const T** members;
   bool* has_key;
 
-  SabBackwardRoom(const SabCall<T>& call, Room<T>& room)
+  SabBackwardRoom(const SabCall<T>& call, Room<T>& room, Member)
       : dh(room.take(sab_tile * call.size)),
         dc(room.take(sab_tile * call.size)),
         gates(room.take(sab_tile * 4 * call.size)),
@@ -39,13 +28,6 @@ struct SabBackwardRoom {
         members(room.template take_as<const T*>(sab_tile * call.slots)),
         has_key(room.template take_as<bool>(sab_tile * call.slots)) {}
 };
-
-template <class T>
-int64_t backward_room(const SabCall<T>& call) {
-  Room<T> room{nullptr};
-  SabBackwardRoom<T>(call, room);
-  return room.used;
-}
 
 // One sample of the tile, within the steps since its last reset.
 template <class T>
@@ -142,21 +124,8 @@ struct SabSample {
 
   // The gates and h~ of step t again, R h being in du.
   void gates_again(int64_t t, int64_t row) {
-    using V = Vec<T>;
-    const int64_t n = call.size;
-    const T *const u = call.u + row * 4 * n, *const r = call.du + row * 4 * n, *const c = old_c(t);
-    for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
-      V x[4], y[4], old[2], next[2], save[4];
-      for (int g = 0; g < 4; ++g) {
-        x[g] = V::load(u + g * n + j, lanes);
-        y[g] = V::load(r + g * n + j, lanes);
-        if (call.bias) y[g] = y[g] + V::load(call.bias + g * n + j, lanes);
-      }
-      old[1] = V::load(c + j, lanes);
-      Lstm::forward<V>(x, y, old, nullptr, next, save);
-      next[0].store(h + j, lanes);
-      for (int g = 0; g < 4; ++g) save[g].store(gates + g * n + j, lanes);
-    });
+    const int64_t at = row * 4 * call.size;
+    lstm_row<T>(call, call.u + at, call.du + at, old_c(t), h, nullptr, gates);
   }
 
   const T* old_c(int64_t t) const {
@@ -282,10 +251,11 @@ void backward_tile(const SabBackward<T>& call, const SabBackwardRoom<T>& room, i
 }
 
 template <class T>
-void backward(const SabBackward<T>& call, int64_t first, int64_t last, T* base) {
-  Room<T> cut{base};
-  const SabBackwardRoom<T> room(call, cut);
-  for (int64_t b = first; b < last; b += sab_tile) backward_tile(call, room, b, int(smaller(sab_tile, last - b)));
+void backward(const SabBackward<T>& call, Range samples, Member me) {
+  const auto room = cut<SabBackwardRoom<T>>(call, me);
+  const int64_t last = samples.end;
+  for (int64_t b = samples.begin; b < last; b += sab_tile)
+    backward_tile(call, room, b, int(smaller(sab_tile, last - b)));
 }
 
 }  // namespace

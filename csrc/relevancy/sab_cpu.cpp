@@ -1,27 +1,16 @@
 // sab_recurrence on a CPU: what is checked for the sake of memory, what is allocated, and the products over all rows.
-#include <omp.h>
-
 #include <cstring>
 
-#include "common/counters.h"
 #include "common/levels.h"
-#include "common/reuse.h"
 #include "common/row_layout.h"
+#include "common/run.h"
 #include "relevancy/sab.h"
 #include "relevancy/sab_problem.h"
 
 namespace rnnkern {
 namespace {
 
-template <class T>
-SabKernels<T> kernels() {
-  return at_level_in_use([]<SimdLevel level>() { return sab_kernels_at<T, level>(); });
-}
-
-template <class F>
-auto by_dtype(const Tensor& x, F f) {
-  return by_float_or_double(x, "sab_recurrence: `u` must be float32 or float64", f);
-}
+constexpr const char* dtypes = "sab_recurrence: `u` must be float32 or float64";
 
 // The arguments, dense, of sizes that belong together; and the places of rows.
 struct Arguments {
@@ -124,13 +113,6 @@ struct Arguments {
     call.w = read<T>(w);
     call.zeros = read<T>(zeros);
   }
-
-  std::vector<int64_t> shape(std::initializer_list<int64_t> last) const {
-    const auto sizes = u.sizes();
-    std::vector<int64_t> found(sizes.begin(), sizes.end() - 1);
-    found.insert(found.end(), last);
-    return found;
-  }
 };
 
 // Packs matrices for products and keeps them as long as it lives.
@@ -141,32 +123,25 @@ struct Packer {
   SabPacked<T> operator()(const Tensor& matrix) {
     const Tensor x = dense(matrix);
     const int64_t depth = x.size(0), columns = x.size(1);
-    kept.push_back(reusable(x, {kernels<T>().packed_size(depth, columns)}, x.scalar_type()));
+    const auto kernels = kernels_in_use<SabKernels<T>>();
+    kept.push_back(reusable(x, {kernels.packed_size(depth, columns)}, x.scalar_type()));
     T* const panels = write<T>(kept.back());
-    kernels<T>().pack(read<T>(x), depth, columns, panels);
+    kernels.pack(read<T>(x), depth, columns, panels);
     return {panels, depth, columns};
   }
 };
 
 constexpr int64_t worth_sharing = 131072;  // multiplications
 
-// Members take samples of their own.
-template <class T, class Call>
-void run(void (*kernel)(const Call&, int64_t, int64_t, T*), int64_t room, const Call& call, const Arguments& given) {
-  const int64_t work = given.rows * given.size * 4 * given.size;
-  int64_t threads = omp_in_parallel() ? 1 : get_num_threads();
-  for (const int64_t most : {given.batch, 1 + work / worth_sharing}) threads = threads < most ? threads : most;
-  const Tensor memory = reusable(given.u, {room * threads}, given.u.scalar_type());
-  T* const base = write<T>(memory);
-#pragma omp parallel num_threads(int(threads)) if (threads > 1)
-  {
-    const int64_t rank = omp_get_thread_num(), size = omp_get_num_threads();
-    kernel(call, given.batch * rank / size, given.batch * (rank + 1) / size, base + rank * room);
-  }
+template <class Call>
+void run(KernelOfParts<Call> kernel, const Call& call, const Arguments& given) {
+  const int64_t worth = 1 + given.rows * given.size * 4 * given.size / worth_sharing;
+  const int threads = at_most_all(worth < given.batch ? worth : given.batch);
+  run_parts(kernel, call, given.batch, true, threads, given.u);
 }
 
 void count_kernel(const char* direction, const Arguments& given) {
-  count("sab_recurrence/cpu", direction, given.mlp ? "mlp" : "separable", name(simd_level()));
+  rnnkern::count_kernel("sab_recurrence/cpu", direction, given.mlp ? "mlp" : "separable");
 }
 
 // h of the step before each row's.
@@ -203,19 +178,19 @@ Tensors sab_recurrence_cpu(Tensor u, Tensor R, OptionalTensor bias, Tensors atte
                            int64_t attend_every, int64_t truncation, bool training) {
   const Arguments given(u, R, bias, attention, state, batch_sizes, reset, top_k, attend_every, truncation);
   const int64_t n = given.size, slots = given.check_slots(steps);
-  return by_dtype(given.u, [&](auto zero) {
+  return by_float_or_double(given.u, dtypes, [&](auto zero) {
     using T = decltype(zero);
     const Tensor& like = given.u;
-    Tensors results = {empty(like, given.shape({2 * n})),
+    Tensors results = {empty(like, sizes_with(like, 1, {2 * n})),
                        empty(like, {given.batch, n}),
                        empty(like, {given.batch, n}),
                        empty(like, {given.batch, slots, n}),
                        empty_int64(like, given.batch),
-                       empty(like, given.shape({top_k})),
-                       empty(like, given.shape({top_k}), ScalarType::Int)};
+                       empty(like, sizes_with(like, 1, {top_k})),
+                       empty(like, sizes_with(like, 1, {top_k}), ScalarType::Int)};
     if (training) {
-      results.push_back(empty(like, given.shape({})));
-      results.push_back(reusable(like, given.shape({n}), like.scalar_type()));
+      results.push_back(empty(like, sizes_with(like, 1, {})));
+      results.push_back(reusable(like, sizes_with(like, 1, {n}), like.scalar_type()));
     }
     if (!given.batch) return results;
     count_kernel("forward", given);
@@ -238,7 +213,7 @@ Tensors sab_recurrence_cpu(Tensor u, Tensor R, OptionalTensor bias, Tensors atte
     call.attended = write<int32_t>(results[6]);
     call.sums = training ? write<T>(results[7]) : nullptr;
     call.all_c = training ? write<T>(results[8]) : nullptr;
-    run<T>(kernels<T>().forward, kernels<T>().forward_room(call), call, given);
+    run(kernels_in_use<SabKernels<T>>().forward, call, given);
     return results;
   });
 }
@@ -266,7 +241,7 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
                              grad_state[1].numel() == batch * n && grad_state[2].numel() == batch * slots * n),
       "sab_recurrence_backward: `grad_state` must be of h, c and memory");
   given.check_attended(saved[1]);
-  return by_dtype(given.u, [&](auto zero) {
+  return by_float_or_double(given.u, dtypes, [&](auto zero) {
     using T = decltype(zero);
     const Tensor& like = given.u;
     const auto dtype = like.scalar_type();
@@ -294,7 +269,7 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
         call.query_back = packed(Wq);
         call.key_back = packed(Wm);
       }
-      call.grad_out = grad_out ? read<T>(*grad_out) : nullptr;
+      call.grad_out = read<T>(grad_out);
       if (!grad_state.empty()) {
         call.grad_h = read<T>(grad_state[0]);
         call.grad_c = read<T>(grad_state[1]);
@@ -314,7 +289,7 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
       call.provisional = write<T>(provisional);
       call.d_key = write<T>(d_key);
       call.first_key = rows;
-      run<T>(kernels<T>().backward, kernels<T>().backward_room(call), call, given);
+      run(kernels_in_use<SabKernels<T>>().backward, call, given);
     }
     product(dR, transposed(flat, 0, 1), before);
     if (given.has_bias) copy(d_bias, sum(flat, 0));

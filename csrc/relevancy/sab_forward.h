@@ -1,17 +1,7 @@
 // The forward of a tile of samples through time. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#include "cells/lstm.h"
-#include "common/simd.h"
-#include "common/simd_math.h"
-#include "cpu/room.h"
-#include "cpu/vectors.h"
 #include "relevancy/sab_attention.h"
-#include "relevancy/sab_problem.h"
-#include "relevancy/sab_product.h"
 
 namespace rnnkern {
 namespace {
@@ -21,7 +11,7 @@ struct SabForwardRoom {
   T *h, *c, *r, *query, *keys, *scores;
   const T** members;
 
-  SabForwardRoom(const SabCall<T>& call, Room<T>& room)
+  SabForwardRoom(const SabCall<T>& call, Room<T>& room, Member)
       : h(room.take(sab_tile * call.size)),
         c(room.take(sab_tile * call.size)),
         r(room.take(sab_tile * 4 * call.size)),
@@ -30,32 +20,6 @@ struct SabForwardRoom {
         scores(room.take(call.slots)),
         members(room.template take_as<const T*>(sab_tile * call.slots)) {}
 };
-
-template <class T>
-int64_t forward_room(const SabCall<T>& call) {
-  Room<T> room{nullptr};
-  SabForwardRoom<T>(call, room);
-  return room.used;
-}
-
-// c and h~ of one row: u and r (4n), c in place.
-template <class T>
-RNNKERN_INLINE void lstm_row(const SabCall<T>& call, const T* u, const T* r, T* h, T* c) {
-  using V = Vec<T>;
-  const int64_t n = call.size;
-  for_vectors<V>(0, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
-    V x[4], y[4], old[2], next[2], save[4];
-    for (int g = 0; g < 4; ++g) {
-      x[g] = V::load(u + g * n + j, lanes);
-      y[g] = V::load(r + g * n + j, lanes);
-      if (call.bias) y[g] = y[g] + V::load(call.bias + g * n + j, lanes);
-    }
-    old[1] = V::load(c + j, lanes);
-    Lstm::forward<V>(x, y, old, nullptr, next, save);
-    next[0].store(h + j, lanes);
-    next[1].store(c + j, lanes);
-  });
-}
 
 template <class T>
 void forward_tile(const SabForward<T>& call, const SabForwardRoom<T>& room, int64_t first, int count) {
@@ -90,8 +54,9 @@ void forward_tile(const SabForward<T>& call, const SabForwardRoom<T>& room, int6
     multiply(alive, room.h, n, call.R, room.r, 4 * n);
     const int64_t row = call.row(t) + first;
     for (int s = 0; s < alive; ++s) {
-      lstm_row(call, call.u + (row + s) * 4 * n, room.r + s * 4 * n, room.h + s * n, room.c + s * n);
-      if (call.all_c) std::memcpy(call.all_c + (row + s) * n, room.c + s * n, sizeof(T) * n);
+      T* const c = room.c + s * n;
+      lstm_row<T>(call, call.u + (row + s) * 4 * n, room.r + s * 4 * n, c, room.h + s * n, c, nullptr);
+      if (call.all_c) std::memcpy(call.all_c + (row + s) * n, c, sizeof(T) * n);
     }
     if (call.width) multiply(alive, room.h, n, call.query, room.query, kw);
     for (int s = 0; s < alive; ++s) {
@@ -123,10 +88,11 @@ void forward_tile(const SabForward<T>& call, const SabForwardRoom<T>& room, int6
 }
 
 template <class T>
-void forward(const SabForward<T>& call, int64_t first, int64_t last, T* base) {
-  Room<T> cut{base};
-  const SabForwardRoom<T> room(call, cut);
-  for (int64_t b = first; b < last; b += sab_tile) forward_tile(call, room, b, int(smaller(sab_tile, last - b)));
+void forward(const SabForward<T>& call, Range samples, Member me) {
+  const auto room = cut<SabForwardRoom<T>>(call, me);
+  const int64_t last = samples.end;
+  for (int64_t b = samples.begin; b < last; b += sab_tile)
+    forward_tile(call, room, b, int(smaller(sab_tile, last - b)));
 }
 
 }  // namespace

@@ -1,19 +1,24 @@
-// The kernels at one SIMD level.
+// Sparse attentive backtracking at one SIMD level.
 #include "cpu/level_includes.h"
 #include "relevancy/sab_problem.h"
 
 #include "common/simd_target.h"
 
-#include "relevancy/sab_kernels.h"
+#include "relevancy/sab_backward.h"
+#include "relevancy/sab_forward.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-SabKernels<T> sab_kernels_at() {
-  return sab_kernels<T>();
+template <class T>
+template <SimdLevel>
+SabKernels<T> SabKernels<T>::at() {
+  return {Packed<T>::size,
+          rnnkern::pack<T>,
+          {rnnkern::forward<T>, room_of<SabForwardRoom<T>>},
+          {rnnkern::backward<T>, room_of<SabBackwardRoom<T>>}};
 }
 
-template SabKernels<float> sab_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template SabKernels<double> sab_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template SabKernels<float> SabKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template SabKernels<double> SabKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

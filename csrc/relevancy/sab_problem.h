@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/simd_level.h"
+#include "common/team.h"
 
 namespace rnnkern {
 
@@ -29,6 +30,7 @@ struct SabCall {
   const T* w;                          // of the query's half and of the memory's, or of the hidden layer
   const T* zeros;                      // n
   SabPacked<T> R, query, key;          // h R^T; h Wq^T, m Wm^T of the mlp
+  T* room;
 
   int64_t key_width() const { return width ? width : 1; }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
@@ -55,19 +57,17 @@ struct SabBackward : SabCall<T> {
   int64_t first_key;                 // rows
 };
 
-// Kernels take samples first..last-1, and as much room as they say.
+// Parts are samples, which no member shares with another.
 template <class T>
 struct SabKernels {
   int64_t (*packed_size)(int64_t depth, int64_t columns);
   void (*pack)(const T* matrix, int64_t depth, int64_t columns, T* panels);
-  void (*forward)(const SabForward<T>&, int64_t first, int64_t last, T* room);
-  int64_t (*forward_room)(const SabCall<T>&);
-  void (*backward)(const SabBackward<T>&, int64_t first, int64_t last, T* room);
-  int64_t (*backward_room)(const SabCall<T>&);
-};
+  KernelOfParts<SabForward<T>> forward;
+  KernelOfParts<SabBackward<T>> backward;
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-SabKernels<T> sab_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static SabKernels at();
+};
 
 }  // namespace rnnkern

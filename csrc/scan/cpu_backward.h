@@ -1,12 +1,7 @@
 // g_t = dL/dh_t + conj(a_{t+1}) g_{t+1}, which is dL/dx_t; dL/da_t = conj(h_{t-1}) g_t. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "scan/cpu_strips.h"
-#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -2,23 +2,16 @@
 // take them.
 #pragma once
 
-#include <omp.h>
-
 #include <vector>
 
 #include "common/levels.h"
-#include "common/reuse.h"
 #include "common/row_layout.h"
+#include "common/run.h"
 #include "scan/problem.h"
 
 namespace rnnkern {
 
 constexpr int64_t worth_sharing = 32768;  // reals
-
-template <class T>
-ScanKernels<T> scan_kernels_in_use() {
-  return at_level_in_use([]<SimdLevel level>() { return scan_kernels_at<T, level>(); });
-}
 
 // What a call is about: its operator, and the arguments that have its rows and its states.
 struct ScanNames {
@@ -50,7 +43,7 @@ struct ScanRows {
     if (reset) reset = dense(*reset);
     sizes.offsets = layout.offsets;
     sizes.lengths = layout.lengths;
-    sizes.reset = reset ? read<bool>(*reset) : nullptr;
+    sizes.reset = read<bool>(reset);
     sizes.complex = reals == 2;
     sizes.per_step = false;
     sizes.reverse = reverse;
@@ -78,24 +71,9 @@ struct ScanRows {
   }
 };
 
-// Of the sizes of `x`, kept for the next call.
-inline Tensor rows_like(const Tensor& x, std::optional<ScalarType> dtype = {}) {
-  const auto sizes = x.sizes();
-  return reusable(x, {sizes.begin(), sizes.end()}, dtype.value_or(x.scalar_type()));
-}
-
 template <class Problem>
 void run(void (*kernel)(const Problem&, Member), const Problem& problem, int64_t reals) {
-  const int64_t all = omp_in_parallel() ? 1 : get_num_threads(), worth = 1 + reals / worth_sharing;
-  const int threads = int(worth < all ? worth : all);
-  if (threads == 1) return kernel(problem, Member{0, 1, nullptr});
-#pragma omp parallel num_threads(threads)
-  kernel(problem, Member{omp_get_thread_num(), omp_get_num_threads(), nullptr});
-}
-
-template <class T>
-const T* read_or_null(const OptionalTensor& x) {
-  return x ? read<T>(*x) : nullptr;
+  in_team(at_most_all(1 + reals / worth_sharing), [&](Member me) { kernel(problem, me); });
 }
 
 inline void begin_with(const Tensor& to, const OptionalTensor& from) {

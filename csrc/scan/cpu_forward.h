@@ -1,12 +1,7 @@
 // h_t = a_t h_{t-1} + x_t. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "scan/cpu_strips.h"
-#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

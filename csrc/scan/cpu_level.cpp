@@ -1,19 +1,22 @@
-// The kernels at one SIMD level.
+// Linear scans and moment filters at one SIMD level.
 #include "cpu/level_includes.h"
 #include "scan/problem.h"
 
 #include "common/simd_target.h"
 
-#include "scan/cpu_kernels.h"
+#include "scan/cpu_backward.h"
+#include "scan/cpu_forward.h"
+#include "scan/cpu_moments.h"
 
 namespace rnnkern {
 
-template <class T, SimdLevel>
-ScanKernels<T> scan_kernels_at() {
-  return scan_kernels<T>();
+template <class T>
+template <SimdLevel>
+ScanKernels<T> ScanKernels<T>::at() {
+  return {scan_forward<T>, scan_backward<T>, rnnkern::moments_forward<T>, rnnkern::moments_backward<T>};
 }
 
-template ScanKernels<float> scan_kernels_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();
-template ScanKernels<double> scan_kernels_at<double, SimdLevel::RNNKERN_SIMD_LEVEL>();
+template ScanKernels<float> ScanKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
+template ScanKernels<double> ScanKernels<double>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();
 
 }  // namespace rnnkern

@@ -1,5 +1,4 @@
 // moment_filter on a CPU: what is checked for the sake of memory, and what is allocated.
-#include "common/counters.h"
 #include "scan/cpu_call.h"
 #include "scan/scan.h"
 
@@ -34,7 +33,7 @@ struct Call : ScanRows {
 
   Tensor widened(const Tensor& x) const {
     if (x.scalar_type() == wide) return dense(x);
-    const Tensor made = rows_like(x, wide);
+    const Tensor made = reusable_like(x, wide);
     copy(made, x);
     return made;
   }
@@ -63,10 +62,6 @@ Tensor rounded(const Tensor& x, ScalarType dtype) {
   return made;
 }
 
-void count_kernel(const char* direction, const Call& call) {
-  count("moment_filter/cpu", direction, call.wide == ScalarType::Double ? "float64" : "float32", name(simd_level()));
-}
-
 }  // namespace
 
 Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, OptionalTensor batch_sizes,
@@ -76,7 +71,7 @@ Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, Option
   return by_float_or_double(call.u, dtypes, [&](auto zero) {
     using T = decltype(zero);
     const MomentRule<T> rule = call.rule<T>(mu, s, beta, eps, every);
-    const Tensor y = rows_like(call.u);
+    const Tensor y = reusable_like(call.u);
     Tensors results = {y, call.new_state()};
     if (call.squares) results.push_back(call.new_state());
     const bool keeps = call.squares && every;
@@ -85,17 +80,17 @@ Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, Option
       begin_with(results[1], call.v0);
       if (call.squares) begin_with(results[2], call.q0);
     } else {
-      count_kernel("forward", call);
+      count_kernel("moment_filter/cpu", "forward", call.u);
       const MomentsForward<T> problem{.sizes = call.sizes,
                                       .rule = rule,
                                       .u = read<T>(call.u),
-                                      .v0 = read_or_null<T>(call.v0),
-                                      .q0 = read_or_null<T>(call.q0),
+                                      .v0 = read<T>(call.v0),
+                                      .q0 = read<T>(call.q0),
                                       .y = write<T>(y),
                                       .v = write<T>(results[1]),
                                       .q = call.squares ? write<T>(results[2]) : nullptr,
                                       .kept = keeps ? write<T>(results[3]) : nullptr};
-      run(scan_kernels_in_use<T>().moments_forward, problem, u.numel());
+      run(kernels_in_use<ScanKernels<T>>().moments_forward, problem, u.numel());
     }
     results[0] = rounded(y, u.scalar_type());
     return results;
@@ -120,27 +115,27 @@ Tensors moment_filter_backward_cpu(OptionalTensor grad_y, OptionalTensor grad_v,
                    "must be what the forward kept");
       kept = dense(*kept);
     }
-    const Tensor grad_u = rows_like(call.u);
+    const Tensor grad_u = reusable_like(call.u);
     Tensors results = {grad_u, call.new_state()};
     if (call.squares) results.push_back(call.new_state());
     if (!u.numel()) {
       begin_with(results[1], grad_v);
       if (call.squares) begin_with(results[2], grad_q);
     } else {
-      count_kernel("backward", call);
+      count_kernel("moment_filter/cpu", "backward", call.u);
       const MomentsBackward<T> problem{.sizes = call.sizes,
                                        .rule = rule,
-                                       .grad_y = read_or_null<T>(grad_y),
-                                       .grad_v = read_or_null<T>(grad_v),
-                                       .grad_q = read_or_null<T>(grad_q),
+                                       .grad_y = read<T>(grad_y),
+                                       .grad_v = read<T>(grad_v),
+                                       .grad_q = read<T>(grad_q),
                                        .u = read<T>(call.u),
-                                       .v0 = read_or_null<T>(call.v0),
-                                       .q0 = read_or_null<T>(call.q0),
+                                       .v0 = read<T>(call.v0),
+                                       .q0 = read<T>(call.q0),
                                        .kept = call.squares ? read<T>(*kept) : nullptr,
                                        .grad_u = write<T>(grad_u),
                                        .grad_v0 = write<T>(results[1]),
                                        .grad_q0 = call.squares ? write<T>(results[2]) : nullptr};
-      run(scan_kernels_in_use<T>().moments_backward, problem, u.numel());
+      run(kernels_in_use<ScanKernels<T>>().moments_backward, problem, u.numel());
     }
     results[0] = rounded(grad_u, u.scalar_type());
     return results;

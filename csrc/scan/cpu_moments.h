@@ -6,12 +6,7 @@
 // v and q are made again, piece by piece, from what was kept before each. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-
-#include "common/simd.h"
-#include "common/team.h"
 #include "scan/cpu_strips.h"
-#include "scan/problem.h"
 
 namespace rnnkern {
 namespace {

@@ -1,7 +1,6 @@
 // linear_scan on a CPU: what is checked for the sake of memory, and what is allocated.
 #include <cstring>
 
-#include "common/counters.h"
 #include "scan/cpu_call.h"
 #include "scan/scan.h"
 
@@ -27,7 +26,7 @@ auto by_reals(const Tensor& x, F f) {
 void count_kernel(const char* direction, const Tensor& x) {
   const bool wide = x.scalar_type() == ScalarType::Double || x.scalar_type() == ScalarType::ComplexDouble;
   const char* dtype = is_complex(x) ? wide ? "complex128" : "complex64" : wide ? "float64" : "float32";
-  count("linear_scan/cpu", direction, dtype, name(simd_level()));
+  rnnkern::count_kernel("linear_scan/cpu", direction, dtype);
 }
 
 // A call's tensors, dense, of one dtype and of sizes that belong together. `x` is any tensor with its sizes.
@@ -73,7 +72,7 @@ Tensors linear_scan_cpu(Tensor a, Tensor x, OptionalTensor h0, OptionalTensor ba
   return by_reals(x, [&](auto zero) {
     using T = decltype(zero);
     Tensors results;
-    if (sequence) results.push_back(rows_like(x));
+    if (sequence) results.push_back(reusable_like(x));
     results.push_back(empty(x, call.state));
     if (!x.numel()) {
       begin_with(results.back(), call.h0);
@@ -83,10 +82,10 @@ Tensors linear_scan_cpu(Tensor a, Tensor x, OptionalTensor h0, OptionalTensor ba
     const ScanForward<T> problem{.sizes = call.sizes,
                                  .a = read<T>(call.a),
                                  .x = read<T>(x),
-                                 .h0 = read_or_null<T>(call.h0),
+                                 .h0 = read<T>(call.h0),
                                  .h = sequence ? write<T>(results[0]) : nullptr,
                                  .last = write<T>(results.back())};
-    run(scan_kernels_in_use<T>().forward, problem, reals_of(x));
+    run(kernels_in_use<ScanKernels<T>>().forward, problem, reals_of(x));
     return results;
   });
 }
@@ -100,8 +99,8 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
   return by_reals(h, [&](auto zero) {
     using T = decltype(zero);
     const bool per_step = call.sizes.per_step;
-    Tensors results = {rows_like(h), empty(h, call.state)};
-    if (needs_a) results.push_back(per_step ? rows_like(h) : empty_of_sizes(a, a));
+    Tensors results = {reusable_like(h), empty(h, call.state)};
+    if (needs_a) results.push_back(per_step ? reusable_like(h) : empty_of_sizes(a, a));
     if (!h.numel()) {
       begin_with(results[1], grad_last);
       if (needs_a) fill_zero(results[2]);
@@ -111,17 +110,17 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
     OptionalTensor columns;  // what each of a constant a's gives
     if (needs_a && !per_step) fill_zero(*(columns = empty(h, call.state)));
     const ScanBackward<T> problem{.sizes = call.sizes,
-                                  .grad_h = read_or_null<T>(grad_h),
-                                  .grad_last = read_or_null<T>(grad_last),
+                                  .grad_h = read<T>(grad_h),
+                                  .grad_last = read<T>(grad_last),
                                   .a = read<T>(call.a),
-                                  .h0 = read_or_null<T>(call.h0),
+                                  .h0 = read<T>(call.h0),
                                   .h = read<T>(h),
                                   .grad_x = write<T>(results[0]),
                                   .grad_h0 = write<T>(results[1]),
                                   .grad_a = !needs_a   ? nullptr
                                             : per_step ? write<T>(results[2])
                                                        : write<T>(*columns)};
-    run(scan_kernels_in_use<T>().backward, problem, reals_of(h));
+    run(kernels_in_use<ScanKernels<T>>().backward, problem, reals_of(h));
     if (columns) {  // in order, whoever made them
       const int64_t batch = call.state[0], width = call.reals_of_state() / batch;
       const T* const each = read<T>(*columns);

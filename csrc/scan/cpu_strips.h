@@ -2,15 +2,7 @@
 // with a factor, real or complex. Once per SIMD level.
 #pragma once
 
-#include <cstdint>
-#include <type_traits>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "common/simd.h"
-#include "common/team.h"
+#include "cpu/kernel.h"
 #include "scan/problem.h"
 
 namespace rnnkern {

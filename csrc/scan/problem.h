@@ -82,10 +82,10 @@ struct ScanKernels {
   void (*backward)(const ScanBackward<T>&, Member);
   void (*moments_forward)(const MomentsForward<T>&, Member);
   void (*moments_backward)(const MomentsBackward<T>&, Member);
-};
 
-// Defined by the level source, once per SIMD level.
-template <class T, SimdLevel level>
-ScanKernels<T> scan_kernels_at();
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static ScanKernels at();
+};
 
 }  // namespace rnnkern

@@ -1,6 +1,7 @@
 """Which kernel serves which call, and how it is launched: the table, at its edges."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -345,8 +346,9 @@ def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
 
 
 def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda device: (9, 0))
+    # The compiler itself asks torch.cuda too.
+    monkeypatch.setattr(_extension, "torch", SimpleNamespace(cuda=cuda, version=torch.version))
     monkeypatch.setattr(_extension, "_cuda_refusal", lambda version, capability: "it is old")
     torch.compiler.reset()
     told = torch.compile(lambda x: (x + 1, _extension.cuda_refusal(x.device)), fullgraph=True, backend="eager")

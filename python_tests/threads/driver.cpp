@@ -56,12 +56,6 @@ void on_threads(int size, F f) {
 }
 
 template <class Problem>
-struct Kernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int);
-};
-
-template <class Problem>
 void team(Kernel<Problem> kernel, Problem& problem, int size) {
   Values room(kernel.room(problem, size));
   problem.room = room.data();
@@ -256,12 +250,8 @@ int compare(const char* storage) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
       const Options own = {cell.projected || cell.normalised ? 1 : options.heads, options.packed, options.inside};
-      const auto inlined = forward_of<S, Cell>();
-      const Runs<S> runs = {{inlined ? inlined : any_forward<S>, forward_room<S>},
-                            {inlined ? backward_of<S, Cell>() : any_backward<S>, backward_room<S>},
-                            cell,
-                            strips_of<float, Cell>(),
-                            own};
+      const Kernels<S> kernels = kernels_of<S, Cell>();
+      const Runs<S> runs = {kernels.forward, kernels.backward, cell, strips_of<float, Cell>(), own};
       const std::pair<Result<S>, Result<S>> alone = {runs.one(1, false, false), runs.one(1, false, true)};
       auto expect = [&](bool same, const char* what, int size, bool split_hidden) {
         if (same) return;

@@ -1,0 +1,9 @@
+// What kernels of all families are written with. Once per SIMD level.
+#pragma once
+
+#include "cpu/level_includes.h"
+
+#include "common/simd.h"
+#include "common/simd_math.h"
+#include "cpu/room.h"
+#include "cpu/vectors.h"

@@ -1,0 +1,143 @@
+"""A CUDA driver without a device (libcuda.cpp) and the package's CUDA drivers on it, as torch.ops.rnnkern_stub for CPU
+tensors: kernels are compiled and loaded as for a GPU, and instead of starting they are told."""
+
+import ctypes
+import functools
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from python_tests.gpu import builder
+
+FOLDER = Path("build/standin")
+OPERATORS = (
+    "recurrence", "recurrence_backward", "recurrence_plan", "relevancy_recurrence", "relevancy_recurrence_backward",
+    "relevancy_plan", "givens_recurrence", "givens_recurrence_backward", "givens_programs", "device_facts",
+    "load_kernel", "kernel_counts",
+)  # fmt: skip
+H100 = (9, 0, 132, 232448, 16, 7)
+MULTIPROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # what the driver calls these facts
+INVALID_IMAGE = 200
+
+
+class Launch(NamedTuple):
+    """A kernel that would have started."""
+
+    symbol: str
+    blocks: int
+    threads: int
+    shared_bytes: int
+    cluster: int
+    cooperative: bool
+    stream: int
+    parameter: bytes  # as many as the cubin says that the kernel has
+
+
+def missing() -> str:
+    """What this machine lacks, or has too much, for the stand-in; or nothing."""
+    if shutil.which(builder.compiler()[0]) is None:
+        return "no C++ compiler"
+    return "this process may have a driver" if torch.cuda.is_available() else ""
+
+
+def link(name: str, sources: Sequence[str], flags: Sequence[str], options: Sequence[str], file: str) -> Path:
+    """A library of these sources in a folder of its own."""
+    folder = FOLDER / name
+    compiler = [*builder.compiler(), "-std=c++20", "-O1", "-fPIC", "-Wall", *flags]
+    lines = [f"builddir = {folder}", "rule cpp", f" command = {shlex.join(compiler)} -MD -MF $out.d -c $in -o $out"]
+    lines += [" depfile = $out.d", " deps = gcc", "rule link"]
+    lines += [f" command = {shlex.join([*builder.compiler(), '-shared'])} -o $out $in {shlex.join(options)}"]
+    objects = [f"{folder}/{source}.o" for source in sources]
+    lines += [f"build {made}: cpp {source}" for source, made in zip(sources, objects, strict=True)]
+    lines += [f"build {folder}/{file}: link {' '.join(objects)}"]
+    return builder.run_ninja(folder, lines, folder / file)
+
+
+def build_driver() -> Path:
+    """libcuda.so.1, in a folder that has nothing else by such a name."""
+    return link("driver", ["python_tests/gpu/libcuda.cpp"], [], ["-Wl,-soname,libcuda.so.1"], "libcuda.so.1")
+
+
+def build_drivers() -> Path:
+    """The package's own, and all that they need."""
+    folder = Path(torch.__file__).parent
+    families = [path for name in ("cuda", "*/cuda") for path in sorted((builder.ROOT / "csrc").glob(f"{name}/*.cpp"))]
+    common = [builder.ROOT / f"csrc/common/{name}.cpp" for name in ("counters", "fork", "row_layout", "tensor")]
+    sources = [str(path.relative_to(builder.ROOT)) for path in [*common, *families]]
+    flags = ["-Icsrc", "-isystem", f"{folder}/include", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    flags += ["-fvisibility=hidden", "-fopenmp"]
+    libraries = ["-fopenmp", f"-L{folder}/lib", "-ltorch", "-ltorch_cpu", "-ldl"]
+    return link("drivers", ["python_tests/gpu/on_host.cpp", *sources], flags, libraries, "drivers.so")
+
+
+class Driver:
+    """The stand-in, in this process. Nothing that was loaded, asked or set before it is made matters to it."""
+
+    made = 0
+
+    def __init__(self, library: ctypes.CDLL, facts: tuple[int, ...]) -> None:
+        self.library = library
+        library.standin_calls.restype = ctypes.c_char_p
+        Driver.made += 1
+        self.device, self.context = Driver.made, 1000 + Driver.made
+        library.standin_context(ctypes.c_int64(self.context), self.device)
+        self.set_facts(*facts)
+        library.standin_occupancy(1)
+        library.standin_capturing(0)
+        for name in FUNCTIONS:
+            self.fail(name, 0, 0)
+        self.calls()
+
+    def set_facts(self, major: int, minor: int, multiprocessors: int, shared_bytes: int, *clusters: int) -> None:
+        named = {MAJOR: major, MINOR: minor, MULTIPROCESSORS: multiprocessors, SHARED_BYTES: shared_bytes}
+        for attribute, value in named.items():
+            self.library.standin_fact(attribute, value)
+        self.library.standin_clusters(*clusters or (0, 0))
+
+    def fail(self, name: str, error: int, times: int = 1) -> None:
+        """The next calls of a function fail, so many times."""
+        self.library.standin_fail(name.encode(), error, times)
+
+    def set_capturing(self, captures: bool) -> None:
+        self.library.standin_capturing(int(captures))
+
+    def calls(self) -> list[list[Any]]:
+        """All since the last time: names, each with what went in."""
+        return json.loads(self.library.standin_calls())
+
+    def launches(self) -> list[Launch]:
+        """The same, of launches alone."""
+        return [launch_of(call) for call in self.calls() if call[0] == "cuLaunchKernelEx"]
+
+
+def launch_of(call: list[Any]) -> Launch:
+    _, symbol, grid, block, shared_bytes, stream, cluster, cooperative, parameter = call
+    assert grid[1:] == block[1:] == cluster[1:] == [1, 1], "launches have one dimension"
+    parameter = bytes.fromhex(parameter)
+    return Launch(symbol, grid[0], block[0], shared_bytes, cluster[0], cooperative == 1, stream, parameter)
+
+
+FUNCTIONS = (
+    "cuGetErrorName", "cuGetErrorString", "cuDeviceGet", "cuDeviceGetAttribute", "cuCtxGetCurrent", "cuCtxGetDevice",
+    "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveClusters", "cuStreamIsCapturing",
+    "cuLaunchKernelEx",
+)  # fmt: skip
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Both libraries; the package's opens the stand-in by the name that it has in this process."""
+    library = ctypes.CDLL(str(build_driver()), mode=ctypes.RTLD_GLOBAL)
+    definitions = torch.library.Library("rnnkern_stub", "DEF")
+    for name in OPERATORS:
+        definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
+    definitions.define("enter(int device) -> ()")
+    torch.ops.load_library(build_drivers())
+    library.kept = definitions
+    return library
