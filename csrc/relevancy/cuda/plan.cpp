@@ -9,7 +9,7 @@ namespace rnnkern::relevancy {
 namespace {
 
 // Turns that multiprocessors or clusters take, a sample each, before products of many win, and that clusters take
-// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/gpu.md).
+// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/kernels.md).
 constexpr int64_t turns = 4, turns_of_clusters = 2;
 
 constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
