@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from python_tests.tiers import quick_where
 from rnnkern import _compiler, _extension
@@ -265,6 +266,9 @@ def test_the_launcher_gets_the_cubin_and_the_name_of_its_function():
     assert bytes(cubin.tolist()) == cubin_of(OTHER)
     assert bytes(text.tolist()) == b"AccumulateKernel_float"
     assert b".text.AccumulateKernel_float" in cubin_of(OTHER)
+    with torch.device("meta"):  # as a user may have another device for new tensors
+        for given in (OTHER, OTHER._replace(type="rnnkern::NoKernel")):
+            assert [part.device.type for part in _compiler.compile_kernel(*given, False)] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"])

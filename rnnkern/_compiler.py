@@ -281,5 +281,7 @@ def compile_kernel(header: str, type: str, arch: str, again: bool) -> list[torch
         cubin, text = cubin_of(program, again), program.symbol
     except Exception as error:
         cubin, text = b"", f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
-    return [torch.frombuffer(bytearray(part), dtype=torch.uint8) if part else torch.empty(0, dtype=torch.uint8)
-            for part in (cubin, text.encode())]  # fmt: skip
+    # On the CPU, whatever torch.set_default_device says; frombuffer takes no empty buffer.
+    return [
+        torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[: len(part)] for part in (cubin, text.encode())
+    ]

@@ -43,8 +43,8 @@ def precompile(
     image of a container is built, or before a CUDA graph is captured. It needs NVRTC; with ``arch`` it needs no GPU.
 
     Args:
-        model_or_op: a module, whose recurrent layers of rnnkern are asked for batches of 1 to 4,096 sequences; or a
-            function of ``rnnkern.ops`` or a module, with arguments.
+        model_or_op: a module, whose recurrent layers of rnnkern are asked for batches of 1 to 4,096 sequences, in
+            training or not as they are; or a function of ``rnnkern.ops`` or a module, with arguments.
         args, kwargs: what a call would be given, as for :func:`rnnkern.explain`, on any device.
         dtype: what is computed in, where it is not the parameters' own: under autocast, for one.
         device: a CUDA device of this machine, on which the kernels are loaded too; the current one if neither it nor
@@ -62,9 +62,9 @@ def precompile(
 
     >>> layer = rnnkern.nn.LSTM(8, 64)
     >>> rnnkern.precompile(layer, arch="sm_90")  # doctest: +SKIP
-    11
+    7
     """
-    if not isinstance(model_or_op, Module) and not hasattr(model_or_op, "choose"):
+    if isinstance(model_or_op, type) or not (isinstance(model_or_op, Module) or hasattr(model_or_op, "choose")):
         raise TypeError(
             f"precompile: `model_or_op` must be a module or an operator of rnnkern.ops, got {model_or_op!r}"
         )

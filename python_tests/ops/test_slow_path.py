@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import rnnkern
-from rnnkern import PerformanceWarning, _extension, ops
+from rnnkern import PerformanceWarning, _compiler, _extension, ops
 from rnnkern.ops import slow_path
 from rnnkern.ops.recurrence import KERNEL_CELLS
 
@@ -117,11 +117,13 @@ def test_compiled_code_warns_once():
 
 
 @pytest.mark.parametrize(
-    ("archs", "remedy"),
-    [((), "RNNKERN_CUDA=1 pip install"), (("9.0",), "RNNKERN_CUDA=1 TORCH_CUDA_ARCH_LIST=8.0 pip install")],
+    ("version", "remedy"), [("12.8", "install a PyTorch built with CUDA 13"), ("13.0", "pip install 'rnnkern[cuda]'")]
 )
-def test_a_cuda_tensor_without_its_kernel(archs, remedy, monkeypatch):
-    monkeypatch.setattr(_extension, "_cuda_archs", lambda: archs)
+def test_a_cuda_tensor_without_its_kernel(version, remedy, monkeypatch, tmp_path):
+    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(_extension, "_cuda_refusal", _extension._cuda_refusal.__wrapped__)  # which remembers
     monkeypatch.setattr(rnnkern.reference, "recurrence", lambda *_, **__: None)  # which needs a device
     with FakeTensorMode():
         x, weight, state = (torch.empty(t.shape, device="cuda") for t in (u, R, h0))

@@ -21,8 +21,7 @@ def test_pure_python_says_why(pure, python):
     assert "without its compiled part" in python(REASON, pure)
     nothing = {
         "commit": None,
-        "compilers": {},
-        "cuda_archs": [],
+        "compiler": None,
         "built_simd_levels": [],
         "simd_levels": [],
         "simd_level": None,

@@ -18,6 +18,7 @@ LATER = {"torch_exception_get_what_without_backtrace"}  # what torch 2.13 adds, 
 LARGEST = 10_000_000  # bytes
 TRAIN = """
 import json, re, rnnkern, torch
+from rnnkern import _compiler
 torch.manual_seed(0)
 torch.set_num_threads(2)
 lstm = rnnkern.nn.LSTM(8, 64)
@@ -31,12 +32,18 @@ for _ in range(10):
     losses.append(loss.item())
 facts = json.loads(torch.ops.rnnkern.build_info())
 maps = open("/proc/self/maps").read()
+kernels = [
+    ("recurrence/cuda/cluster_forward.cuh", "rnnkern::ClusterForwardKernel<rnnkern::Lstm, float, 256>"),
+    ("relevancy/cuda/attend_forward.cuh", "rnnkern::relevancy::AttendForwardKernel<float>"),
+    ("orthogonal/cuda/givens_forward.cuh", "rnnkern::givens::ForwardKernel<float, 1, 2>"),
+] if _compiler.nvrtc() else []
 print(json.dumps({
     "file": rnnkern.__file__,
     "losses": losses,
     "counts": json.loads(torch.ops.rnnkern.kernel_counts()),
     "processor": facts["processor_simd_level"],
-    "cuda": facts["cuda_archs"],
+    "headers": str(_compiler.sources()),
+    "cubins": [_compiler.compile_now(_compiler.Program(*kernel, "sm_90"))[:4] == b"\\x7fELF" for kernel in kernels],
     "openmp": sorted(set(re.findall(r"/.*/lib(?:gomp|i?omp5?)\\b.*", maps))),
 }))
 """
@@ -86,7 +93,8 @@ def trained(wheel, tmp_path_factory) -> dict[str, Any]:
         )
         assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
-    assert facts["file"].startswith(str(packages))
+    for name in ("file", "headers"):
+        assert facts[name].startswith(str(packages))
     return facts
 
 
@@ -96,9 +104,7 @@ def test_tag(wheel):
     assert all(re.fullmatch(rf"manylinux_2_\d+_{platform.machine()}", tag.platform) for tag in tags)
 
 
-def test_size(wheel, trained):
-    if trained["cuda"]:
-        pytest.skip("the limit is for a wheel without CUDA kernels")
+def test_size(wheel):
     assert wheel.stat().st_size <= LARGEST
 
 
@@ -108,15 +114,24 @@ def test_it_trains_at_the_highest_level_of_the_processor(trained):
     assert trained["counts"] == {f"recurrence/cpu/{way}/lstm/{level}": 10 for way in ("forward", "backward")}
 
 
+def test_cuda_kernels_compile_from_its_own_headers(trained):
+    if not trained["cubins"]:
+        pytest.skip("no NVRTC")
+    assert all(trained["cubins"])
+
+
 def test_it_computes_with_the_openmp_of_torch_alone(trained):
     (openmp,) = trained["openmp"]
     assert Path(openmp).is_relative_to(Path(torch.__file__).parent), "PyTorch's wheels bring theirs"
 
 
 def test_contents(names, sources):
-    package = [name for name in names if ".dist-info/" not in name]
+    package = [name for name in names if ".dist-info/" not in name and not name.startswith("rnnkern/csrc/")]
     wanted = [path.relative_to(sources) for path in (sources / "rnnkern").rglob("*.py")]
     assert sorted(package) == sorted([*map(str, wanted), "rnnkern/py.typed", "rnnkern/_C.abi3.so"])
+    headers = {name for name in names if name.startswith("rnnkern/csrc/")}
+    assert {"rnnkern/csrc/device/entry.cuh", "rnnkern/csrc/device/standard/cmath"} <= headers
+    assert not {name for name in headers if name.endswith((".cpp", ".cu", ".py")) or "interpreter" in name}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -1,0 +1,233 @@
+"""rnnkern.precompile, and what explain says of kernels that are still to be compiled."""
+
+import contextlib
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import rnnkern
+from rnnkern import _compiler, _extension, _precompile, ops
+from rnnkern._compiler import CompilationError
+
+pytestmark = [
+    pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}"),
+    pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} was not found"),
+]
+H100 = _precompile.FACTS["sm_90"]
+precompile = rnnkern.precompile
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Of a process that has compiled nothing."""
+    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_compiler, "_in_memory", {})
+    return tmp_path
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The types that are compiled from now on, by nobody."""
+    found = []
+
+    def compile_now(program):
+        found.append(program.type)
+        return b"a cubin of " + program.type.encode()
+
+    monkeypatch.setattr(_compiler, "compile_now", compile_now)
+    return found
+
+
+def sequences(batch=2, hidden=64, **options):
+    """Arguments of a tanh recurrence."""
+    make = lambda *sizes: torch.zeros(*sizes, **options)  # noqa: E731
+    return ("tanh", make(3, batch, hidden), make(hidden, hidden), (make(batch, hidden),))
+
+
+# ---- what is compiled
+
+
+def test_of_an_operator_and_its_arguments(cache, capfd):
+    u, h0, bias, angles = torch.zeros(3, 2, 8), torch.zeros(2, 8), torch.zeros(8), torch.zeros(2, 4)
+    args = (ops.givens_recurrence, u, angles, h0, bias)
+    assert precompile(*args, arch="sm_80") == 4
+    assert "rnnkern: compiled   4 of 4 kernels |##############################| " in capfd.readouterr().err
+    names = sorted(path.name.partition("-")[0] for path in cache.iterdir())
+    each = ("BackwardKernel_float_1_2", "ForwardKernel_float_1_2", "SumKernel_float", "TurnKernel_float")
+    assert names == [f"givens_{name}" for name in each]
+    assert precompile(*args, arch="sm_80") == 0
+    assert capfd.readouterr().err == ""
+    assert all(_compiler._read(path).startswith(b"\x7fELF") for path in cache.iterdir())
+
+
+def test_of_a_module(compiled):
+    assert precompile(rnnkern.nn.LSTM(8, 64), arch="sm_90") == len(compiled)
+    assert set(compiled) >= {
+        "rnnkern::BlockForwardKernel<rnnkern::Lstm, float, 64>",
+        "rnnkern::BlockBackwardKernel<rnnkern::Lstm, float, 64>",
+        "rnnkern::cuda::AloneKernel",
+    }
+    assert len(compiled) == len(set(compiled)) < 12
+    assert precompile(rnnkern.nn.LSTM(9, 60, num_layers=2), arch="sm_90") == 0, "sizes do not matter up to 64"
+
+
+def test_a_model_s_layers_are_all_asked(compiled):
+    model = torch.nn.Sequential(rnnkern.nn.GRU(8, 32), torch.nn.Linear(32, 8), rnnkern.nn.RNN(8, 300))
+    precompile(model, arch="sm_90")
+    cells = {type.split("<")[1].split(",")[0].removeprefix("rnnkern::") for type in compiled if "Step" in type}
+    assert cells == {"Gru", "Tanh"}
+    assert any("ClusterForwardKernel<rnnkern::Tanh" in type for type in compiled)  # as of few sequences
+    compiled.clear()
+    assert precompile(torch.nn.Linear(3, 4), arch="sm_90") == 0
+
+
+RECURRENT = (
+    lambda: rnnkern.nn.RNN(5, 8, nonlinearity="modrelu"),
+    lambda: rnnkern.nn.LSTM(5, 8, proj_size=3, bidirectional=True),
+    lambda: rnnkern.nn.GRU(5, 8, layer_norm=True),
+    lambda: rnnkern.nn.LSTMCell(5, 8),
+    lambda: rnnkern.nn.RelRNN(5, 8),
+    lambda: rnnkern.nn.EURNN(5, 8),
+    lambda: rnnkern.nn.SABLSTM(5, 8),
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("make", RECURRENT, ids=lambda make: type(make()).__name__)
+def test_every_kind_of_module_can_be_asked(make, arch, compiled):
+    precompile(make(), arch=arch)
+    assert compiled or "SAB" in type(make()).__name__
+    assert ("rnnkern::cuda::AloneKernel" in compiled) == (arch == "sm_90" and bool(compiled))
+
+
+def test_a_dtype_in_place_of_the_parameters_own(compiled):
+    layer = rnnkern.nn.GRU(8, 64)
+    precompile(layer, arch="sm_90", dtype=torch.bfloat16)
+    assert "rnnkern::BlockForwardKernel<rnnkern::Gru, rnnkern::device::bfloat16, 64>" in compiled
+    assert not any("float, 64>" in type for type in compiled)
+
+
+def test_both_ways_to_multiply_float32_are_compiled(compiled):
+    """Which of them a call takes is a setting that changes between calls."""
+    precompile(ops.recurrence, *sequences(hidden=256), arch="sm_90")
+    for what in ("float", "rnnkern::device::tfloat32"):
+        assert f"rnnkern::ClusterForwardKernel<rnnkern::Tanh, {what}, 256>" in compiled
+
+
+def test_what_does_not_compile_raises(monkeypatch):
+    def compile_now(program):
+        raise CompilationError("it is wrong")
+
+    monkeypatch.setattr(_compiler, "compile_now", compile_now)
+    with pytest.raises(RuntimeError, match="it is wrong"):
+        precompile(ops.recurrence, *sequences(), arch="sm_90")
+
+
+def test_on_a_device_kernels_are_loaded_too(compiled, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
+    monkeypatch.setattr(_extension, "device_facts", lambda device: H100)
+    monkeypatch.setattr(torch.ops.rnnkern, "load_kernel", lambda *args: loaded.append(args))
+    assert precompile(ops.recurrence, *sequences()) == len(compiled)
+    assert sorted(type for _, type, _ in loaded) == sorted(compiled)
+    assert {index for *_, index in loaded} == {1}
+    assert precompile(ops.recurrence, *sequences(), device="cuda:0") == 0
+    assert [index for *_, index in loaded].count(0) == len(compiled)
+
+
+# ---- what is refused
+
+
+def test_what_is_neither_a_module_nor_an_operator():
+    for wrong in (torch.tanh, None, rnnkern.nn.LSTM):
+        with pytest.raises(TypeError, match="precompile: `model_or_op` must be a module or an operator"):
+            precompile(wrong, arch="sm_90")
+
+
+def test_wrong_targets(monkeypatch):
+    layer = rnnkern.nn.GRU(8, 64)
+    with pytest.raises(ValueError, match=r"`arch` must be one of sm_80, .*, got 'sm_70'"):
+        precompile(layer, arch="sm_70")
+    with pytest.raises(ValueError, match="either `device` or `arch`, got both"):
+        precompile(layer, arch="sm_90", device="cuda")
+    with pytest.raises(ValueError, match="`device` must be a CUDA device, got cpu"):
+        precompile(layer, device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"there is no CUDA device here; `arch` names one"):
+        precompile(layer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: "it is old")
+    with pytest.raises(RuntimeError, match="precompile: it is old"):
+        precompile(layer)
+
+
+def test_without_what_it_needs(monkeypatch):
+    layer = rnnkern.nn.GRU(8, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(_compiler, "nvrtc", lambda: None)
+        with pytest.raises(
+            RuntimeError, match=r"NVRTC \(libnvrtc.so.13\) was not found; `pip install 'rnnkern\[cuda\]'`"
+        ):
+            precompile(layer, arch="sm_90")
+    monkeypatch.setattr(_extension, "available", False)
+    monkeypatch.setattr(_extension, "reason", "it was left out")
+    with pytest.raises(RuntimeError, match="precompile: it was left out"):
+        precompile(layer, arch="sm_90")
+
+
+def test_asking_leaves_nothing_behind(compiled):
+    """A call that raises, too."""
+    for call in (lambda: precompile(ops.recurrence, "tanh", arch="sm_90"),
+                 lambda: precompile(ops.recurrence, *sequences(), arch="sm_90")):  # fmt: skip
+        with contextlib.suppress(TypeError):
+            call()
+    compiled.clear()
+    ops.explain(ops.recurrence, *sequences())
+    assert not compiled
+
+
+# ---- explain
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    monkeypatch.setattr(_extension, "cuda_refusal", lambda device: None)
+    monkeypatch.setattr(_extension, "device_facts", lambda device: H100)
+
+
+@pytest.mark.usefixtures("h100")
+def test_explain_says_what_is_still_to_be_compiled(compiled, monkeypatch):
+    def explained():
+        with FakeTensorMode():
+            return ops.explain(ops.recurrence, *sequences(device="cuda"))
+
+    choice = explained()
+    nvrtc = _compiler.nvrtc()
+    said = "the cuda kernel serves this call: block, for heads of 64 units stay on one block; "
+    assert choice.implementation == "cuda"
+    by = f"by NVRTC {nvrtc.version}, {nvrtc.path}"
+    assert choice.reason == f"{said}6 of 6 kernels are still to be compiled, {by}"
+    assert compiled == []
+    with monkeypatch.context() as patch:
+        patch.setattr(_compiler, "nvrtc", lambda: None)
+        assert explained().reason == f"{said}6 of 6 kernels are still to be compiled, and libnvrtc.so.13 was not found"
+    precompile(ops.recurrence, *sequences(), arch="sm_90")
+    assert explained().reason == f"{said}compiled already"
+
+
+@pytest.mark.usefixtures("h100")
+def test_explain_of_the_other_families(compiled):
+    with FakeTensorMode():
+        make = lambda *sizes: torch.zeros(*sizes, device="cuda")  # noqa: E731
+        rotations = ops.explain(ops.givens_recurrence, make(3, 2, 8), make(2, 4), make(2, 8), make(8))
+        weights = (make(8, 8), make(8, 8), make(8, 8), make(8))
+        relevancy = ops.explain(
+            ops.relevancy_recurrence, "tanh", make(3, 2, 8), weights, (make(2, 8),), buffer_size=2, relevant_size=2
+        )  # fmt: skip
+    assert "a warp for each sequence; 4 of 4 kernels are still to be compiled, by NVRTC 13" in rotations.reason
+    assert "block, backward block, for " in relevancy.reason
+    assert "kernels are still to be compiled, by NVRTC 13" in relevancy.reason
+    assert compiled == []
