@@ -95,10 +95,12 @@ std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& want
                                                     : CellKernels<float>::all(wanted.place);
   if (plan.stepwise()) return kernels;
   const Residents kept = plan.kernels(wanted.place, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
-  for (const Resident& resident : {kept.forward, kept.backward}) {
+  const auto add = [&](const Resident& resident) {
     kernels.push_back(resident.kernel);
     if (resident.pack) kernels.push_back(resident.pack);
-  }
+  };
+  add(kept.forward);
+  if (plan.backward) add(kept.backward);
   return kernels;
 }
 
