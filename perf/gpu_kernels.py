@@ -13,7 +13,7 @@ import torch
 from torch.nn import Module, ModuleList
 
 import rnnkern
-from rnnkern import nn
+from rnnkern import _compiler, nn
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 SIZES = (32, 64, 128, 256, 512, 768, 1024)
@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> None:
     else:
         model = ModuleList(layer for hidden in SIZES for layer in layers(hidden))
         count = sum(rnnkern.precompile(model, dtype=dtype, device="cuda") for dtype in DTYPES)
+    compiler = _compiler.nvrtc()
+    print(f"NVRTC {compiler.version}, {compiler.path}")
     print(f"{count} kernels were compiled")
 
 

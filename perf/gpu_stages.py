@@ -55,7 +55,8 @@ SPIN_NS = 2_000_000_000
 """Of the first call: a wait that takes longer traps instead of hanging, and names itself by its kernel."""
 MARGIN = 25
 """Seconds that the last measurements take beyond their deadline: a case, the pictures, the tables."""
-STAND_IN = "python_tests/gpu/test_driver.py"
+STAND_IN = ("python_tests/gpu/test_driver.py", "python_tests/gpu/test_launches.py")
+"""Tests of launches on a stand-in for the CUDA driver."""
 STUCK = 20
 """Seconds after which a test says where it stands."""
 USES = {
@@ -218,8 +219,8 @@ def rehearsal() -> list[Stage]:
     """What a dry run does without a GPU: kernels are compiled, and start on the tests' stand-in for the driver."""
     compiled = [python("kernels", "-m", "perf.gpu_kernels", "--few", "sm_90")]
     stages = [Stage("compile", 120, lambda left: compiled)]
-    if (ROOT / STAND_IN).exists():
+    if tests := [path for path in STAND_IN if (ROOT / path).exists()]:
         lacks = None if importable("pytest") else "pytest"
-        launches = [Command("launches", pytest(STAND_IN))]
+        launches = [Command("launches", pytest(*tests))]
         stages.append(Stage("driver", 450, lambda left: launches, lacks, {"RNNKERN_GPU_TESTS": ""}))
     return stages

@@ -39,8 +39,8 @@ def precompile(
     """Compiles the CUDA kernels that a model or a call would start, and keeps them for every later process.
 
     A kernel is compiled when it is first used, which takes up to two seconds, and kept in ``$RNNKERN_CACHE_DIR``, else
-    in ``$XDG_CACHE_HOME/rnnkern``, else in ``~/.cache/rnnkern``. This does it ahead of time: for an image of a
-    container without NVRTC, or before a CUDA graph is captured. It needs NVRTC, and no GPU.
+    in ``$XDG_CACHE_HOME/rnnkern``, else in ``~/.cache/rnnkern``. This does it ahead of time: while the
+    image of a container is built, or before a CUDA graph is captured. It needs NVRTC; with ``arch`` it needs no GPU.
 
     Args:
         model_or_op: a module, whose recurrent layers of rnnkern are asked for batches of 1 to 4,096 sequences, in

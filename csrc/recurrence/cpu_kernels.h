@@ -1,7 +1,7 @@
 // The recurrence over time for one storage type at one SIMD level: the engine, forward and backward, for any cell over
 // its strips, and compiled once more for each of the cells that are used most, with their equations inline. A thread
-// runs the whole sequence and meets its team at barriers only when hidden units are shared out. Storage types have level
-// sources of their own, which balance the build.
+// runs the whole sequence and meets its team at barriers only when hidden units are shared out. Each storage type has a
+// level source of its own, which balances the build.
 #pragma once
 
 #include "recurrence/cpu_includes.h"

@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from python_tests.packaging.sass import Function, Resources, read_functions, read_report
+from python_tests.packaging.sass import Function, Resources, read_functions, read_report, report_faults
 from rnnkern import _compiler
 from rnnkern._compiler import Program
 
@@ -28,15 +28,7 @@ def find_cuobjdump() -> str | None:
 
 
 CUOBJDUMP = find_cuobjdump()
-
-
 needs_compiler = pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} is not installed")
-
-
-def needs_reader() -> None:
-    """Ends a test whose kernels have compiled, where there is nothing to read them with."""
-    if CUOBJDUMP is None:
-        pytest.skip("the kernels compile; there is no cuobjdump to read their machine code with")
 
 
 def compiled(program: Program) -> Path:
@@ -65,6 +57,16 @@ def resources(program: Program) -> Resources:
     ((name, used),) = read_report(dump(program, "-res-usage")).items()
     assert name == program.symbol
     return used
+
+
+def spills(programs: Iterable[Program]) -> list[str]:
+    """Compiles them all, and says which need memory for what registers do not hold. Where there is nothing to read
+    machine code with, the test ends here, skipped."""
+    for program in programs:
+        compiled(program)
+    if CUOBJDUMP is None:
+        pytest.skip("the kernels compile; there is no cuobjdump to read their machine code with")
+    return [fault for program in programs for fault in report_faults(program.symbol, resources(program))]
 
 
 def function(program: Program) -> Function:

@@ -6,8 +6,8 @@ import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, programs, sample, spelled
 from python_tests.packaging import test_sass_relevancy
-from python_tests.packaging.machine_code import compiled, function, needs_compiler, needs_reader, resources
-from python_tests.packaging.sass import code_faults, expected, kernel, report_faults
+from python_tests.packaging.machine_code import function, needs_compiler, spills
+from python_tests.packaging.sass import code_faults, expected, kernel
 
 TENSORS = ("float", "bfloat16", "float16", "double")
 EXACT = ("float", "double")
@@ -68,12 +68,8 @@ def has_code_read(program):
 
 
 def check(chunk):
+    faults = spills(chunk)
     for program in chunk:
-        compiled(program)
-    needs_reader()
-    faults = []
-    for program in chunk:
-        faults += report_faults(program.symbol, resources(program))
         if has_code_read(program):
             faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
     assert faults == []

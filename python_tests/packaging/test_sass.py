@@ -3,7 +3,7 @@
 import pytest
 
 from python_tests.gpu.programs import CELLS, chunks, programs
-from python_tests.packaging.machine_code import compiled, function, needs_compiler, needs_reader, resources
+from python_tests.packaging.machine_code import function, needs_compiler, spills
 from python_tests.packaging.sass import (
     Bounds,
     Kernel,
@@ -30,16 +30,8 @@ def has_code_read(program):
 @pytest.mark.parametrize("chunk", chunks(p for p in programs("sm_90") if not p.header.startswith("relevancy/")))
 def test_machine_code(chunk):
     """All kernels compile, nothing spills, and their loops over time hold what a step needs."""
-    check(chunk)
-
-
-def check(chunk):
+    faults = spills(chunk)
     for program in chunk:
-        compiled(program)
-    needs_reader()
-    faults = []
-    for program in chunk:
-        faults += report_faults(program.symbol, resources(program))
         if has_code_read(program):
             faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
     assert faults == []

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from python_tests.gpu.programs import chunks, programs, spelled
-from python_tests.packaging.machine_code import compiled, function, needs_compiler, needs_reader, resources
-from python_tests.packaging.sass import count, report_faults, time_loops
+from python_tests.packaging.machine_code import function, needs_compiler, spills
+from python_tests.packaging.sass import count, time_loops
 
 CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
 """Gates."""
@@ -76,11 +76,8 @@ def test_every_kernel_is_planned():
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", chunks(PROGRAMS))
 def test_machine_code(chunk):
+    assert spills(chunk) == []
     for program in chunk:
-        compiled(program)
-    needs_reader()
-    for program in chunk:
-        assert report_faults(program.symbol, resources(program)) == []
         key = kernel(program.type)
         if key and (key.family == "Cluster" or not key.backward) and key.stored != "float16":
             check_loop(key, function(program))

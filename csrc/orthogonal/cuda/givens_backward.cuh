@@ -49,7 +49,7 @@ struct BackwardKernel {
     for (int64_t b = device::block(); b < p.sequences.batch; b += device::blocks())
       one(p, room, Sums(p.packing, sums), b);
     if (!p.on_chip) return;
-    for (int64_t entry = device::lane(); entry < total; entry += warp_size) left[entry] = sums[entry];
+    for (int64_t entry = device::lane(); entry < p.packing.total(); entry += warp_size) left[entry] = sums[entry];
   }
 
   // The rows of a step, wherever it is; none before the first.

@@ -50,7 +50,7 @@ template <class T>
 struct AttendForwardKernel {
   using Problem = AttendForward<T>;
   static constexpr char header[] = "relevancy/cuda/attend_forward.cuh";
-  static constexpr int threads = attend_threads;
+  static constexpr int threads = attend_threads, least_blocks = 1;
 
   // Returns the slot of the relevant set that was overwritten, or -1.
   RNNKERN_DEVICE static int64_t enter(const Problem& p, const Remembered<T>& memory, const Bench<T>& bench, int64_t b) {

@@ -21,7 +21,7 @@ constexpr int cluster_blocks(int D) {
 // Quads of each row that stay in registers: what the compiler takes without spilling.
 template <class Cell>
 constexpr int cluster_held(int D) {
-  const int quads = D / 32, most = Cell::gates > 1 ? (D > 256 ? 3 : 6) : D > 384 ? 11 : 12;
+  const int quads = D / 32, most = Cell::gates > 1 ? (D > 256 ? 3 : 6) : D > 384 ? 10 : 11;
   return quads < most ? quads : most;
 }
 

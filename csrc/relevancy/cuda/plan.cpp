@@ -9,7 +9,7 @@ namespace rnnkern::relevancy {
 namespace {
 
 // Turns that multiprocessors or clusters take, a sample each, before products of many win, and that clusters take
-// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/gpu.md).
+// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/kernels.md).
 constexpr int64_t turns = 4, turns_of_clusters = 2;
 
 constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
@@ -95,10 +95,12 @@ std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& want
                                                     : CellKernels<float>::all(wanted.place);
   if (plan.stepwise()) return kernels;
   const Residents kept = plan.kernels(wanted.place, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
-  for (const Resident& resident : {kept.forward, kept.backward}) {
+  const auto add = [&](const Resident& resident) {
     kernels.push_back(resident.kernel);
     if (resident.pack) kernels.push_back(resident.pack);
-  }
+  };
+  add(kept.forward);
+  if (plan.backward) add(kept.backward);
   return kernels;
 }
 
