@@ -58,6 +58,8 @@ RELEVANCY = [
            "that the backward takes columns", interpreted("shipped and 128", ATTENDING_BLOCKS)),
     Mutant("relevancy/cuda/sample_tile.cuh", "T::column(spread.held_keys + k)", "T::column(k)",
            "which columns of U_a lie in shared memory", interpreted("shipped and 128", ATTENDING_BLOCKS)),
+    Mutant("relevancy/cuda/driver.h", "const Pack pack{hidden, transposed,", "const Pack pack{hidden, false,",
+           "that the backward takes columns, packed", interpreted("shipped and 128", ATTENDING_BLOCKS)),
     Mutant("relevancy/cuda/attend_backward.cuh", "exponential(alpha[place] - most)", "exponential(alpha[place])",
            "the largest score in weights that are made again", interpreted("large_scores", ATTENDING_BLOCKS)),
 ]  # fmt: skip
