@@ -144,7 +144,7 @@ def _included(header: str) -> dict[str, bytes]:
     waiting = [header]
     while waiting:
         name = waiting.pop()
-        if name not in found and not name.startswith("interpreter/"):
+        if name not in found and (name == header or not name.startswith("interpreter/")):
             found[name], more = _header(name)
             waiting += more
     return found
