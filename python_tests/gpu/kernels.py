@@ -15,7 +15,7 @@ from python_tests.gpu.builder import INTERPRETER, build, with_torch
 
 CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
-LAUNCHER = ("common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
+LAUNCHER = ("common/fork", "common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
 """What starts a kernel on a GPU."""
 
 
