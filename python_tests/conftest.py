@@ -1,9 +1,14 @@
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from python_tests.progress import Progress
+
+# CUDA kernels that tests compile stay out of the user's own cache.
+os.environ.setdefault("RNNKERN_CACHE_DIR", str(Path(__file__).parents[1] / "build/test_kernels"))
 
 
 @pytest.hookimpl(trylast=True)  # the reporter is there by then
