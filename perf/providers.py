@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from perf.harness import Values
 from rnnkern import reference
 from rnnkern.ops import recurrence
+from rnnkern.reference import _noise as noise
 
 Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 """From the input to h and the final state."""
@@ -54,11 +55,8 @@ class Noise(NamedTuple):
     def drawn(self, layer: Layer, x: Tensor, steps: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
         """Beforehand: for each step and state, which units keep their old value, and the mask of R's operand."""
         state = layer.state(x)
-        kept = [
-            tuple(reference.noise.hits(self.seed, self.zoneout, k, t, s) for k, s in enumerate(state))
-            for t in range(steps)
-        ]
-        return kept, reference.noise.dropout_mask(self.seed, self.dropout, state[0])
+        kept = [tuple(noise.hits(self.seed, self.zoneout, k, t, s) for k, s in enumerate(state)) for t in range(steps)]
+        return kept, noise.dropout_mask(self.seed, self.dropout, state[0])
 
 
 def operator(layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noise | None = None):

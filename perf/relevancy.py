@@ -20,7 +20,7 @@ from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import CELLS
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 PEERS = {"PyTorch, cached keys": cached_keys, "PyTorch, keys recomputed": recomputed_keys}
 

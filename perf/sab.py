@@ -17,9 +17,9 @@ from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
 from rnnkern.ops import explain, sab_recurrence
-from rnnkern.ops.sab import ALIGNMENTS
+from rnnkern.ops._relevancy.sab import ALIGNMENTS
 from rnnkern.reference import CELLS
-from rnnkern.reference.sab import ABOVE_THRESHOLD
+from rnnkern.reference._sab import ABOVE_THRESHOLD
 
 SHAPES = ((100, 64, 128, 5, 1), (400, 16, 128, 5, 2), (1000, 16, 128, 10, 5))
 QUICK_SHAPES = ((20, 3, 16, 3, 2),)

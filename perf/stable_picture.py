@@ -15,7 +15,7 @@ from perf.models import forget_little
 from perf.progress import Progress
 from rnnkern import nn
 from rnnkern.analysis import KINDS, memory_function, perturbation_error
-from rnnkern.parametrizations.stable import MAPS
+from rnnkern.parametrizations._stable import MAPS
 
 SIZES = (8, 16, 32, 64)
 RADII = [0.0005 * 2**k for k in range(13)]

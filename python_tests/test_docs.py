@@ -18,7 +18,7 @@ import torch
 
 import rnnkern
 from rnnkern import _extension, reference
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

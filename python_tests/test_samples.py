@@ -5,14 +5,9 @@ import itertools
 import pytest
 import torch
 
+from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, recurrence_sample, recurrence_samples
 from rnnkern import reference
 from rnnkern.reference import CELLS
-from rnnkern.testing import (
-    RECURRENCE_OPTIONS,
-    covering_rows,
-    recurrence_sample,
-    recurrence_samples,
-)
 
 T, B, H = 5, 3, 6
 DENSE = {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"}

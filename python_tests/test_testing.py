@@ -5,15 +5,9 @@ import itertools
 import pytest
 import torch
 
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
 from rnnkern import reference
-from rnnkern.testing import (
-    FACTORS,
-    assert_close,
-    assert_close_over_draws,
-    check_recurrence,
-    outputs_and_gradients,
-    recurrence_sample,
-)
+from rnnkern.testing import FACTORS, assert_close, assert_close_over_draws
 
 SHAPE = (50, 400)
 HALF = [torch.float32, torch.bfloat16, torch.float16]

@@ -64,7 +64,7 @@ def precompile(
     >>> rnnkern.precompile(layer, arch="sm_90")  # doctest: +SKIP
     7
     """
-    if isinstance(model_or_op, type) or not (isinstance(model_or_op, Module) or hasattr(model_or_op, "choose")):
+    if isinstance(model_or_op, type) or not (isinstance(model_or_op, Module) or hasattr(model_or_op, "_choose")):
         raise TypeError(
             f"precompile: `model_or_op` must be a module or an operator of rnnkern.ops, got {model_or_op!r}"
         )
@@ -111,7 +111,7 @@ def _target(device: torch.device | str | None, arch: str | None) -> tuple[int | 
 
 def _ask_layers(model: Module) -> None:
     for module in model.modules():
-        if not hasattr(module, "choose"):
+        if not hasattr(module, "_choose"):
             continue
         like = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
         for batch in BATCHES:

@@ -9,8 +9,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from rnnkern import ops
-from rnnkern.parametrizations.parametrization import Parametrization, parametrizations
-from rnnkern.parametrizations.schur import Schur
+from rnnkern.parametrizations._parametrization import Parametrization, parametrizations
+from rnnkern.parametrizations._schur import Schur
 
 
 def param_groups(

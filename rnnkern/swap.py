@@ -18,7 +18,7 @@ from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
 from rnnkern.nn.recurrent import Recurrent
 from rnnkern.ops import Choice
-from rnnkern.ops.recurrence import DTYPES
+from rnnkern.ops._recurrence.recurrence import DTYPES
 
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}
@@ -165,7 +165,7 @@ def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, li
 
 def _choices(module: Module) -> list[Choice]:
     """Empty for what is no recurrent layer."""
-    if hasattr(module, "choose"):
+    if hasattr(module, "_choose"):
         like = next(p for p in module.parameters() if p.is_floating_point())
         cell = isinstance(module, RNNCellBase)
         return ops.explain(module, like.new_zeros(*(1,) * (1 if cell else 2), module.input_size))

@@ -24,7 +24,7 @@ from mpmath import chop, cos, exp, findroot, mp, mpc, mpf, pi, polyval, sqrt
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc/orthogonal/schemes.h"
-MODULE = ROOT / "rnnkern/ops/skew_schemes.py"
+MODULE = ROOT / "rnnkern/ops/_orthogonal/schemes.py"
 ROUNDOFF = {"float": mpf(2) ** -24, "double": mpf(2) ** -53}
 SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1))}
 """Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""

@@ -1,4 +1,4 @@
-// The operators of layers of rotations; schemas in registration.cpp, meaning in rnnkern/ops/givens.py.
+// The operators of layers of rotations; schemas in registration.cpp, meaning in rnnkern/ops/_orthogonal/givens.py.
 #pragma once
 
 #include "common/tensor.h"

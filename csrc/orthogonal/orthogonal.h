@@ -1,4 +1,4 @@
-// The operators of orthogonal weights; schemas in registration.cpp, meaning in rnnkern/ops/orthogonal.py.
+// The operators of orthogonal weights; schemas in registration.cpp, meaning in rnnkern/ops/_orthogonal/orthogonal.py.
 #pragma once
 
 #include "common/tensor.h"

@@ -1,4 +1,4 @@
-// The recurrence's operators; schemas in registration.cpp, meaning in rnnkern/ops/recurrence.py.
+// The recurrence's operators; schemas in registration.cpp, meaning in rnnkern/ops/_recurrence/recurrence.py.
 #pragma once
 
 #include "common/tensor.h"

@@ -9,7 +9,7 @@
 
 namespace rnnkern {
 
-// What is carried from call to call (RelevancyState in rnnkern/reference/relevancy.py). `c` may be null.
+// What is carried from call to call (RelevancyState in rnnkern/reference/_relevancy.py). `c` may be null.
 template <class T, class Id>
 struct RelevancyMemory {
   T *s, *c;

@@ -1,4 +1,4 @@
-// Sparse attentive backtracking; schemas in registration.cpp, meaning in rnnkern/ops/sab.py.
+// Sparse attentive backtracking; schemas in registration.cpp, meaning in rnnkern/ops/_relevancy/sab.py.
 #pragma once
 
 #include "common/tensor.h"

@@ -1,4 +1,4 @@
-// The operators of this family; schemas in registration.cpp, meaning in rnnkern/ops/linear_scan.py and
+// The operators of this family; schemas in registration.cpp, meaning in rnnkern/ops/_scan/linear_scan.py and
 // moment_filter.py.
 #pragma once
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from python_tests.gpu import builder, kernels, recurrences
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
+from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
 
 WANTED = os.environ.get("RNNKERN_GPU_TESTS", "")
 CLUSTERS = (9, 0)

@@ -20,8 +20,8 @@ FAMILY = drivers.Family(
 )
 LARGE, SMALL = (9, 0, 1, 232448, 0, 0), (9, 0, 1, 1024, 0, 0)
 """What the interpreter pretends to be: with room on the chip for a warp's sums, and without."""
-FACE = sys.modules["rnnkern.ops.givens_recurrence"]
-DERIVATIVES = sys.modules["rnnkern.ops.givens_recurrence_autograd"]
+FACE = sys.modules["rnnkern.ops._orthogonal.givens_recurrence"]
+DERIVATIVES = sys.modules["rnnkern.ops._orthogonal.givens_recurrence_autograd"]
 
 
 class Place(drivers.Place):

@@ -4,9 +4,10 @@ its import on: test_gather_attention.py runs this file in a process with TRITON_
 import pytest
 import torch
 
+from python_tests.samples import gather_sample
 from rnnkern import reference
-from rnnkern.ops import gather_triton
-from rnnkern.testing import assert_close, gather_sample
+from rnnkern.ops._relevancy import gather_triton
+from rnnkern.testing import assert_close
 
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
+from python_tests.samples import SCAN_OPTIONS, check_scan, scan_outputs_and_gradients, scan_sample
 from rnnkern import reference
-from rnnkern.ops import scan_triton
-from rnnkern.testing import SCAN_OPTIONS, as_reals, assert_close, check_scan, scan_outputs_and_gradients, scan_sample
+from rnnkern.ops._scan import scan_triton
+from rnnkern.testing import as_reals, assert_close
 
 
 @pytest.fixture(autouse=True)

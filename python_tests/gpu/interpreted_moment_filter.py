@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from python_tests.gpu.interpreted_linear_scan import nan_memory, ranges_over_tensors  # noqa: F401
+from python_tests.samples import FILTER_OPTIONS, check_filter, filter_outputs_and_gradients, filter_sample
 from rnnkern import reference
-from rnnkern.ops import filter_triton
-from rnnkern.testing import FILTER_OPTIONS, check_filter, filter_outputs_and_gradients, filter_sample
+from rnnkern.ops._scan import filter_triton
 
 EVERY = 4
 """A power of two, so that there are several pieces of few steps."""

@@ -6,7 +6,7 @@ import torch
 
 from python_tests.ops.orthogonal_oracle import Spectrum, whole
 from python_tests.ops.skew_kinds import KINDS, of_norm
-from rnnkern.ops import orthogonal_triton
+from rnnkern.ops._orthogonal import triton as orthogonal_triton
 
 # Of one number in an array, which the interpreter has for an argument, numpy 2.4 makes no index.
 orthogonal_triton.kernels().range = lambda start, stop, step: range(start, stop.handle.data.item(), step)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from python_tests.gpu import builder, drivers
+from python_tests.samples import Sample
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
-from rnnkern.reference import noise
-from rnnkern.reference.recurrence import _product
-from rnnkern.testing import Sample
+from rnnkern.reference import _noise as noise
+from rnnkern.reference._recurrence import _product
 
 KERNELS = (
     *(f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in ("float", "device::bfloat16", "device::float16")),
@@ -34,8 +34,8 @@ FACTS = {
     "stepwise": (7, 5, 1, 65536),
 }
 """What the interpreter pretends to be, for each kernel."""
-FACE = sys.modules["rnnkern.ops.recurrence"]
-DERIVATIVES = sys.modules["rnnkern.ops.recurrence_autograd"]
+FACE = sys.modules["rnnkern.ops._recurrence.recurrence"]
+DERIVATIVES = sys.modules["rnnkern.ops._recurrence.autograd"]
 
 
 def lacks(name: str) -> str:

@@ -26,8 +26,8 @@ FAMILY = drivers.Family(
 )
 FACTS = {"block": (9, 0, 1, 232448, 0, 0), "cluster": (9, 0, 1, 232448, 2, 1), "stepwise": (9, 0, 1, 232448, 0, 0)}
 """What the interpreter pretends to be, for each kernel."""
-FACE = sys.modules["rnnkern.ops.relevancy"]
-DERIVATIVES = sys.modules["rnnkern.ops.relevancy_autograd"]
+FACE = sys.modules["rnnkern.ops._relevancy.relevancy"]
+DERIVATIVES = sys.modules["rnnkern.ops._relevancy.autograd"]
 
 
 class Place(drivers.Place):

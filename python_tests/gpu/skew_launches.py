@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rnnkern.ops import orthogonal_triton
+from rnnkern.ops._orthogonal import triton as orthogonal_triton
 
 KERNELS = ("small_forward", "small_backward", "product")
 

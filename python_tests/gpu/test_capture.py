@@ -6,7 +6,7 @@ import torch
 
 from python_tests.gpu import givens_recurrences, recurrences, relevancies
 from python_tests.ops.relevancy_sample import call_of
-from rnnkern.testing import givens_recurrence_sample, recurrence_sample
+from python_tests.samples import givens_recurrence_sample, recurrence_sample
 
 pytestmark = pytest.mark.skipif(bool(recurrences.lacks("interpret")), reason=recurrences.lacks("interpret"))
 

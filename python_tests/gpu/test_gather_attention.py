@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.samples import gather_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
-from rnnkern.ops import explain, gather_attention, gather_triton, triton_launch
-from rnnkern.testing import gather_sample
+from rnnkern.ops import explain, gather_attention, triton_launch
+from rnnkern.ops._relevancy import gather_triton
 
 triton = pytest.importorskip("triton")
 

@@ -5,18 +5,16 @@ import torch
 
 from python_tests.gpu import givens_recurrences, recurrences
 from python_tests.gpu.conftest import CHOSEN, require
-from rnnkern import reference
-from rnnkern.ops.recurrence_complex import state_in_parts
-from rnnkern.testing import (
+from python_tests.samples import (
     GIVENS_OPTIONS,
-    as_reals,
-    assert_close,
-    assert_close_over_draws,
     check_givens_recurrence,
     covering_rows,
     givens_recurrence_sample,
     scan_outputs_and_gradients,
 )
+from rnnkern import reference
+from rnnkern.ops._recurrence.complex import state_in_parts
+from rnnkern.testing import as_reals, assert_close, assert_close_over_draws
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.samples import SCAN_OPTIONS, scan_outputs_and_gradients, scan_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
-from rnnkern.ops import explain, linear_scan, scan_triton, triton_launch
-from rnnkern.testing import SCAN_OPTIONS, as_reals, scan_outputs_and_gradients, scan_sample
+from rnnkern.ops import explain, linear_scan, triton_launch
+from rnnkern.ops._scan import scan_triton
+from rnnkern.testing import as_reals
 
 triton = pytest.importorskip("triton")
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.samples import FILTER_OPTIONS, filter_outputs_and_gradients, filter_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
-from rnnkern.ops import explain, filter_triton, moment_filter, triton_launch
-from rnnkern.ops.filter_autograd import EVERY
-from rnnkern.testing import FILTER_OPTIONS, filter_outputs_and_gradients, filter_sample
+from rnnkern.ops import explain, moment_filter, triton_launch
+from rnnkern.ops._scan import filter_triton
+from rnnkern.ops._scan.filter_autograd import EVERY
 
 triton = pytest.importorskip("triton")
 

@@ -8,18 +8,18 @@ import torch
 
 from python_tests.gpu import standin
 from python_tests.ops.relevancy_sample import call_of, everything
-from rnnkern import _compiler, _extension, _precompile, ops
-from rnnkern.ops import Choice, explain
-from rnnkern.ops.programs import collecting
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
-from rnnkern.testing import (
+from python_tests.samples import (
     covering_rows,
     givens_recurrence_sample,
     outputs_and_gradients,
     recurrence_sample,
     scan_outputs_and_gradients,
 )
+from rnnkern import _compiler, _extension, _precompile, ops
+from rnnkern.ops import Choice, explain
+from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
+from rnnkern.ops.programs import collecting
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

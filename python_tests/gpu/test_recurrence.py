@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import KINKS, off_kinks
-from rnnkern import reference
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import (
+from python_tests.samples import (
     DENSE,
     RECURRENCE_OPTIONS,
     check_recurrence,
@@ -15,6 +13,8 @@ from rnnkern.testing import (
     recurrence_sample,
     takes,
 )
+from rnnkern import reference
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 HEADS = {1: 1, 2: 2, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272: 2}

@@ -15,10 +15,10 @@ from python_tests.gpu import builder
 from python_tests.gpu.recurrences import FAMILY, lacks, off_kinks
 from python_tests.ops.test_memory import kept
 from python_tests.ops.test_properties import calls
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample, takes
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 FEW = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
@@ -295,8 +295,8 @@ SANITIZE = ("-fsanitize=address,alignment", "-O0", "-g0")
 SANITIZED = """
 import torch
 from python_tests.gpu import drivers, recurrences
-from rnnkern.ops.recurrence_autograd import KERNEL_CELLS, RESIDENT_CELLS
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
+from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 torch.set_num_threads(1)
 operators = drivers.interpreted(recurrences.FAMILY, {flags})
 for kernel in (*recurrences.FACTS, "cluster_tf32"):

@@ -6,10 +6,10 @@ from torch.library import opcheck
 
 import rnnkern
 from python_tests.gpu.recurrences import moved
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern import _extension, reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 CELLS = ["tanh", "lstm", "gru_reset_before"]
 HIDDEN = {"block": 48, "cluster": 160, "grid": 160, "stepwise": 160}

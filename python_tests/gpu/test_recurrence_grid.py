@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import off_kinks
-from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
-from rnnkern.testing import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample
+from python_tests.samples import check_recurrence, covering_rows, outputs_and_gradients, recurrence_sample
+from rnnkern.ops._recurrence.autograd import RESIDENT_CELLS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERYTHING = {"packed": True, "reset": True, "grad_scale": 2}

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from python_tests.gpu.recurrences import FACE, plan
 from rnnkern import _compiler, _extension
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
+from rnnkern.ops._recurrence.autograd import RESIDENT_CELLS
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)

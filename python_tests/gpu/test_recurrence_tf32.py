@@ -8,10 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from python_tests.gpu.recurrences import off_kinks, plan
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
 from rnnkern import _extension, reference
 from rnnkern.ops import explain, recurrence
-from rnnkern.ops.recurrence_autograd import RESIDENT_CELLS
-from rnnkern.testing import assert_close, check_recurrence, outputs_and_gradients, recurrence_sample
+from rnnkern.ops._recurrence.autograd import RESIDENT_CELLS
+from rnnkern.testing import assert_close
 
 SIZES = (256, 384, 512, 640, 768, 1024)
 TILES = ("modrelu", "gru", "lstm", "gru_reset_before")

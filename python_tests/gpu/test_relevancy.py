@@ -10,7 +10,7 @@ from python_tests.gpu import drivers, recurrences, relevancies
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
 from rnnkern import reference
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 from rnnkern.testing import assert_close, assert_close_over_draws
 
 

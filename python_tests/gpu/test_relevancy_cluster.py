@@ -11,7 +11,7 @@ from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.gpu.test_relevancy import A100, H200, adversarial, check_close
 from python_tests.ops.relevancy_sample import call_of, everything, same_selection
 from rnnkern import reference
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 OPTIONS = {
     "plain": {},

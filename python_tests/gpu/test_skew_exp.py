@@ -12,8 +12,9 @@ from python_tests.gpu.skew_launches import KERNELS, forward_and_backward, record
 from python_tests.ops.orthogonal_oracle import Spectrum
 from python_tests.tiers import quick_where
 from rnnkern import _extension
-from rnnkern.ops import orthogonal_triton, skew_exp
-from rnnkern.ops.skew_schemes import DOUBLINGS
+from rnnkern.ops import skew_exp
+from rnnkern.ops._orthogonal import triton as orthogonal_triton
+from rnnkern.ops._orthogonal.schemes import DOUBLINGS
 
 triton = pytest.importorskip("triton")
 

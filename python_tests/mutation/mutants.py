@@ -28,7 +28,8 @@ GIVENS = "python_tests/ops/test_givens.py"
 REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
-CLOSENESS = "rnnkern/testing/closeness.py"
+CLOSENESS = "rnnkern/testing.py"
+HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder_autograd.py"
 
 MUTANTS = [
     *RELEVANCY,
@@ -86,9 +87,9 @@ MUTANTS = [
            named("test_value_and_gradients", GIVENS)),
     Mutant("orthogonal/givens_sizes.h", "/ 2, layer % 2, 1}", "/ 2, 0, 1}", "the pairs of every other layer",
            named("test_who_is_paired", GIVENS)),
-    Mutant("rnnkern/ops/householder_autograd.py", "+ Z.mH - grad", "- grad", "the gradient through W = S^-1 U^H",
+    Mutant(HOUSEHOLDER, "+ Z.mH - grad", "- grad", "the gradient through W = S^-1 U^H",
            named("test_gradients or across", REFLECTIONS)),
-    Mutant("rnnkern/ops/householder_autograd.py", "U_bar - U * along", "U_bar", "what points along a vector",
+    Mutant(HOUSEHOLDER, "U_bar - U * along", "U_bar", "what points along a vector",
            named("test_gradients or across", REFLECTIONS)),
     Mutant("orthogonal/cpu_schur.h", "c * along + s * across", "c * along - s * across", "a sign in dgamma",
            named("test_schur_weight", "python_tests/ops/test_orthogonal.py")),
@@ -369,6 +370,6 @@ MUTANTS = [
     Mutant(CLOSENESS, "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
     Mutant(CLOSENESS, "floor / 8)", "floor)", "the floor of the bias", RULE),
     Mutant(CLOSENESS, "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
-    Mutant("rnnkern/testing/recurrence.py", "in actual.items():\n", "in list(actual.items())[:3]:\n",
+    Mutant("python_tests/samples/recurrence.py", "in actual.items():\n", "in list(actual.items())[:3]:\n",
            "the gradients after the first", RULE),
 ]  # fmt: skip

@@ -7,9 +7,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern._extension
 import rnnkern.nn
+from python_tests.samples import recurrence_sample
 from python_tests.tiers import quick_where
 from rnnkern.ops import recurrence
-from rnnkern.testing import recurrence_sample
 
 # All different: the compiler takes equal sizes for one.
 T, B, I, H = 6, 3, 5, 4  # noqa: E741

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import rnnkern
 from rnnkern import reference
 from rnnkern.nn import GRU, LSTM, RNN, ExpRNN, MomentumLSTM, MomentumRNN
-from rnnkern.ops.moment_filter import EPS
+from rnnkern.ops._scan.moment_filter import EPS
 
 T, B, I, H = 9, 3, 4, 6  # noqa: E741
 F64 = torch.float64

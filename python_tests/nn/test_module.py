@@ -137,7 +137,7 @@ def test_symbolic_trace_takes_a_module_as_a_leaf():
 
 
 class Spy:
-    """Stands for the operator and writes down what it is asked, in a forward and in `choose`."""
+    """Stands for the operator and writes down what it is asked, in a forward and in `_choose`."""
 
     def __init__(self, operator):
         self.operator, self.ran, self.asked = operator, [], []
@@ -146,9 +146,9 @@ class Spy:
         self.ran.append(self.describe(*args, **kwargs))
         return self.operator(*args, **kwargs)
 
-    def choose(self, *args, **kwargs):
+    def _choose(self, *args, **kwargs):
         self.asked.append(self.describe(*args, **kwargs))
-        return self.operator.choose(*args, **kwargs)
+        return self.operator._choose(*args, **kwargs)
 
     @staticmethod
     def describe(*args, **kwargs):

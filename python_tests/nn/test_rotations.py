@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import rnnkern
 from rnnkern import _extension
 from rnnkern.nn import EURNN, UnitaryRNN
-from rnnkern.ops.givens_recurrence import pays
+from rnnkern.ops._orthogonal.givens_recurrence import pays
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, recurrence_samples
 from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample, recurrence_samples
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
 

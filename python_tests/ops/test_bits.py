@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 needs_bf16 = pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="no kernels of avx512_bf16 here")
 

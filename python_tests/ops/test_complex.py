@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from python_tests.samples import RECURRENCE_OPTIONS, Sample, recurrence_sample
 from rnnkern import _extension, reference, use
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional
-from rnnkern.testing import RECURRENCE_OPTIONS, Sample, assert_close, recurrence_sample
+from rnnkern.testing import assert_close
 
 OPTIONS = ["plain", "packed-grad_scale-heads", "packed-reset-reverse-heads-weight_ih", "no bias-weight_ih"]
 C128 = torch.complex128

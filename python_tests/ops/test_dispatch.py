@@ -11,13 +11,13 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import rnnkern.nn
+from python_tests.samples import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
 from python_tests.tiers import LEVELS
 from rnnkern import _extension
 from rnnkern._torch_private import context_of_backward
 from rnnkern.ops import explain, recurrence, use
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
-from rnnkern.testing import covering_rows, outputs_and_gradients, recurrence_sample, recurrence_samples
 
 CALLS = covering_rows(
     {

@@ -10,7 +10,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 import torch, rnnkern
 from rnnkern.ops import recurrence
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 
 forks, threads = map(int, sys.argv[1:])
 torch.set_num_threads(threads)

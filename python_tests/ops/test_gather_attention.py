@@ -7,10 +7,11 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.samples import covering_rows, gather_sample
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, gather_attention, relevancy_recurrence
-from rnnkern.testing import assert_close, covering_rows, gather_sample
+from rnnkern.testing import assert_close
 
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")

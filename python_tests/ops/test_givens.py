@@ -8,10 +8,11 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.samples import givens_sample
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, givens_product
-from rnnkern.testing import assert_close, givens_sample
+from rnnkern.testing import assert_close
 
 DTYPES = [torch.float32, torch.float64]
 F64 = torch.float64

@@ -7,17 +7,17 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
-from python_tests.tiers import each_level
-from rnnkern import reference
-from rnnkern.ops import explain, givens_recurrence
-from rnnkern.ops.recurrence_complex import state_in_parts
-from rnnkern.testing import (
+from python_tests.samples import (
     GIVENS_OPTIONS,
     check_givens_recurrence,
     covering_rows,
     givens_recurrence_sample,
     scan_outputs_and_gradients,
 )
+from python_tests.tiers import each_level
+from rnnkern import reference
+from rnnkern.ops import explain, givens_recurrence
+from rnnkern.ops._recurrence.complex import state_in_parts
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 DTYPES = (F32, F64, C64, C128)

@@ -5,9 +5,10 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.samples import householder_sample
 from rnnkern import reference
 from rnnkern.ops import explain, householder_product
-from rnnkern.testing import assert_close, householder_sample
+from rnnkern.testing import assert_close
 
 REAL = [torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
 from rnnkern.ops import recurrence
-from rnnkern.testing import check_recurrence, outputs_and_gradients, recurrence_sample
 
 CELLS = ("lstm_layer_norm", "gru_layer_norm")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -7,19 +7,18 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
-from python_tests.tiers import each_level
-from rnnkern import reference
-from rnnkern.ops import explain, linear_scan
-from rnnkern.testing import (
+from python_tests.samples import (
     SCAN_OPTIONS,
-    as_reals,
-    assert_close,
     check_scan,
     covering_rows,
     scan_outputs_and_gradients,
     scan_sample,
     scan_samples,
 )
+from python_tests.tiers import each_level
+from rnnkern import reference
+from rnnkern.ops import explain, linear_scan
+from rnnkern.testing import as_reals, assert_close
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")

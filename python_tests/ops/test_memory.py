@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import rnnkern
+from python_tests.samples import recurrence_sample
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
-from rnnkern.testing import recurrence_sample
 
 STEPS, BATCH, HIDDEN = 7, 3, 16
 

@@ -7,11 +7,17 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
+from python_tests.samples import (
+    FILTER_OPTIONS,
+    check_filter,
+    covering_rows,
+    filter_outputs_and_gradients,
+    filter_sample,
+)
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
-from rnnkern.ops.filter_autograd import EVERY
-from rnnkern.testing import FILTER_OPTIONS, check_filter, covering_rows, filter_outputs_and_gradients, filter_sample
+from rnnkern.ops._scan.filter_autograd import EVERY
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""

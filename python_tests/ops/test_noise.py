@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.ops import explain, recurrence
-from rnnkern.reference.noise import DROPOUT, hits, philox, zoneout_stream
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
+from rnnkern.reference._noise import DROPOUT, hits, philox, zoneout_stream
 
 SEED = torch.tensor(2**40 + 17)
 

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rnnkern
 from python_tests.ops.test_autograd import WITHOUT_AOT
+from python_tests.samples import covering_rows, recurrence_sample
 from python_tests.tiers import quick_where
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_stacked, use
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close, covering_rows, recurrence_sample
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close
 
 LEAVES = ("weight_ih", "bias_ih", "R", "bias")
 
@@ -24,7 +25,7 @@ LEAVES = ("weight_ih", "bias_ih", "R", "bias")
 class Pair(NamedTuple):
     """Two recurrences at once; what is called returns (h, final state) of each, h None where it is not to be had."""
 
-    op: Callable  # the public function, with its `choose`
+    op: Callable  # the public function, with its `_choose`
     at_once: Callable
     two_calls: Callable
     how: str
@@ -271,7 +272,7 @@ def test_compiled_code_is_two_calls(packed, pair, threads):
 def test_wrong_arguments_are_named(pair):
     cell, x, one, other = sample(pair, "lstm", 4, 3, 8)
     for arguments in ((one | {"R": one["R"][1:]}, other), (one, other | {"R": one["R"][1:]})):
-        for op in (pair.op, pair.op.choose):
+        for op in (pair.op, pair.op._choose):
             with pytest.raises(ValueError, match=r"recurrence: `R` must be \(G\*H, H\)"):
                 op(cell, x, *arguments)
     with pytest.raises(ValueError, match="`cell` must be one of"):

@@ -12,7 +12,7 @@ COMMON = """
 import multiprocessing, os, re, resource, sys
 import torch, rnnkern
 from rnnkern.ops import recurrence
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 
 def results(sample, save_gates=True):
     results = outputs_and_gradients(lambda *a, **k: recurrence(*a, **k, save_gates=save_gates), sample)

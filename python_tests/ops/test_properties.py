@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine
 from python_tests.ops.test_pair import DIRECTIONS, LAYERS, is_sum, run
+from python_tests.samples import RECURRENCE_PARAMS, Sample, outputs_and_gradients, takes
 from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import RECURRENCE_PARAMS, Sample, assert_close, outputs_and_gradients, takes
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close
 
 FEWER = settings(FEW, max_examples=25)
 

@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from python_tests.gpu.recurrences import off_kinks
-from python_tests.tiers import LEVELS, each_level, quick_where
-from rnnkern import reference
-from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import (
+from python_tests.samples import (
     RECURRENCE_OPTIONS,
-    assert_close,
     check_recurrence,
     covering_rows,
     outputs_and_gradients,
@@ -21,6 +16,11 @@ from rnnkern.testing import (
     recurrence_samples,
     takes,
 )
+from python_tests.tiers import LEVELS, each_level, quick_where
+from rnnkern import reference
+from rnnkern.ops import recurrence
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close
 
 HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
 KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}

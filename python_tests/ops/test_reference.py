@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.reference import CELLS, recurrence
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"})

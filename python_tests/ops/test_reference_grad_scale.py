@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from python_tests.samples import outputs_and_gradients, recurrence_sample
 from rnnkern.reference import CELLS, recurrence
-from rnnkern.testing import outputs_and_gradients, recurrence_sample
 
 
 class Scaled(torch.autograd.Function):

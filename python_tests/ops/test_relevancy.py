@@ -14,7 +14,7 @@ from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import RelevancyState
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 from rnnkern.testing import assert_close
 
 OPTIONS = {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from python_tests.ops.orthogonal_oracle import whole
 from python_tests.ops.skew_kinds import KINDS, of_norm, turned
-from rnnkern.ops.skew_schemes import SCHEMES
+from rnnkern.ops._orthogonal.schemes import SCHEMES
 
 _operators = torch.ops.rnnkern
 

@@ -17,7 +17,7 @@ from python_tests.ops.orthogonal_oracle import Spectrum, whole
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, skew_exp
-from rnnkern.ops.skew_schemes import SCHEMES
+from rnnkern.ops._orthogonal.schemes import SCHEMES
 from rnnkern.testing import assert_close
 
 ROOT = Path(__file__).parents[2]

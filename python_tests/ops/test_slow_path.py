@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 import rnnkern
 from rnnkern import PerformanceWarning, _compiler, _extension, ops
 from rnnkern.ops import slow_path
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 u, R, h0 = torch.zeros(3, 2, 4), torch.zeros(4, 4), torch.zeros(2, 4)
 

@@ -10,10 +10,10 @@ import random
 import torch
 
 import rnnkern
+from python_tests.samples import outputs_and_gradients, recurrence_sample, takes
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import outputs_and_gradients, recurrence_sample, takes
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 CALLS = int(os.environ.get("RNNKERN_SOAK", "200"))
 COMPARED = 20

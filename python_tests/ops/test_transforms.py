@@ -8,17 +8,11 @@ from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
+from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, recurrence_sample, takes
 from rnnkern import reference
 from rnnkern.ops import recurrence
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.testing import (
-    RECURRENCE_OPTIONS,
-    assert_close,
-    assert_close_over_draws,
-    covering_rows,
-    recurrence_sample,
-    takes,
-)
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close, assert_close_over_draws
 
 MEMBERS = 3
 

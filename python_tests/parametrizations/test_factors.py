@@ -9,7 +9,7 @@ import torch
 
 import rnnkern
 from rnnkern.parametrizations import INITS, Givens, Householder, orthogonal, orthogonal_matrix, reset
-from rnnkern.parametrizations.factors import GIVENS_INITS
+from rnnkern.parametrizations._factors import GIVENS_INITS
 
 F64 = torch.float64
 

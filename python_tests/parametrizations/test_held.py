@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import rnnkern
 from python_tests.parametrizations.linear import N, X, move, plain, skew_of
 from rnnkern import ops
-from rnnkern.parametrizations import held, orthogonal
+from rnnkern.parametrizations import _held as held
+from rnnkern.parametrizations import orthogonal
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import torch
 
 import rnnkern
 from python_tests.parametrizations.linear import N, X, move, plain, skew_of
-from rnnkern.parametrizations import held, orthogonal
+from rnnkern.parametrizations import _held as held
+from rnnkern.parametrizations import orthogonal
 
 NETWORKS = {
     "exp": lambda: rnnkern.nn.ExpRNN(2, N),

@@ -10,7 +10,7 @@ import torch
 import rnnkern
 from python_tests.parametrizations.square import F64, distance, made, moved, parts
 from rnnkern.parametrizations import INITS, orthogonal, orthogonal_matrix
-from rnnkern.parametrizations.orthogonal import BASES, MAPS
+from rnnkern.parametrizations._orthogonal import BASES, MAPS
 
 # ---- initial values
 
@@ -61,7 +61,7 @@ def test_value_and_gradient_are_the_formula_s(map, zero):
     parametrization, A = parts(module)
     if not zero:
         moved(module)
-    B, S = parametrization.base, rnnkern.reference.orthogonal.skew(A)
+    B, S = parametrization.base, rnnkern.reference.skew(A)
     eye = torch.eye(6, dtype=F64)
     wanted = B @ rnnkern.reference.skew_exp(A) if map == "exp" else B @ torch.linalg.solve(eye + S, eye - S)
     if map == "scaled_cayley":

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 import rnnkern
 from python_tests.parametrizations.square import F64, distance, made, moved, parts
 from rnnkern.parametrizations import Orthogonal, orthogonal_matrix
-from rnnkern.parametrizations.orthogonal import BASES, MAPS, PROJECT
+from rnnkern.parametrizations._orthogonal import BASES, MAPS, PROJECT
 
 
 @pytest.mark.parametrize("map", MAPS)

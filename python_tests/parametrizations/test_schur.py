@@ -8,7 +8,7 @@ import torch
 import rnnkern
 from rnnkern import reference
 from rnnkern.parametrizations import schur
-from rnnkern.parametrizations.schur import schur_form
+from rnnkern.parametrizations._schur import schur_form
 
 F64 = torch.float64
 SIZES = [1, 2, 3, 8, 33]

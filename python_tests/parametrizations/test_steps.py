@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from rnnkern.parametrizations import steps
+from rnnkern.parametrizations import _steps as steps
 
 
 class Listener:

@@ -6,7 +6,7 @@ import torch
 from perf import bench, gemm, harness, overhead, providers, record, recurrence
 from perf.harness import Effort, WrongResult
 from rnnkern.ops import use
-from rnnkern.ops.recurrence import KERNEL_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 compiled_part = pytest.mark.skipif(
     not KERNEL_CELLS, reason="the compiled part is missing: there is no kernel to measure"

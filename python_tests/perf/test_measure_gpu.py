@@ -19,8 +19,8 @@ from perf.recurrence_gpu import Spec
 from python_tests.gpu import drivers, relevancies
 from rnnkern import reference
 from rnnkern.ops import use
-from rnnkern.ops.recurrence import KERNEL_CELLS
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 CPU = torch.device("cpu")
 EFFORT = Effort(0.0, 2, 2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import RNNBase
 
-from rnnkern.ops.recurrence import Recomputed
+from rnnkern.ops._recurrence.recurrence import Recomputed
 
 
 def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:

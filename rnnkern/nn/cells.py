@@ -9,7 +9,7 @@ from torch.nn import RNNCellBase
 from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
-from rnnkern.ops.recurrence import step
+from rnnkern.ops._recurrence.recurrence import step
 
 CELLS = ("tanh", "relu", "lstm", "gru")
 
@@ -47,9 +47,9 @@ class RecurrentCell(RNNCellBase):
         return tuple(state) if self._cell == "lstm" else state[0]
 
     @torch.no_grad()
-    def choose(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> list[Choice]:
+    def _choose(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> list[Choice]:
         """For :func:`rnnkern.ops.explain`: the choice of the one call. Takes no step."""
-        return [recurrence.choose(**self._call(input, hx))]
+        return [recurrence._choose(**self._call(input, hx))]
 
     def _call(self, input, hx) -> dict[str, Any]:
         """The operator's arguments. Wrong ones go to torch.nn, which says what is wrong."""

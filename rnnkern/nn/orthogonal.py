@@ -266,7 +266,7 @@ class EURNN(_OrthogonalRNN):
                 h, last = givens_recurrence(h, **options)
                 results.append((h, (last,)))
             else:
-                choice = givens_recurrence.choose(h, **options)
+                choice = givens_recurrence._choose(h, **options)
                 results.append(said_inside(choice))
             x = h if stacked else x
         if stacked and one is recurrence:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
 from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
-from rnnkern.ops.recurrence import step
+from rnnkern.ops._recurrence.recurrence import step
 
 
 class TimeFirst(NamedTuple):
@@ -214,7 +214,7 @@ class Recurrent(RNNBase):
         return (stepped[0], tuple(stepped[1:])) if lstm else tuple(stepped)
 
     @torch.no_grad()
-    def choose(
+    def _choose(
         self,
         input: Tensor | PackedSequence,
         hx: Tensor | tuple[Tensor, Tensor] | None = None,
@@ -226,7 +226,7 @@ class Recurrent(RNNBase):
         for calls in self._calls(sequence):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], calls[0]["weight_ih"].shape[1])
             both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
-            choices += self._layer(x, calls, recurrence.choose, both.choose)
+            choices += self._layer(x, calls, recurrence._choose, both._choose)
         return choices
 
     def _check(self, input, hx, reset) -> TimeFirst:

@@ -14,8 +14,8 @@ from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.attending import Attending, state_like
 from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
-from rnnkern.ops.relevancy import CHOICES
-from rnnkern.reference.relevancy import RELEVANCY_CELLS
+from rnnkern.ops._relevancy.relevancy import CHOICES
+from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 NONLINEARITIES = tuple(cell for cell in RELEVANCY_CELLS if cell != "lstm")
 UNLIMITED = 2**30

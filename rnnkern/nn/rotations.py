@@ -8,7 +8,7 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from rnnkern.ops import Choice
-from rnnkern.ops.givens_recurrence import DTYPES, pays
+from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
 from rnnkern.parametrizations import ComplexGivens, Givens
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern.nn import autocast
 from rnnkern.nn.attending import Attending, state_like
 from rnnkern.ops import SABMemory, SABState, sab_recurrence
-from rnnkern.ops.sab import ALIGNMENTS
+from rnnkern.ops._relevancy.sab import ALIGNMENTS
 
 
 class SABLSTM(Attending):

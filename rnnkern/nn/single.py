@@ -108,11 +108,11 @@ class SingleLayer(Layers):
         raise NotImplementedError
 
     @torch.no_grad()
-    def choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
+    def _choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
         """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
         recurrence."""
         args, options = self._call(input, state, reset)
-        return [self._operator.choose(*args, **options)]
+        return [self._operator._choose(*args, **options)]
 
 
 def _each(state: Any, change: Callable) -> Any:

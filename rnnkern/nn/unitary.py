@@ -143,7 +143,7 @@ class UnitaryRNN(Layers):
         return self._returned(input, x), self._returned_state(input, (torch.stack(finals),))[0]
 
     @torch.no_grad()
-    def choose(
+    def _choose(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
     ) -> list[Choice]:
         """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
@@ -151,7 +151,7 @@ class UnitaryRNN(Layers):
         for layer in range(self.num_layers):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], self._columns(layer))
             for operator, args, options in self._calls(layer, x, sequence):
-                choice = operator.choose(*args, **options)
+                choice = operator._choose(*args, **options)
                 choices.append(choice if operator is recurrence else said_inside(choice))
         return choices
 

@@ -1,17 +1,17 @@
 """Fused operators: public functions with shapes and errors, over ``torch.ops.rnnkern``."""
 
+from rnnkern.ops._orthogonal.givens import givens_product
+from rnnkern.ops._orthogonal.givens_recurrence import givens_recurrence
+from rnnkern.ops._orthogonal.householder import householder_product
+from rnnkern.ops._orthogonal.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
+from rnnkern.ops._recurrence.pair import recurrence_bidirectional, recurrence_stacked
+from rnnkern.ops._recurrence.recurrence import recurrence
+from rnnkern.ops._relevancy.gather_attention import gather_attention
+from rnnkern.ops._relevancy.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
+from rnnkern.ops._relevancy.sab import SABMemory, SABState, sab_recurrence
+from rnnkern.ops._scan.linear_scan import linear_scan
+from rnnkern.ops._scan.moment_filter import moment_filter
 from rnnkern.ops.dispatch import Choice, explain, use
-from rnnkern.ops.gather_attention import gather_attention
-from rnnkern.ops.givens import givens_product
-from rnnkern.ops.givens_recurrence import givens_recurrence
-from rnnkern.ops.householder import householder_product
-from rnnkern.ops.linear_scan import linear_scan
-from rnnkern.ops.moment_filter import moment_filter
-from rnnkern.ops.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
-from rnnkern.ops.recurrence import recurrence
-from rnnkern.ops.recurrence_pair import recurrence_bidirectional, recurrence_stacked
-from rnnkern.ops.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
-from rnnkern.ops.sab import SABMemory, SABState, sab_recurrence
 
 __all__ = [
     "Choice",

@@ -114,7 +114,7 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
     >>> rnnkern.ops.explain(rnnkern.ops.recurrence, "tanh", u, R, (h0,)).implementation
     'cpu'
     """
-    if not hasattr(op, "choose"):
+    if not hasattr(op, "_choose"):
         raise TypeError(f"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn, got {op!r}")
     with asking():
-        return op.choose(*args, **kwargs)
+        return op._choose(*args, **kwargs)

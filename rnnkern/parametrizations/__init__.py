@@ -1,14 +1,14 @@
 """What keeps a weight orthogonal or unitary, nearly so, in Schur form or stable, under any optimiser."""
 
-from rnnkern.parametrizations.candidate import OrthogonalCandidate, orthogonal_candidate
-from rnnkern.parametrizations.factors import Givens, Householder
-from rnnkern.parametrizations.initial import INITS, orthogonal_matrix
-from rnnkern.parametrizations.orthogonal import Orthogonal, orthogonal
-from rnnkern.parametrizations.parametrization import reset
-from rnnkern.parametrizations.schur import Schur, schur, schur_penalty
-from rnnkern.parametrizations.spectral import SingularBand, singular_band
-from rnnkern.parametrizations.stable import discretise, stable
-from rnnkern.parametrizations.unitary import ComplexGivens, Fourier, unitary, unitary_matrix
+from rnnkern.parametrizations._candidate import OrthogonalCandidate, orthogonal_candidate
+from rnnkern.parametrizations._factors import Givens, Householder
+from rnnkern.parametrizations._initial import INITS, orthogonal_matrix
+from rnnkern.parametrizations._orthogonal import Orthogonal, orthogonal
+from rnnkern.parametrizations._parametrization import reset
+from rnnkern.parametrizations._schur import Schur, schur, schur_penalty
+from rnnkern.parametrizations._spectral import SingularBand, singular_band
+from rnnkern.parametrizations._stable import discretise, stable
+from rnnkern.parametrizations._unitary import ComplexGivens, Fourier, unitary, unitary_matrix
 
 __all__ = [
     "INITS",

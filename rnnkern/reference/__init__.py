@@ -1,10 +1,10 @@
 """The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
 
-from rnnkern.reference.gather_attention import gather_attention
-from rnnkern.reference.givens import givens_product, givens_recurrence
-from rnnkern.reference.linear_scan import linear_scan, linear_scan_backward
-from rnnkern.reference.moment_filter import moment_filter
-from rnnkern.reference.orthogonal import (
+from rnnkern.reference._gather_attention import gather_attention
+from rnnkern.reference._givens import givens_product, givens_recurrence
+from rnnkern.reference._linear_scan import linear_scan, linear_scan_backward
+from rnnkern.reference._moment_filter import moment_filter
+from rnnkern.reference._orthogonal import (
     cayley,
     householder_product,
     project_orthogonal,
@@ -12,9 +12,15 @@ from rnnkern.reference.orthogonal import (
     skew,
     skew_exp,
 )
-from rnnkern.reference.recurrence import CELLS, recurrence
-from rnnkern.reference.relevancy import RelevancyMemory, RelevancyState, empty_state, given_scores, relevancy_recurrence
-from rnnkern.reference.sab import SABMemory, SABState, begin_sab, sab_recurrence, sab_slots
+from rnnkern.reference._recurrence import CELLS, recurrence
+from rnnkern.reference._relevancy import (
+    RelevancyMemory,
+    RelevancyState,
+    empty_state,
+    given_scores,
+    relevancy_recurrence,
+)
+from rnnkern.reference._sab import SABMemory, SABState, begin_sab, sab_recurrence, sab_slots
 
 __all__ = [
     "CELLS",

@@ -1,0 +1,68 @@
+"""Sample calls of the operators, for tests, opcheck and benchmarks alike."""
+
+from python_tests.samples.covering import covering_rows
+from python_tests.samples.gather_attention import gather_sample
+from python_tests.samples.givens_recurrence import (
+    GIVENS_OPTIONS,
+    GivensCall,
+    check_givens_recurrence,
+    givens_recurrence_sample,
+)
+from python_tests.samples.linear_scan import (
+    SCAN_OPTIONS,
+    Scan,
+    check_scan,
+    scan_outputs_and_gradients,
+    scan_sample,
+    scan_samples,
+)
+from python_tests.samples.moment_filter import (
+    FILTER_OPTIONS,
+    Filtering,
+    check_filter,
+    filter_outputs_and_gradients,
+    filter_sample,
+)
+from python_tests.samples.orthogonal import givens_sample, householder_sample
+from python_tests.samples.recurrence import (
+    DENSE,
+    RECURRENCE_OPTIONS,
+    RECURRENCE_PARAMS,
+    Sample,
+    check_recurrence,
+    outputs_and_gradients,
+    recurrence_sample,
+    recurrence_samples,
+    takes,
+)
+
+__all__ = [
+    "DENSE",
+    "FILTER_OPTIONS",
+    "GIVENS_OPTIONS",
+    "RECURRENCE_OPTIONS",
+    "RECURRENCE_PARAMS",
+    "SCAN_OPTIONS",
+    "Filtering",
+    "GivensCall",
+    "Sample",
+    "Scan",
+    "check_filter",
+    "check_givens_recurrence",
+    "check_recurrence",
+    "check_scan",
+    "covering_rows",
+    "filter_outputs_and_gradients",
+    "filter_sample",
+    "gather_sample",
+    "givens_recurrence_sample",
+    "givens_sample",
+    "householder_sample",
+    "outputs_and_gradients",
+    "recurrence_sample",
+    "recurrence_samples",
+    "scan_outputs_and_gradients",
+    "scan_sample",
+    "scan_samples",
+    "takes",
+]

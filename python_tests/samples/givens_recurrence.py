@@ -1,0 +1,84 @@
+"""Samples of givens_recurrence."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from python_tests.samples.linear_scan import scan_outputs_and_gradients
+from rnnkern import reference
+from rnnkern.testing import as_reals, assert_close
+
+
+class GivensCall(NamedTuple):
+    """One call ``rnnkern.ops.givens_recurrence(**tensors, **kwargs)``."""
+
+    tensors: dict[str, Tensor]
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The tensors that gradients flow to."""
+        return self.tensors
+
+    def to(self, dtype: torch.dtype) -> "GivensCall":
+        """The same values in a real dtype, complex ones in the complex dtype of that precision."""
+        cast = {name: x.to(dtype.to_complex() if x.is_complex() else dtype) for name, x in self.tensors.items()}
+        return GivensCall(cast, self.kwargs)
+
+
+GIVENS_OPTIONS = {
+    "plain": {},
+    "reset": {"reset": True},
+    "reverse": {"reverse": True},
+    "packed": {"packed": True},
+    "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
+}
+"""What :func:`givens_recurrence_sample` takes beside sizes, style and dtype."""
+
+
+def givens_recurrence_sample(
+    steps: int = 5,
+    batch: int = 3,
+    size: int = 4,
+    layers: int = 3,
+    *,
+    style: str = "tunable",
+    packed: bool = False,
+    reset: bool = False,
+    reverse: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> GivensCall:
+    """Random arguments of :func:`rnnkern.ops.givens_recurrence`, drawn from torch's generator; of a complex dtype with
+    phases. Packed lengths fall evenly from ``steps`` to 0."""
+    kwargs: dict[str, Any] = {"style": style, "batch_sizes": None, "reset": None, "reverse": reverse}
+    rows = (steps, batch)
+    if packed:
+        lengths = torch.linspace(steps, 0, batch).round().long()
+        kwargs["batch_sizes"] = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+        rows = (int(kwargs["batch_sizes"].sum()),)
+    if reset:
+        kwargs["reset"] = torch.rand(steps, batch) < 0.3
+    drawn = torch.complex128 if dtype.is_complex else torch.float64
+    tensors = {
+        "u": torch.randn(*rows, size, dtype=drawn),
+        "angles": 4 * torch.randn(layers, size // 2, dtype=torch.float64),
+        "h0": torch.randn(batch, size, dtype=drawn),
+        "modrelu_bias": 0.6 * torch.rand(size, dtype=torch.float64) - 0.3,
+    }
+    if dtype.is_complex:
+        tensors["phases"] = 4 * torch.randn(layers, size // 2, dtype=torch.float64)
+        tensors["diagonal_phases"] = 4 * torch.randn(size, dtype=torch.float64)
+    return GivensCall(tensors, kwargs).to(dtype.to_real())
+
+
+def check_givens_recurrence(op: Any, sample: GivensCall, name: str = "") -> None:
+    """Holds results and gradients to :func:`assert_close`; in double precision, where the reference is the truth, to
+    1e-10."""
+    actual, naive = (scan_outputs_and_gradients(f, sample) for f in (op, reference.givens_recurrence))
+    if sample.tensors["angles"].dtype == torch.float64:
+        for what in naive:
+            torch.testing.assert_close(actual[what], naive[what], rtol=1e-10, atol=1e-10, msg=f"{name}: {what}")
+        return
+    truth = scan_outputs_and_gradients(reference.givens_recurrence, sample.to(torch.float64))
+    for what in actual:
+        assert_close(*(as_reals(y[what]) for y in (actual, naive, truth)), f"{name}: {what}")

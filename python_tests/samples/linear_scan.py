@@ -1,0 +1,121 @@
+"""Samples of linear_scan."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.testing import as_reals, assert_close
+
+
+class Scan(NamedTuple):
+    """One call ``rnnkern.ops.linear_scan(a, x, h0, **kwargs)``."""
+
+    a: Tensor
+    x: Tensor
+    h0: Tensor | None
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The tensors that gradients flow to."""
+        return {name: y for name, y in zip(("a", "x", "h0"), self[:3], strict=True) if y is not None}
+
+    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Scan":
+        """The same values in a dtype; of a complex sample in the complex dtype of that precision."""
+        dtype = dtype.to_complex() if self.x.is_complex() and not dtype.is_complex else dtype
+
+        def cast(y):
+            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+
+        return Scan(*map(cast, self[:3]), self.kwargs)
+
+
+SCAN_OPTIONS = {
+    "constant": {},
+    "per step": {"per_step": True},
+    "no h0": {"initial": False},
+    "reverse": {"reverse": True},
+    "reset": {"reset": True},
+    "packed": {"packed": True},
+    "per step-reverse": {"per_step": True, "reverse": True},
+    "per step-packed": {"per_step": True, "packed": True},
+    "packed-reverse": {"packed": True, "reverse": True},
+    "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
+    "per step-packed-reset-reverse-no h0": {
+        "per_step": True,
+        "packed": True,
+        "reset": True,
+        "reverse": True,
+        "initial": False,
+    },
+    "per step-reset": {"per_step": True, "reset": True},
+}
+"""What :func:`scan_sample` takes beside sizes."""
+
+
+def scan_sample(
+    steps: int = 5,
+    batch: int = 3,
+    channels: int = 4,
+    *,
+    per_step: bool = False,
+    initial: bool = True,
+    packed: bool = False,
+    reset: bool = False,
+    reverse: bool = False,
+    dtype: torch.dtype = torch.float64,
+    requires_grad: bool = False,
+) -> Scan:
+    """Random arguments of :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors of magnitude 0.5 to 1,
+    of any sign or phase. Packed lengths fall evenly from ``steps`` to 1."""
+    if packed and not initial and not steps:
+        batch = 0  # which nothing says
+    batch_sizes, rows = None, (steps, batch)
+    if packed:
+        lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
+        batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+        rows = (int(batch_sizes.sum()),)
+    drawn = dtype if dtype.is_complex else torch.float64
+    a = torch.randn(*(rows if per_step else ()), channels, dtype=drawn)
+    a = a / a.abs().clamp_min(1e-6) * (0.5 + 0.5 * torch.rand(a.shape))
+    x, h0 = torch.randn(*rows, channels, dtype=drawn), torch.randn(batch, channels, dtype=drawn)
+    kwargs = {"batch_sizes": batch_sizes, "reverse": reverse}
+    if reset:
+        kwargs["reset"] = torch.rand(steps, batch) < 0.3
+    return Scan(a, x, h0 if initial else None, kwargs).to(dtype, requires_grad)
+
+
+def scan_samples(**sizes: Any) -> Iterator[tuple[str, Scan]]:
+    """Every option of ``SCAN_OPTIONS``, by name; ``sizes`` as in :func:`scan_sample`."""
+    for name, options in SCAN_OPTIONS.items():
+        yield name, scan_sample(**{**sizes, **options})
+
+
+def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str, Tensor]:
+    """Runs a call and its backward with random gradients of h and of the final state; all by name."""
+    leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
+    h, last = op(**leaves, **sample.kwargs)
+    generator = torch.Generator().manual_seed(seed)
+    upstream = [
+        torch.randn(*y.shape, 2 if y.is_complex() else 1, generator=generator, dtype=torch.float64) for y in (h, last)
+    ]
+    upstream = [torch.view_as_complex(g) if h.is_complex() else g.squeeze(-1) for g in upstream]
+    upstream = [g.to(y) for g, y in zip(upstream, (h, last), strict=True)]
+    pairs = [(y, g) for y, g in zip((h, last), upstream, strict=True) if y.requires_grad]  # of no steps, perhaps none
+    gradients = [torch.zeros_like(y) for y in leaves.values()]
+    if pairs:
+        outputs, upstream = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
+    found = {"h": h.detach(), "final state": last.detach()}
+    return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+
+
+def check_scan(op: Any, sample: Scan, name: str = "") -> None:
+    """Holds results and gradients of a linear scan in the sample's dtype to :func:`assert_close`."""
+    actual = scan_outputs_and_gradients(op, sample)
+    naive = scan_outputs_and_gradients(reference.linear_scan, sample)
+    truth = scan_outputs_and_gradients(reference.linear_scan, sample.to(torch.float64))
+    for what in actual:
+        assert_close(*(as_reals(y[what]) for y in (actual, naive, truth)), f"{name}: {what}")

@@ -1,0 +1,91 @@
+"""Samples of moment_filter."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from python_tests.samples.linear_scan import scan_sample
+from rnnkern import reference
+from rnnkern.testing import assert_close
+
+
+class Filtering(NamedTuple):
+    """One call ``rnnkern.ops.moment_filter(u, v0, q0, **kwargs)``."""
+
+    u: Tensor
+    v0: Tensor | None
+    q0: Tensor | None
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The tensors that gradients flow to."""
+        return {name: y for name, y in zip(("u", "v0", "q0"), self[:3], strict=True) if y is not None}
+
+    def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Filtering":
+        """The same values in a dtype; states stay in float32 beside 16 bits."""
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def cast(y, dtype):
+            return None if y is None else y.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+
+        u, v0, q0, kwargs = self
+        return Filtering(cast(u, dtype), cast(v0, wide), cast(q0, wide), kwargs)
+
+
+FILTER_OPTIONS = {
+    "adam": {},
+    "momentum": {"beta": None},
+    "rmsprop": {"mu": 0.0, "initial": False},
+    "momentum-packed-no state": {"beta": None, "packed": True, "initial": False},
+    "momentum-reset-reverse": {"beta": None, "reset": True, "reverse": True},
+    "reverse": {"reverse": True},
+    "reset-no state": {"reset": True, "initial": False},
+    "packed": {"packed": True},
+    "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
+}
+"""What :func:`filter_sample` takes beside sizes."""
+
+
+def filter_sample(
+    steps: int = 5,
+    batch: int = 3,
+    channels: int = 4,
+    *,
+    mu: float = 0.6,
+    s: float = 0.7,
+    beta: float | None = 0.9,
+    dtype: torch.dtype = torch.float64,
+    requires_grad: bool = False,
+    **layout: bool,
+) -> Filtering:
+    """Random arguments of :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
+    :func:`scan_sample`."""
+    _, u, v0, kwargs = scan_sample(steps, batch, channels, **layout)
+    q0 = None if v0 is None or beta is None else torch.rand_like(v0)
+    kwargs |= {"mu": mu, "s": s, "beta": beta, "eps": 0.05}
+    return Filtering(u, v0, q0, kwargs).to(dtype, requires_grad)
+
+
+def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> dict[str, Tensor]:
+    """Runs a call and its backward with random gradients of all results; all by name."""
+    leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
+    outputs = {name: y for name, y in zip("yvq", op(**leaves, **sample.kwargs), strict=True) if y is not None}
+    generator = torch.Generator().manual_seed(seed)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs.values()]
+    pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # of no steps, fewer
+    gradients = [torch.zeros_like(y) for y in leaves.values()]
+    if pairs:
+        outputs_of, upstream = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(outputs_of, list(leaves.values()), upstream, materialize_grads=True)
+    found = {name: y.detach() for name, y in outputs.items()}
+    return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
+
+
+def check_filter(op: Any, sample: Filtering, name: str = "") -> None:
+    """Holds results and gradients of a moment filter in float32 or float64 to :func:`assert_close`."""
+    actual = filter_outputs_and_gradients(op, sample)
+    naive = filter_outputs_and_gradients(reference.moment_filter, sample)
+    truth = filter_outputs_and_gradients(reference.moment_filter, sample.to(torch.float64))
+    for what in actual:
+        assert_close(actual[what], naive[what], truth[what], f"{name}: {what}")

@@ -1,0 +1,211 @@
+"""Samples of the recurrence."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.reference import CELLS
+from rnnkern.testing import assert_close, assert_close_over_draws
+
+
+class Sample(NamedTuple):
+    """One call ``rnnkern.ops.recurrence(*args, **kwargs)``."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors that gradients flow to."""
+        _, u, R, state = self.args
+        rest = [self.kwargs.get("bias"), *self.kwargs.get("params", ())]
+        rest += [self.kwargs.get("weight_ih"), self.kwargs.get("bias_ih")]
+        return [x for x in (u, R, *state, *rest) if x is not None]
+
+    def noise(self) -> tuple[Any, ...]:
+        """(zoneout, dropout, seed), as the operator takes them."""
+        return self.kwargs.get("zoneout"), self.kwargs.get("dropout", 0.0), self.kwargs.get("seed")
+
+    def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
+        """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
+
+        def cast(x):
+            if isinstance(x, (tuple, list)):
+                return tuple(map(cast, x))
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                return x
+            return (
+                x.detach()
+                .to(dtype, copy=True)
+                .requires_grad_(x.requires_grad if requires_grad is None else requires_grad)
+            )
+
+        kwargs = {key: cast(value) for key, value in self.kwargs.items()}
+        if kwargs.get("grad_scale") is not None:
+            kwargs["grad_scale"].requires_grad_(False)  # a constant
+        return Sample(self.name, cast(self.args), kwargs)
+
+
+RECURRENCE_PARAMS = {
+    "modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "complex_modrelu": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "goru": lambda hidden: (torch.randn(hidden) * 0.1,),
+    "euler": lambda hidden: (torch.rand(hidden) * 0.5,),
+    "lstm_projected": lambda hidden: (torch.randn(max(hidden // 2, 1), hidden) / math.sqrt(hidden),),
+    "lstm_layer_norm": lambda hidden: (*(0.5 + torch.rand(n * hidden) for n in (4, 1)), 0.2 * torch.randn(hidden)),
+    "gru_layer_norm": lambda hidden: (0.5 + torch.rand(3 * hidden),),
+}
+"""Sample values of the cells' own tensors."""
+
+RECURRENCE_OPTIONS = {
+    "plain": {},
+    "packed": {"packed": True},
+    "reset": {"reset": True},
+    "reverse": {"reverse": True},
+    "heads": {"heads": 2},
+    "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
+    "grad_scale": {"grad_scale": 1},
+    "packed-grad_scale-heads": {"packed": True, "grad_scale": 2, "heads": 2},
+    "no bias": {"bias": False},
+    "weight_ih": {"inputs": 5},
+    "packed-reset-reverse-heads-weight_ih": {"inputs": 3, "packed": True, "reset": True, "reverse": True, "heads": 2},
+    "no bias-weight_ih": {"inputs": 3, "bias": False},
+    "zoneout": {"zoneout": 0.3},
+    "zoneout-mean": {"zoneout": 0.3, "drawn": False},
+    "dropout": {"dropout": 0.4},
+    "packed-reset-reverse-heads-weight_ih-zoneout-dropout": {
+        "packed": True,
+        "reset": True,
+        "reverse": True,
+        "heads": 2,
+        "inputs": 3,
+        "zoneout": 0.2,
+        "dropout": 0.3,
+    },
+}
+
+
+def recurrence_sample(
+    cell: str,
+    steps: int = 4,
+    batch: int = 3,
+    hidden: int = 4,
+    *,
+    heads: int = 1,
+    bias: bool = True,
+    packed: bool = False,
+    reset: bool = False,
+    reverse: bool = False,
+    grad_scale: int = 0,
+    inputs: int = 0,
+    zoneout: float = 0.0,
+    dropout: float = 0.0,
+    drawn: bool = True,
+    dtype: torch.dtype = torch.float64,
+    requires_grad: bool = False,
+) -> Sample:
+    """Random arguments of :func:`rnnkern.ops.recurrence`, drawn from torch's generator.
+
+    Args:
+        cell, steps, batch, hidden, heads: T, B, H and K; R is scaled so that the state neither dies nor grows.
+        bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
+        grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
+        inputs: I, with ``weight_ih`` and, where ``bias`` is, ``bias_ih``; 0 for a call that is given ``u``.
+        zoneout, dropout: their rates; half of the first for c. ``drawn``: whether there is a seed.
+    """
+    _, gates, states, *_ = CELLS[cell]
+    params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
+    width = params[0].shape[0] if cell == "lstm_projected" else hidden
+    d = hidden // heads
+    R = torch.randn(gates * hidden, width) if heads == 1 else torch.randn(heads, gates * d, d)
+    batch_sizes, rows = None, (steps, batch)
+    if packed:
+        lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
+        batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
+        rows = (int(batch_sizes.sum()),)
+    tensors = {
+        "u": torch.randn(*rows, inputs or gates * hidden),
+        "R": 0.8 * R / math.sqrt(d),
+        "state": (torch.randn(batch, width), torch.randn(batch, hidden))[:states],
+        "bias": 0.5 * torch.randn(gates * hidden) if bias else None,
+        "params": params,
+    }
+    if inputs:
+        tensors["weight_ih"] = torch.randn(gates * hidden, inputs) / math.sqrt(inputs)
+        tensors["bias_ih"] = 0.5 * torch.randn(gates * hidden) if bias else None
+
+    def leaf(x):
+        if isinstance(x, tuple):
+            return tuple(map(leaf, x))
+        return None if x is None else x.to(dtype).requires_grad_(requires_grad)
+
+    tensors = {name: leaf(x) for name, x in tensors.items()}
+    kwargs = {"bias": tensors["bias"], "params": tensors["params"], "batch_sizes": batch_sizes, "reverse": reverse}
+    kwargs |= {name: tensors[name] for name in ("weight_ih", "bias_ih") if name in tensors}
+    if reset:
+        kwargs["reset"] = torch.rand(steps, batch) < 0.3
+    if grad_scale:
+        kwargs["grad_scale"] = torch.rand((steps, batch)[:grad_scale]).to(dtype)
+    if zoneout:
+        kwargs["zoneout"] = (zoneout, zoneout / 2)[:states]
+    if dropout:
+        kwargs["dropout"] = dropout
+    if (zoneout or dropout) and drawn:
+        kwargs["seed"] = torch.randint(-(2**63), 2**63 - 1, ())
+    return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
+
+
+DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normalised)}
+"""Cells whose R has no heads: h is projected, or R h normalised."""
+
+
+def takes(cell: str, options: Collection[str]) -> bool:
+    """Whether a cell has the options."""
+    return not ("heads" in options and cell in DENSE)
+
+
+def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
+    """Every cell with every option of ``RECURRENCE_OPTIONS``; ``sizes`` as in :func:`recurrence_sample`."""
+    for cell in cells:
+        for name, options in RECURRENCE_OPTIONS.items():
+            if takes(cell, options):
+                yield recurrence_sample(cell, **{**sizes, **options})._replace(name=f"{cell}-{name}")
+
+
+def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, Tensor]:
+    """Runs a call and its backward with random gradients of h and of the final state; all by name."""
+    h, state = op(*sample.args, **sample.kwargs)
+    results = {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
+    generator = torch.Generator().manual_seed(seed)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results.values()]
+    pairs = [(y, g) for y, g in zip(results.values(), upstream, strict=True) if y.requires_grad]
+    leaves = sample.leaves()
+    outputs, upstream = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(outputs, leaves, upstream, materialize_grads=True)
+    names = ["u", "R", *(f"state[{k}]" for k in range(len(sample.args[3])))]
+    names += ["bias"] if sample.kwargs.get("bias") is not None else []
+    names += [f"params[{k}]" for k in range(len(sample.kwargs.get("params", ())))]
+    names += [name for name in ("weight_ih", "bias_ih") if sample.kwargs.get(name) is not None]
+    return {**results, **{f"grad of {name}": g for name, g in zip(names, gradients, strict=True)}}
+
+
+def check_recurrence(op: Any, *samples: Sample) -> None:
+    """Holds results and gradients of a recurrence in the sample's dtype to :func:`assert_close`; of several samples all
+    together to :func:`assert_close_over_draws`."""
+    found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for sample in samples:
+        actual = outputs_and_gradients(op, sample)
+        naive = outputs_and_gradients(reference.recurrence, sample)
+        truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
+        for name, value in actual.items():
+            found.setdefault(name, []).append((value, naive[name], truth[name]))
+    for name, results in found.items():
+        what = f"{samples[0].name}: {name}"
+        if len(samples) == 1:
+            assert_close(*results[0], what)
+        else:
+            assert_close_over_draws(results, what)

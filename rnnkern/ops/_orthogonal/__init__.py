@@ -1,0 +1,1 @@
+"""Orthogonal and unitary weights, and the recurrence through rotations."""

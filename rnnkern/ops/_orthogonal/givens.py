@@ -1,0 +1,124 @@
+"""Layers of plane rotations: the public function, its checks and its choice of implementation."""
+
+import torch
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.ops._orthogonal import givens_autograd
+from rnnkern.ops._orthogonal.orthogonal import REAL, cpu_refusal, without_autocast
+from rnnkern.ops.checks import check_dtype, check_like, check_shape, shape_of
+from rnnkern.ops.dispatch import Choice, choose
+
+STYLES = ("tunable", "butterfly")
+
+
+@without_autocast
+def givens_product(
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
+    phases: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    r"""Vectors through L layers of rotations, :math:`W x = F_L \cdots F_2 F_1 x`, or the orthogonal W itself (EUNN:
+    Jing et al. 2017); with phases W is unitary.
+
+    A layer takes the entries of a vector in pairs, and turns each pair by an angle of its own:
+
+    .. math::
+        x_a \leftarrow e^{i \phi} (x_a \cos\theta - x_b \sin\theta), \qquad
+        x_b \leftarrow x_a \sin\theta + x_b \cos\theta
+
+    Without phases :math:`\phi = 0` and all is real.
+
+    ``"tunable"``: neighbours, (0, 1), (2, 3), ... in the first layer, (1, 2), (3, 4), ... in the second, and so on in
+    turns; who has no neighbour stays. N layers reach every rotation. ``"butterfly"``: those at distances 1, 2, 4, ...,
+    N / 2, and again from 1, as in a fast Fourier transform; each :math:`\log_2 N` layers let every entry see every
+    other.
+
+    Args:
+        angles: (L, N // 2) or (..., L, N // 2), in radians; float32, float64, bfloat16 or float16, the last two
+            computed in float32. In a layer with fewer pairs the last one is not read.
+        x: (..., N), of the dtype of ``angles``; where ``angles`` have a batch, (..., R, N) with the same, so that each
+            takes R vectors. Costs O(N L) for each, and W is not formed. None for W.
+        style: ``"tunable"`` or ``"butterfly"``, which needs N to be a power of two.
+        size: N for a W; twice the angles of a layer if not given, which for an odd N is one less.
+        phases: :math:`\phi`, like ``angles``, float32 or float64; ``x`` is then complex. No kernel takes them: the
+            reference runs, and its backward keeps what each layer gave.
+
+    Returns:
+        Of the shape and dtype of ``x``; or W, (..., N, N), so that ``givens_product(angles, x)`` is ``x @ W.mT``.
+        Gradients flow to ``angles``, ``phases`` and ``x``, gradients of gradients too. For them nothing but the result
+        is kept: the backward rotates it back.
+
+    Raises:
+        ValueError: a shape is wrong, or ``style`` is none of the two.
+        TypeError: a type, dtype or device is wrong.
+
+    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.givens_product`.
+
+    >>> angles, x = torch.randn(6, 4), torch.randn(5, 8)
+    >>> W = rnnkern.ops.givens_product(angles)
+    >>> torch.allclose(rnnkern.ops.givens_product(angles, x), x @ W.T, atol=1e-6)
+    True
+    >>> torch.allclose(W.T @ W, torch.eye(8), atol=1e-6)
+    True
+    """
+    count = _check(angles, x, style, size, phases)
+    if _choose(angles, phases).implementation == "reference":
+        return reference.givens_product(angles, x, style=style, size=size, phases=phases)
+    turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
+    if x is None:
+        columns = torch.eye(count, dtype=turns.dtype, device=turns.device).expand(*angles.shape[:-2], count, count)
+        return givens_autograd.givens_product(turns, columns, True, style == "butterfly").to(angles.dtype)
+    rows = x.to(turns.dtype)
+    rows = rows.reshape(-1, count) if angles.dim() == 2 else rows
+    return givens_autograd.givens_product(turns, rows, False, style == "butterfly").reshape(x.shape).to(x.dtype)
+
+
+def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None = None) -> int:
+    """Returns N."""
+    check_dtype("givens_product", "angles", angles, REAL)
+    if phases is not None:
+        check_like("givens_product", "phases", phases, "angles", angles)
+        check_dtype("givens_product", "phases", phases, (torch.float32, torch.float64))
+        check_shape("givens_product", "phases", phases, "like `angles`", tuple(angles.shape))
+    if angles.dim() < 2:
+        raise ValueError(f"givens_product: `angles` must be (..., L, N // 2), got {shape_of(angles)}")
+    if style not in STYLES:
+        raise ValueError(f"givens_product: `style` must be one of {STYLES}, got {style!r}")
+    pairs, batch = angles.shape[-1], tuple(angles.shape[:-2])
+    if x is None:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size // 2 != pairs):
+            wanted = f"{2 * pairs} or {2 * pairs + 1} for `angles` (..., L, {pairs})"
+            raise ValueError(f"givens_product: `size` must be {wanted}, got {size!r}")
+        count = 2 * pairs if size is None else size
+    else:
+        if phases is None:
+            check_like("givens_product", "x", x, "angles", angles)
+        else:
+            check_dtype("givens_product", "x", x, (angles.dtype.to_complex(),))
+        if x.dim() < 1 or x.shape[-1] // 2 != pairs:
+            wanted = f"(..., N) with N // 2 = {pairs} as in `angles`"
+            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
+        if batch and (x.dim() != angles.dim() or tuple(x.shape[:-2]) != batch):
+            wanted = f"(..., R, N) with the batch of `angles`, {batch}"
+            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
+        count = x.shape[-1]
+        if size not in (None, count):
+            raise ValueError(f"givens_product: `size` must be N = {count} of `x`, or None, got {size!r}")
+    if style == "butterfly" and (count < 1 or count & (count - 1)):
+        raise ValueError(f"givens_product: N must be a power of two for the style 'butterfly', got {count}")
+    return count
+
+
+def _choose(angles: Tensor, phases: Tensor | None = None) -> Choice:
+    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "`phases` have no kernel"})
+
+
+def _choose_checked(
+    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
+    phases: Tensor | None = None,
+) -> Choice:  # fmt: skip
+    _check(angles, x, style, size, phases)
+    return _choose(angles, phases)
+
+
+givens_product._choose = _choose_checked

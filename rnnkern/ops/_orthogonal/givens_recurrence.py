@@ -1,0 +1,194 @@
+"""A recurrence through layers of rotations: the public function, its checks and its choice of implementation."""
+
+import torch
+from torch import Tensor
+
+from rnnkern import _extension, reference
+from rnnkern.ops._orthogonal import givens_recurrence_autograd
+from rnnkern.ops._orthogonal.givens import STYLES
+from rnnkern.ops._orthogonal.orthogonal import cpu_refusal, without_autocast
+from rnnkern.ops._recurrence.complex import of_parts, state_in_parts
+from rnnkern.ops.checks import check_batch_sizes, check_dtype, check_like, check_reset, check_shape, shape_of
+from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.programs import told
+
+OP = "givens_recurrence"
+REALS = {
+    torch.float32: torch.float32, torch.float64: torch.float64,
+    torch.complex64: torch.float32, torch.complex128: torch.float64,
+}  # fmt: skip
+DTYPES = tuple(REALS)
+MOST_NUMBERS = {torch.float32: 1024, torch.float64: 512, torch.complex64: 1024, torch.complex128: 256}
+"""Of a state: what the registers of a warp hold beside all else."""
+LANES = 16
+"""Sequences that fill a register of the widest level in float32."""
+MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
+"""Of real and of complex numbers: from how many sequences on, and N over the most layers that were faster than the
+matrix, on one thread with AVX-512: measured at some sizes (those of real numbers by ``python -m
+perf.givens_recurrence``), between and beyond them supposed."""
+
+
+@without_autocast
+def givens_recurrence(
+    u: Tensor,
+    angles: Tensor,
+    h0: Tensor,
+    modrelu_bias: Tensor,
+    *,
+    phases: Tensor | None = None,
+    diagonal_phases: Tensor | None = None,
+    style: str = "tunable",
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Runs EURNN's recurrence over a sequence, one layer of rotations after the other at every step, so that no matrix
+    is formed (Jing et al. 2017).
+
+    .. math::
+        h_t = \mathrm{modrelu}(u_t + F_L \cdots F_2 F_1 D \, h_{t-1}; b), \quad
+        \mathrm{modrelu}(z; b) = \frac{z}{|z|} \mathrm{relu}(|z| + b), \quad D = \mathrm{diag}(e^{i \omega})
+
+    It is ``recurrence("modrelu", u, W, (h0,), params=(b,))`` with the W of :func:`rnnkern.ops.givens_product`. T steps,
+    B sequences, N units: a step of a sequence costs O(N L), forward and backward, where a product with W costs O(N^2).
+    Real numbers have no phases, and D = I.
+
+    Args:
+        u: (T, B, N), or packed (sum of ``batch_sizes``, N) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32,
+            float64, complex64 or complex128.
+        angles: (L, N // 2), in radians, of u's dtype or that of its parts; of the layers as in
+            :func:`rnnkern.ops.givens_product`.
+        h0: (B, N), the initial state, of u's dtype.
+        modrelu_bias: b, (N,), real.
+        phases: (L, N // 2), :math:`\phi` of the layers, for complex u alone; None for zeros.
+        diagonal_phases: (N,), :math:`\omega`, for complex u alone; None for zeros.
+        style: ``"tunable"`` or ``"butterfly"``, which needs N to be a power of two.
+        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
+        reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
+        reverse: run from each sequence's last step to its first.
+
+    Returns:
+        h, like ``u``, and the final state, (B, N), taken at each sequence's own last step. Gradients flow to all
+        tensors of floating point, gradients of gradients too. Kept for them are u and h, whatever L is: the backward
+        goes through the layers of a step again, and takes them back.
+
+    Raises:
+        ValueError: a size, a rank, ``style`` or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
+            implementation that cannot serve the call.
+        TypeError: an argument's type, dtype or device is wrong, or phases are given for a real u.
+        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernel has not.
+
+    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.givens_recurrence`.
+
+    >>> u, angles = torch.randn(20, 3, 8), torch.randn(4, 4)
+    >>> h0, b = torch.zeros(3, 8), torch.zeros(8)
+    >>> h, last = rnnkern.ops.givens_recurrence(u, angles, h0, b)
+    >>> W = rnnkern.ops.givens_product(angles)
+    >>> torch.allclose(h, rnnkern.ops.recurrence("modrelu", u, W, (h0,), params=(b,))[0], atol=1e-5)
+    True
+    """
+    _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
+    options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+    if u.is_complex():
+        phases = torch.zeros_like(angles) if phases is None else phases
+        diagonal_phases = torch.zeros_like(modrelu_bias) if diagonal_phases is None else diagonal_phases
+    if _choose(u).implementation == "reference":
+        turns = {"phases": phases, "diagonal_phases": diagonal_phases, "style": style}
+        return reference.givens_recurrence(u, angles, h0, modrelu_bias, **turns, **options)
+    rows, state = (state_in_parts(x) if x.is_complex() else x for x in (u, h0))
+    h, last = givens_recurrence_autograd.givens_recurrence(
+        rows, angles, phases, diagonal_phases, modrelu_bias, state, *options.values(), style == "butterfly"
+    )
+    return (of_parts(h), of_parts(last)) if u.is_complex() else (h, last)
+
+
+def _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse) -> None:
+    check_dtype(OP, "u", u, DTYPES)
+    wanted = REALS[u.dtype]
+    turning = {"phases": phases, "diagonal_phases": diagonal_phases}
+    turning = {name: x for name, x in turning.items() if x is not None}
+    for name, x in {"angles": angles, "modrelu_bias": modrelu_bias, **turning}.items():
+        check_dtype(OP, name, x, (wanted,))
+        if x.device != u.device:
+            raise TypeError(f"{OP}: `{name}` must be on {u.device} like `u`, got {x.device}")
+    check_like(OP, "h0", h0, "u", u)
+    for name in turning:
+        if not u.is_complex():
+            raise TypeError(f"{OP}: `{name}` are of complex numbers, got a `u` of {u.dtype}")
+    if not isinstance(reverse, bool):
+        raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
+    if style not in STYLES:
+        raise ValueError(f"{OP}: `style` must be one of {STYLES}, got {style!r}")
+    if u.dim() != (3 if batch_sizes is None else 2):
+        symbols = "(T, B, N)" if batch_sizes is None else "(sum of batch_sizes, N) when `batch_sizes` is given"
+        raise ValueError(f"{OP}: `u` must be {symbols}, got {shape_of(u)}")
+    size = u.shape[-1]
+    batch = u.shape[1] if batch_sizes is None else h0.shape[0] if h0.dim() else 0
+    check_shape(OP, "h0", h0, "(B, N)", (batch, size))
+    check_shape(OP, "modrelu_bias", modrelu_bias, "(N,)", (size,))
+    if angles.dim() != 2 or angles.shape[1] != size // 2:
+        raise ValueError(f"{OP}: `angles` must be (L, N // 2) with N // 2 = {size // 2}, got {shape_of(angles)}")
+    for name, x in turning.items():
+        like, symbols = (angles, "like `angles`") if name == "phases" else (modrelu_bias, "(N,)")
+        check_shape(OP, name, x, symbols, shape_of(like))
+    if style == "butterfly" and (size < 1 or size & (size - 1)):
+        raise ValueError(f"{OP}: N must be a power of two for the style 'butterfly', got {size}")
+    steps = u.shape[0]
+    if batch_sizes is not None:
+        steps = check_batch_sizes(OP, batch_sizes, u.shape[0], batch, "u", "h0")
+    if reset is not None:
+        check_reset(OP, reset, u, steps, batch)
+
+
+def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: torch.device) -> bool:
+    """Whether L layers inside the recurrence are faster than their matrix, forward and backward, by what was measured.
+
+    Args:
+        size, layers: N and L.
+        batch: B, or None for code that is compiled for any.
+        is_complex: whether u is.
+        device: of u; without a kernel there nothing is faster.
+    """
+    if device.type != "cpu" or not _extension.available:
+        return False
+    sequences = LANES if batch is None else batch
+    if not is_complex and size < 128:
+        return sequences >= LANES and 32 * layers <= size
+    shares = (share for least, share in MOST_LAYERS[is_complex] if sequences >= least)
+    return layers * next(shares, size + 1) <= size
+
+
+def _choose(u: Tensor) -> Choice:
+    """The written table."""
+    return choose(OP, {"cuda": _cuda_refusal(u), "cpu": cpu_refusal(u)})
+
+
+def _cuda_refusal(u: Tensor) -> str | None:
+    if u.device.type != "cuda":
+        return f"the tensors are on {u.device}"
+    if not _extension.available:
+        return _extension.reason
+    if u.shape[-1] > MOST_NUMBERS[u.dtype]:
+        return f"a state of {u.shape[-1]} numbers of {u.dtype} outgrows the registers of a warp"
+    return _extension.cuda_refusal(u.device)
+
+
+def _choose_checked(
+    u, angles, h0, modrelu_bias, *, phases=None, diagonal_phases=None, style="tunable", batch_sizes=None, reset=None,
+    reverse=False,
+) -> Choice:  # fmt: skip
+    _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
+    return told(
+        _choose(u), u.device, u.dtype.to_real(),
+        lambda dtype, facts, _: f'{{"programs": {_programs(dtype, u)}}}',
+        lambda _: "a warp for each sequence",
+    )  # fmt: skip
+
+
+def _programs(dtype: str, u: Tensor) -> str:
+    if dtype not in ("float32", "float64"):
+        return "[]"
+    return torch.ops.rnnkern.givens_programs(dtype, u.is_complex(), u.shape[-1])
+
+
+givens_recurrence._choose = _choose_checked

@@ -1,0 +1,232 @@
+"""Orthogonal weights: the public functions, their checks and their choice of implementation."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rnnkern import _extension, reference
+from rnnkern.ops._orthogonal import schur as schur_autograd
+from rnnkern.ops._orthogonal import skew_exp as orthogonal_autograd
+from rnnkern.ops.checks import check_like, check_square
+from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.triton_launch import refusal as triton_refusal
+
+REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (*REAL, torch.complex64, torch.complex128)
+FORMS = ("exp", "expm1")
+
+LEAST_IN_FLOAT32 = 8
+"""Rows. Few eigenvalues do not average the errors that squarings double: smaller matrices are computed in float64."""
+
+
+def without_autocast(function: Callable) -> Callable:
+    """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        x = next((y for y in (*args, *kwargs.values()) if isinstance(y, Tensor)), None)
+        if x is None or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+            return function(*args, **kwargs)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@without_autocast
+def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
+    r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
+    Martínez-Rubio 2019).
+
+    Only the strict lower triangle of ``A`` is read: :math:`S_{ij} = A_{ij}` and :math:`S_{ji} = -A_{ij}` for i > j, so
+    that S is exactly skew-symmetric. A complex S is skew-Hermitian, :math:`S_{ji} = -\overline{A_{ij}}`, and its
+    diagonal is the imaginary part of that of ``A``.
+
+    Args:
+        A: (..., N, N); float32, float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in
+            float32 and rounded once. The 2-norm of S may be up to 1,000; in a batch each matrix is treated by its own.
+        form: ``"exp"`` for exp(S), ``"expm1"`` for exp(S) - I, without cancellation where S is small.
+
+    Returns:
+        (..., N, N), of the dtype of ``A``. A matrix with a NaN in what is read is NaN throughout. Gradients are zero
+        where nothing is read; gradients of gradients are there too.
+
+    Raises:
+        ValueError: ``A`` is no batch of square matrices, or ``form`` is none of the two.
+        TypeError: ``A`` is no tensor, or of another dtype.
+
+    Equations: docs, "Orthogonal weights"; :mod:`rnnkern.reference._orthogonal`.
+
+    >>> V = rnnkern.ops.skew_exp(torch.randn(8, 8))
+    >>> torch.allclose(V.T @ V, torch.eye(8), atol=1e-5)
+    True
+    """
+    _check_skew_exp(A, form)
+    if _choose(A).implementation == "reference":
+        return reference.skew_exp(A, form=form)
+    S = _as_real(A) if A.is_complex() else A
+    arithmetic = torch.promote_types(S.dtype, torch.float32 if S.shape[-1] >= LEAST_IN_FLOAT32 else torch.float64)
+    V = orthogonal_autograd.skew_exp(S.to(arithmetic), form == "expm1")
+    return (_from_real(V) if A.is_complex() else V).to(A.dtype)
+
+
+def _as_real(A: Tensor) -> Tensor:
+    """X + i Y as the real matrix ((X, -Y), (Y, X)), of which skew_exp reads the strict lower triangle: Y, which is
+    symmetric, is made whole, and of X the lower triangle is enough."""
+    X, Y = A.real, A.imag.tril()
+    Y = Y + Y.tril(-1).mT
+    return torch.cat([torch.cat([X, -Y], -1), torch.cat([Y, X], -1)], -2)
+
+
+def _from_real(V: Tensor) -> Tensor:
+    size = V.shape[-1] // 2
+    return torch.complex(V[..., :size, :size], V[..., size:, :size])
+
+
+def _check_skew_exp(A: Tensor, form: str) -> None:
+    check_square("skew_exp", "A", A, DTYPES)
+    if form not in FORMS:
+        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
+
+
+def cpu_refusal(x: Tensor) -> str | None:
+    return _extension.reason if x.device.type == "cpu" else f"the tensors are on {x.device}"
+
+
+def _choose(A: Tensor) -> Choice:
+    """The written table."""
+    return choose("skew_exp", {"cpu": cpu_refusal(A), "triton": triton_refusal(A.device)})
+
+
+def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
+    _check_skew_exp(A, form)
+    return _choose(A)
+
+
+skew_exp._choose = _choose_checked
+
+
+@without_autocast
+def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
+    r"""Cayley's transform :math:`(I + S)^{-1} (I - S) D` of a skew-symmetric S, with D = diag(``scale``) the scaled one
+    of scoRNN (Helfrich et al. 2018, eq. 4).
+
+    Args:
+        A: (..., N, N), of which S is read as by :func:`skew_exp`; the dtypes are the same.
+        scale: (N,) or (..., N), of the dtype of ``A``: the diagonal of D, each 1 or -1. As many as are -1 eigenvalues
+            of the result can be -1, which without D none can. No gradient flows to it.
+
+    Returns:
+        (..., N, N): orthogonal, and unitary for a complex ``A``. Gradients flow to ``A``, gradients of gradients too.
+
+    Raises:
+        ValueError: a shape is wrong.
+        TypeError: a type, dtype or device is wrong.
+
+    >>> V = rnnkern.ops.cayley(torch.randn(3, 3), torch.tensor([1.0, 1.0, -1.0]))
+    >>> torch.linalg.det(V).round().item()
+    -1.0
+    """
+    check_square("cayley", "A", A, DTYPES)
+    if scale is not None:
+        check_like("cayley", "scale", scale, "A", A)
+        size, batch = A.shape[-1], A.shape[:-2]
+        if tuple(scale.shape) not in ((size,), (*batch, size)):
+            raise ValueError(
+                f"cayley: `scale` must be (N,) = ({size},) or (..., N) = {(*batch, size)}, got {tuple(scale.shape)}"
+            )
+        scale = scale.detach()
+    S = reference.skew(A.to(torch.promote_types(A.dtype, torch.float32)))
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    # 2 (I + S)^-1 - I, one inverse and two products backwards; inv_ex does not wait for the device.
+    V = 2 * torch.linalg.inv_ex(eye + S).inverse - eye
+    return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
+
+
+@without_autocast
+def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+    r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
+
+    :math:`\Lambda` has blocks :math:`\gamma_i \begin{pmatrix} \cos\theta_i & -\sin\theta_i \\ \sin\theta_i &
+    \cos\theta_i \end{pmatrix}` along its diagonal. With an odd N the last block is the number :math:`\gamma`, which has
+    no angle.
+
+    Args:
+        P: (..., N, N), orthogonal; float32, float64, bfloat16 or float16, the last two computed in float32.
+        theta: (..., N // 2), angles in radians.
+        gamma: (..., (N + 1) // 2), moduli of the eigenvalues where T is zero.
+        T: (..., N, N), of which the strict lower triangle is read.
+
+    Returns:
+        (..., N, N). Gradients flow to all four; that of ``T`` is zero where nothing is read.
+
+    Raises:
+        ValueError: a shape is wrong, or the batches differ.
+        TypeError: a type, dtype or device is wrong.
+
+    >>> V = rnnkern.ops.schur_weight(torch.eye(3), torch.zeros(1), torch.ones(2), torch.zeros(3, 3))
+    >>> torch.equal(V, torch.eye(3))
+    True
+    """
+    _check_schur_weight(P, theta, gamma, T)
+    if _choose_schur_weight(P).implementation == "reference":
+        return reference.schur_weight(P, theta, gamma, T)
+    arithmetic = torch.promote_types(P.dtype, torch.float32)
+    return schur_autograd.schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T))).to(P.dtype)
+
+
+def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
+    check_square("schur_weight", "P", P, REAL)
+    size, batch = P.shape[-1], tuple(P.shape[:-2])
+    wanted = {
+        "theta": (theta, "(..., N // 2)", (*batch, size // 2)),
+        "gamma": (gamma, "(..., (N + 1) // 2)", (*batch, (size + 1) // 2)),
+        "T": (T, "(..., N, N)", (*batch, size, size)),
+    }
+    for name, (tensor, symbols, shape) in wanted.items():
+        check_like("schur_weight", name, tensor, "P", P)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"schur_weight: `{name}` must be {symbols} = {shape}, got {tuple(tensor.shape)}")
+
+
+def _choose_schur_weight(P: Tensor) -> Choice:
+    return choose("schur_weight", {"cpu": cpu_refusal(P)})
+
+
+def _choose_checked_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Choice:
+    _check_schur_weight(P, theta, gamma, T)
+    return _choose_schur_weight(P)
+
+
+schur_weight._choose = _choose_checked_schur_weight
+
+
+@without_autocast
+def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
+    r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
+    :math:`B \leftarrow B (3 I - B^H B) / 2`.
+
+    One step takes an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`; the singular values must be
+    below :math:`\sqrt 3`. It costs two products, and no decomposition.
+
+    Args:
+        B: (..., N, N), of the dtypes of :func:`skew_exp`.
+        steps: how many; the default takes an error of 0.01 to 4e-9, or to the rounding of the dtype.
+
+    Returns:
+        (..., N, N), of the dtype of ``B``. Gradients flow to ``B``.
+
+    Raises:
+        ValueError: ``B`` is no batch of square matrices, or ``steps`` is negative.
+        TypeError: ``B`` is no tensor, or of another dtype.
+
+    >>> V = rnnkern.ops.project_orthogonal(torch.eye(3) + 1e-3 * torch.ones(3, 3))
+    >>> torch.allclose(V.T @ V, torch.eye(3), atol=1e-6)
+    True
+    """
+    check_square("project_orthogonal", "B", B, DTYPES)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"project_orthogonal: `steps` must be a number from 0 on, got {steps!r}")
+    return reference.project_orthogonal(B, steps=steps)

@@ -1,0 +1,1 @@
+"""The recurrence through any cell."""

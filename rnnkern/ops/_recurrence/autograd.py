@@ -1,0 +1,255 @@
+"""Derivatives of the recurrence: an autograd.Function around the forward, one around the backward, and the reference
+around that."""
+
+import inspect
+import json
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern import _extension
+from rnnkern.ops._recurrence.second import differentiate_backward
+from rnnkern.ops._recurrence.vmap import over_members
+from rnnkern.ops.transforms import applied_whole, no_forward_mode, transformed
+from rnnkern.reference import CELLS
+
+KERNEL_CELLS: dict[str, dict[str, int]] = (
+    json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
+)
+"""The facts of the cells that have kernels (csrc/cells/list.h)."""
+
+RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
+"""Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
+
+Rates = tuple[float, ...]
+"""Of zoneout, one for each of the state's tensors, and of dropout; empty where all are 0. Flat, since the compiler
+loses track of a Function's arguments where a tuple is inside another one."""
+
+WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
+
+_operators = torch.ops.rnnkern
+
+
+def operator_rates(rates: Rates) -> tuple[tuple[float, ...] | None, float]:
+    """Zoneout and dropout as the operators take them."""
+    return (rates[:-1], rates[-1]) if rates else (None, 0.0)
+
+
+class Recomputed(NamedTuple):
+    """A value of ``save_u``: u is not kept, and second derivatives compute it again by ``function(*tensors)``."""
+
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor | None, ...]
+
+
+class Recurrence(torch.autograd.Function):
+    """``saving`` is (whether the gates are kept, whether u is, the function of a :class:`Recomputed` or None);
+    ``tensors`` are the state, the params and what that function takes."""
+
+    @staticmethod
+    def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+                grad_scale, seed, *tensors):  # fmt: skip
+        last = states + len(CELLS[cell].params)
+        return tuple(
+            _operators.recurrence.default(
+                cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
+                saving[0], weight_ih, bias_ih, *operator_rates(rates), seed,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.cell, ctx.reverse, (save_gates, save_u, ctx.recompute_u), ctx.states, ctx.rates, u, *tensors = inputs
+        h, saved = output[0], output[1 + ctx.states :]
+        ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.inputs = 1 + len(tensors)
+        last = 8 + ctx.states + len(CELLS[ctx.cell].params)
+        tensors, sources = tensors[:last], tensors[last:]
+        ctx.sources = len(sources)
+        projected = tensors[0] is not None
+        # u takes as much memory as the gates. Where they are kept, or the cell has none, no kernel reads it.
+        reads_u = projected or (KERNEL_CELLS[ctx.cell]["saved"] and not save_gates)
+        ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
+
+    @staticmethod
+    def backward(ctx, grad_h, *grad_rest):
+        grads = (grad_h, *grad_rest[: ctx.states])
+        if all(g is None for g in grads):
+            return (None,) * (5 + ctx.inputs)
+        needs, saved = ctx.needs_input_grad[5:10], ctx.saved_tensors
+        sources, (u, *tensors) = saved[: ctx.sources], saved[ctx.sources :]
+        if u is None and ctx.recompute_u is not None and torch.is_grad_enabled():
+            u = ctx.recompute_u(*sources)
+        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, (u, *tensors), needs, grads)
+        return (*[None] * 5, *first, *[None] * 4, *rest, *[None] * ctx.sources)
+
+    @staticmethod
+    def vmap(info, dims, *args):
+        return over_members(differentiable, info.batch_size, dims, args)
+
+
+differentiable = applied_whole(Recurrence, "recurrence")
+
+
+def gradients(cell, reverse, states, rates, tensors, needs, grads):
+    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). Of
+    ``tensors`` u is None where it was not kept."""
+    wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
+    compiling = torch.compiler.is_compiling()
+    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # the Function says so, the operator cannot
+    backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
+    return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
+
+
+def in_order(results, needs, projected):
+    """What the operator of the backward returns, as :func:`gradients` has it."""
+    du, dR, dbias, *rest = results
+    dweight_ih = dbias_ih = None
+    if projected:
+        *rest, dweight_ih, dbias_ih = rest
+    first = (du, dweight_ih, dbias_ih, dR, dbias)
+    return [d if need else None for d, need in zip(first, needs, strict=True)], rest
+
+
+class RecurrenceBackward(torch.autograd.Function):
+    """The backward for torch.func's transforms, which do not take the operator's register_autograd, and where u was not
+    kept, so that there is no second derivative."""
+
+    @staticmethod
+    def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
+                seed, *tensors):  # fmt: skip
+        state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
+        if u is None:  # its sizes, without its memory
+            u = h.new_empty(()).expand(*h.shape[:-1], math.prod(R.shape[:-1]))
+        if all(g is None for g in grad_state):
+            grad_state = ()
+        grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
+        return tuple(
+            _operators.recurrence_backward.default(
+                cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
+                "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
+                "bias_ih" in wanted, *operator_rates(rates), seed,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors  # once: each reading unpacks anew
+        tensors, rest = saved[:9], saved[9:]
+        if tensors[0] is None:
+            raise RuntimeError(
+                "recurrence: second derivatives need `u`, which is not kept for the backward where the gates are: pass "
+                "`save_u=True`"
+            )
+        state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
+        first, upstream = differentiate_backward(
+            ctx.cell, ctx.reverse, ctx.rates, tensors, state, params, (upstream[0], *upstream[1]), grads
+        )
+        return (*[None] * 5, *first[:5], *[None] * 4, *first[5:], *(None for _ in saved), *upstream)
+
+    @staticmethod
+    def vmap(info, dims, *args):
+        cell, _, wanted, *_ = args
+        share = wanted.isdisjoint(WEIGHTS) and not CELLS[cell].params
+        return over_members(RecurrenceBackward.apply, info.batch_size, dims, args, share)
+
+    jvp = no_forward_mode("recurrence")
+
+
+class _Bound(NamedTuple):
+    """What is asked of an inspect.BoundArguments."""
+
+    args: tuple
+    kwargs: dict
+
+    def apply_defaults(self):
+        pass
+
+
+class _AllGiven(inspect.Signature):
+    """Function.apply binds its arguments by the signature, which takes a quarter of a tiny call: here nothing is left
+    to bind, since every call gives all of them in order."""
+
+    def bind(self, *args):
+        return _Bound(args, {})
+
+
+Recurrence.forward.__signature__ = _AllGiven(inspect.signature(Recurrence.forward).parameters.values())
+
+
+def _parts(cell, states, tensors):
+    """(state, params, h and what the forward saved, grad_h, grad_state)."""
+    last, first = states + len(CELLS[cell].params), len(tensors) - 1 - states
+    return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
+
+
+def hidden_size(cell, u, weight_ih):
+    return (u.shape[-1] if weight_ih is None else weight_ih.shape[0]) // CELLS[cell].gates
+
+
+def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
+                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None):  # fmt: skip
+    hidden = hidden_size(cell, u, weight_ih)
+    outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
+    if training:
+        arithmetic = torch.promote_types(u.dtype, torch.float32)
+        outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
+        saved = KERNEL_CELLS[cell]["saved"]
+        if (save_gates and saved) or (not saved and seed is None and zoneout and zoneout[0] > 0):
+            outputs.append(u.new_empty(*u.shape[:-1], max(saved, 1) * hidden, dtype=arithmetic))
+    return outputs
+
+
+def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
+                     saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
+                     needs_bias_ih, zoneout, dropout, seed):  # fmt: skip
+    columns = CELLS[cell].gates * hidden_size(cell, u, weight_ih)
+    outputs = [
+        u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
+        R.new_empty(R.shape if needs_R else (0,)),
+        u.new_empty(columns if needs_bias else 0),
+        *(x.new_empty(x.shape) for x in (*state, *params)),
+    ]
+    if weight_ih is not None:
+        outputs.append(u.new_empty(weight_ih.shape if needs_weight_ih else (0,)))
+        outputs.append(u.new_empty(columns if bias_ih is not None and needs_bias_ih else 0))
+    return outputs
+
+
+def _setup_backward(ctx, inputs, output):
+    """As in :class:`RecurrenceBackward`, whose arguments the operator's are in another order."""
+    (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed) = inputs  # fmt: skip
+    ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
+    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, *state, *params, h, *saved)
+    rates = (*(zoneout or [0.0] * len(state)), dropout)
+    inputs = (cell, reverse, None, len(state), rates, *tensors, grad_h, *grad_state)
+    RecurrenceBackward.setup_context(ctx, inputs, output)
+
+
+def _differentiate_backward(ctx, grads):
+    _, _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
+    state, params, (_, *saved), grad_h, grad_state = _parts(ctx.cell, ctx.states, rest)
+    grad_state = grad_state[: ctx.grad_states]
+    return (
+        None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
+        weight_ih, bias_ih, *[None] * 6,
+    )  # fmt: skip
+
+
+if _extension.available:
+    torch.library.register_fake("rnnkern::recurrence", _forward_shapes)
+    torch.library.register_fake("rnnkern::recurrence_backward", _backward_shapes)
+    torch.library.register_autograd(
+        "rnnkern::recurrence_backward", _differentiate_backward, setup_context=_setup_backward
+    )

@@ -1,0 +1,287 @@
+"""Two recurrences at once, where the CPU kernels can run them side by side: both directions of a layer, or a layer and
+the one above it."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rnnkern import _extension
+from rnnkern.ops._recurrence.autograd import gradients, in_order
+from rnnkern.ops._recurrence.recurrence import recurrence
+from rnnkern.ops.dispatch import Choice
+from rnnkern.ops.transforms import needs_derivatives, transformed
+
+_operators = torch.ops.rnnkern
+
+Result = tuple[Tensor, tuple[Tensor, ...]]
+"""h and the final state."""
+
+EACH = ("weight_ih", "bias_ih", "R", "bias", "reset")
+"""What each recurrence has of its own, before its state and params. The optional ones are both there or both None."""
+
+OTHERS = ("state", "params", "batch_sizes", "save_gates")
+
+
+def recurrence_bidirectional(
+    cell: str, x: Tensor, forward: Mapping[str, Any], backward: Mapping[str, Any]
+) -> tuple[Result, Result]:
+    r"""Runs a recurrent cell over a sequence in both directions, each with its own weights.
+
+    It equals two calls of :func:`recurrence`, and takes and raises what they do::
+
+        recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
+
+    On a CPU with at least two threads both run at the same time, by half of the threads each, and no thread waits for
+    the other direction. This is so for calls with ``weight_ih``, without ``grad_scale``, ``zoneout`` and ``dropout``,
+    of equal sizes, with the same ``batch_sizes`` and ``save_gates``, and with the same optional tensors in both
+    directions. All else is two calls: on other devices and under :func:`rnnkern.use` of the reference, with one
+    thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
+    :func:`recurrence`.
+
+    Args:
+        cell: as in :func:`recurrence`.
+        x: (T, B, I), or packed (sum of ``batch_sizes``, I).
+        forward, backward: the other arguments of :func:`recurrence` by name, ``reverse`` apart: ``weight_ih``, ``R``,
+            ``state`` and what is optional.
+
+    Returns:
+        For each direction h, like ``x`` with H columns, and the final state. Both are in the order of ``x``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
+
+    >>> x, h0 = torch.randn(5, 2, 4), torch.zeros(2, 3)
+    >>> one, other = ({"weight_ih": torch.randn(9, 4), "R": torch.randn(9, 3), "state": (h0,)} for _ in range(2))
+    >>> (h, _), (h_reverse, _) = recurrence_bidirectional("gru", x, one, other)
+    >>> torch.cat([h, h_reverse], dim=-1).shape
+    torch.Size([5, 2, 6])
+    """
+    calls = _pair(cell, False, x, forward, backward)
+    if calls is None:
+        return recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
+    return _apply(cell, False, x, calls)
+
+
+def recurrence_stacked(
+    cell: str, x: Tensor, lower: Mapping[str, Any], upper: Mapping[str, Any]
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    r"""Runs two layers of a recurrent cell, the second over the h of the first.
+
+    It equals two calls of :func:`recurrence`, and takes and raises what they do::
+
+        h, lower_state = recurrence(cell, x, **lower)
+        h, upper_state = recurrence(cell, h, **upper)
+
+    For the calls that :func:`recurrence_bidirectional` names both are one operator. With an even number of threads, few
+    sequences (less than four per thread) of many steps, and at most 256 KB of R, they run at the same time, by half of
+    the threads each, the second some steps behind the first; in the backward the first behind the second.
+
+    Args:
+        cell: as in :func:`recurrence`.
+        x: (T, B, I), or packed (sum of ``batch_sizes``, I).
+        lower, upper: the other arguments of :func:`recurrence` by name, without ``reverse``.
+
+    Returns:
+        h of the second layer, like ``x`` with H columns, and the final states of the first and of the second.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
+
+    >>> x, h0 = torch.randn(5, 2, 4), torch.zeros(2, 3)
+    >>> lower = {"weight_ih": torch.randn(9, 4), "R": torch.randn(9, 3), "state": (h0,)}
+    >>> upper = {"weight_ih": torch.randn(9, 3), "R": torch.randn(9, 3), "state": (h0,)}
+    >>> h, lower_state, upper_state = recurrence_stacked("gru", x, lower, upper)
+    >>> h.shape, torch.equal(h[-1], upper_state[0])
+    (torch.Size([5, 2, 3]), True)
+    """
+    calls = _pair(cell, True, x, lower, upper)
+    if calls is None:
+        h, lower_state = recurrence(cell, x, **lower)
+        h, upper_state = recurrence(cell, h, **upper)
+    else:
+        (_, lower_state), (h, upper_state) = _apply(cell, True, x, calls)
+    return h, lower_state, upper_state
+
+
+def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
+    """The written rule: the arguments of both calls, checked and with defaults, or None where they are two calls."""
+    if torch.compiler.is_compiling() or transformed() or torch.get_num_threads() < 2:
+        return None
+    if not isinstance(x, Tensor) or not x.is_cpu or x.is_complex():
+        return None
+    defaults = recurrence.__kwdefaults__
+    calls = [{**defaults, **first}, {**defaults, **second}]
+    rest = [(value, defaults.get(name)) for c in calls for name, value in c.items() if name not in EACH + OTHERS]
+    if any(value is not default and (isinstance(value, Tensor) or value != default) for value, default in rest):
+        return None
+    if recurrence._choose(cell, x, **first).implementation != "cpu":
+        return None
+    _choose_second(cell, stacked, x, first, second)  # for its checks
+    one, other = calls
+    shapes = ([None if t is None else t.shape for t in (*map(c.get, EACH[1:]), c["state"][0])] for c in calls)
+    alike = one["batch_sizes"] is other["batch_sizes"] and one["save_gates"] == other["save_gates"]
+    projected = one["weight_ih"] is not None and other["weight_ih"] is not None
+    return calls if alike and projected and next(shapes) == next(shapes) else None
+
+
+def _choose_second(cell, stacked, x, first, second) -> Choice:
+    if stacked:  # over an h that is not there yet
+        x = x.new_empty(1).expand(*x.shape[:-1], first["state"][0].shape[-1])
+    return recurrence._choose(cell, x, **second, reverse=not stacked)
+
+
+def _choose_both(stacked, how, cell, x, first, second) -> list[Choice]:
+    choices = [recurrence._choose(cell, x, **first), _choose_second(cell, stacked, x, first, second)]
+    if _pair(cell, stacked, x, first, second) is None:
+        return choices
+    return [choice._replace(reason=f"{choice.reason}, {how}") for choice in choices]
+
+
+recurrence_bidirectional._choose = partial(_choose_both, False, "side by side with the other direction")
+recurrence_stacked._choose = partial(_choose_both, True, "in one call with the other layer")
+
+
+def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
+    tensors = [t for call in calls for t in (*map(call.get, EACH), *call["state"], *call["params"])]
+    states, batch_sizes = len(calls[0]["state"]), calls[0]["batch_sizes"]
+    if needs_derivatives(x, *tensors):
+        save_gates = calls[0]["save_gates"] is not False
+        results = RecurrencePair.apply(cell, stacked, save_gates, states, x, batch_sizes, *tensors)
+    else:
+        results = _run(cell, stacked, False, False, states, x, batch_sizes, tensors)
+    one, other = ((h, tuple(rest[:states])) for h, *rest in _halves(results))
+    return one, other
+
+
+# ---- the operators: lists hold the first recurrence's tensors and then as many of the second
+
+
+def _halves(both: Sequence) -> tuple[Sequence, Sequence]:
+    middle = len(both) // 2
+    return both[:middle], both[middle:]
+
+
+def _lists(states, tensors):
+    """[weight_ih, bias_ih, R, bias, reset, state, params] of both."""
+    halves = _halves(tensors)
+    each = [list(two) if two[0] is not None else None for two in zip(*halves, strict=True)][: len(EACH)]
+    state, params = slice(len(EACH), len(EACH) + states), slice(len(EACH) + states, None)
+    return [*each, *([t for half in halves for t in half[part]] for part in (state, params))]
+
+
+def _run(cell, stacked, training, save_gates, states, x, batch_sizes, tensors):
+    weight_ih, bias_ih, R, bias, reset, state, params = _lists(states, tensors)
+    return _operators.recurrence_pair.default(
+        cell, stacked, x, R, state, bias, params or None, batch_sizes, reset, training, save_gates, weight_ih, bias_ih
+    )
+
+
+class RecurrencePair(torch.autograd.Function):
+    """Not for transforms. Its backward may be under one, or be differentiated again: then it is that of the recurrences
+    one by one. Stacked, the first one's h has a gradient of its own in second derivatives alone."""
+
+    @staticmethod
+    def forward(cell, stacked, save_gates, states, x, batch_sizes, *tensors):
+        return tuple(_run(cell, stacked, True, save_gates, states, x, batch_sizes, tensors))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.cell, ctx.stacked, _, ctx.states, *tensors = inputs
+        kept = [(half[0], *half[1 + ctx.states :]) for half in _halves(output)]
+        ctx.mark_non_differentiable(*kept[0][1:], *kept[1][1:])
+        ctx.set_materialize_grads(False)
+        ctx.inputs = len(tensors)
+        ctx.save_for_backward(*tensors, *kept[0], *kept[1])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        grads = [list(half[: 1 + ctx.states]) for half in _halves(grads)]
+        needs = [[ctx.needs_input_grad[4], *half] for half in _halves(ctx.needs_input_grad[6:])]
+        used = [any(g is not None for g in half) for half in grads]
+        if ctx.stacked:
+            needs[1][0] = any(needs[0])
+            used[0] = needs[1][0] and any(used)
+        if not any(used):
+            return (None,) * (4 + ctx.inputs)
+        saved = ctx.saved_tensors  # once: each reading unpacks anew, which a checkpoint refuses
+        x, batch_sizes, *tensors = saved[: ctx.inputs]
+        kept = _halves(saved[ctx.inputs :])
+        needs = [half[:5] for half in needs]
+        call = (ctx.cell, ctx.stacked, ctx.states, x, batch_sizes, tensors, kept, needs, grads)
+        together = all(used) and not (ctx.stacked and grads[0][0] is not None)
+        if together and not torch.is_grad_enabled() and not transformed():
+            both = _both_gradients(*call)
+        else:
+            both = _gradients_of_each(*call, used)
+        ((dx, *first), rest), ((dx_second, *second), rest_second) = both
+        if dx_second is not None and not ctx.stacked:
+            dx = dx_second if dx is None else dx + dx_second
+        return (None, None, None, None, dx, None, *first, None, *rest, *second, None, *rest_second)
+
+
+def _gradients_of_each(cell, stacked, states, x, batch_sizes, tensors, kept, needs, grads, used):
+    both = [([None] * 5, [None] * (len(own) - len(EACH))) for own in _halves(tensors)]
+    for k in (1, 0):
+        if used[k]:
+            weight_ih, bias_ih, R, bias, reset, *rest = _halves(tensors)[k]
+            u = kept[0][0] if stacked and k == 1 else x
+            call = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, *rest, *kept[k])
+            both[k] = gradients(cell, k == 1 and not stacked, states, (), call, needs[k], grads[k])
+            if stacked and k == 1 and used[0]:
+                dh, own = both[1][0][0], grads[0][0]
+                grads[0][0] = dh if own is None else own + dh
+    return both
+
+
+def _both_gradients(cell, stacked, states, x, batch_sizes, tensors, kept, needs, grads):
+    weight_ih, bias_ih, R, bias, reset, state, params = _lists(states, tensors)
+    (grad_h, *grad_state), (grad_h_second, *grad_state_second) = grads
+    grad_state += grad_state_second
+    if all(g is None for g in grad_state):
+        grad_state = []
+    grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
+    needs_x, needs_weights = needs[0][0], map(any, zip(*(half[1:] for half in needs), strict=True))
+    needs_weight_ih, needs_bias_ih, needs_R, needs_bias = needs_weights
+    results = _operators.recurrence_pair_backward.default(
+        cell, stacked, grad_h, grad_h_second, grad_state, x, R, state, bias, params or None, batch_sizes, reset,
+        [half[0] for half in kept], [s for half in kept for s in half[1:]], weight_ih, bias_ih,
+        needs_x, needs_R, needs_bias, needs_weight_ih, needs_bias_ih,
+    )  # fmt: skip
+    one, other = (in_order(half, need, True) for half, need in zip(_halves(results), needs, strict=True))
+    if needs_x and not stacked:
+        one[0][0].add_(other[0][0])
+        other[0][0] = None
+    return one, other
+
+
+def _forward_shapes(cell, stacked, u, R, state, bias, params, batch_sizes, reset, training, save_gates, weight_ih,
+                    bias_ih):  # fmt: skip
+    def one(k, x):
+        return _operators.recurrence.default(
+            cell, x, R[k], _halves(state)[k], None, None, batch_sizes, None, False, training, save_gates, weight_ih[k]
+        )
+
+    first = one(0, u)
+    return first + one(1, first[0] if stacked else u)
+
+
+def _backward_shapes(cell, stacked, grad_h, grad_h_second, grad_state, u, R, state, bias, params, batch_sizes, reset,
+                     h, saved, weight_ih, bias_ih, needs_u, needs_R, needs_bias, needs_weight_ih,
+                     needs_bias_ih):  # fmt: skip
+    one, other = (
+        _operators.recurrence_backward.default(
+            cell, None, [], x, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, False, None,
+            h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k],
+            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None,
+        )
+        for k, x in enumerate((u, h[0] if stacked else u))
+    )  # fmt: skip
+    return one + other
+
+
+if _extension.available:
+    torch.library.register_fake("rnnkern::recurrence_pair", _forward_shapes)
+    torch.library.register_fake("rnnkern::recurrence_pair_backward", _backward_shapes)

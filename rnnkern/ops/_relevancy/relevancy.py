@@ -1,0 +1,234 @@
+"""Relevancy attention inside a recurrence: the public function, its checks and its choice of implementation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rnnkern import _extension, reference
+from rnnkern.ops._relevancy import autograd as relevancy_autograd
+from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
+from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.programs import told
+from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
+from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
+
+OP = "relevancy_recurrence"
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+CHOICES = {
+    "mix": tuple(FACTORS),
+    "alignment": ("additive", "dot"),
+    "screening": ("attention", "random", "fifo"),
+    "readout": ("h", "s"),
+}
+
+
+def relevancy_recurrence(
+    cell: str,
+    u: Tensor,
+    weights: Sequence[Tensor],
+    state: Sequence[Tensor] | RelevancyState,
+    *,
+    buffer_size: int,
+    relevant_size: int,
+    mix: str = "half",
+    alignment: str = "additive",
+    screening: str | Tensor = "attention",
+    params: Sequence[Tensor] = (),
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    readout: str = "h",
+    return_memory: bool = False,
+) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
+    r"""A recurrence whose state attends to the last states and to the most relevant of those before (Kerg 2022, ch. 4,
+    algorithm 1: RelRNN, RelLSTM; MemRNN where the buffer holds all).
+
+    At step t, for each sample: the cell makes :math:`h_t` of :math:`u_t + V s_{t-1}`; it enters the buffer S, and the
+    event that has been there for ``buffer_size`` steps leaves. That one takes an empty slot of the relevant set R, or
+    the first slot with the least score if its own score is more, or is forgotten. Then
+
+    .. math::
+        e_j = v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e), \quad
+        s_t = (h_t + \sum_j \alpha_j m_j) / 2
+
+    over the members :math:`m_j` of S and R, and the score of each event in S grows by its :math:`\alpha_j`. No gradient
+    flows through scores and selection. T steps, B samples, n hidden units, G gates of the cell.
+
+    Args:
+        cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4, its c is not attended to).
+        u: (T, B, G*n), or packed (sum of ``batch_sizes``, G*n); float32 or float64, or bfloat16 or float16, for which
+            all is computed and carried on in float32.
+        weights: ``(V, W_a, U_a, v)``: (G*n, n), (n, n), (n, n), (n,).
+        state: ``(s0,)``, for an LSTM ``(s0, c0)``, each (B, n), to begin with nothing remembered; or the state that a
+            former call returned, and the two calls are one to the bit.
+        buffer_size: of S, at least 1. With T or more nothing leaves: full attention, its memory linear in T.
+        relevant_size: of R; 0 for a window.
+        mix: ``"half"``, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j`, the thesis' equation, which does not
+            transfer to longer sequences.
+        alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
+        screening: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, R holds the last that
+            left; or scores of the caller's, (T, B).
+        params: of ``"modrelu"`` its bias ``(b,)``, (n,).
+        batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
+        reset: (T, B) bool, also when packed. Where true, s, c and all that is remembered are emptied before step t.
+        readout: ``"h"``, or ``"s"`` to return :math:`s_t` in its place.
+        return_memory: return also what each step attended to.
+
+    Returns:
+        h, like ``u`` with n columns; the :class:`RelevancyState`, with ``ids`` (B, ``relevant_size``), the time indices
+        in the relevant set, -1 for empty, and ``scores``, their frozen scores; and with ``return_memory`` the
+        :class:`RelevancyMemory`. Gradients flow from h and from the state's ``s``, ``c``, ``buffer`` and ``relevant``
+        to ``u``, ``weights``, ``params`` and the same parts of ``state``.
+
+    Raises:
+        ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
+            serve the call.
+        TypeError: an argument's type, dtype or device is wrong.
+
+    Equations: docs, "Relevancy attention"; :mod:`rnnkern.reference._relevancy`.
+
+    >>> u, V, W_a, U_a = (torch.randn(*sizes) for sizes in ((9, 2, 3), (3, 3), (3, 3), (3, 3)))
+    >>> weights, sizes = (V, W_a, U_a, torch.randn(3)), {"buffer_size": 4, "relevant_size": 2}
+    >>> h, state = relevancy_recurrence("tanh", u, weights, (torch.zeros(2, 3),), screening="fifo", **sizes)
+    >>> h.shape, state.ids.tolist()
+    (torch.Size([9, 2, 3]), [[4, 3], [4, 3]])
+    """
+    steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
+                   reset, readout)  # fmt: skip
+    arithmetic = torch.promote_types(u.dtype, torch.float32)
+    dtype, u = u.dtype, u.to(arithmetic)
+    weights, params = ([x.to(arithmetic) for x in group] for group in (weights, params))
+    if not isinstance(state, RelevancyState):
+        state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size)
+    scores = reference.given_scores(screening, state, steps)
+    scores = None if scores is None else scores.to(arithmetic)
+    if _choose(cell, u).implementation == "reference":
+        h, *rest = reference.relevancy_recurrence(
+            cell, u, weights, state, buffer_size=buffer_size, relevant_size=relevant_size, mix=mix, alignment=alignment,
+            screening="attention" if scores is None else scores, params=params, batch_sizes=batch_sizes, reset=reset,
+            readout=readout, return_memory=return_memory,
+        )  # fmt: skip
+        return h.to(dtype), *rest
+    call = (cell, buffer_size, FACTORS[mix], alignment == "dot", _name(dtype))
+    h, s, last, maps = relevancy_autograd.relevancy_recurrence(
+        call, u, weights, state, params, batch_sizes, reset, scores, return_memory
+    )
+    out = (h if readout == "h" else s).to(dtype)
+    return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
+
+
+def _choose(cell: str, u: Tensor) -> Choice:
+    """The written table."""
+    cpu = cuda = None if _extension.available else _extension.reason
+    if u.device.type != "cpu":
+        cpu = f"the tensors are on {u.device}"
+    if u.device.type != "cuda":
+        cuda = f"the tensors are on {u.device}"
+    elif cuda is None:
+        cuda = _extension.cuda_refusal(u.device)
+    return choose(OP, {"cuda": cuda, "cpu": cpu})
+
+
+def _choose_checked(
+    cell, u, weights, state, *, buffer_size, relevant_size, mix="half", alignment="additive", screening="attention",
+    params=(), batch_sizes=None, reset=None, readout="h", return_memory=False,
+) -> Choice:  # fmt: skip
+    steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
+                   reset, readout)  # fmt: skip
+    batch, hidden = state[0].shape
+    sizes = (steps, batch, hidden, buffer_size, relevant_size)
+    return told(
+        _choose(cell, u), u.device, u.dtype,
+        lambda dtype, facts, _: torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts),
+        lambda plan: f"{plan['forward']}, backward {plan['backward']}, for {plan['reason']}",
+    )  # fmt: skip
+
+
+relevancy_recurrence._choose = _choose_checked
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes, reset,
+           readout) -> int:  # fmt: skip
+    """Returns T."""
+    if cell not in RELEVANCY_CELLS:
+        raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
+    _, gates, states, names, _ = CELLS[cell]
+    check_like(OP, "u", u, "u", u)
+    if u.dtype not in DTYPES:
+        raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
+    for name, choice in (("mix", mix), ("alignment", alignment), ("screening", screening), ("readout", readout)):
+        if not (isinstance(choice, Tensor) and name == "screening") and choice not in CHOICES[name]:
+            raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
+    for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise ValueError(f"{OP}: `{name}` must be an integer from {least} on, got {size!r}")
+    groups = {"weights": (weights, ("V", "W_a", "U_a", "v")), "params": (params, names)}
+    if not isinstance(state, RelevancyState):
+        groups["state"] = (state, ("s0", "c0")[:states])
+    for name, (group, wanted) in groups.items():
+        if not isinstance(group, (tuple, list)):
+            raise TypeError(f"{OP}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
+        if len(group) != len(wanted):
+            wanted = ", ".join(wanted)
+            raise ValueError(f"{OP}: `{name}` of the cell {cell!r} must be ({wanted}), got {len(group)} tensors")
+        for k, tensor in enumerate(group):
+            check_like(OP, f"{name}[{k}]", tensor, "u", u)
+
+    if u.dim() != (3 if batch_sizes is None else 2):
+        wanted = "(T, B, G*n)" if batch_sizes is None else "(sum of batch_sizes, G*n) when `batch_sizes` is given"
+        raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
+    hidden = u.shape[-1] // gates
+    if u.shape[-1] % gates or hidden == 0:
+        raise ValueError(
+            f"{OP}: the last size of `u` must be G*n, a positive multiple of G = {gates} for the cell {cell!r}, got "
+            f"{shape_of(u)}"
+        )
+    matrices = [("V", "(G*n, n)", (gates * hidden, hidden)), ("W_a", "(n, n)", (hidden,) * 2),
+                ("U_a", "(n, n)", (hidden,) * 2), ("v", "(n,)", (hidden,))]  # fmt: skip
+    for k, (name, symbols, sizes) in enumerate(matrices):
+        check_shape(OP, f"weights[{k}]", weights[k], f"{name}, {symbols}", sizes)
+    for k, name in enumerate(names):
+        check_shape(OP, f"params[{k}]", params[k], f"{name}, (n,)", (hidden,))
+    s0 = state[0]
+    batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
+    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
+    if isinstance(state, RelevancyState):
+        _check_state(state, u, states, batch, hidden, buffer_size, relevant_size)
+    else:
+        for k, tensor in enumerate(state):
+            check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
+    if reset is not None:
+        check_reset(OP, reset, u, steps, batch)
+    if isinstance(screening, Tensor):
+        check_like(OP, "screening", screening, "u", u)
+        check_shape(OP, "screening", screening, "(T, B)", (steps, batch))
+    return steps
+
+
+def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) -> None:
+    if (state.c is None) != (states == 1):
+        raise ValueError(f"{OP}: `state` must {'be without' if states == 1 else 'have'} c for this cell")
+    like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
+    slots = state.buffer.shape[1] if isinstance(state.buffer, Tensor) and state.buffer.dim() == 3 else 0
+    if slots > buffer_size:
+        raise ValueError(f"{OP}: `state.buffer` has {slots} slots, more than `buffer_size` = {buffer_size}")
+    number = torch.empty(0, dtype=torch.int64, device=u.device)
+    wanted = {
+        "s": ("(B, n)", (batch, hidden)), "c": ("(B, n)", (batch, hidden)),
+        "buffer": ("(B, L, n)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
+        "buffer_ids": ("(B, L)", (batch, slots)),
+        "relevant": ("(B, relevant_size, n)", (batch, relevant_size, hidden)),
+        "scores": ("(B, relevant_size)", (batch, relevant_size)), "ids": ("(B, relevant_size)", (batch, relevant_size)),
+        "time": ("(B,)", (batch,)),
+    }  # fmt: skip
+    for name, (symbols, sizes) in wanted.items():
+        tensor = getattr(state, name)
+        if name == "c" and tensor is None:
+            continue
+        integer = name in ("buffer_ids", "ids", "time")
+        check_like(OP, f"state.{name}", tensor, "an index" if integer else "u", number if integer else like)
+        check_shape(OP, f"state.{name}", tensor, symbols, sizes)

@@ -1,0 +1,1 @@
+"""Linear scans and running moments."""

@@ -1,0 +1,76 @@
+"""The recurrent weight of a gated cell, whose last gate's rows stay orthogonal."""
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rnnkern.parametrizations._orthogonal import Orthogonal
+from rnnkern.parametrizations._parametrization import register
+
+
+class OrthogonalCandidate(Orthogonal):
+    """Of a weight (..., G*N, N); see :func:`orthogonal_candidate`, which makes one."""
+
+    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", every: int = 1) -> None:
+        super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, every)
+        self.sizes = tuple(like.shape)
+
+    def empty(self, *originals: Tensor) -> Tensor:
+        return originals[0].new_empty(self.sizes)
+
+    def weight(self, A: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([rows, self.rotated(A)], -2)
+
+    def compute(self, A: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([rows, self.rotated_once(A)], -2)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        size = self.sizes[-1]
+        rows = self.base.new_empty(*self.sizes[:-2], self.sizes[-2] - size, size)
+        return super().draw(), rows.uniform_(-(size**-0.5), size**-0.5)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Sets B to the last N rows of a matrix, and A to zero.
+
+        Raises:
+            ValueError: the matrix has another shape, or its last N rows are not orthogonal.
+        """
+        if weight.shape != self.sizes:
+            raise ValueError(f"orthogonal_candidate: the weight must be {self.sizes}, got {tuple(weight.shape)}")
+        rows, V = weight.detach().split([self.sizes[-2] - self.sizes[-1], self.sizes[-1]], -2)
+        return super().right_inverse(V), rows.to(self.base).clone()
+
+
+def orthogonal_candidate(
+    module: Module, name: str, gates: int = 3, init: str = "henaff", base: str = "static", every: int = 1
+) -> Module:
+    r"""Keeps the last N rows of a recurrent weight of G gates orthogonal, those of a GORU's new gate, as :math:`B
+    \exp(A)`; the others stay free.
+
+    The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N), of which the strict lower
+    triangle is read as a skew-symmetric matrix, 0 at first, and ``original1``, the other rows (..., (G-1)*N, N), drawn
+    from :math:`U(-1/\sqrt N, 1/\sqrt N)`. An optimiser that was made before must be given them.
+
+    Args:
+        module: any, with a parameter or buffer ``name`` (..., G*N, N): real, floating, not parametrized yet.
+        name: of the weight.
+        gates: G.
+        init, base, every: as for :func:`orthogonal`.
+
+    Returns:
+        The module. ``module.<name> = W`` takes a W whose last N rows are orthogonal.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+
+    Source: Jing et al. 2019, with the map of Lezcano-Casado and Martinez-Rubio 2019.
+
+    >>> gru = rnnkern.parametrizations.orthogonal_candidate(torch.nn.GRUCell(3, 5), "weight_hh")
+    >>> Q = gru.weight_hh[10:]
+    >>> torch.allclose(Q.T @ Q, torch.eye(5), atol=1e-6)
+    True
+    """
+    if isinstance(gates, bool) or not isinstance(gates, int) or gates < 1:
+        raise ValueError(f"orthogonal_candidate: `gates` must be a number from 1 on, got {gates!r}")
+    make = lambda weight: OrthogonalCandidate(weight, init, base, every)  # noqa: E731
+    return register("orthogonal_candidate", module, name, make, gates)

@@ -1,0 +1,94 @@
+"""Weights that are products of simple orthogonal matrices."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rnnkern import ops
+from rnnkern.parametrizations._initial import check_init, reflection_vectors, skew_entries
+from rnnkern.parametrizations._parametrization import Parametrization
+
+
+class Factored(Parametrization):
+    """By one parameter, of another shape than the weight's."""
+
+    rotating = (0,)
+
+    def __init__(self, like: Tensor, *shape: int) -> None:
+        super().__init__()
+        self.sizes, self._begun = tuple(like.shape), (like.dtype, like.device)
+        self._shape = (*like.shape[:-2], *shape)
+
+    def empty(self, original: Tensor) -> Tensor:
+        return original.new_empty(self.sizes)
+
+    def draw(self) -> Tensor:
+        dtype, device = self._begun
+        for original in self.originals:  # it may have moved
+            dtype, device = original.dtype, original.device
+        return self.drawn(self._shape, device=device).to(dtype)
+
+    def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
+        """A parameter to begin with, in float64."""
+        raise NotImplementedError
+
+
+class Householder(Factored):
+    """Of a weight H_1 ... H_m; the parameter is V (..., N, m). See :func:`orthogonal`, which makes one."""
+
+    def __init__(self, like: Tensor, init: str = "henaff", reflections: int | None = None) -> None:
+        check_init(init)
+        size = like.shape[-1]
+        count = size if reflections is None else reflections
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
+            raise ValueError(f"orthogonal: `reflections` must be a number from 1 to N = {size}, got {count!r}")
+        super().__init__(like, size, count)
+        self.init = init
+
+    def weight(self, V: Tensor) -> Tensor:
+        return ops.householder_product(V)
+
+    def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
+        return reflection_vectors(shape, self.init, **options)
+
+
+GIVENS_INITS = ("uniform", "henaff", "cayley", "identity")
+STYLES = ("tunable", "butterfly")
+
+
+def layers_and_style(function: str, size: int, layers: int | None, style: str | None) -> tuple[int, str]:
+    """L and the style, where they are not given those that let all entries meet."""
+    style = style or STYLES[0]
+    if style not in STYLES:
+        raise ValueError(f"{function}: `style` must be one of {STYLES}, got {style!r}")
+    if style == "butterfly" and (size < 1 or size & (size - 1)):
+        raise ValueError(f"{function}: N must be a power of two for the style 'butterfly', got {size}")
+    if layers is None:
+        layers = size if style == "tunable" else max(size.bit_length() - 1, 1)
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"{function}: `layers` must be a number from 1 on, got {layers!r}")
+    return layers, style
+
+
+class Givens(Factored):
+    """Of a weight F_L ... F_1; the parameter is angles (..., L, N // 2). See :func:`orthogonal`, which makes one."""
+
+    def __init__(self, like: Tensor, init: str = "henaff", layers: int | None = None, style: str | None = None) -> None:
+        if init not in GIVENS_INITS:
+            raise ValueError(f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens', got {init!r}")
+        layers, style = layers_and_style("orthogonal", like.shape[-1], layers, style)
+        super().__init__(like, layers, like.shape[-1] // 2)
+        self.init, self.style = init, style
+
+    def weight(self, angles: Tensor) -> Tensor:
+        return ops.givens_product(angles, style=self.style, size=self.sizes[-1])
+
+    def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
+        uniform = torch.rand(shape, dtype=torch.float64, **options)
+        if self.init == "uniform":
+            return math.pi * (2 * uniform - 1)
+        angles = torch.zeros_like(uniform)
+        angles[..., 0, :] = -skew_entries(uniform[..., 0, :], self.init)
+        return angles

@@ -1,0 +1,171 @@
+"""What the parametrizations share: a weight that is held, and modules that may be copied and pickled."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.utils import parametrize
+
+from rnnkern import ops
+from rnnkern._torch_private import parametrize_again
+from rnnkern.parametrizations._held import Held
+
+
+class Weak:
+    """A weak reference to an object or None. A copy's refers to the copy of the object, None if that is not copied."""
+
+    def __init__(self, to: Any = None) -> None:
+        self._to = None if to is None else ref(to)
+
+    def __call__(self) -> Any:
+        return self._to and self._to()
+
+    def __deepcopy__(self, memo: dict) -> "Weak":
+        return Weak(memo.get(id(self())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Weak, (self(),)
+
+
+class Parametrization(Module):
+    """Of a weight (..., N, N), or (N,); a subclass has ``weight`` and ``draw``."""
+
+    rotating: tuple[int, ...] = ()
+    """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
+    bases: tuple[str, ...] = ()
+    """Names of the buffers that are orthogonal matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = Held()
+        self._of = Weak()
+
+    @property
+    def originals(self) -> list[Tensor]:
+        """The parameters; none where no module has this parametrization."""
+        of = self._of()
+        if of is None:
+            return []
+        return [of.original] if of.is_tensor else [getattr(of, f"original{k}") for k in range(of.ntensors)]
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        if originals[0].is_meta:
+            return self.empty(*originals)  # a shape is all there is
+        return self._held(self.compute, self.weight, originals, tuple(self.buffers()), lent=self._lent())
+
+    def _lent(self) -> bool:
+        """Whether tensors stand in the parameters' place for the time of a call, by torch.func.functional_call."""
+        of = self._of()
+        return of is not None and any(type(p) is Tensor for p in of._parameters.values())
+
+    def weight(self, *originals: Tensor) -> Tensor:
+        """The formula."""
+        raise NotImplementedError
+
+    def empty(self, *originals: Tensor) -> Tensor:
+        """Of the weight's shape."""
+        return torch.empty_like(originals[0])
+
+    def compute(self, *originals: Tensor) -> Tensor:
+        """The same where first derivatives suffice."""
+        return self.weight(*originals)
+
+    def draw(self) -> Tensor | tuple[Tensor, ...]:
+        """New originals; buffers are drawn in place."""
+        raise NotImplementedError
+
+    def _apply(self, fn, recurse: bool = True):
+        self._held.clear()
+        before = [getattr(self, name).dtype for name in self.bases]
+        super()._apply(fn, recurse)
+        for name, dtype in zip(self.bases, before, strict=True):
+            refine(getattr(self, name), dtype)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        for name in self.bases:
+            if isinstance(loaded := state_dict.get(prefix + name), Tensor):
+                refine(getattr(self, name), loaded.dtype)
+
+
+@torch.no_grad()
+def refine(V: Tensor, dtype: torch.dtype) -> None:
+    """Makes a matrix that was orthogonal in a narrower dtype orthogonal in its own, in place."""
+    if torch.finfo(V.dtype).eps < torch.finfo(dtype).eps and not V.is_meta:
+        V.copy_(ops.project_orthogonal(V, steps=3))  # of an error of 5e-3, as in bfloat16, one of rounding in float64
+
+
+def register(
+    function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real",
+    diagonal: bool = False,
+) -> Module:  # fmt: skip
+    """Parametrizes a weight (..., G*N, N) by ``make(weight)``, with values that are drawn. ``diagonal``: it may be a
+    vector.
+
+    Raises:
+        ValueError, TypeError: there is no such weight, or it has another shape or dtype, or is parametrized.
+    """
+    if not isinstance(module, Module):
+        raise TypeError(f"{function}: `module` must be a torch.nn.Module, got {type(module).__name__}")
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(f"{function}: `{name}` is parametrized already")
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"{function}: `name` must be that of a parameter or buffer of the module, got {name!r}")
+    if not (weight.is_floating_point() if field == "real" else weight.is_complex()):
+        wanted = "real and floating" if field == "real" else "complex"
+        raise TypeError(f"{function}: `{name}` must be {wanted}, got {weight.dtype}")
+    if not (diagonal and weight.dim() == 1) and (weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]):
+        wanted = f"(..., {'N' if gates == 1 else f'{gates}*N'}, N)"
+        wanted = f"(N,) or {wanted}" if diagonal else wanted
+        raise ValueError(f"{function}: `{name}` must be {wanted}, got {tuple(weight.shape)}")
+    parametrization = make(weight)
+    parametrization.right_inverse = lambda weight: parametrization.draw()  # once: the old weight is nothing special
+    parametrize.register_parametrization(module, name, parametrization)
+    del parametrization.right_inverse
+    parametrization._of = Weak(module.parametrizations[name])
+    type(module).__reduce_ex__ = _reduce  # of a class that parametrize made for this module alone
+    return module
+
+
+def parametrizations(module: Module, kind: type[Parametrization]) -> list[Any]:
+    """All of a kind in a module, each once."""
+    return [found for found in module.modules() if isinstance(found, kind) and found.originals]
+
+
+@torch.no_grad()
+def reset(module: Module, name: str) -> None:
+    """Draws a parametrized weight anew, as when it was parametrized.
+
+    Args:
+        module, name: as given to :func:`orthogonal` or :func:`schur`.
+
+    >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(4, 4), "weight")
+    >>> before = linear.weight.clone()
+    >>> rnnkern.parametrizations.reset(linear, "weight")
+    >>> torch.equal(linear.weight, before)
+    False
+    """
+    parametrization = module.parametrizations[name][0]
+    drawn = parametrization.draw()
+    for old, new in zip(parametrization.originals, drawn if isinstance(drawn, tuple) else (drawn,), strict=True):
+        old.copy_(new)
+
+
+# torch.nn.utils.parametrize makes a class of its own for each module, which no pickle can name.
+
+
+def _reduce(self: Module, protocol: int) -> tuple[Any, ...]:
+    cls = parametrize.type_before_parametrizations(self)
+    return _rebuild, (cls, list(self.parametrizations)), cls.__getstate__(self)
+
+
+def _rebuild(cls: type[Module], names: Sequence[str]) -> Module:
+    module = cls.__new__(cls)
+    parametrize_again(module, names)
+    type(module).__reduce_ex__ = _reduce
+    return module

@@ -1,0 +1,131 @@
+"""Weights by their real Schur form."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rnnkern import ops
+from rnnkern.parametrizations._orthogonal import Orthogonal
+from rnnkern.parametrizations._parametrization import parametrizations, register
+
+
+class Schur(Orthogonal):
+    """Of a weight in Schur form; see :func:`schur`, which makes one. The orthogonal P is B exp(A)."""
+
+    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", every: int = 1) -> None:
+        super().__init__(like, "exp", init, base, every)
+
+    def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+        return ops.schur_weight(self.rotated(A), theta, gamma, T)
+
+    def compute(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
+        return ops.schur_weight(self.rotated_once(A), theta, gamma, T)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        A = super().draw()
+        *batch, size = self.base.shape[:-1]
+        theta = 2 * math.pi * torch.rand(*batch, size // 2, dtype=A.dtype, device=A.device)
+        return A, theta, A.new_ones(*batch, (size + 1) // 2), torch.zeros_like(A)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The Schur form of a matrix.
+
+        Raises:
+            ValueError: the matrix has another shape, is not finite, or its form is not found to six digits.
+        """
+        if weight.shape != self.base.shape:
+            raise ValueError(f"schur: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
+        if not weight.isfinite().all():
+            raise ValueError("schur: the weight must be finite")
+        matrices = weight.detach().double().reshape(-1, *weight.shape[-2:])
+        found = zip(*map(schur_form, matrices), strict=True)
+        P, theta, gamma, T = (torch.stack(x).reshape(*weight.shape[:-2], *x[0].shape).to(self.base) for x in found)
+        return super().right_inverse(P), theta, gamma, T
+
+
+def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """P, theta, gamma and T of :func:`rnnkern.ops.schur_weight` for a matrix (N, N) in float64.
+
+    Pairs of eigenvectors of V^T span its invariant planes. In an orthonormal basis P of ever more of them V^T is block
+    upper triangular, and V block lower. In each plane P is turned so that the two entries on the diagonal are equal.
+
+    Raises:
+        ValueError: V is matched to less than six digits: its eigenvectors are too nearly dependent.
+    """
+    size = V.shape[-1]
+    values, vectors = torch.linalg.eig(V.mT)
+    planes = vectors[:, values.imag > 0]
+    basis = torch.stack([planes.real, planes.imag], -1).flatten(-2)
+    P, _ = torch.linalg.qr(torch.cat([basis, vectors[:, values.imag == 0].real], -1))
+    Theta = P.mT @ V @ P
+    a, b, c, d = _blocks(Theta)
+    P = P @ _rotations(torch.atan2(d - a, b + c) / 2, size)
+    Theta = P.mT @ V @ P
+    a, b, c, _ = _blocks(Theta)
+    gamma, theta = torch.hypot(a, b), torch.atan2(-b, a)
+    T = Theta.tril(-1)
+    T.diagonal(-1)[::2] = b + c
+    gamma = torch.cat([gamma, Theta.diagonal()[2 * len(theta) :]])
+    error = (ops.schur_weight(P, theta, gamma, T) - V).abs()
+    if error.numel() and not error.max() <= 1e-6 * V.abs().max():
+        raise ValueError(f"schur: the eigenvectors must be independent; the form found is off by {error.max():.3g}")
+    return P, theta, gamma, T
+
+
+def _blocks(Theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The entries a, b, c, d of the blocks (a, b; c, d) along the diagonal."""
+    pairs = Theta.shape[-1] // 2
+    diagonal = Theta.diagonal()[: 2 * pairs]
+    return diagonal[::2], Theta.diagonal(1)[::2], Theta.diagonal(-1)[::2], diagonal[1::2]
+
+
+def _rotations(angle: Tensor, size: int) -> Tensor:
+    """Blocks (cos, -sin; sin, cos) along the diagonal."""
+    ones, zeros = angle.new_ones(size - size // 2), torch.zeros(size, size, dtype=angle.dtype, device=angle.device)
+    return ops.schur_weight(torch.eye(size, dtype=angle.dtype, device=angle.device), angle, ones, zeros)
+
+
+def schur(module: Module, name: str, init: str = "henaff", base: str = "static", every: int = 1) -> Module:
+    r"""Gives a square weight of a module the real Schur form of nnRNN.
+
+    .. math::
+        W = P (\Lambda + T) P^\top, \quad P = B \exp(A), \quad
+        \Lambda_i = \gamma_i \begin{pmatrix} \cos\theta_i & -\sin\theta_i \\ \sin\theta_i & \cos\theta_i \end{pmatrix}
+
+    The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N); ``original1``, the angles
+    theta (..., N // 2), drawn from U(0, 2 pi); ``original2``, the moduli gamma (..., (N + 1) // 2), 1 at first; and
+    ``original3``, T (..., N, N), of which the strict lower triangle is read, 0 at first. An optimiser that was made
+    before must be given them. With an odd N the last block is the number gamma.
+
+    Args:
+        module, name: as for :func:`orthogonal`.
+        init: what P begins with, see :func:`orthogonal_matrix`.
+        base, every: of P, as for :func:`orthogonal`.
+
+    Returns:
+        The module. ``module.<name> = V`` takes any finite V, in O(N^3).
+
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+
+    Source: Kerg et al. 2019, eq. 3.
+
+    >>> linear = rnnkern.parametrizations.schur(torch.nn.Linear(5, 5, bias=False), "weight")
+    >>> [tuple(p.shape) for p in linear.parameters()]
+    [(5, 5), (2,), (3,), (5, 5)]
+    >>> V = torch.randn(5, 5)
+    >>> linear.weight = V
+    >>> torch.allclose(linear.weight, V, atol=1e-5)
+    True
+    """
+    return register("schur", module, name, lambda weight: Schur(weight, init, base, every))
+
+
+def schur_penalty(module: Module) -> Tensor:
+    """As :func:`rnnkern.nn.schur_penalty`."""
+    gammas = [p.originals[2] for p in parametrizations(module, Schur)]
+    if not gammas:
+        raise ValueError("schur_penalty: the model must have a weight in Schur form, as rnnkern.nn.NonNormalRNN has")
+    return torch.stack([(1 - gamma).square().sum() for gamma in gammas]).sum()

@@ -1,0 +1,99 @@
+"""Weights whose singular values stay within a margin around 1."""
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rnnkern import ops
+from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
+from rnnkern.parametrizations._parametrization import Parametrization, register
+
+
+class SingularBand(Parametrization):
+    """Of a weight U diag(s) V^T; see :func:`singular_band`, which makes one."""
+
+    rotating = (0, 1)
+    bases = ("base_u", "base_v")
+
+    def __init__(self, like: Tensor, margin: float = 0.1, init: str = "henaff") -> None:
+        super().__init__()
+        check_init(init)
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
+            raise ValueError(f"singular_band: `margin` must be a number from 0 to 1, got {margin!r}")
+        self.margin, self.init = float(margin), init
+        self.register_buffer("base_u", torch.empty_like(like, requires_grad=False))
+        self.register_buffer("base_v", torch.empty_like(like, requires_grad=False))
+
+    def weight(self, A: Tensor, C: Tensor, p: Tensor) -> Tensor:
+        bases = torch.stack([self.base_u, self.base_v])
+        U, V = (bases + bases @ ops.skew_exp(torch.stack([A, C]), form="expm1")).unbind()
+        return (U * self.singular_values(p).unsqueeze(-2)) @ V.mT
+
+    def singular_values(self, p: Tensor) -> Tensor:
+        """s (..., N), in no order."""
+        return 1 + 2 * self.margin * (p.sigmoid() - 0.5)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        self.base_u.copy_(orthogonal_matrix(self.base_u, self.init))
+        self.base_v.copy_(torch.eye(self.base_v.shape[-1]).to(self.base_v).expand_as(self.base_v))
+        return torch.zeros_like(self.base_u), torch.zeros_like(self.base_u), torch.zeros_like(self.base_u[..., 0])
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The singular value decomposition of a matrix: U and V become the bases.
+
+        Raises:
+            ValueError: the matrix has another shape, is not finite, or a singular value is not within the margin.
+        """
+        if weight.shape != self.base_u.shape:
+            wanted = tuple(self.base_u.shape)
+            raise ValueError(f"singular_band: the weight must be {wanted}, got {tuple(weight.shape)}")
+        if not weight.isfinite().all():
+            raise ValueError("singular_band: the weight must be finite")
+        U, s, Vh = torch.linalg.svd(weight.detach().double())
+        reach = (s - 1) / (2 * self.margin) if self.margin else torch.where((s - 1).abs() <= 1e-6, 0, torch.inf)
+        if reach.numel() and not reach.abs().max() < 0.5:
+            low, high = 1 - self.margin, 1 + self.margin
+            got = f"{s.min():.6g} to {s.max():.6g}"
+            raise ValueError(
+                f"singular_band: singular values must be between {low:g} and {high:g}, without the ends, got {got}"
+            )
+        self.base_u.copy_(U)
+        self.base_v.copy_(Vh.mT)
+        zero = torch.zeros_like(self.base_u)
+        return zero, zero.clone(), torch.logit(reach + 0.5).to(zero)
+
+
+def singular_band(module: Module, name: str, margin: float = 0.1, init: str = "henaff") -> Module:
+    r"""Keeps the singular values of a square weight of a module within a margin m around 1.
+
+    .. math::
+        W = U \operatorname{diag}(s) V^\top, \quad s_i = 2 m \left(\sigma(p_i) - \tfrac12\right) + 1, \quad
+        U = B_U \exp(A), \quad V = B_V \exp(C)
+
+    :math:`\sigma` is the sigmoid, so that :math:`1 - m < s_i < 1 + m`; with m = 0 the weight is orthogonal. The
+    parameters under ``module.parametrizations.<name>`` are ``original0``, A, and ``original1``, C (..., N, N), of which
+    the strict lower triangle is read as a skew-symmetric matrix, and ``original2``, p (..., N); all begin as zero. An
+    optimiser that was made before must be given them. :math:`B_U` begins as what is drawn, :math:`B_V` as the identity;
+    both stay. In the paper U and V move by Cayley steps on the orthogonal matrices; here A and C train by any
+    optimiser.
+
+    Args:
+        module, name: as for :func:`orthogonal`.
+        margin: m, from 0 to 1.
+        init: what the weight begins with, see :func:`orthogonal_matrix`.
+
+    Returns:
+        The module. ``module.<name> = W`` takes any W whose singular values are within the margin, in O(N^3).
+
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+
+    Source: Vorontsov et al. 2017, section 3.1.
+
+    >>> linear = rnnkern.parametrizations.singular_band(torch.nn.Linear(5, 5, bias=False), "weight", margin=0.1)
+    >>> [tuple(p.shape) for p in linear.parameters()]
+    [(5, 5), (5, 5), (5,)]
+    >>> torch.allclose(torch.linalg.svdvals(linear.weight), torch.ones(5))
+    True
+    """
+    return register("singular_band", module, name, lambda weight: SingularBand(weight, margin, init))

@@ -1,0 +1,162 @@
+"""Complex weights that stay unitary."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rnnkern import ops
+from rnnkern.parametrizations._factors import layers_and_style
+from rnnkern.parametrizations._parametrization import Parametrization, register
+
+
+class _Unitary(Parametrization):
+    """By real parameters, so that ``module.double()`` makes all of it complex128."""
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.sizes, self._begun = tuple(like.shape), (like.dtype.to_real(), like.device)
+
+    def empty(self, *originals: Tensor) -> Tensor:
+        return originals[0].new_empty(self.sizes, dtype=originals[0].dtype.to_complex())
+
+    def uniform(self, bound: float, *shape: int) -> Tensor:
+        """From U(-bound, bound), a batch of what has the shape."""
+        dtype, device = self._begun
+        for original in self.originals[:1]:  # it may have moved
+            dtype, device = original.dtype, original.device
+        drawn = torch.rand(*self.sizes[:-2], *shape, dtype=torch.float64, device=device)
+        return (bound * (2 * drawn - 1)).to(dtype)
+
+
+class Fourier(_Unitary):
+    """Of a weight D3 R2 F^-1 D2 Pi R1 F D1; see :func:`unitary`, which makes one. Pi is the buffer ``order``."""
+
+    rotating = (0, 1)
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__(like)
+        self.register_buffer("order", torch.arange(like.shape[-1], device=like.device))
+
+    def weight(self, phases: Tensor, vectors: Tensor) -> Tensor:
+        eye = torch.eye(self.sizes[-1], dtype=phases.dtype.to_complex(), device=phases.device)
+        return self.applied(eye, *self.factors(phases, vectors)).mT.contiguous()
+
+    @staticmethod
+    def factors(phases: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        """D_1, D_2 and D_3 (..., 1, N), and the vectors of R_1 and R_2 at length 1 (..., N, 1)."""
+        vectors = torch.view_as_complex(vectors)
+        vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        first, second, third = _phase(phases).unsqueeze(-2).unbind(-3)
+        return first, second, third, *vectors.unsqueeze(-1).unbind(-3)
+
+    def applied(self, x: Tensor, first: Tensor, second: Tensor, third: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """What the weight of these :meth:`factors` makes of vectors x (..., K, N), in O(K N log N)."""
+        x = torch.fft.fft(first * x, norm="ortho")
+        x = second * _reflected(x, v)[..., self.order]
+        return third * _reflected(torch.fft.ifft(x, norm="ortho"), w)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        size = self.sizes[-1]
+        self.order.copy_(torch.randperm(size, device=self.order.device))
+        return self.uniform(math.pi, 3, size), self.uniform(1.0, 2, size, 2)
+
+
+def _phase(angle: Tensor) -> Tensor:
+    return torch.complex(angle.cos(), angle.sin())
+
+
+def _reflected(x: Tensor, v: Tensor) -> Tensor:
+    """(I - 2 v v^H) x of each row x (..., K, N), by v (..., N, 1) of length 1."""
+    return x - 2 * (x @ v.conj()) @ v.mT
+
+
+class ComplexGivens(_Unitary):
+    """Of a weight F_L ... F_1 D; see :func:`unitary`. On the left phases of F_L would do what D does."""
+
+    rotating = (0, 1, 2)
+
+    def __init__(self, like: Tensor, layers: int | None = None, style: str | None = None) -> None:
+        super().__init__(like)
+        self.layers, self.style = layers_and_style("unitary", like.shape[-1], layers, style)
+
+    def weight(self, angles: Tensor, phases: Tensor, first: Tensor) -> Tensor:
+        product = ops.givens_product(angles, phases=phases, style=self.style, size=self.sizes[-1])
+        return product * _phase(first).unsqueeze(-2)
+
+    def draw(self) -> tuple[Tensor, ...]:
+        size = self.sizes[-1]
+        angles, phases = (self.uniform(math.pi, self.layers, size // 2) for _ in range(2))
+        return angles, phases, self.uniform(math.pi, size)
+
+
+MAPS = ("fourier", "givens")
+
+
+def unitary(
+    module: Module, name: str, map: str = "fourier", *, layers: int | None = None, style: str | None = None
+) -> Module:
+    r"""Keeps a square complex weight of a module unitary, whatever an optimiser does to its parameters.
+
+    .. math::
+        W = D_3 R_2 \mathcal F^{-1} D_2 \Pi R_1 \mathcal F D_1 \quad \text{or} \quad W = F_L \cdots F_2 F_1 D
+
+    D are diagonal, :math:`e^{i \omega}`, R reflections :math:`I - 2 v v^H / |v|^2`, :math:`\mathcal F` the discrete
+    Fourier transform, and :math:`\Pi` a permutation that is drawn once, the buffer ``order`` (N,). F are layers of
+    :func:`rnnkern.ops.givens_product` with phases. All parameters are real, and uniform to begin with: angles and
+    phases in (-pi, pi), parts of v in (-1, 1). The weight is computed once per step of an optimiser, however often it
+    is asked for.
+
+    Args:
+        module: any, with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, not parametrized yet.
+        name: of the weight.
+        map: ``"fourier"``, of 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the phases of
+            D_1, D_2 and D_3 (..., 3, N), and ``original1``, the vectors of R_1 and R_2 with their parts (..., 2, N, 2).
+            ``"givens"``: ``original0`` and ``original1``, angles and phases (..., L, N // 2), ``original2`` the phases
+            of D (..., N). An optimiser that was made before must be given them.
+        layers: L of ``"givens"``; if not given N, which reach every unitary matrix, or :math:`\log_2 N` of a butterfly.
+        style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
+
+    Returns:
+        The module. A weight cannot be assigned.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+
+    Source: fourier Arjovsky et al. 2016, eq. 6; givens Jing et al. 2017.
+
+    >>> module = torch.nn.Module()
+    >>> module.W = torch.nn.Parameter(torch.empty(6, 6, dtype=torch.complex64))
+    >>> W = rnnkern.parametrizations.unitary(module, "W").W
+    >>> torch.allclose(W.mH @ W, torch.eye(6, dtype=torch.complex64), atol=1e-6)
+    True
+    """
+
+    def make(weight: Tensor) -> Parametrization:
+        return Fourier(weight) if map == "fourier" else ComplexGivens(weight, layers, style)
+
+    if map not in MAPS:
+        raise ValueError(f"unitary: `map` must be one of {MAPS}, got {map!r}")
+    for option, value in {"layers": layers, "style": style}.items():
+        if value is not None and map != "givens":
+            raise ValueError(f"unitary: `{option}` is for the map 'givens' alone, got {value!r}")
+    return register("unitary", module, name, make, field="complex")
+
+
+@torch.no_grad()
+def unitary_matrix(like: Tensor) -> Tensor:
+    """Draws a unitary matrix, uniform over all (Mezzadri 2007, section 5).
+
+    Args:
+        like: (..., N, N), complex, of which shape, dtype and device are read.
+
+    Returns:
+        (..., N, N), computed in complex128 and rounded once.
+
+    >>> V = rnnkern.parametrizations.unitary_matrix(torch.empty(5, 5, dtype=torch.complex64))
+    >>> torch.allclose(V.mH @ V, torch.eye(5, dtype=torch.complex64), atol=1e-6)
+    True
+    """
+    Q, R = torch.linalg.qr(torch.randn(like.shape, dtype=torch.complex128, device=like.device))
+    return (Q * R.diagonal(dim1=-2, dim2=-1).sgn().unsqueeze(-2)).to(like.dtype)

@@ -1,0 +1,253 @@
+"""Fused recurrences, one formula per cell, one loop over time. T steps, B sequences, H hidden units, G gates."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rnnkern.reference import _noise as noise
+
+Product = Callable[..., Tensor]
+"""``product(h, first=0, last=G)``: rows of the gates first..last-1 of ``R h + b_hh``, (B, (last-first)*H);
+``product(h, gain=g)``: ``LN(R h; g) + b_hh``, normalised over all G*H."""
+
+
+class Cell(NamedTuple):
+    """What an engine must know of a cell, beside its formula."""
+
+    step: Callable[..., tuple[Tensor, ...]]  # (u_t, product, state, *params) -> new state
+    gates: int  # G, columns of u per hidden unit
+    states: int  # 1: (h,); 2: (h, c)
+    params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H) and weight_ln_hh (G*H,)
+    joint: bool  # u and R h enter as their sum alone: a bias may stand in either
+
+    @property
+    def normalised(self) -> bool:
+        """Whether R h is normalised, by the gain that is the first of ``params``; R has then no heads."""
+        return self.params[:1] == ("weight_ln_hh",)
+
+
+CELLS: dict[str, Cell] = {}
+
+
+def _cell(*, gates: int = 1, states: int = 1, params: tuple[str, ...] = (), joint: bool = True):
+    def register(step):
+        CELLS[step.__name__] = Cell(step, gates, states, params, joint)
+        return step
+
+    return register
+
+
+@_cell()
+def tanh(u, product, state):
+    (h,) = state
+    return (torch.tanh(u + product(h)),)
+
+
+@_cell()
+def relu(u, product, state):
+    (h,) = state
+    return (torch.relu(u + product(h)),)
+
+
+@_cell()
+def identity(u, product, state):
+    (h,) = state
+    return (u + product(h),)
+
+
+@_cell()
+def hardtanh(u, product, state):
+    (h,) = state
+    return (F.hardtanh(u + product(h)),)
+
+
+@_cell(params=("modrelu_bias",))
+def modrelu(u, product, state, modrelu_bias):
+    """Arjovsky et al. 2016, eq. 8, for a real or a complex state; the bias is real."""
+    (h,) = state
+    return (_modrelu(u + product(h), modrelu_bias),)
+
+
+def _modrelu(z, bias):
+    if z.is_complex():  # second derivatives of |z| are infinite at 0
+        zero = z == 0
+        z = torch.where(zero, 1, z)
+        return torch.where(zero, 0, torch.sgn(z) * torch.relu(torch.abs(z) + bias))
+    return torch.sign(z) * torch.relu(torch.abs(z) + bias)
+
+
+@_cell(gates=2, params=("modrelu_bias",))
+def complex_modrelu(u, product, state, modrelu_bias):
+    """The same of complex numbers by parts: of a unit the gates are a part, which the state is of, and the other."""
+    (h,) = state
+    part, other = (u + product(h)).chunk(2, dim=-1)
+    zero = (part == 0) & (other == 0)
+    length = torch.hypot(torch.where(zero, 1, part), other)
+    return (torch.where(zero, 0, part / length * torch.relu(length + modrelu_bias)),)
+
+
+@_cell(params=("dt",))
+def euler(u, product, state, dt):
+    """One forward-Euler step of dh/dt = tanh(u + R h)."""
+    (h,) = state
+    return (h + dt * torch.tanh(u + product(h)),)
+
+
+@_cell(gates=4, states=2)
+def lstm(u, product, state):
+    """Gates in PyTorch's order: input, forget, cell, output."""
+    h, c = state
+    i, f, g, o = (u + product(h)).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+@_cell(gates=4, states=2, params=("weight_hr",))
+def lstm_projected(u, product, state, weight_hr):
+    """torch.nn.LSTM with ``proj_size`` P: h is (B, P), R (4*H, P), weight_hr (P, H)."""
+    h, c = lstm(u, product, state)
+    return F.linear(h, weight_hr), c
+
+
+@_cell(gates=3, joint=False)
+def gru(u, product, state):
+    """The reset gate after the product, as PyTorch and cuDNN have it: reset, update, new."""
+    (h,) = state
+    u_r, u_z, u_n = u.chunk(3, dim=-1)
+    r_r, r_z, r_n = product(h).chunk(3, dim=-1)
+    r = torch.sigmoid(u_r + r_r)
+    z = torch.sigmoid(u_z + r_z)
+    n = torch.tanh(u_n + r * r_n)
+    return ((1 - z) * n + z * h,)
+
+
+@_cell(gates=3, params=("modrelu_bias",), joint=False)
+def goru(u, product, state, modrelu_bias):
+    """Jing et al. 2019: a GRU whose new gate is a modReLU; its rows of R are to be orthogonal."""
+    (h,) = state
+    u_r, u_z, u_n = u.chunk(3, dim=-1)
+    r_r, r_z, r_n = product(h).chunk(3, dim=-1)
+    r = torch.sigmoid(u_r + r_r)
+    z = torch.sigmoid(u_z + r_z)
+    return ((1 - z) * _modrelu(u_n + r * r_n, modrelu_bias) + z * h,)
+
+
+@_cell(gates=4, states=2, params=("weight_ln_hh", "weight_ln_c", "bias_ln_c"), joint=False)
+def lstm_layer_norm(u, product, state, weight_ln_hh, weight_ln_c, bias_ln_c):
+    """Ba, Kiros and Hinton 2016, eqs. 20-22: c itself is carried, not what h is made of."""
+    h, c = state
+    i, f, g, o = (u + product(h, gain=weight_ln_hh)).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(F.layer_norm(c, c.shape[-1:], weight_ln_c, bias_ln_c)), c
+
+
+@_cell(gates=3, params=("weight_ln_hh",), joint=False)
+def gru_layer_norm(u, product, state, weight_ln_hh):
+    """The GRU above, with the norm of Ba, Kiros and Hinton 2016 on its product."""
+    return gru(u, lambda h: product(h, gain=weight_ln_hh), state)
+
+
+@_cell(gates=3)
+def gru_reset_before(u, product, state):
+    """Cho et al. 2014: R's rows of the new gate multiply the state that the reset gate has damped."""
+    (h,) = state
+    u_r, u_z, u_n = u.chunk(3, dim=-1)
+    r_r, r_z = product(h, 0, 2).chunk(2, dim=-1)
+    r = torch.sigmoid(u_r + r_r)
+    z = torch.sigmoid(u_z + r_z)
+    n = torch.tanh(u_n + product(r * h, 2, 3))
+    return ((1 - z) * n + z * h,)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The value of h, and its gradient times a constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h, scale):
+        return h.view_as(h)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensors
+        return grad * scale, None
+
+
+def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None) -> Product:
+    hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // gates
+
+    def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
+        if scale is not None:
+            h = _ScaleGradient.apply(h, scale)
+        if kept is not None:
+            h = h * kept[: h.shape[0]]
+        if gain is not None:
+            return F.layer_norm(F.linear(h, R), gain.shape, gain, bias)
+        rows = slice(first * hidden, last * hidden)
+        b = None if bias is None else bias[rows]
+        if R.dim() == 2:
+            return F.linear(h, R[rows], b)
+        heads, _, d = R.shape
+        blocks = R.reshape(heads, gates, d, d)[:, first:last]
+        r = torch.einsum("bkd,kged->bgke", h.unflatten(1, (heads, d)), blocks).flatten(1)
+        return r if b is None else r + b
+
+    return product
+
+
+def recurrence(
+    cell: str,
+    u: Tensor,
+    R: Tensor,
+    state: Sequence[Tensor],
+    *,
+    bias: Tensor | None = None,
+    params: Sequence[Tensor] = (),
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    reverse: bool = False,
+    grad_scale: Tensor | None = None,
+    save_gates: bool | None = None,
+    save_u: bool = False,
+    weight_ih: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
+    effect."""
+    if weight_ih is not None:
+        u = F.linear(u, weight_ih, bias_ih)
+    step, gates, *_ = CELLS[cell]
+    sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
+    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    state = tuple(state)
+    outputs: list[Tensor] = [u] * len(sizes)
+    zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
+    kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
+    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
+        n = sizes[t]  # rows from n on have finished or, in reverse, have not begun: their state waits
+        old = tuple(s[:n] for s in state)
+        if reset is not None:
+            old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)
+        scale = None
+        if grad_scale is not None:
+            scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
+            scale = scale.detach()
+        new = step(inputs[t], _product(R, bias, gates, scale, kept), old, *params)
+        pairs = zip(zoneout, old, new, strict=True)
+        new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
+        outputs[t] = new[0]
+        state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
+    if not outputs:
+        return u.new_empty(*u.shape[:-1], state[0].shape[1]), tuple(s.clone() for s in state)
+    return (torch.stack(outputs) if batch_sizes is None else torch.cat(outputs)), state

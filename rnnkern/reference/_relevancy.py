@@ -1,0 +1,204 @@
+"""Relevancy attention inside a recurrence (Kerg 2022, ch. 4, algorithm 1): a state that attends to a bounded set of its
+own past. Per sample, straight from the definition. T steps, B samples, n hidden units, G gates of the cell."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern.reference._recurrence import CELLS
+
+RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
+FACTORS = {"half": 0.5, "sum": 1.0}
+"""Of h_t + c_t, by ``mix``."""
+
+
+class RelevancyState(NamedTuple):
+    """What a relevancy recurrence goes on from. Event i is the state h that was made at the i-th step; slots that hold
+    none have id -1 and zeros. L slots of the buffer: the least of its size and of all steps so far."""
+
+    s: Tensor
+    """(B, n)."""
+    c: Tensor | None
+    """(B, n), an LSTM's; None for other cells."""
+    buffer: Tensor
+    """(B, L, n): the last events, event i in slot i mod ``buffer_size``."""
+    buffer_scores: Tensor
+    """(B, L): the score of each as it would be if it left now."""
+    buffer_ids: Tensor
+    """(B, L) int64."""
+    relevant: Tensor
+    """(B, ``relevant_size``, n): the relevant set."""
+    scores: Tensor
+    """(B, ``relevant_size``): the frozen score of each."""
+    ids: Tensor
+    """(B, ``relevant_size``) int64: which events they are."""
+    time: Tensor
+    """(B,) int64: steps so far; a reset does not set it back."""
+
+
+class RelevancyMemory(NamedTuple):
+    """What each step attended to: the slots of the buffer, then of the relevant set; K = L + ``relevant_size``."""
+
+    weights: Tensor
+    """(T, B, K), or packed: alpha, 0 for an empty slot. No gradient flows from it."""
+    ids: Tensor
+    """(T, B, K), or packed, int64: the event in each slot, -1 for none."""
+
+
+def empty_state(state: Sequence[Tensor], relevant_size: int) -> RelevancyState:
+    """``(s0,)`` or ``(s0, c0)`` with nothing remembered."""
+    s, c = state[0], state[1] if len(state) > 1 else None
+    batch, hidden = s.shape
+
+    def ids(slots: int) -> Tensor:
+        return torch.full((batch, slots), -1, dtype=torch.int64, device=s.device)
+
+    time = torch.zeros(batch, dtype=torch.int64, device=s.device)
+    return RelevancyState(
+        s, c, s.new_zeros(batch, 0, hidden), s.new_zeros(batch, 0), ids(0),
+        s.new_zeros(batch, relevant_size, hidden), s.new_zeros(batch, relevant_size), ids(relevant_size), time,
+    )  # fmt: skip
+
+
+def slots_of(state: RelevancyState, steps: int, buffer_size: int) -> int:
+    """L after ``steps`` more."""
+    return min(buffer_size, state.buffer.shape[1] + steps)
+
+
+def given_scores(screening: str | Tensor, state: RelevancyState, steps: int) -> Tensor | None:
+    """(T, B): the scores of the events to come, or None where attention gives them."""
+    if isinstance(screening, Tensor):
+        return screening
+    if screening == "attention":
+        return None
+    shape = (steps, state.s.shape[0])
+    if screening == "random":
+        return torch.rand(shape, dtype=state.s.dtype, device=state.s.device)
+    return (state.time + torch.arange(steps, device=state.s.device).unsqueeze(1)).to(state.s.dtype)  # "fifo"
+
+
+class _Event:
+    """A state in memory: which it is, and its score."""
+
+    def __init__(self, h: Tensor, id: int, score: Tensor):
+        self.h, self.id, self.score = h, id, score
+
+
+def relevancy_recurrence(
+    cell: str,
+    u: Tensor,
+    weights: Sequence[Tensor],
+    state: Sequence[Tensor] | RelevancyState,
+    *,
+    buffer_size: int,
+    relevant_size: int,
+    mix: str = "half",
+    alignment: str = "additive",
+    screening: str | Tensor = "attention",
+    params: Sequence[Tensor] = (),
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    readout: str = "h",
+    return_memory: bool = False,
+) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
+    """Same arguments, shapes and results as :func:`rnnkern.ops.relevancy_recurrence`."""
+    if not isinstance(state, RelevancyState):
+        state = empty_state(state, relevant_size)
+    batch, hidden = state.s.shape
+    sizes = [batch] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
+    steps = len(sizes)
+    slots = slots_of(state, steps, buffer_size)
+    inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
+    given = given_scores(screening, state, steps)
+    V, W_a, U_a, v = weights
+    step = CELLS[cell].step
+
+    def product(s: Tensor) -> Tensor:
+        return V @ s
+
+    def score(query: Tensor, event: _Event) -> Tensor:
+        key = U_a @ event.h
+        return v @ (torch.tanh(query + key) if alignment == "additive" else query * key)
+
+    rows: list[list] = [[None] * size for size in sizes]  # (output, weights, ids) of each sample at each step
+    ends = []
+    for b in range(batch):
+        s, c, time = state.s[b], None if state.c is None else state.c[b], int(state.time[b])
+        S, R = [None] * slots, [None] * relevant_size
+        for memory, events, scores, ids in (
+            (S, state.buffer[b], state.buffer_scores[b], state.buffer_ids[b]),
+            (R, state.relevant[b], state.scores[b], state.ids[b]),
+        ):
+            for k, id in enumerate(ids.tolist()):
+                memory[k] = _Event(events[k], id, scores[k].detach()) if id >= 0 else None
+        for t in range(sum(b < size for size in sizes)):
+            if reset is not None and reset[t, b]:
+                s, c = torch.zeros_like(s), None if c is None else torch.zeros_like(c)
+                S, R = [None] * slots, [None] * relevant_size
+            old = (s,) if c is None else (s, c)
+            h, *rest = step(inputs[t][b], product, old, *params)
+            c = rest[0] if rest else None
+            if (leaving := S[time % buffer_size]) is not None:
+                _screen(R, leaving)
+            S[time % buffer_size] = _Event(h, time, v.new_zeros(()) if given is None else given[t, b].detach())
+            members = [event for event in S + R if event is not None]
+            query = W_a @ s
+            alpha = torch.softmax(torch.stack([score(query, event) for event in members]), 0)
+            context = sum(a * event.h for a, event in zip(alpha, members, strict=True))
+            s = FACTORS[mix] * (h + context)
+            if given is None:
+                for a, event in zip(alpha.detach(), members, strict=True):
+                    if any(event is one for one in S):
+                        event.score = event.score + a
+            time += 1
+            attention = iter(alpha.detach())
+            maps = [v.new_zeros(()) if event is None else next(attention) for event in S + R]
+            rows[t][b] = (h if readout == "h" else s, torch.stack(maps), [event.id if event else -1 for event in S + R])
+        ends.append((s, c, *_stacked(S, V), *_stacked(R, V), time))
+
+    done = [row for step_rows in rows for row in step_rows]
+    shape = u.shape[:-1] if batch_sizes is None else (sum(sizes),)
+    out = torch.stack([row[0] for row in done]).view(*shape, hidden) if done else u.new_zeros(*shape, hidden)
+    if batch == 0:
+        end = state._replace(buffer=u.new_zeros(0, slots, hidden), buffer_scores=u.new_zeros(0, slots),
+                             buffer_ids=state.ids.new_zeros(0, slots))  # fmt: skip
+    else:
+        columns = list(zip(*ends, strict=True))
+        c = None if state.c is None else torch.stack(columns.pop(1))
+        if state.c is None:
+            columns.pop(1)
+        s, *memory, time = columns
+        end = RelevancyState(torch.stack(s), c, *(torch.stack(x) for x in memory), torch.tensor(time).to(state.time))
+    if not return_memory:
+        return out, end
+    kappa = slots + relevant_size
+    alphas = torch.stack([row[1] for row in done]) if done else u.new_zeros(0)
+    ids = torch.tensor([row[2] for row in done], dtype=torch.int64, device=u.device)
+    return out, end, RelevancyMemory(alphas.view(*shape, kappa), ids.view(*shape, kappa))
+
+
+def _screen(relevant: list[_Event | None], event: _Event) -> None:
+    """An event that leaves the buffer takes an empty slot, or the first with the least score if its own is more."""
+    if None in relevant:
+        relevant[relevant.index(None)] = event
+        return
+    if not relevant:
+        return
+    least = 0
+    for k in range(1, len(relevant)):
+        if relevant[k].score < relevant[least].score:
+            least = k
+    if event.score > relevant[least].score:
+        relevant[least] = event
+
+
+def _stacked(memory: list[_Event | None], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = like.shape[1]
+    events = [like.new_zeros(hidden) if event is None else event.h for event in memory]
+    scores = [like.new_zeros(()) if event is None else event.score for event in memory]
+    ids = torch.tensor([-1 if event is None else event.id for event in memory], dtype=torch.int64, device=like.device)
+    if not memory:
+        return like.new_zeros(0, hidden), like.new_zeros(0), ids
+    return torch.stack(events), torch.stack(scores), ids
