@@ -18,7 +18,7 @@ from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
 from rnnkern.nn.recurrent import Recurrent
 from rnnkern.ops import Choice
-from rnnkern.ops._recurrence.recurrence import DTYPES
+from rnnkern.ops._recurrence.checks import DTYPES
 
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}

@@ -29,7 +29,7 @@ REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
 RULE = ("python_tests/test_testing.py",)
 CLOSENESS = "rnnkern/testing.py"
-HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder_autograd.py"
+HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder.py"
 
 MUTANTS = [
     *RELEVANCY,

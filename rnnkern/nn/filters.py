@@ -30,13 +30,15 @@ class Filter(NamedTuple):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
         names = STATES[self.kind]
-        before = {f"{name}0": part.to(_wide(u)) for name, part in zip(names, state, strict=False)}
-        beta = self.beta if "q" in names else None
-        y, v, q = moment_filter(
-            u, **before, mu=self.mu, s=self.s, beta=beta, batch_sizes=batch_sizes, reset=reset, reverse=reverse
-        )
-        last = {"v": v, "q": q}
-        return y, tuple(last[name] for name in names)
+        kept = [name in names for name in ("v", "q")]
+        before = [part.to(_wide(u)) for part in state]
+        if state and kept == [False, True]:
+            before = [torch.zeros_like(before[0]), *before]
+        y, last = moment_filter(
+            u, before or None, mu=self.mu, s=self.s, beta=self.beta if kept[1] else None, batch_sizes=batch_sizes,
+            reset=reset, reverse=reverse,
+        )  # fmt: skip
+        return y, tuple(part for part, keep in zip(last, kept, strict=False) if keep)
 
     @property
     def linear(self) -> bool:

@@ -259,7 +259,7 @@ class EURNN(_OrthogonalRNN):
         for k, call in enumerate(calls):
             bias = None if call["bias_ih"] is None else call["bias_ih"] + call["bias"]
             h = F.linear(x, call["weight_ih"], bias)
-            options = call["R"] | {"h0": call["state"][0], "modrelu_bias": call["params"][0]}
+            options = call["R"] | {"state": call["state"][0], "modrelu_bias": call["params"][0]}
             options |= {"batch_sizes": call["batch_sizes"], "reset": call["reset"]}
             options |= {"reverse": self.bidirectional and k == 1}
             if one is recurrence:

@@ -172,7 +172,7 @@ class UnitaryRNN(Layers):
                 options |= {"params": (b,), "save_u": autocast.recomputed(self._projection, x, W)}
                 calls.append((recurrence, ("modrelu", u, getattr(self, name), (state,)), options))
             else:
-                calls.append((givens_recurrence, (u,), {"h0": state, "modrelu_bias": b} | layers | options))
+                calls.append((givens_recurrence, (u,), {"state": state, "modrelu_bias": b} | layers | options))
         return calls
 
     def _projection(self, x: Tensor, W: Tensor) -> Tensor:
