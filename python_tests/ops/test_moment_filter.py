@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from rnnkern.ops._scan.moment_filter import EVERY
 from torch.library import opcheck
 
 import rnnkern
@@ -19,6 +18,7 @@ from python_tests.samples import (
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
+from rnnkern.ops._scan.moment_filter import EVERY
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""
