@@ -199,7 +199,7 @@ def test_a_changed_header_makes_another_key(name, headers):
     assert key_of(OTHER) != before
 
 
-@pytest.mark.parametrize("name", ["relevancy/cuda/problem.h", "recurrence/cuda/grid_tile.cuh", "cpu/team.h"])
+@pytest.mark.parametrize("name", ["relevancy/cuda/problem.h", "recurrence/cuda/grid_tile.cuh", "common/team.h"])
 def test_a_header_that_is_not_included_does_not(name, headers):
     before = key_of(OTHER)
     if (headers / name).exists():

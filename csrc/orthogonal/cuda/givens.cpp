@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "common/counters.h"
-#include "common/turns.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
 #include "cuda/facts.h"
@@ -13,6 +12,7 @@
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
+#include "orthogonal/cuda/sincos.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/givens_recurrence_call.h"
 

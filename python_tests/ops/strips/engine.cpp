@@ -2,11 +2,11 @@
 #include <thread>
 #include <vector>
 
-#include "recurrence/cpu_includes.h"
+#include "recurrence/cpu/includes.h"
 
 #include "common/simd_target.h"
 
-#include "recurrence/cpu_kernels.h"
+#include "recurrence/cpu/kernels.h"
 
 using namespace rnnkern;
 

@@ -7,7 +7,7 @@ from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.folds import as_batch
 
 KEPT = {torch.float32: 2, torch.float64: 3}
-"""Products that the forward keeps for the backward (kept_products in csrc/orthogonal/problem.h)."""
+"""Products that the forward keeps for the backward (kept_products in csrc/orthogonal/cpu/problem.h)."""
 
 
 def _reference_backward(grad, A, kept, plan):

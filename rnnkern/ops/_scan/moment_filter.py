@@ -21,8 +21,8 @@ DTYPES = (torch.float32, torch.float64, *HALVES)
 EPS = 1e-2
 """Beside q under the root. The slope at u = 0 is s / sqrt(EPS), 10 s, after nothing but zeros."""
 EVERY = 16
-"""Steps from one state that is kept to the next (csrc/scan/problem.h has the most): the backward makes v and q between
-them again."""
+"""Steps from one state that is kept to the next (csrc/scan/cpu/problem.h has the most): the backward makes v and q
+between them again."""
 
 
 def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
