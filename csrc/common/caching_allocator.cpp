@@ -27,7 +27,7 @@ struct Pool {
   int64_t idle_bytes = 0, used_bytes = 0, most_used = 0;
 
   // An idle block of that size or a little more, or a new one.
-  Block take(const Tensor& like, int64_t size) {
+  Block alloc(const Tensor& like, int64_t size) {
     std::list<Block> given_back, found;
     {
       const std::lock_guard lock(mutex);
@@ -82,7 +82,7 @@ Pool& pool = *new Pool;
 
 }  // namespace
 
-Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+Tensor cached_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   int64_t size = dtype == ScalarType::ComplexDouble                                 ? 16
                  : dtype == ScalarType::Double || dtype == ScalarType::ComplexFloat ? 8
                                                                                     : 4;
@@ -92,7 +92,7 @@ Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarTyp
     size *= sizes[dim];
   }
   if (size < least) return empty(like, sizes, dtype);
-  const Block block = pool.take(like, size);
+  const Block block = pool.alloc(like, size);
   return torch::stable::from_blob(
       write<char>(block.memory), {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
       torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype, [block](void*) { pool.give(block); });

@@ -8,11 +8,11 @@ namespace rnnkern {
 
 // Uninitialised, on the CPU. What is kept idle never makes the sum with what is in use exceed the most that was in use
 // at once, and goes after ten seconds, at the next call that takes or gives some.
-Tensor reusable(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+Tensor cached_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
 
 // Of the sizes of `x`, and of its dtype unless another is named.
 inline Tensor reusable_like(const Tensor& x, std::optional<ScalarType> dtype = {}) {
-  return reusable(x, sizes_with(x, 0, {}), dtype.value_or(x.scalar_type()));
+  return cached_empty(x, sizes_with(x, 0, {}), dtype.value_or(x.scalar_type()));
 }
 
 // Gives back all that is idle; returns the bytes.

@@ -18,37 +18,37 @@ inline int at_most_all(int64_t threads) {
 // f(member), by a team of so many.
 template <class F>
 void in_team(int threads, F f) {
-  if (threads == 1) return f(Member{0, 1, nullptr});
+  if (threads == 1) return f(ThreadContext{0, 1, nullptr});
   Barrier barrier;
 #pragma omp parallel num_threads(threads)
-  f(Member{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+  f(ThreadContext{omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
 // Gives a problem its workspace, which is there as long as what is returned.
 template <class Problem>
-Tensor make_room(Problem& problem, int64_t elements, const Tensor& like) {
-  const Tensor memory = reusable(like, {elements}, like.scalar_type());
-  problem.room = write<std::remove_pointer_t<decltype(problem.room)>>(memory);
+Tensor make_workspace(Problem& problem, int64_t elements, const Tensor& like) {
+  const Tensor memory = cached_empty(like, {elements}, like.scalar_type());
+  problem.workspace = write<std::remove_pointer_t<decltype(problem.workspace)>>(memory);
   return memory;
 }
 
 template <class Problem>
 void run(Kernel<Problem> kernel, Problem problem, int threads, const Tensor& like) {
-  const Tensor memory = make_room(problem, kernel.room(problem, threads), like);
-  in_team(threads, [&](Member me) { kernel.run(problem, me); });
+  const Tensor memory = make_workspace(problem, kernel.workspace(problem, threads), like);
+  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
 }
 
 // Members take parts of their own, `apart`, or share out each one.
 template <class Problem>
 void run_parts(KernelOfParts<Problem> kernel, Problem problem, int64_t parts, bool apart, int threads,
                const Tensor& like) {
-  const int64_t room = kernel.room(problem, apart ? 1 : threads);
-  const Tensor memory = make_room(problem, room * (apart ? threads : 1), like);
-  in_team(threads, [&](Member me) {
+  const int64_t workspace = kernel.workspace(problem, apart ? 1 : threads);
+  const Tensor memory = make_workspace(problem, workspace * (apart ? threads : 1), like);
+  in_team(threads, [&](ThreadContext me) {
     if (!apart) return kernel.run(problem, {0, parts}, me);
     Problem mine = problem;
-    mine.room += me.rank * room;
-    kernel.run(mine, me.share(parts), Member{0, 1, nullptr});
+    mine.workspace += me.rank * workspace;
+    kernel.run(mine, me.share(parts), ThreadContext{0, 1, nullptr});
   });
 }
 

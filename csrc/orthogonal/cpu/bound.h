@@ -10,7 +10,7 @@ namespace {
 
 // to[j] = the sum of f(i, X(i, j)) over i, a member's part of it.
 template <class T, class F>
-RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, Member me, F f) {
+RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, ThreadContext me, F f) {
   using V = Vec<T>;
   const auto [first, last] = rows_of<T>(n, me);
   for (int64_t j = first; j < last; j += V::width) {
@@ -28,14 +28,14 @@ RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, Member me, F f) {
   }
 }
 
-// The Frobenius norm of X over the root of 2: what has each eigenvalue twice has none that is larger. `room` is N.
+// The Frobenius norm of X over the root of 2: what has each eigenvalue twice has none that is larger. `workspace` is N.
 template <class T>
-double paired_norm(const T* X, int64_t n, T* room, Member me) {
-  sum_rows(X, n, room, me, [](int64_t, Vec<T> x) { return x * x; });
-  me.meet();
+double paired_norm(const T* X, int64_t n, T* workspace, ThreadContext me) {
+  sum_rows(X, n, workspace, me, [](int64_t, Vec<T> x) { return x * x; });
+  me.barrier();
   double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += double(room[i]);
-  me.meet();
+  for (int64_t i = 0; i < n; ++i) sum += double(workspace[i]);
+  me.barrier();
   return std::sqrt(sum / 2);
 }
 
@@ -64,47 +64,47 @@ struct Bounds {
 };
 
 // From P alone: at most the root of its 1-norm, and that of its Frobenius norm over the root of 2, which is at most
-// (N / 2)^(1/4) times too large. `room` is N elements.
+// (N / 2)^(1/4) times too large. `workspace` is N elements.
 template <class T>
-Bounds bounds(const T* P, int64_t n, T* room, Member me) {
-  sum_rows(P, n, room, me, [](int64_t, Vec<T> x) { return abs(x); });
-  me.meet();
+Bounds bounds(const T* P, int64_t n, T* workspace, ThreadContext me) {
+  sum_rows(P, n, workspace, me, [](int64_t, Vec<T> x) { return abs(x); });
+  me.barrier();
   double one = 0;
   for (int64_t i = 0; i < n; ++i)
-    if (!(double(room[i]) <= one)) one = double(room[i]);
-  me.meet();
+    if (!(double(workspace[i]) <= one)) one = double(workspace[i]);
+  me.barrier();
   // Nothing is left to find out; and squares of what is as small would be lost.
   if (!(std::sqrt(one) > schemes<T>->limit)) return {0, std::sqrt(one)};
-  const double paired = paired_norm(P, n, room, me);
+  const double paired = paired_norm(P, n, workspace, me);
   return {std::sqrt(paired / std::sqrt(double(n / 2))), std::sqrt(std::fmin(one, paired))};
 }
 
-// What the power method finds on P, at most the 2-norm. `room` is 2 N elements.
+// What the power method finds on P, at most the 2-norm. `workspace` is 2 N elements.
 template <class T>
-double power_method(const T* P, int64_t n, T* room, Member me) {
-  T *v = room, *w = room + n;
+double power_method(const T* P, int64_t n, T* workspace, ThreadContext me) {
+  T *v = workspace, *w = workspace + n;
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t mixed = (uint32_t(i) + 1) * 2654435761u;
     if (me.rank == 0) v[i] = T(int32_t(mixed ^ (mixed >> 15))) / T(INT32_MAX);
   }
-  me.meet();
+  me.barrier();
   double found = 0;
   for (int step = 0; step < power_steps; ++step) {
     sum_rows(P, n, w, me, [v](int64_t i, Vec<T> x) { return Vec<T>(v[i]) * x; });
-    me.meet();
+    me.barrier();
     double before = 0, after = 0;
     for (int64_t i = 0; i < n; ++i) {
       before += double(v[i]) * double(v[i]);
       after += double(w[i]) * double(w[i]);
     }
-    me.meet();
+    me.barrier();
     if (!(after > 0)) break;
     found = std::sqrt(std::sqrt(after / before));
     const Range mine = rows_of<T>(n, me);
     const T factor = T(1 / std::sqrt(after));
     for (int64_t i = mine.begin; i < mine.end; ++i) w[i] *= factor;
     std::swap(v, w);
-    me.meet();
+    me.barrier();
   }
   return found;
 }
@@ -115,7 +115,7 @@ struct Moments {
 };
 
 template <class T>
-Moments moments(const T* P, const Sum<T>& square, int64_t n, T* room, Member me) {
+Moments moments(const T* P, const Sum<T>& square, int64_t n, T* workspace, ThreadContext me) {
   using V = Vec<T>;
   constexpr int64_t w = V::width;
   const auto [first, last] = lower_rows_of<T>(n, me);
@@ -134,14 +134,14 @@ Moments moments(const T* P, const Sum<T>& square, int64_t n, T* room, Member me)
         sums[2] = sums[2] + v[r] * v[r];
       }
     }
-    for (int k = 0; k < 3; ++k) room[3 * (i / w) + k] = horizontal_sum(sums[k]);
+    for (int k = 0; k < 3; ++k) workspace[3 * (i / w) + k] = horizontal_sum(sums[k]);
   }
-  me.meet();
+  me.barrier();
   Moments found{{double(n) / 2, 0, 0, 0, 0}};
   for (int64_t i = 0; i < n; ++i) found.of[1] -= double(P[i * n + i]) / 2;
   for (int64_t i = 0; i < (n + w - 1) / w; ++i)
-    for (int k = 0; k < 3; ++k) found.of[k + 2] += (k == 1 ? -0.5 : 0.5) * double(room[3 * i + k]);
-  me.meet();
+    for (int k = 0; k < 3; ++k) found.of[k + 2] += (k == 1 ? -0.5 : 0.5) * double(workspace[3 * i + k]);
+  me.barrier();
   return found;
 }
 
@@ -151,12 +151,12 @@ constexpr double narrowest = 0.5, widest = 1.1;
 
 // Closer bounds where `bound` leaves a doubt. `square` is P^2; `to` and `other` are N x N, and hold polynomials where P
 // and P^2 do not decide: for each doubling a product of symmetric matrices, of which half is made. Says whether they
-// were written. `room` is 3 N elements.
+// were written. `workspace` is 3 N elements.
 template <class T>
-bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& square, T* to, T* other, T* room,
-            Member me) {
+bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& square, T* to, T* other, T* workspace,
+            ThreadContext me) {
   const int64_t n = factors.n;
-  const Moments m = moments(P, square, n, room, me);
+  const Moments m = moments(P, square, n, workspace, me);
   bound.at_least(std::sqrt(m.of[4] / m.of[3]));
   // Any c gives a bound: of some around the interval that has nearly all eigenvalues the least counts.
   const double inner = bound.least;
@@ -167,7 +167,7 @@ bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& 
     bound.by_chebyshev(c, squares < 0 ? 0 : std::sqrt(squares), 2);
   }
   if (!bound.in_doubt<T>()) return false;
-  bound.at_least(power_method(P, n, room, me));
+  bound.at_least(power_method(P, n, workspace, me));
   if (!bound.in_doubt<T>()) return false;
   const double c = inside * bound.least;
   Sum<T> chebyshev;
@@ -176,14 +176,14 @@ bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& 
   chebyshev.add(P, T(8 / (c * c)));
   chebyshev.identity = T(1);
   assign(chebyshev, n, to, me);
-  me.meet();
+  me.barrier();
   for (int doubling = 2; doubling <= doublings && bound.in_doubt<T>(); ++doubling) {
     Output<T> twice{other, T(2)};
     twice.rest.identity = T(-1);
     product<T, true>(factors, Sum<T>(to), Sum<T>(to), &twice, 1, me);
     from_below<1>(Sum<T>(other), n, other, me);
-    me.meet();
-    bound.by_chebyshev(c, paired_norm(other, n, room, me), doubling + 1);
+    me.barrier();
+    bound.by_chebyshev(c, paired_norm(other, n, workspace, me), doubling + 1);
     std::swap(to, other);
   }
   return true;

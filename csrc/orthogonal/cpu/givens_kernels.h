@@ -60,11 +60,11 @@ void store_block(const GivensSizes& sizes, const T* block, int64_t first, int64_
 
 // Cosine and sine of every angle, one beside the other.
 template <class T>
-void turn(const T* angles, int64_t all, T* turns, Member me) {
+void turn(const T* angles, int64_t all, T* sincos, ThreadContext me) {
   const auto [first, last] = me.share(all);
   for (int64_t k = first; k < last; ++k) {
-    turns[2 * k] = std::cos(angles[k]);
-    turns[2 * k + 1] = std::sin(angles[k]);
+    sincos[2 * k] = std::cos(angles[k]);
+    sincos[2 * k + 1] = std::sin(angles[k]);
   }
 }
 
@@ -79,38 +79,38 @@ RNNKERN_INLINE void rotate(Vec<T> c, Vec<T> s, T* a, T* b) {
 // ---- forward
 
 template <class T>
-struct GivensForwardRoom {
-  T *turns, *block;
+struct GivensForwardWorkspace {
+  T *sincos, *block;
 
-  GivensForwardRoom(const GivensForward<T>& problem, Room<T>& room, Member me)
-      : turns(room.take(2 * problem.sizes.count * problem.sizes.angles())),
-        block(room.take(problem.sizes.size * block_lanes<T>, me)) {}
+  GivensForwardWorkspace(const GivensForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : sincos(workspace.alloc(2 * problem.sizes.count * problem.sizes.angles())),
+        block(workspace.alloc(problem.sizes.size * block_lanes<T>, me)) {}
 };
 
 template <class T>
-void givens_forward(const GivensForward<T>& problem, Member me) {
+void givens_forward(const GivensForward<T>& problem, ThreadContext me) {
   using V = Vec<T>;
   constexpr int64_t lanes = block_lanes<T>;
   const GivensSizes& sizes = problem.sizes;
-  const auto room = cut<GivensForwardRoom<T>>(problem, me);
-  turn(problem.angles, sizes.count * sizes.angles(), room.turns, me);
-  me.meet();
+  const auto workspace = lay_out<GivensForwardWorkspace<T>>(problem, me);
+  turn(problem.angles, sizes.count * sizes.angles(), workspace.sincos, me);
+  me.barrier();
   const int64_t blocks = block_count<T>(sizes), elements = sizes.vectors * sizes.size;
   const auto [begin, end] = me.share(sizes.count * blocks);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t m = item / blocks, first = item % blocks * lanes, count = smaller(lanes, sizes.vectors - first);
-    load_block(sizes, problem.x + m * elements, first, count, room.block);
+    load_block(sizes, problem.x + m * elements, first, count, workspace.block);
     for (int64_t l = 0; l < sizes.layers; ++l) {
       const GivensLayer layer = layer_of(sizes, l);
-      const T* const turns = room.turns + 2 * (m * sizes.angles() + l * sizes.pairs());
+      const T* const sincos = workspace.sincos + 2 * (m * sizes.angles() + l * sizes.pairs());
       for (int64_t j = 0; j < layer.pairs; ++j) {
-        const V c(turns[2 * j]), s(turns[2 * j + 1]);
-        T *const a = room.block + layer.first(j) * lanes, *const b = a + layer.stride * lanes;
+        const V c(sincos[2 * j]), s(sincos[2 * j + 1]);
+        T *const a = workspace.block + layer.first(j) * lanes, *const b = a + layer.stride * lanes;
         rotate(c, s, a, b);
         rotate(c, s, a + V::width, b + V::width);
       }
     }
-    store_block(sizes, room.block, first, count, problem.y + m * elements);
+    store_block(sizes, workspace.block, first, count, problem.y + m * elements);
   }
 }
 
@@ -123,14 +123,14 @@ int64_t part_count(const GivensSizes& sizes) {
 }
 
 template <class T>
-struct GivensBackwardRoom {
-  T *turns, *sums, *values, *grads;
+struct GivensBackwardWorkspace {
+  T *sincos, *sums, *values, *grads;
 
-  GivensBackwardRoom(const GivensBackward<T>& problem, Room<T>& room, Member me)
-      : turns(room.take(2 * problem.sizes.count * problem.sizes.angles())),
-        sums(room.take(part_count<T>(problem.sizes) * problem.sizes.count * problem.sizes.angles())),
-        values(room.take(problem.sizes.size * block_lanes<T>, me)),
-        grads(room.take(problem.sizes.size * block_lanes<T>, me)) {}
+  GivensBackwardWorkspace(const GivensBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : sincos(workspace.alloc(2 * problem.sizes.count * problem.sizes.angles())),
+        sums(workspace.alloc(part_count<T>(problem.sizes) * problem.sizes.count * problem.sizes.angles())),
+        values(workspace.alloc(problem.sizes.size * block_lanes<T>, me)),
+        grads(workspace.alloc(problem.sizes.size * block_lanes<T>, me)) {}
 };
 
 // Rotates a pair back, of values and gradients; returns what its angle's gradient sums over lanes.
@@ -145,7 +145,7 @@ RNNKERN_INLINE Vec<T> rotate_back(Vec<T> c, Vec<T> s, T* values, T* grads, int64
 }
 
 template <class T>
-void unrotate_layer(const GivensLayer& layer, const T* turns, T* values, T* grads, T* sums) {
+void unrotate_layer(const GivensLayer& layer, const T* sincos, T* values, T* grads, T* sums) {
   using V = Vec<T>;
   constexpr int64_t lanes = block_lanes<T>, width = V::width;
   for (int64_t first = 0; first < layer.pairs; first += width) {
@@ -154,7 +154,7 @@ void unrotate_layer(const GivensLayer& layer, const T* turns, T* values, T* grad
       const int64_t j = first + k;
       found[k] = V(T(0));
       if (j >= layer.pairs) continue;
-      const V c(turns[2 * j]), s(turns[2 * j + 1]);
+      const V c(sincos[2 * j]), s(sincos[2 * j + 1]);
       const int64_t at = layer.first(j) * lanes, apart = layer.stride * lanes;
       found[k] = rotate_back(c, s, values + at, grads + at, apart) +
                  rotate_back(c, s, values + at + width, grads + at + width, apart);
@@ -168,33 +168,34 @@ void unrotate_layer(const GivensLayer& layer, const T* turns, T* values, T* grad
 }
 
 template <class T>
-void givens_backward(const GivensBackward<T>& problem, Member me) {
+void givens_backward(const GivensBackward<T>& problem, ThreadContext me) {
   constexpr int64_t lanes = block_lanes<T>;
   const GivensSizes& sizes = problem.sizes;
-  const auto room = cut<GivensBackwardRoom<T>>(problem, me);
+  const auto workspace = lay_out<GivensBackwardWorkspace<T>>(problem, me);
   const int64_t angles = sizes.angles(), parts = part_count<T>(sizes), elements = sizes.vectors * sizes.size;
-  turn(problem.angles, sizes.count * angles, room.turns, me);
-  me.meet();
+  turn(problem.angles, sizes.count * angles, workspace.sincos, me);
+  me.barrier();
   const auto [begin, end] = me.share(sizes.count * parts);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t m = item / parts, part = item % parts, blocks = block_count<T>(sizes);
-    T* const sums = room.sums + item * angles;
+    T* const sums = workspace.sums + item * angles;
     std::memset(sums, 0, sizeof(T) * angles);
     for (int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block) {
       const int64_t first = block * lanes, count = smaller(lanes, sizes.vectors - first);
-      load_block(sizes, problem.y + m * elements, first, count, room.values);
-      load_block(sizes, problem.grad + m * elements, first, count, room.grads);
+      load_block(sizes, problem.y + m * elements, first, count, workspace.values);
+      load_block(sizes, problem.grad + m * elements, first, count, workspace.grads);
       for (int64_t l = sizes.layers; l-- > 0;) {
         const int64_t at = l * sizes.pairs();
-        unrotate_layer(layer_of(sizes, l), room.turns + 2 * (m * angles + at), room.values, room.grads, sums + at);
+        unrotate_layer(layer_of(sizes, l), workspace.sincos + 2 * (m * angles + at), workspace.values, workspace.grads,
+                       sums + at);
       }
-      if (problem.grad_x) store_block(sizes, room.grads, first, count, problem.grad_x + m * elements);
+      if (problem.grad_x) store_block(sizes, workspace.grads, first, count, problem.grad_x + m * elements);
     }
   }
-  me.meet();
+  me.barrier();
   const auto [first, last] = me.share(sizes.count * angles);
   for (int64_t k = first; k < last; ++k) {
-    const T* const sums = room.sums + k / angles * parts * angles + k % angles;
+    const T* const sums = workspace.sums + k / angles * parts * angles + k % angles;
     T sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += sums[part * angles];
     problem.grad_angles[k] = sum;

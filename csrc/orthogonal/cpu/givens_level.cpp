@@ -13,10 +13,10 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 GivensKernels<T> GivensKernels<T>::at() {
-  return {{givens_forward<T>, room_of<GivensForwardRoom<T>>},
-          {givens_backward<T>, room_of<GivensBackwardRoom<T>>},
-          {givens_recurrence_forward<T>, room_of<GivensRecurrenceForwardRoom<T>>},
-          {givens_recurrence_backward<T>, room_of<GivensRecurrenceBackwardRoom<T>>}};
+  return {{givens_forward<T>, room_of<GivensForwardWorkspace<T>>},
+          {givens_backward<T>, room_of<GivensBackwardWorkspace<T>>},
+          {givens_recurrence_forward<T>, room_of<GivensRecurrenceForwardWorkspace<T>>},
+          {givens_recurrence_backward<T>, room_of<GivensRecurrenceBackwardWorkspace<T>>}};
 }
 
 template GivensKernels<float> GivensKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

@@ -15,7 +15,7 @@ struct GivensForward {
   GivensSizes sizes;
   const T *angles, *x;
   T* y;
-  T* room;
+  T* workspace;
 };
 
 template <class T>
@@ -23,7 +23,7 @@ struct GivensBackward {
   GivensSizes sizes;
   const T *angles, *y, *grad;
   T *grad_angles, *grad_x;  // the last may be null
-  T* room;
+  T* workspace;
 };
 
 // Pairs first..last - 1 of a layer.
@@ -40,7 +40,7 @@ struct GivensRecurrence {
   int64_t piece_count;
   const T *angles, *phases, *diagonal;  // the phases of F and of D: of complex numbers alone, else null
   const T *bias, *u, *h0;
-  T* room;
+  T* workspace;
 
   int64_t numbers() const { return sizes.size; }
   bool is_complex() const { return diagonal; }

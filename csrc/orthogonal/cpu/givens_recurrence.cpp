@@ -88,7 +88,7 @@ Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor gra
                                        OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0, Tensor h,
                                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool butterfly) {
   const Call call(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly);
-  call.take(h, grad_h, grad_last);
+  call.make_dense(h, grad_h, grad_last);
   return by_dtype_of_givens(call.u, [&](auto zero) {
     using T = decltype(zero);
     const Tensors results = call.gradients(reusable_like(call.u));

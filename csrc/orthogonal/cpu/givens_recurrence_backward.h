@@ -32,17 +32,19 @@ struct GivensSums {
 };
 
 template <class T>
-struct GivensRecurrenceBackwardRoom {
-  GivensTurns<T> turns;
+struct GivensRecurrenceBackwardWorkspace {
+  GivensSinCos<T> sincos;
   T *sums, *values, *grads, *inputs, *lanes;
 
-  GivensRecurrenceBackwardRoom(const GivensRecurrenceBackward<T>& problem, Room<T>& room, Member me)
-      : turns(problem, room), sums(room.take(recurrence_parts<T>(problem.sequences) * problem.parameters())) {
+  GivensRecurrenceBackwardWorkspace(const GivensRecurrenceBackward<T>& problem, Workspace<T>& workspace,
+                                    ThreadContext me)
+      : sincos(problem, workspace),
+        sums(workspace.alloc(recurrence_parts<T>(problem.sequences) * problem.parameters())) {
     const int64_t tile = problem.sequences.reals * Vec<T>::width;
-    values = room.take(tile, me);
-    grads = room.take(tile, me);
-    inputs = room.take(tile, me);
-    lanes = room.take(problem.parameters() * Vec<T>::width, me);
+    values = workspace.alloc(tile, me);
+    grads = workspace.alloc(tile, me);
+    inputs = workspace.alloc(tile, me);
+    lanes = workspace.alloc(problem.parameters() * Vec<T>::width, me);
   }
 };
 
@@ -71,7 +73,7 @@ void activate_tile_back(const GivensRecurrence<T>& problem, const T* inputs, con
 
 // D^-1 F_1^-1 ... F_L^-1 of values and gradients.
 template <int parts, class T>
-void unrotate_tile(const GivensRecurrence<T>& problem, const GivensTurns<T>& turns, T* values, T* grads,
+void unrotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& sincos, T* values, T* grads,
                    const GivensSums<T>& sums) {
   using V = Vec<T>;
   constexpr int64_t each = parts * V::width;
@@ -81,9 +83,9 @@ void unrotate_tile(const GivensRecurrence<T>& problem, const GivensTurns<T>& tur
     const int64_t first = piece.layer * problem.sizes.pairs(), apart = layer.stride * each;
     for (int64_t j = piece.first; j < piece.last; ++j) {
       const int64_t at = layer.first(j) * each, angle = first + j;
-      const V c(turns.angles[2 * angle]), s(turns.angles[2 * angle + 1]);
+      const V c(sincos.angles[2 * angle]), s(sincos.angles[2 * angle + 1]);
       if constexpr (parts == 2) {
-        const V cosine(turns.phases[2 * angle]), sine(turns.phases[2 * angle + 1]);
+        const V cosine(sincos.phases[2 * angle]), sine(sincos.phases[2 * angle + 1]);
         add_row(sums.phases + angle * V::width, rotate_back(cosine, sine, values + at, grads + at, V::width));
       }
       V sum = rotate_back(c, s, values + at, grads + at, apart);
@@ -93,7 +95,7 @@ void unrotate_tile(const GivensRecurrence<T>& problem, const GivensTurns<T>& tur
   }
   if constexpr (parts == 2)
     for (int64_t i = 0; i < problem.numbers(); ++i) {
-      const V c(turns.diagonal[2 * i]), s(turns.diagonal[2 * i + 1]);
+      const V c(sincos.diagonal[2 * i]), s(sincos.diagonal[2 * i + 1]);
       add_row(sums.diagonal + i * V::width, rotate_back(c, s, values + i * each, grads + i * each, V::width));
     }
 }
@@ -113,26 +115,26 @@ void stop_at_resets(const Tile<T>& tile, int64_t step, T* grads) {
 
 template <int parts, class T>
 void backward_tile(const GivensRecurrenceBackward<T>& problem, const Tile<T>& tile,
-                   const GivensRecurrenceBackwardRoom<T>& room) {
+                   const GivensRecurrenceBackwardWorkspace<T>& workspace) {
   const GivensSequences& sequences = tile.sequences;
-  const GivensSums<T> sums(problem, room.lanes);
+  const GivensSums<T> sums(problem, workspace.lanes);
   const int64_t reals = sequences.reals;
-  std::memset(room.grads, 0, sizeof(T) * reals * Vec<T>::width);
+  std::memset(workspace.grads, 0, sizeof(T) * reals * Vec<T>::width);
   for (int64_t place = sequences.steps; place-- > 0;) {
     const int64_t step = sequences.step_at(place), alive = tile.alive(step);
     if (!alive) continue;
     const auto ended = tile.where(problem.grad_last, step, &GivensSequences::last_step);
-    if (ended.any) load_rows<true>(ended, reals, room.grads);
-    if (problem.grad_h) load_rows<true>(tile.at(problem.grad_h, step, alive), reals, room.grads);
-    load_rows<false>(tile.before(step, alive, problem.h, problem.h0), reals, room.values);
-    rotate_tile<parts>(problem, room.turns, room.values);
-    load_rows<false>(tile.at(problem.u, step, alive), reals, room.inputs);
-    activate_tile_back<parts>(problem, room.inputs, room.values, room.grads, sums.bias);
-    store_rows(room.grads, reals, tile.at(problem.grad_u, step, alive));
-    unrotate_tile<parts>(problem, room.turns, room.values, room.grads, sums);
-    if (tile.any_reset(step, alive)) stop_at_resets(tile, step, room.grads);
+    if (ended.any) load_rows<true>(ended, reals, workspace.grads);
+    if (problem.grad_h) load_rows<true>(tile.at(problem.grad_h, step, alive), reals, workspace.grads);
+    load_rows<false>(tile.before(step, alive, problem.h, problem.h0), reals, workspace.values);
+    rotate_tile<parts>(problem, workspace.sincos, workspace.values);
+    load_rows<false>(tile.at(problem.u, step, alive), reals, workspace.inputs);
+    activate_tile_back<parts>(problem, workspace.inputs, workspace.values, workspace.grads, sums.bias);
+    store_rows(workspace.grads, reals, tile.at(problem.grad_u, step, alive));
+    unrotate_tile<parts>(problem, workspace.sincos, workspace.values, workspace.grads, sums);
+    if (tile.any_reset(step, alive)) stop_at_resets(tile, step, workspace.grads);
     const auto begun = tile.where(problem.grad_h0, step, &GivensSequences::first_step);
-    if (begun.any) store_rows(room.grads, reals, begun);
+    if (begun.any) store_rows(workspace.grads, reals, begun);
   }
   for (int64_t sequence = tile.first; sequence < tile.first + tile.count; ++sequence) {
     if (sequences.length(sequence)) continue;
@@ -159,25 +161,25 @@ void sum_lanes(const T* rows, int64_t count, T* sums) {
 }
 
 template <class T>
-void givens_recurrence_backward(const GivensRecurrenceBackward<T>& problem, Member me) {
-  const auto room = cut<GivensRecurrenceBackwardRoom<T>>(problem, me);
-  room.turns.compute(problem, me);
+void givens_recurrence_backward(const GivensRecurrenceBackward<T>& problem, ThreadContext me) {
+  const auto workspace = lay_out<GivensRecurrenceBackwardWorkspace<T>>(problem, me);
+  workspace.sincos.compute(problem, me);
   const int64_t tiles = tile_count<T>(problem.sequences), parts = recurrence_parts<T>(problem.sequences);
   const int64_t parameters = problem.parameters(), angles = problem.sizes.angles();
   const auto [begin, end] = me.share(parts);
   for (int64_t part = begin; part < end; ++part) {
-    std::memset(room.lanes, 0, sizeof(T) * parameters * Vec<T>::width);
+    std::memset(workspace.lanes, 0, sizeof(T) * parameters * Vec<T>::width);
     for (int64_t tile = tiles * part / parts; tile < tiles * (part + 1) / parts; ++tile)
       (problem.is_complex() ? backward_tile<2, T> : backward_tile<1, T>)(problem, tile_at<T>(problem.sequences, tile),
-                                                                         room);
-    sum_lanes(room.lanes, parameters, room.sums + part * parameters);
+                                                                         workspace);
+    sum_lanes(workspace.lanes, parameters, workspace.sums + part * parameters);
   }
-  me.meet();
+  me.barrier();
   const auto [first, last] = me.share(parameters);
   const int64_t before_bias = parameters - problem.numbers();
   for (int64_t k = first; k < last; ++k) {
     T sum = 0;
-    for (int64_t part = 0; part < parts; ++part) sum += room.sums[part * parameters + k];
+    for (int64_t part = 0; part < parts; ++part) sum += workspace.sums[part * parameters + k];
     T* const to = k < angles         ? problem.grad_angles + k
                   : k >= before_bias ? problem.grad_bias + (k - before_bias)
                   : k < 2 * angles   ? problem.grad_phases + (k - angles)

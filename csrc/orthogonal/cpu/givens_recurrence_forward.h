@@ -8,12 +8,12 @@ namespace rnnkern {
 namespace {
 
 template <class T>
-struct GivensRecurrenceForwardRoom {
-  GivensTurns<T> turns;
+struct GivensRecurrenceForwardWorkspace {
+  GivensSinCos<T> sincos;
   T* state;
 
-  GivensRecurrenceForwardRoom(const GivensRecurrenceForward<T>& problem, Room<T>& room, Member me)
-      : turns(problem, room), state(room.take(problem.sequences.reals * Vec<T>::width, me)) {}
+  GivensRecurrenceForwardWorkspace(const GivensRecurrenceForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : sincos(problem, workspace), state(workspace.alloc(problem.sequences.reals * Vec<T>::width, me)) {}
 };
 
 template <int parts, class T>
@@ -29,7 +29,7 @@ void activate_tile(const GivensRecurrence<T>& problem, T* tile) {
 }
 
 template <int parts, class T>
-void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile, const GivensTurns<T>& turns,
+void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile, const GivensSinCos<T>& sincos,
                   T* state) {
   const GivensSequences& sequences = tile.sequences;
   int64_t before = 0;
@@ -40,7 +40,7 @@ void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile
       load_rows<false>(tile.before(step, alive, problem.h, problem.h0), sequences.reals, state);
     before = alive;
     if (!alive) continue;
-    rotate_tile<parts>(problem, turns, state);
+    rotate_tile<parts>(problem, sincos, state);
     load_rows<true>(tile.at(problem.u, step, alive), sequences.reals, state);
     activate_tile<parts>(problem, state);
     store_rows(state, sequences.reals, tile.at(problem.h, step, alive));
@@ -54,13 +54,13 @@ void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile
 }
 
 template <class T>
-void givens_recurrence_forward(const GivensRecurrenceForward<T>& problem, Member me) {
-  const auto room = cut<GivensRecurrenceForwardRoom<T>>(problem, me);
-  room.turns.compute(problem, me);
+void givens_recurrence_forward(const GivensRecurrenceForward<T>& problem, ThreadContext me) {
+  const auto workspace = lay_out<GivensRecurrenceForwardWorkspace<T>>(problem, me);
+  workspace.sincos.compute(problem, me);
   const auto [begin, end] = me.share(tile_count<T>(problem.sequences));
   for (int64_t tile = begin; tile < end; ++tile)
     (problem.is_complex() ? forward_tile<2, T> : forward_tile<1, T>)(problem, tile_at<T>(problem.sequences, tile),
-                                                                     room.turns, room.state);
+                                                                     workspace.sincos, workspace.state);
 }
 
 }  // namespace

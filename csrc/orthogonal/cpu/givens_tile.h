@@ -117,43 +117,43 @@ Tile<T> tile_at(const GivensSequences& sequences, int64_t tile) {
 
 // Cosine and sine of all angles and phases, once for the whole sequence.
 template <class T>
-struct GivensTurns {
+struct GivensSinCos {
   T *angles, *phases, *diagonal;
 
-  GivensTurns(const GivensRecurrence<T>& problem, Room<T>& room)
-      : angles(room.take(2 * problem.sizes.angles())),
-        phases(room.take(problem.is_complex() ? 2 * problem.sizes.angles() : 0)),
-        diagonal(room.take(problem.is_complex() ? 2 * problem.numbers() : 0)) {}
+  GivensSinCos(const GivensRecurrence<T>& problem, Workspace<T>& workspace)
+      : angles(workspace.alloc(2 * problem.sizes.angles())),
+        phases(workspace.alloc(problem.is_complex() ? 2 * problem.sizes.angles() : 0)),
+        diagonal(workspace.alloc(problem.is_complex() ? 2 * problem.numbers() : 0)) {}
 
-  void compute(const GivensRecurrence<T>& problem, Member me) const {
+  void compute(const GivensRecurrence<T>& problem, ThreadContext me) const {
     turn(problem.angles, problem.sizes.angles(), angles, me);
     if (problem.is_complex()) {
       turn(problem.phases, problem.sizes.angles(), phases, me);
       turn(problem.diagonal, problem.numbers(), diagonal, me);
     }
-    me.meet();
+    me.barrier();
   }
 };
 
 // F_L ... F_1 D of a tile. A phase turns a number's real part against its imaginary one.
 template <int parts, class T>
-void rotate_tile(const GivensRecurrence<T>& problem, const GivensTurns<T>& turns, T* tile) {
+void rotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& sincos, T* tile) {
   using V = Vec<T>;
   constexpr int64_t each = parts * V::width;
   if constexpr (parts == 2)
     for (int64_t i = 0; i < problem.numbers(); ++i)
-      rotate(V(turns.diagonal[2 * i]), V(turns.diagonal[2 * i + 1]), tile + i * each, tile + i * each + V::width);
+      rotate(V(sincos.diagonal[2 * i]), V(sincos.diagonal[2 * i + 1]), tile + i * each, tile + i * each + V::width);
   for (int64_t k = 0; k < problem.piece_count; ++k) {
     const GivensPiece piece = problem.pieces[k];
     const GivensLayer layer = layer_of(problem.sizes, piece.layer);
     const int64_t at = 2 * piece.layer * problem.sizes.pairs(), apart = layer.stride * each;
     for (int64_t j = piece.first; j < piece.last; ++j) {
-      const V c(turns.angles[at + 2 * j]), s(turns.angles[at + 2 * j + 1]);
+      const V c(sincos.angles[at + 2 * j]), s(sincos.angles[at + 2 * j + 1]);
       T* const a = tile + layer.first(j) * each;
       rotate(c, s, a, a + apart);
       if constexpr (parts == 2) {
         rotate(c, s, a + V::width, a + apart + V::width);
-        rotate(V(turns.phases[at + 2 * j]), V(turns.phases[at + 2 * j + 1]), a, a + V::width);
+        rotate(V(sincos.phases[at + 2 * j]), V(sincos.phases[at + 2 * j + 1]), a, a + V::width);
       }
     }
   }

@@ -12,10 +12,10 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 OrthogonalKernels<T> OrthogonalKernels<T>::at() {
-  return {{forward<T>, room_of<ForwardRoom<T>>},
-          {backward<T>, room_of<BackwardRoom<T>>},
-          {rnnkern::schur_forward<T>, room_of<SchurForwardRoom<T>>},
-          {rnnkern::schur_backward<T>, room_of<SchurBackwardRoom<T>>}};
+  return {{forward<T>, room_of<ForwardWorkspace<T>>},
+          {backward<T>, room_of<BackwardWorkspace<T>>},
+          {rnnkern::schur_forward<T>, room_of<SchurForwardWorkspace<T>>},
+          {rnnkern::schur_backward<T>, room_of<SchurBackwardWorkspace<T>>}};
 }
 
 template OrthogonalKernels<float> OrthogonalKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

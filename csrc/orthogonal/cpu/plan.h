@@ -9,7 +9,7 @@ namespace {
 
 // A member's part of so many vectors of rows.
 template <class T>
-Range rows_of(int64_t n, Member me) {
+Range rows_of(int64_t n, ThreadContext me) {
   const int64_t blocks = (n + Vec<T>::width - 1) / Vec<T>::width;
   return {blocks * me.rank / me.size * Vec<T>::width, smaller(blocks * (me.rank + 1) / me.size * Vec<T>::width, n)};
 }
@@ -17,7 +17,7 @@ Range rows_of(int64_t n, Member me) {
 // A member's part of the blocks on and below the diagonal, row by row: what is in it is some rows of blocks of a
 // vector's width, which have as much of the area as those of others.
 template <class T>
-Range lower_rows_of(int64_t n, Member me) {
+Range lower_rows_of(int64_t n, ThreadContext me) {
   const double blocks = double((n + Vec<T>::width - 1) / Vec<T>::width);
   const auto begin = [&](int rank) {
     return smaller(int64_t(blocks * std::sqrt(double(rank) / me.size) + 0.5) * Vec<T>::width, n);
@@ -33,7 +33,7 @@ RNNKERN_INLINE void store(const Vec<T>* v, int64_t n, int64_t row, int64_t colum
 // What a matrix has over its diagonal, given what it has below: -1 for a skew-symmetric one, 1 for a symmetric one, 0
 // for zeros. On the diagonal a symmetric one keeps what it has, others have zeros. Of the terms nothing above is read.
 template <int Sign, class T>
-void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
+void from_below(const Sum<T>& below, int64_t n, T* to, ThreadContext me) {
   using V = Vec<T>;
   using Lanes = typename V::RawBits;
   constexpr int w = V::width;
@@ -64,7 +64,7 @@ void from_below(const Sum<T>& below, int64_t n, T* to, Member me) {
 
 // to = sum, of which terms may be `to` itself, transposed or not.
 template <class T>
-void assign(const Sum<T>& sum, int64_t n, T* to, Member me) {
+void assign(const Sum<T>& sum, int64_t n, T* to, ThreadContext me) {
   constexpr int64_t w = Vec<T>::width;
   Vec<T> v[w], u[w];
   const auto [first, last] = lower_rows_of<T>(n, me);

@@ -31,7 +31,7 @@ struct SkewForward {
   T* result;
   T* kept;        // kept_products of each matrix, or null: then they lie in the room
   int64_t* plan;  // of each matrix, or null
-  T* room;
+  T* workspace;
 };
 
 template <class T>
@@ -41,7 +41,7 @@ struct SkewBackward {
   const T *A, *kept, *grad;
   const int64_t* plan;
   T* grad_A;
-  T* room;
+  T* workspace;
 };
 
 // P (Lambda + T) P^T: of each matrix N / 2 angles and (N + 1) / 2 moduli.
@@ -50,7 +50,7 @@ struct SchurForward {
   int64_t size;
   const T *P, *theta, *gamma, *lower;
   T *result, *half;  // half is P (Lambda + T), for the backward
-  T* room;
+  T* workspace;
 };
 
 template <class T>
@@ -58,10 +58,10 @@ struct SchurBackward {
   int64_t size;
   const T *P, *theta, *gamma, *lower, *half, *grad;
   T *grad_P, *grad_theta, *grad_gamma, *grad_lower;
-  T* room;
+  T* workspace;
 };
 
-// Parts are matrices, which a team takes one by one.
+// PartialSums are matrices, which a team takes one by one.
 template <class T>
 struct OrthogonalKernels {
   KernelOfParts<SkewForward<T>> skew_forward;

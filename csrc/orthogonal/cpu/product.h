@@ -229,10 +229,10 @@ struct Layout {
 template <class T>
 struct Factors {
   int64_t n;
-  T* room;
+  T* workspace;
 
-  Factors(int64_t n, Room<T>& cut, int team) : n(n) {
-    room = cut.take(larger(Layout<T>(n).bytes(team), Layout<double>(n).bytes(team)) / int64_t(sizeof(T)));
+  Factors(int64_t n, Workspace<T>& cut, int team) : n(n) {
+    workspace = cut.alloc(larger(Layout<T>(n).bytes(team), Layout<double>(n).bytes(team)) / int64_t(sizeof(T)));
   }
 };
 
@@ -241,10 +241,10 @@ struct Factors {
 // made.
 template <class U, bool Symmetric = false, class T>
 void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
-             Member me) {
+             ThreadContext me) {
   const int64_t n = factors.n, rows = (n + tile_rows - 1) / tile_rows;
   const Layout<U> layout(n);
-  U* const packed = reinterpret_cast<U*>(factors.room);
+  U* const packed = reinterpret_cast<U*>(factors.workspace);
   U* const mine = packed + (layout.panels * layout.panel + 15) / 16 * 16 + me.rank * layout.left;
   const Sum<T> flipped = left.transpose();
   const bool in_rows = left.straight();
@@ -252,7 +252,7 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   alignas(64) T out[tile_rows * tile_columns<U>];
   for (int64_t p = me.rank; p < layout.panels; p += me.size)
     pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
-  me.meet();
+  me.barrier();
   // Tiles, row by row, so that two members may have parts of a row; of a triangle rows with as much of its area.
   const auto share = [&](int rank) {
     return Symmetric ? int64_t(double(rows) * std::sqrt(double(rank) / me.size) + 0.5) * layout.panels
@@ -290,7 +290,7 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
       }
     }
   }
-  me.meet();
+  me.barrier();
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training) {
     Tensors results = {empty_of_sizes(A, A)};
     SkewForward<T> problem{.size = n, .minus_identity = minus_identity};
     if (training) {
-      results.push_back(reusable(A, sizes_with(A, 2, {kept_products<T>, n, n}), A.scalar_type()));
+      results.push_back(cached_empty(A, sizes_with(A, 2, {kept_products<T>, n, n}), A.scalar_type()));
       results.push_back(empty(A, sizes_with(A, 2, {plan_size}), ScalarType::Long));
       problem.kept = write<T>(results[1]);
       problem.plan = write<int64_t>(results[2]);

@@ -9,23 +9,23 @@ namespace {
 // The gates of a chunk, from the h that entered each step: over strips, whatever the cell, since it is a second copy of
 // the step.
 template <class S>
-void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share& share, const Chunk& chunk) {
+void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const WorkRange& share, const Chunk& chunk) {
   using T = Arithmetic<S>;
-  using F = Factor<S>;
+  using F = OperandT<S>;
   const StripCell<T> equations{p.cell, p.strips};
   const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
   const int64_t width = equations.projected ? p.weights.width : hidden;
-  const StepProducts<S>& products = *plan.again;
+  const StepProducts<S>& products = *plan.recompute;
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   if (p.x) products.project(p.x, share, chunk, projected);
   for (int64_t k = chunk.begin; k < chunk.end; ++k) {
     const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
     const int64_t slot_row = (k - chunk.begin) * batch;
-    const Entering<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
-    const Entering<F> h_before = [&] {
+    const PreviousState<S> stored(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+    const PreviousState<F> h_before = [&] {
       if constexpr (StepProducts<S>::widens) {
         for (int64_t b = share.row0; b < row1; ++b) widen(stored(b), plan.h_before + b * width, width);
-        return Entering<T>(p.steps, plan.h_before, plan.zeros, p.reset, width, t);
+        return PreviousState<T>(p.steps, plan.h_before, plan.zeros, p.reset, width, t);
       } else {
         return stored;
       }
@@ -33,7 +33,8 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share&
     if (plan.dropped)
       for (int64_t b = share.row0; b < row1; ++b) drop(plan.dropout, b, h_before(b), plan.dropped + b * width);
     const F* const zeros = reinterpret_cast<const F*>(plan.zeros);
-    const Entering<F> factors = plan.dropped ? Entering<F>(p.steps, plan.dropped, zeros, p.reset, width, t) : h_before;
+    const PreviousState<F> factors =
+        plan.dropped ? PreviousState<F>(p.steps, plan.dropped, zeros, p.reset, width, t) : h_before;
     products.step(
         equations, p.weights, share, row1, factors, plan.dropout,
         plan.operand ? plan.operand + slot_row * hidden : nullptr,
@@ -47,26 +48,27 @@ void gates_again(const Backward<S>& p, const BackwardPlan<S>& plan, const Share&
           strip.old[0] = equations.projected ? plan.zeros : widened_gates(stored(b), 1, hidden, strip, plan.old_row);
           for (int s = 0; s < equations.states; ++s) {
             strip.next[s] = plan.made + s * hidden;
-            if (s > 0) strip.old[s] = Entering<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
+            if (s > 0)
+              strip.old[s] = PreviousState<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
           }
         },
         [](const ForwardStrip<T>&, int64_t) {});
   }
-  share.meet();
+  share.barrier();
 }
 
 template <class S, class Cell>
-void backward(const Backward<S>& p, Member me, const Cell& equations) {
+void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
   using T = Arithmetic<S>;
-  using F = Factor<S>;
+  using F = OperandT<S>;
   using V = Vec<T>;
   const BackwardPlan<S> plan(p, me);
   const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
   const int64_t recurrent = equations.recurrent * hidden, width = equations.projected ? p.weights.width : hidden;
   const Product<F>&first = plan.first, &second = plan.second, &input = plan.input, &projection = plan.projection;
   for (const Product<F>* product : {&first, &second, &input, &projection}) product->pack(me);
-  if (plan.again) plan.again->pack(me);
-  const Share share(p.steps, p.split_hidden, me);
+  if (plan.recompute) plan.recompute->pack(me);
+  const WorkRange share(p.steps, p.split_hidden, me);
   for (int s = 0; s < equations.states; ++s) {
     const int64_t row = s ? hidden : width, from = share.copy0 * row, elements = (share.copy1 - share.copy0) * row;
     if (p.grad_state[s]) {
@@ -86,33 +88,36 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
   if (plan.lost) clear(plan.lost, hidden);
   T *const dR = plan.dR.begin(me), *const dW = plan.dW.begin(me), *const dW_hr = plan.dW_hr.begin(me);
   T *const dbias = plan.dbias.begin(me), *const dbias_ih = plan.dbias_ih.begin(me);
-  me.meet();
+  me.barrier();
 
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const Product<F>& by_units = equations.projected ? projection : first;
   const Units own_columns = units_of(first, share, width), own_units = units_of(by_units, share, hidden);
   // Rows that are normalised are one member's as a whole.
   const Units of_bias = equations.normalised ? Units{0, hidden} : own_units;
-  WeightGradient<F> first_dR(p.weights.R, 0, equations.first_gates, own_units.begin, own_units.end, dR, plan.dR_room);
+  WeightGradient<F> first_dR(p.weights.R, 0, equations.first_gates, own_units.begin, own_units.end, dR,
+                             plan.dR_workspace);
   WeightGradient<F> second_dR(p.weights.R, equations.first_gates, equations.recurrent - equations.first_gates,
-                              own_units.begin, own_units.end, dR, plan.second_dR_room);
-  WeightGradient<F> input_dW(p.weights.W, 0, equations.gates, own_units.begin, own_units.end, dW, plan.dW_room);
-  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, own_columns.begin, own_columns.end, dW_hr, plan.dW_hr_room);
+                              own_units.begin, own_units.end, dR, plan.second_dR_workspace);
+  WeightGradient<F> input_dW(p.weights.W, 0, equations.gates, own_units.begin, own_units.end, dW, plan.dW_workspace);
+  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, own_columns.begin, own_columns.end, dW_hr,
+                                  plan.dW_hr_workspace);
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);
     if (p.above) p.above->wait(p.steps.count - chunk.begin);
-    if (plan.again) gates_again(p, plan, share, chunk);
+    if (plan.recompute) recompute_gates(p, plan, share, chunk);
     auto slot_row = [&](int64_t k, int64_t b) { return (k - chunk.begin) * batch + b; };
     auto h_entering = [&](int64_t k) {
-      return Entering<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, p.steps.at(k));
+      return PreviousState<S>(p.steps, p.h0, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width,
+                              p.steps.at(k));
     };
     for (int64_t k = end - 1; k >= chunk.begin; --k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
-      const Entering<S> h_before = h_entering(k);
+      const PreviousState<S> h_before = h_entering(k);
       auto saved_row = [&](int64_t b) {
-        return plan.again ? plan.saved + slot_row(k, b) * equations.saved * hidden
-                          : p.saved + (row + b) * equations.saved * hidden;
+        return plan.recompute ? plan.saved + slot_row(k, b) * equations.saved * hidden
+                              : p.saved + (row + b) * equations.saved * hidden;
       };
       auto dr_row = [&](int64_t b) { return plan.dr + slot_row(k, b) * plan.stride; };
       auto du_row = [&](int64_t b) { return plan.du + slot_row(k, b) * plan.stride; };
@@ -145,7 +150,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
       // The gradients of r and u as products take them and as the caller wants them, of so many gates.
       auto put_gradients = [&](const BackwardStrip<T>& strip, int64_t b, int gates_of_r,
                                int gates) RNNKERN_INLINE_LAMBDA {
-        if constexpr (dots<S>) {
+        if constexpr (has_bf16_dot<S>) {
           copy_gates(strip.dr, dr_row(b), gates_of_r, hidden, strip);
           if (!equations.joint) copy_gates(strip.du, du_row(b), gates, hidden, strip);
         }
@@ -169,7 +174,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
           }
         }
         for (int s = 1; s < equations.states; ++s) {
-          const Entering<T> before(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
+          const PreviousState<T> before(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
           strip.old[s] = before(b);
           strip.next[s] = p.states[s] + (row + b) * hidden;
           strip.grad[s] = p.dstate[s] + b * hidden;
@@ -197,11 +202,11 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
           if (s == 0) strip.grad_h = nullptr;
         }
         strip.bias = p.weights.R.bias;
-        strip.room = plan.norms;
+        strip.workspace = plan.norms;
         strip.mixed = equations.states > 1 && plan.zoneout[1].on();
         equations.backward(strip);
         put_gradients(strip, b, equations.recurrent, equations.gates);
-        if constexpr (dots<S>)
+        if constexpr (has_bf16_dot<S>)
           if (equations.projected) copy_gates(strip.operand, plan.m + slot_row(k, b) * hidden, 1, hidden, strip);
         for (int s = first_state; s < equations.states; ++s) {
           if (h_before.is_reset(b)) {
@@ -224,7 +229,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
             (h_before.is_reset(b) ? V(0) : kept).store(p.dstate[0] + b * width + column, lanes);
           });
         }
-        share.meet();
+        share.barrier();
         const int64_t panels = projection.panels();
         projection.run(share.first_panel(panels), share.last_panel(panels), share.row0, row1, dh_row,
                        [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
@@ -238,7 +243,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
       } else {
         for (int64_t b = share.row0; b < row1; ++b) pointwise(b, own_units, nullptr);
       }
-      share.meet();
+      share.barrier();
 
       if (equations.two_products()) {
         second.run(panel0, panel1, share.row0, row1, dr_row,
@@ -252,20 +257,20 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
                      strip.grad[0] = h_before.is_reset(b) ? plan.lost : p.dstate[0] + b * hidden;
                      F* const operand = plan.operand + slot_row(k, b) * hidden;
                      strip.operand = in_arithmetic(operand, plan.operand_row);
-                     if constexpr (dots<S>) {
+                     if constexpr (has_bf16_dot<S>) {
                        widened_gates(dr_row(b), equations.recurrent, hidden, strip, plan.dr_row);
                        if (!equations.joint) widened_gates(du_row(b), equations.gates, hidden, strip, plan.du_row);
                      }
                      equations.prepare_backward(strip);
                      // Other members read the later gates' dr until they meet: only the earlier gates are written.
                      put_gradients(strip, b, equations.first_gates, equations.first_gates);
-                     if (dots<S> || plan.dropout.on())
+                     if (has_bf16_dot<S> || plan.dropout.on())
                        for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                          const V x = V::load(strip.operand + unit, lanes);
                          store(plan.dropout.apply(x, b, unit, lanes), operand + unit, lanes);
                        });
                    });
-        share.meet();
+        share.barrier();
       }
       for (int g = 0; g < equations.recurrent && dbias; ++g)
         fold(plan.step_bias, dbias, g * hidden + of_bias.begin, g * hidden + of_bias.end);
@@ -279,7 +284,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
                     (V::load(dh, lanes) + through_R(results + unit - q.unit, b, unit, lanes)).store(dh, lanes);
                   });
                 });
-      if (equations.normalised) share.meet();
+      if (equations.normalised) share.barrier();
     }
 
     // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.
@@ -292,7 +297,7 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
       first_dR.expect(rows);
       second_dR.expect(rows);
       for (int64_t k = chunk.begin; k < end; ++k) {
-        const Entering<S> h_before = h_entering(k);
+        const PreviousState<S> h_before = h_entering(k);
         for (int64_t b = share.row0; b < smaller(share.row1, p.steps.rows(p.steps.at(k))); ++b) {
           const F* const dr = plan.dr + slot_row(k, b) * plan.stride;
           if (plan.dropped) {
@@ -329,11 +334,12 @@ void backward(const Backward<S>& p, Member me, const Cell& equations) {
               store(V::load(results + v * V::width), to + v * V::width, q.units - v * V::width);
           });
     }
-    share.meet();  // all have done with what the next chunk writes over
+    share.barrier();  // all have done with what the next chunk writes over
     if (p.progress && me.rank == 0) p.progress->reach(p.steps.count - chunk.begin);
   }
-  me.meet();
-  for (const Parts<T>* gradient : {&plan.dR, &plan.dW, &plan.dW_hr, &plan.dbias, &plan.dbias_ih}) gradient->add_up(me);
+  me.barrier();
+  for (const PartialSums<T>* gradient : {&plan.dR, &plan.dW, &plan.dW_hr, &plan.dbias, &plan.dbias_ih})
+    gradient->add_up(me);
 }
 
 }  // namespace

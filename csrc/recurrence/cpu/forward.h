@@ -9,10 +9,10 @@ namespace {
 template <class S>
 struct ForwardPlan {
   using T = Arithmetic<S>;
-  using F = Factor<S>;
+  using F = OperandT<S>;
 
   int64_t chunk;  // steps that are projected at once
-  Room<T> room;
+  Workspace<T> workspace;
   StepProducts<S> products;
   Product<F> projection;
   Zoneouts<T> zoneout;
@@ -22,40 +22,40 @@ struct ForwardPlan {
   T* unmixed;        // a member's: what is new of the state but for h, until zoneout mixes it with the old
   F *initial, *dropped, *operand, *m;
 
-  ForwardPlan(const Forward<S>& p, Member me)
+  ForwardPlan(const Forward<S>& p, ThreadContext me)
       : chunk(chunk_steps(p, p.below, me.size)),
-        room{p.room},
+        workspace{p.workspace},
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
-                 p.split_hidden && p.steps.count <= chunk, room, me),
-        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, room, nullptr, me),
-        zoneout(p.noise, p.cell, p.steps.batch, p.weights, room),
-        dropout(p.noise, p.steps.batch, p.weights.width, room) {
+                 p.split_hidden && p.steps.count <= chunk, workspace, me),
+        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, workspace, nullptr, me),
+        zoneout(p.noise, p.cell, p.steps.batch, p.weights, workspace),
+        dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch, state_size = batch * p.weights.width;
-    zeros = room.take(larger(p.weights.width, hidden));
-    initial = dots<S> ? room.template take_as<F>(state_size) : nullptr;
-    dropped = p.noise.dropout > 0 ? room.template take_as<F>(2 * state_size) : nullptr;  // like `carried`
-    operand = cell.two_products() ? room.template take_as<F>(batch * hidden) : nullptr;
-    saved = (cell.two_products() || cell.normalised) && !p.saved ? room.take(batch * cell.saved * hidden)
+    zeros = workspace.alloc(larger(p.weights.width, hidden));
+    initial = has_bf16_dot<S> ? workspace.template alloc_as<F>(state_size) : nullptr;
+    dropped = p.noise.dropout > 0 ? workspace.template alloc_as<F>(2 * state_size) : nullptr;  // like `carried`
+    operand = cell.two_products() ? workspace.template alloc_as<F>(batch * hidden) : nullptr;
+    saved = (cell.two_products() || cell.normalised) && !p.saved ? workspace.alloc(batch * cell.saved * hidden)
                                                                  : nullptr;  // of one step
-    carried = narrow<S> ? room.take(2 * state_size) : nullptr;               // h between two steps: h itself is rounded
-    u = p.x ? room.take(chunk * batch * cell.gates * hidden) : nullptr;
-    m = cell.projected ? room.template take_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
-    u_row = narrow<S> && !p.x ? room.take(cell.gates * hidden, me) : nullptr;
-    m_row = cell.projected && dots<S> ? room.take(hidden, me) : nullptr;
-    unmixed = p.noise.any() ? room.take(cell.states * hidden, me) : nullptr;
+    carried = narrow<S> ? workspace.alloc(2 * state_size) : nullptr;         // h between two steps: h itself is rounded
+    u = p.x ? workspace.alloc(chunk * batch * cell.gates * hidden) : nullptr;
+    m = cell.projected ? workspace.template alloc_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
+    u_row = narrow<S> && !p.x ? workspace.alloc(cell.gates * hidden, me) : nullptr;
+    m_row = cell.projected && has_bf16_dot<S> ? workspace.alloc(hidden, me) : nullptr;
+    unmixed = p.noise.any() ? workspace.alloc(cell.states * hidden, me) : nullptr;
   }
 };
 
 template <class S>
-int64_t forward_room(const Forward<S>& p, int team) {
-  return ForwardPlan<S>(p, Member{0, team, nullptr}).room.used;
+int64_t forward_workspace(const Forward<S>& p, int team) {
+  return ForwardPlan<S>(p, ThreadContext{0, team, nullptr}).workspace.used;
 }
 
 template <class S, class Cell>
-void forward(const Forward<S>& p, Member me, const Cell& equations) {
+void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
   using T = Arithmetic<S>;
-  using F = Factor<S>;
+  using F = OperandT<S>;
   using V = Vec<T>;
   const ForwardPlan<S> plan(p, me);
   const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden;
@@ -63,20 +63,20 @@ void forward(const Forward<S>& p, Member me, const Cell& equations) {
   plan.products.pack(me);
   plan.projection.pack(me);
   if (me.rank == 0) clear(plan.zeros, larger(width, hidden));
-  const Share share(p.steps, p.split_hidden, me);
+  const WorkRange share(p.steps, p.split_hidden, me);
   auto copy_in = [&](T* to, const T* from, int64_t row) {
     copy(to + share.copy0 * row, from + share.copy0 * row, (share.copy1 - share.copy0) * row);
   };
   for (int s = 0; s < equations.states; ++s) copy_in(p.final_state[s], p.state[s], s ? hidden : width);
   for (int half = 0; narrow<S> && half < 2; ++half) copy_in(plan.carried + half * state_size, p.state[0], width);
-  if constexpr (dots<S>)
+  if constexpr (has_bf16_dot<S>)
     for (int64_t i = share.copy0 * width; i < share.copy1 * width; i += V::width)
       store(V::load(p.state[0] + i, share.copy1 * width - i), plan.initial + i, share.copy1 * width - i);
   plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
   for (int half = 0; plan.dropped && half < 2; ++half)
     for (int64_t b = share.copy0; b < share.copy1; ++b)
       drop(plan.dropout, b, p.state[0] + b * width, plan.dropped + half * state_size + b * width);
-  me.meet();
+  me.barrier();
   const Product<F>& by_units = equations.two_products() ? plan.products.second : plan.products.first;
   const Product<F>& by_columns = equations.projected ? plan.projection : by_units;
   const Units units = units_of(by_units, share, hidden), own_columns = units_of(by_columns, share, width);
@@ -90,19 +90,20 @@ void forward(const Forward<S>& p, Member me, const Cell& equations) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
       // Steps read one half of what is carried and write the other.
       T* const carried_next = narrow<S> ? plan.carried + ((k + 1) & 1) * state_size : nullptr;
-      const Entering<T> h_before = [&] {
+      const PreviousState<T> h_before = [&] {
         if constexpr (narrow<S>)
-          return Entering<T>(p.steps, plan.carried + (k & 1) * state_size, plan.zeros, p.reset, width, t);
+          return PreviousState<T>(p.steps, plan.carried + (k & 1) * state_size, plan.zeros, p.reset, width, t);
         else
-          return Entering<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
+          return PreviousState<T>(p.steps, p.state[0], p.h, plan.zeros, p.reset, width, t);
       }();
       F* const dropped_next = plan.dropped ? plan.dropped + ((k + 1) & 1) * state_size : nullptr;
-      const Entering<F> factors = [&] {
+      const PreviousState<F> factors = [&] {
         if (plan.dropped)
-          return Entering<F>(p.steps, plan.dropped + (k & 1) * state_size, reinterpret_cast<const F*>(plan.zeros),
-                             p.reset, width, t);
-        if constexpr (dots<S>)
-          return Entering<S>(p.steps, plan.initial, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width, t);
+          return PreviousState<F>(p.steps, plan.dropped + (k & 1) * state_size, reinterpret_cast<const F*>(plan.zeros),
+                                  p.reset, width, t);
+        if constexpr (has_bf16_dot<S>)
+          return PreviousState<S>(p.steps, plan.initial, p.h, reinterpret_cast<const S*>(plan.zeros), p.reset, width,
+                                  t);
         else
           return h_before;
       }();
@@ -152,7 +153,7 @@ void forward(const Forward<S>& p, Member me, const Cell& equations) {
           [&](const ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
             if (!equations.projected) {
               put_h(b, strip.begin, strip.end);
-            } else if constexpr (dots<S>) {
+            } else if constexpr (has_bf16_dot<S>) {
               copy_gates(strip.next[0], plan.m + b * hidden, 1, hidden, strip);
             }
             for (int s = 1; s < equations.states; ++s) {
@@ -169,7 +170,7 @@ void forward(const Forward<S>& p, Member me, const Cell& equations) {
               });
             }
           });
-      share.meet();
+      share.barrier();
       if (equations.projected) {
         const Product<F>& product = plan.projection;
         product.run(
@@ -182,7 +183,7 @@ void forward(const Forward<S>& p, Member me, const Cell& equations) {
               });
               put_h(b, q.unit, q.unit + q.units);
             });
-        share.meet();
+        share.barrier();
       }
     }
     if (p.progress && me.rank == 0) p.progress->reach(chunk.end);

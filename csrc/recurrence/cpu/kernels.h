@@ -20,16 +20,16 @@ namespace {
 // bits are storage alone.
 template <class S, class Cell>
 constexpr bool is_inline =
-    (std::is_same_v<S, float> || dots<S>) && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
-                                              std::is_same_v<Cell, Lstm> || std::is_same_v<Cell, Gru>);
+    (std::is_same_v<S, float> || has_bf16_dot<S>) && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
+                                                      std::is_same_v<Cell, Lstm> || std::is_same_v<Cell, Gru>);
 
 template <class S>
-void any_forward(const Forward<S>& p, Member me) {
+void any_forward(const Forward<S>& p, ThreadContext me) {
   forward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
 }
 
 template <class S>
-void any_backward(const Backward<S>& p, Member me) {
+void any_backward(const Backward<S>& p, ThreadContext me) {
   backward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
 }
 
@@ -37,10 +37,10 @@ template <class S, class Cell>
 constexpr Kernels<S> kernels_of() {
   if constexpr (is_inline<S, Cell>) {
     using Equations = InlineCell<Arithmetic<S>, Cell>;
-    return {{[](const Forward<S>& p, Member me) { forward(p, me, Equations()); }, forward_room<S>},
-            {[](const Backward<S>& p, Member me) { backward(p, me, Equations()); }, backward_room<S>}};
+    return {{[](const Forward<S>& p, ThreadContext me) { forward(p, me, Equations()); }, forward_workspace<S>},
+            {[](const Backward<S>& p, ThreadContext me) { backward(p, me, Equations()); }, backward_workspace<S>}};
   } else {
-    return {{any_forward<S>, forward_room<S>}, {any_backward<S>, backward_room<S>}};
+    return {{any_forward<S>, forward_workspace<S>}, {any_backward<S>, backward_workspace<S>}};
   }
 }
 

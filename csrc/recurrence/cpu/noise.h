@@ -41,14 +41,14 @@ struct Zoneout {
   T* kept = nullptr;  // (B, units) of a step: 1 where the old value stays; null where the mean is taken
 
   Zoneout() = default;
-  Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Room<T>& room)
+  Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Workspace<T>& workspace)
       : rate(T(noise.zoneout[state])),
         below(threshold(noise.zoneout[state])),
         stream(zoneout_stream(state)),
         units(units) {
     if (rate == 0 || !noise.seed) return;
     seed = uint64_t(*noise.seed);
-    kept = room.take(batch * units);
+    kept = workspace.alloc(batch * units);
   }
 
   RNNKERN_INLINE bool on() const { return __builtin_expect(rate > 0, 0); }
@@ -76,16 +76,17 @@ struct Zoneouts {
   Zoneout<T> of[most_states];
   int states;
 
-  Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights, Room<T>& room)
+  Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights,
+           Workspace<T>& workspace)
       : states(cell.states) {
-    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, room);
+    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, workspace);
   }
 
   RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }
 
   // What step t draws for a member: for the columns of h and the units that it computes, or, where rows are
   // normalised, for whole rows.
-  void draw_step(const CellNumbers& cell, const Share& share, int64_t t, int64_t row1, Units columns,
+  void draw_step(const CellNumbers& cell, const WorkRange& share, int64_t t, int64_t row1, Units columns,
                  Units units) const {
     int64_t row0 = share.row0;
     if (cell.normalised) {
@@ -107,8 +108,8 @@ struct Dropout {
   T* mask = nullptr;  // (B, P): 0 or 1 / (1 - rate); null where nothing is dropped
   int64_t units;
 
-  Dropout(const Noise& noise, int64_t batch, int64_t units, Room<T>& room) : units(units) {
-    if (noise.dropout > 0) mask = room.take(batch * units);
+  Dropout(const Noise& noise, int64_t batch, int64_t units, Workspace<T>& workspace) : units(units) {
+    if (noise.dropout > 0) mask = workspace.alloc(batch * units);
   }
 
   RNNKERN_INLINE bool on() const { return __builtin_expect(mask != nullptr, 0); }

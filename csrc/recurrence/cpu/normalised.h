@@ -56,14 +56,15 @@ struct Norm {
 
   RNNKERN_INLINE V operator()(int64_t i, int64_t lanes) const { return (V::load(x + i, lanes) - mean) * rstd; }
 
-  // take(i, lanes, dL/dx), from the gradient of what the norm gave. The row of it may be written over by what is taken.
-  template <class Take>
-  RNNKERN_INLINE void backward(const T* grad, Take take) const {
+  // store(i, lanes, dL/dx), from the gradient of what the norm gave. The row of it may be written over by what is
+  // taken.
+  template <class Store>
+  RNNKERN_INLINE void backward(const T* grad, Store store) const {
     const V level(mean_of<T>(n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(grad + i, lanes); }));
     const V along(mean_of<T>(
         n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(grad + i, lanes) * (*this)(i, lanes); }));
     for_vectors<V>(0, n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-      take(i, lanes, rstd * (V::load(grad + i, lanes) - level - (*this)(i, lanes) * along));
+      store(i, lanes, rstd * (V::load(grad + i, lanes) - level - (*this)(i, lanes) * along));
     });
   }
 };
@@ -93,20 +94,20 @@ void normalised_forward(const ForwardStrip<T>& s) {
     for (int k = 0; k < states; ++k) old[k] = V::load(s.old[k] + unit, lanes);
     Equations::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
     store_gates(save, own, s.saved, s.hidden, unit, lanes);
-    next[states - 1].store((states > 1 ? s.room : s.next[0]) + unit, lanes);
+    next[states - 1].store((states > 1 ? s.workspace : s.next[0]) + unit, lanes);
   });
   if constexpr (states > 1) {
-    const Norm<T> norm_c(s.room, s.hidden);
+    const Norm<T> norm_c(s.workspace, s.hidden);
     for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
       V save[own];
       load_gates(save, own, s.saved, s.hidden, unit, lanes);
       Equations::output(save, affine(norm_c, s.params[1], s.params[2], unit, lanes)).store(s.next[0] + unit, lanes);
-      V::load(s.room + unit, lanes).store(s.next[1] + unit, lanes);
+      V::load(s.workspace + unit, lanes).store(s.next[1] + unit, lanes);
     });
   }
 }
 
-// c' again.
+// c' recompute.
 template <class Equations, class T>
 void cells_again(const BackwardStrip<T>& s, T* to) {
   using V = Vec<T>;
@@ -120,7 +121,7 @@ void cells_again(const BackwardStrip<T>& s, T* to) {
 
 // What comes to c by way of its norm is added to grad[1]; s.grad[0] is dL/dh'.
 template <class Equations, class T>
-void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_room) {
+void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_workspace) {
   using V = Vec<T>;
   constexpr int own = Equations::saved - Equations::gates;
   for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -130,9 +131,9 @@ void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_roo
     const V dy = Equations::output_backward(save, y, V::load(s.grad[0] + unit, lanes));
     add(dy * norm_c(unit, lanes), s.dparams[1] + unit, lanes);
     add(dy, s.dparams[2] + unit, lanes);
-    (dy * V::load(s.params[1] + unit, lanes)).store(dc_room + unit, lanes);
+    (dy * V::load(s.params[1] + unit, lanes)).store(dc_workspace + unit, lanes);
   });
-  norm_c.backward(dc_room,
+  norm_c.backward(dc_workspace,
                   [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { add(dc, s.grad[1] + unit, lanes); });
 }
 
@@ -142,13 +143,14 @@ void normalised_backward(const BackwardStrip<T>& s) {
   using V = Vec<T>;
   constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
   const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
-  T *const dr_room = s.room, *const dc_room = dr_room + gates * s.hidden;
+  T *const dr_workspace = s.workspace, *const dc_workspace = dr_workspace + gates * s.hidden;
   std::optional<Norm<T>> norm_c;
   if constexpr (states > 1) {
     const T* cells = s.next[1];
-    if (s.mixed) cells_again<Equations>(s, s.room + (gates + 1) * s.hidden), cells = s.room + (gates + 1) * s.hidden;
+    if (s.mixed)
+      cells_again<Equations>(s, s.workspace + (gates + 1) * s.hidden), cells = s.workspace + (gates + 1) * s.hidden;
     norm_c.emplace(cells, s.hidden);
-    output_backward<Equations>(s, *norm_c, dc_room);
+    output_backward<Equations>(s, *norm_c, dc_workspace);
   }
   for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
     V save[Equations::saved], old[states], next[states], grad[states], du[gates], dr[gates];
@@ -168,10 +170,10 @@ void normalised_backward(const BackwardStrip<T>& s) {
     for (int g = 0; g < gates; ++g) {
       const int64_t i = g * s.hidden + unit;
       add(dr[g] * norm(i, lanes), s.dparams[0] + i, lanes);
-      (dr[g] * V::load(s.params[0] + i, lanes)).store(dr_room + i, lanes);
+      (dr[g] * V::load(s.params[0] + i, lanes)).store(dr_workspace + i, lanes);
     }
   });
-  norm.backward(dr_room, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
+  norm.backward(dr_workspace, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ struct Product {
   T *packed = nullptr, *init = nullptr;
   const T* zeros;
 
-  Product(const Matrix<T>& matrix, int first_gate, int gates, bool transposed, bool streamed, Room<T>& room,
-          const T* zeros, Member me)
+  Product(const Matrix<T>& matrix, int first_gate, int gates, bool transposed, bool streamed, Workspace<T>& workspace,
+          const T* zeros, ThreadContext me)
       : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
     outputs = transposed ? matrix.columns : matrix.units;
     vectors = (outputs + width - 1) / width;
@@ -57,8 +57,8 @@ struct Product {
     length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
     if (!matrix.values || !gates) return;
     const int64_t lanes = (streamed ? max_vectors : matrix.heads * vectors * columns()) * width;
-    packed = streamed ? room.take(lanes * depth(), me) : room.take(lanes * depth());
-    init = streamed ? room.take(lanes, me) : room.take(lanes);
+    packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc(lanes * depth());
+    init = streamed ? workspace.alloc(lanes, me) : workspace.alloc(lanes);
   }
 
   int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
@@ -81,7 +81,7 @@ struct Product {
   int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : matrix.heads * outputs; }
 
   // A member's share of the panels, which all members need.
-  void pack(Member me) const {
+  void pack(ThreadContext me) const {
     if (streamed) return;
     const int64_t all = panels();
     for (int64_t index = all * me.rank / me.size; index < all * (me.rank + 1) / me.size; ++index) {
@@ -165,7 +165,7 @@ struct Product {
       const bool padded = q.units < q.vectors * width;
       for (int64_t k = 0; k < segments * length; ++k) {
         const T* from = values + k * depth + first;
-        if constexpr (dots<F>) {
+        if constexpr (has_bf16_dot<F>) {
           const bool second = k % length % 2;
           if (k && !second) out += row;
           for (int64_t j = 0; j < row; j += width) put_half(second, from + j, q.units - j, out + j);

@@ -88,15 +88,15 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     p.final_state[s] = write<T>(outputs.back());
   }
   for (int s = 1; training && s < call.cell.states; ++s) {
-    outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
     p.states[s] = write<T>(outputs.back());
   }
   if (training && save_gates && call.cell.saved > 0) {
-    outputs.push_back(reusable(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
     p.saved = write<T>(outputs.back());
   }
   if (training && call.keeps_candidates()) {
-    outputs.push_back(reusable(call.u, call.sizes_like_u(call.hidden), wide));
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
   return Prepared{p, kernels<S>(call.place).forward, outputs[0], [&call, outputs]() mutable {

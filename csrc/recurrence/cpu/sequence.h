@@ -10,13 +10,13 @@ namespace {
 
 // What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or
 // all).
-struct Share {
+struct WorkRange {
   int64_t row0, row1;    // sequences it computes
   int64_t copy0, copy1;  // sequences whose states it copies in and out
   bool split_hidden;
-  Member me;
+  ThreadContext me;
 
-  Share(const Steps& steps, bool split_hidden, Member me) : split_hidden(split_hidden), me(me) {
+  WorkRange(const Steps& steps, bool split_hidden, ThreadContext me) : split_hidden(split_hidden), me(me) {
     copy0 = split_hidden ? steps.batch * me.rank / me.size : boundary(steps, me.rank, me.size);
     copy1 = split_hidden ? steps.batch * (me.rank + 1) / me.size : boundary(steps, me.rank + 1, me.size);
     row0 = split_hidden ? 0 : copy0;
@@ -44,8 +44,8 @@ struct Share {
   int64_t last_panel(int64_t panels) const { return split_hidden ? panels * (me.rank + 1) / me.size : panels; }
 
   // Everybody's results of a product are needed by everybody.
-  void meet() const {
-    if (split_hidden) me.meet();
+  void barrier() const {
+    if (split_hidden) me.barrier();
   }
 };
 
@@ -83,7 +83,7 @@ struct Chunk {
   const Steps& steps;
   int64_t begin, end, row0;
 
-  Chunk(const Steps& steps, int64_t begin, int64_t end, const Share& share)
+  Chunk(const Steps& steps, int64_t begin, int64_t end, const WorkRange& share)
       : steps(steps), begin(begin), end(end), row0(share.row0) {
     start_[0] = 0;
     for (int64_t k = begin; k < end; ++k)
@@ -112,7 +112,7 @@ struct Chunk {
 
 // The state of one sequence as it enters step t: from the step before, the initial state, or zeros after a reset.
 template <class S>
-struct Entering {
+struct PreviousState {
   const Steps& steps;
   const S* initial;  // (B, H)
   const S* zeros;
@@ -121,8 +121,8 @@ struct Entering {
   const S* before;
 
   // The states that entered are those in `carried` (B, H).
-  RNNKERN_INLINE Entering(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
-                          int64_t t)
+  RNNKERN_INLINE PreviousState(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
+                               int64_t t)
       : steps(steps),
         initial(carried),
         zeros(zeros),
@@ -133,9 +133,9 @@ struct Entering {
         before(carried) {}
 
   // They are in the (rows, H) of all steps.
-  RNNKERN_INLINE Entering(const Steps& steps, const S* initial, const S* sequence, const S* zeros, const bool* reset,
-                          int64_t hidden, int64_t t)
-      : Entering(steps, initial, zeros, reset, hidden, t) {
+  RNNKERN_INLINE PreviousState(const Steps& steps, const S* initial, const S* sequence, const S* zeros,
+                               const bool* reset, int64_t hidden, int64_t t)
+      : PreviousState(steps, initial, zeros, reset, hidden, t) {
     const int64_t tb = steps.before(t);
     const bool first = tb < 0 || tb >= steps.count;
     rows_before = first ? 0 : steps.rows(tb);

@@ -23,7 +23,7 @@ Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
 
 // Units that a member computes: those of its panels, or its part of all where there is no product.
 template <class F>
-Units units_of(const Product<F>& product, const Share& share, int64_t hidden) {
+Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden) {
   const int64_t panels = product.panels();
   if (panels) return {product.first_unit(share.first_panel(panels)), product.first_unit(share.last_panel(panels))};
   if (!share.split_hidden) return {0, hidden};
@@ -35,7 +35,7 @@ template <class S>
 struct StepProducts {
   using T = Arithmetic<S>;
   using V = Vec<T>;
-  using F = Factor<S>;
+  using F = OperandT<S>;
   static constexpr bool widens = !std::is_same_v<F, S>;
 
   const CellNumbers cell;
@@ -45,23 +45,26 @@ struct StepProducts {
   T* norms;        // a member's room of a normalised row
 
   template <class Problem>
-  StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Room<T>& room, Member me)
+  StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Workspace<T>& workspace,
+               ThreadContext me)
       : cell(p.cell),
-        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, room, nullptr, me),
-        second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, room, nullptr, me),
-        input(p.weights.W, 0, cell.gates, false, streamed_W, room, nullptr, me),
-        widened(widens && p.x ? room.take(rows * p.weights.W.columns, me) : nullptr),
-        operand_row(dots<S> && cell.two_products() ? room.take(p.weights.hidden, me) : nullptr),
-        norms(cell.normalised ? room.take(cell.room_size(p.weights.hidden), me) : nullptr) {}
+        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, workspace, nullptr,
+              me),
+        second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, workspace, nullptr,
+               me),
+        input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me),
+        widened(widens && p.x ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
+        operand_row(has_bf16_dot<S> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
+        norms(cell.normalised ? workspace.alloc(cell.workspace_size(p.weights.hidden), me) : nullptr) {}
 
-  void pack(Member me) const {
+  void pack(ThreadContext me) const {
     first.pack(me);
     second.pack(me);
     input.pack(me);
   }
 
   // u (places of the chunk, G*H) = x W^T + b.
-  void project(const S* x, const Share& share, const Chunk& chunk, T* u) const {
+  void project(const S* x, const WorkRange& share, const Chunk& chunk, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
     const int gates = cell.gates;
     if constexpr (widens)
@@ -80,7 +83,7 @@ struct StepProducts {
                   for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(row + g * hidden + unit, lanes);
                 });
               });
-    share.meet();
+    share.barrier();
   }
 
   // One step of a member's sequences up to row1 and of its units. factors(b) is the h that enters, as products take it;
@@ -88,8 +91,8 @@ struct StepProducts {
   // norm, or null. fill(strip, b) sets u and the old and new state; done(strip, b) takes the results. Members meet
   // between products, not at the end.
   template <class Cell, class SavedRow, class Fill, class Done>
-  RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const Share& share, int64_t row1,
-                           const Entering<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
+  RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const WorkRange& share, int64_t row1,
+                           const PreviousState<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
                            Fill fill, Done done) const {
     const int64_t hidden = weights.hidden;
     auto strip_of = [&](Units units, int64_t b) RNNKERN_INLINE_LAMBDA {
@@ -113,11 +116,11 @@ struct StepProducts {
                       V::load(from + g * V::width).store(products + g * hidden + unit, lanes);
                   });
                 });
-      share.meet();
+      share.barrier();
       for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
         ForwardStrip<T> strip = strip_of({0, hidden}, b);
         strip.bias = weights.R.bias;
-        strip.room = norms;
+        strip.workspace = norms;
         equations.forward(strip);
         done(strip, b);
       }
@@ -131,13 +134,13 @@ struct StepProducts {
                   F* const to = operand + b * hidden;
                   strip.operand = in_arithmetic(to, operand_row);
                   equations.prepare(strip);
-                  if (dropout.on() || dots<S>)
+                  if (dropout.on() || has_bf16_dot<S>)
                     for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                       const V x = V::load(strip.operand + unit, lanes);
                       store(dropout.apply(x, b, unit, lanes), to + unit, lanes);
                     });
                 });
-      share.meet();
+      share.barrier();
     }
     auto rest = [&](Units units, int64_t b, const T* results) RNNKERN_INLINE_LAMBDA {
       ForwardStrip<T> strip = strip_of(units, b);

@@ -41,8 +41,8 @@ int team_size_of_both(const Call& call) {
 }
 
 // Workspace of a small call: an allocation would be a good part of its time.
-constexpr int64_t small_room = 1 << 16;  // bytes
-alignas(64) thread_local char small_rooms[small_room];
+constexpr int64_t small_workspace = 1 << 16;  // bytes
+alignas(64) thread_local char small_rooms[small_workspace];
 
 template <class T>
 struct Workspace {
@@ -50,10 +50,10 @@ struct Workspace {
   T* begin;
 
   Workspace(int64_t elements, const Tensor& like) {
-    if (elements * int64_t(sizeof(T)) <= small_room) {
+    if (elements * int64_t(sizeof(T)) <= small_workspace) {
       begin = reinterpret_cast<T*>(small_rooms);
     } else {
-      memory = reusable(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
+      memory = cached_empty(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
       begin = write<T>(*memory);
     }
   }
@@ -63,9 +63,9 @@ template <class Problem>
 void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
   const int threads = team_size(call);
   problem.split_hidden = split_hidden(call, threads);
-  const Workspace<typename Problem::T> workspace(kernel.room(problem, threads), call.u);
-  problem.room = workspace.begin;
-  in_team(threads, [&](Member me) { kernel.run(problem, me); });
+  const Workspace<typename Problem::T> workspace(kernel.workspace(problem, threads), call.u);
+  problem.workspace = workspace.begin;
+  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
 }
 
 // By half of a team each, of which neither meets the other.
@@ -73,14 +73,14 @@ template <class Problem>
 void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
   Problem* const problems[] = {&first, &second};
   int64_t rooms[2];
-  for (const int half : {0, 1}) rooms[half] = kernel.room(*problems[half], half_size(threads, half));
+  for (const int half : {0, 1}) rooms[half] = kernel.workspace(*problems[half], half_size(threads, half));
   const Workspace<typename Problem::T> workspace(rooms[0] + rooms[1], call.u);
-  first.room = workspace.begin;
-  second.room = workspace.begin + rooms[0];
+  first.workspace = workspace.begin;
+  second.workspace = workspace.begin + rooms[0];
   Barrier barriers[2];
 #pragma omp parallel num_threads(threads)
   in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers,
-            [&](int half, Member me) { kernel.run(*problems[half], me); });
+            [&](int half, ThreadContext me) { kernel.run(*problems[half], me); });
 }
 
 // Two problems of the same sizes side by side, by half of the team each. An odd team shares out many sequences evenly

@@ -28,25 +28,25 @@ RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t 
 
 // Units begin..end-1 of a row as equations read them: the row itself, or what is widened of it into `room`.
 template <class S, class T, class Strip>
-RNNKERN_INLINE const T* widened_gates(const S* row, int gates, int64_t hidden, const Strip& strip, T* room) {
+RNNKERN_INLINE const T* widened_gates(const S* row, int gates, int64_t hidden, const Strip& strip, T* workspace) {
   if constexpr (std::is_same_v<S, T>) {
     return row;
   } else {
     for (int g = 0; g < gates; ++g)
       for_vectors<Vec<T>>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        load(row + g * hidden + unit, lanes).store(room + g * hidden + unit, lanes);
+        load(row + g * hidden + unit, lanes).store(workspace + g * hidden + unit, lanes);
       });
-    return room;
+    return workspace;
   }
 }
 
 // Where equations write a row that is kept as F: there itself, or in `room`, for copy_gates to take it from.
 template <class F, class T>
-RNNKERN_INLINE T* in_arithmetic(F* row, T* room) {
+RNNKERN_INLINE T* in_arithmetic(F* row, T* workspace) {
   if constexpr (std::is_same_v<F, T>)
     return row;
   else
-    return room;
+    return workspace;
 }
 
 template <class T, class S, class Strip>

@@ -83,7 +83,8 @@ struct Attended {
 };
 
 // Adds to the gradients of events and keys what comes from the gradient of the sum alpha . events, and to dv; writes
-// dquery. Rows of events, keys and the query are n long, all others padded to whole vectors. `de` is (count,) of room.
+// dquery. Rows of events, keys and the query are n long, all others padded to whole vectors. `de` is (count,) of
+// workspace.
 template <bool dot, class T>
 void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, const T* dcontext, const T* query,
                      const T* v, int64_t n, T* de, T* dquery, T* dv) {

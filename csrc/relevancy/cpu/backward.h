@@ -25,7 +25,7 @@ struct Returning {
 };
 
 template <class T, class Cell>
-struct BackwardRoom {
+struct BackwardWorkspace {
   static constexpr int blocks = Cell::gates + 1;
   int64_t width, samples;
   Packed<T> query, key, back_through_key, back_through_gates_and_query;
@@ -33,55 +33,55 @@ struct BackwardRoom {
   T *queries, *keys, *buffer_keys, *relevant_keys;  // of rows; later in their places the gradients
   T *of_v, *of_params;                              // (batch, width)
   T* nothing;                                       // a row of zeros
-  Parts<T> dV, dW_a, dU_a;
+  PartialSums<T> dV, dW_a, dU_a;
   T* of_rows;  // of a weight's gradient
   Returning<T> returning[most_samples];
 
-  BackwardRoom(const RelevancyBackward<T>& p, Room<T>& room, Member me)
+  BackwardWorkspace(const RelevancyBackward<T>& p, Workspace<T>& workspace, ThreadContext me)
       : width(padded<T>(p.hidden)),
         samples(samples_at_once(p, Cell::gates, 4 * p.kappa(), me.size)),
-        query(p.hidden, p.hidden, room),
-        key(p.hidden, p.hidden, room),
-        back_through_key(p.hidden, p.hidden, room),
-        back_through_gates_and_query(blocks * p.hidden, p.hidden, room),
-        dV(p.dV, 1, weight(p, Cell::gates), room),
-        dW_a(p.dW_a, 1, weight(p, 1), room),
-        dU_a(p.dU_a, 1, weight(p, 1), room),
-        of_rows(room.take(WeightGradient<T>::room_size(weight(p, 1)), me)) {
+        query(p.hidden, p.hidden, workspace),
+        key(p.hidden, p.hidden, workspace),
+        back_through_key(p.hidden, p.hidden, workspace),
+        back_through_gates_and_query(blocks * p.hidden, p.hidden, workspace),
+        dV(p.dV, 1, weight(p, Cell::gates), workspace),
+        dW_a(p.dW_a, 1, weight(p, 1), workspace),
+        dU_a(p.dU_a, 1, weight(p, 1), workspace),
+        of_rows(workspace.alloc(WeightGradient<T>::workspace_size(weight(p, 1)), me)) {
     const int64_t n = p.hidden, kappa = p.kappa(), rows = p.row(p.steps);
-    v = room.take(width);
-    params = room.take(width);
-    queries = room.take(rows * n);
-    keys = room.take(rows * n);
-    buffer_keys = room.take(p.batch * p.first_slots * n);
-    relevant_keys = room.take(p.batch * p.relevant * n);
-    of_v = room.take(p.batch * width);
-    of_params = room.take(p.batch * width);
-    nothing = room.take(width);
-    Room<T> own{nullptr};
-    cut(own, n, kappa, p.steps);  // measures what a sample takes
-    own = {room.take(own.used * samples, me)};
+    v = workspace.alloc(width);
+    params = workspace.alloc(width);
+    queries = workspace.alloc(rows * n);
+    keys = workspace.alloc(rows * n);
+    buffer_keys = workspace.alloc(p.batch * p.first_slots * n);
+    relevant_keys = workspace.alloc(p.batch * p.relevant * n);
+    of_v = workspace.alloc(p.batch * width);
+    of_params = workspace.alloc(p.batch * width);
+    nothing = workspace.alloc(width);
+    Workspace<T> own{nullptr};
+    lay_out(own, n, kappa, p.steps);  // measures what a sample takes
+    own = {workspace.alloc(own.used * samples, me)};
     if (!own.base) return;
-    for (int64_t i = 0; i < samples; ++i) returning[i] = cut(own, n, kappa, p.steps);
+    for (int64_t i = 0; i < samples; ++i) returning[i] = lay_out(own, n, kappa, p.steps);
   }
 
   static WeightSizes weight(const RelevancyBackward<T>& p, int64_t blocks) {
     return {1, 1, blocks * p.hidden, p.hidden};
   }
 
-  Returning<T> cut(Room<T>& own, int64_t n, int64_t kappa, int64_t steps) const {
+  Returning<T> lay_out(Workspace<T>& own, int64_t n, int64_t kappa, int64_t steps) const {
     Returning<T> x;
-    for (T** const row : {&x.ds, &x.dc, &x.dh, &x.dv, &x.dparam}) *row = own.take(width);
-    x.operand = own.take(blocks * n + Vec<T>::width);
-    x.grads_of_event = own.take(kappa * width);
-    x.grads_of_key = own.take(kappa * width);
-    x.alpha = own.take(kappa + Vec<T>::width);
-    x.de = own.take(kappa + Vec<T>::width);
-    x.in_slot = own.template take_as<int64_t>(kappa);
-    x.leaving = own.template take_as<int64_t>(steps);
-    x.overwritten = own.template take_as<int64_t>(steps);
-    x.members = {own.template take_as<const T*>(kappa), own.template take_as<const T*>(kappa),
-                 own.template take_as<T*>(kappa), own.template take_as<T*>(kappa)};
+    for (T** const row : {&x.ds, &x.dc, &x.dh, &x.dv, &x.dparam}) *row = own.alloc(width);
+    x.operand = own.alloc(blocks * n + Vec<T>::width);
+    x.grads_of_event = own.alloc(kappa * width);
+    x.grads_of_key = own.alloc(kappa * width);
+    x.alpha = own.alloc(kappa + Vec<T>::width);
+    x.de = own.alloc(kappa + Vec<T>::width);
+    x.in_slot = own.template alloc_as<int64_t>(kappa);
+    x.leaving = own.template alloc_as<int64_t>(steps);
+    x.overwritten = own.template alloc_as<int64_t>(steps);
+    x.members = {own.template alloc_as<const T*>(kappa), own.template alloc_as<const T*>(kappa),
+                 own.template alloc_as<T*>(kappa), own.template alloc_as<T*>(kappa)};
     return x;
   }
 };
@@ -161,10 +161,10 @@ void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>
 
 // Back through s = mix (h + sum alpha events): the gradients of h so far, of the query and of all that was attended to.
 template <class T, class Cell>
-void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
+void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                     Returning<T>& x) {
   using V = Vec<T>;
-  const int64_t n = p.hidden, width = room.width, row = p.row(t) + b, kappa = p.kappa();
+  const int64_t n = p.hidden, width = workspace.width, row = p.row(t) + b, kappa = p.kappa();
   for (int64_t k = 0; k < n; k += V::width) {
     V d = V::load(x.ds + k);
     if (p.grad_s) d = d + V::load(p.grad_s + row * n + k, n - k);
@@ -178,29 +178,30 @@ void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const B
     if (x.in_slot[j] == no_event) continue;
     if (p.alpha) x.alpha[count] = p.alpha[row * kappa + j];
     x.members.events[count] = row_of<T>(p.h, p.first.buffer, p.first.relevant, p, b, x.in_slot[j]);
-    x.members.keys[count] = row_of<T>(room.keys, room.buffer_keys, room.relevant_keys, p, b, x.in_slot[j]);
+    x.members.keys[count] =
+        row_of<T>(workspace.keys, workspace.buffer_keys, workspace.relevant_keys, p, b, x.in_slot[j]);
     x.members.grad_events[count] = x.grads_of_event + j * width;
     x.members.grad_keys[count++] = x.grads_of_key + j * width;
   }
-  const T* const query = room.queries + row * n;
+  const T* const query = workspace.queries + row * n;
   if (!p.alpha) {
-    (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, room.v, n, x.alpha);
+    (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, workspace.v, n, x.alpha);
     softmax(x.alpha, count);  // large scores are rounded otherwise than in the forward: its sum would not be theirs
   }
-  (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, room.v, n,
+  (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, workspace.v, n,
                                                                  x.de, x.operand + Cell::gates * n, x.dv);
 }
 
 // The event of step t is complete: what came to it is given out, and what it displaced comes back to its slots.
 template <class T, class Cell>
-void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
+void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                Returning<T>& x) {
   using V = Vec<T>;
-  const int64_t n = p.hidden, width = room.width, row = p.row(t) + b, bytes = sizeof(T) * width;
+  const int64_t n = p.hidden, width = workspace.width, row = p.row(t) + b, bytes = sizeof(T) * width;
   const int64_t slot = (p.first.time[b] + t) % p.buffer_size, taken = p.taken[row];
   T *const of_event = x.grads_of_event + slot * width, *const of_key = x.grads_of_key + slot * width;
   for (int64_t k = 0; k < width; k += V::width) (V::load(x.dh + k) + V::load(of_event + k)).store(x.dh + k);
-  std::memcpy(room.keys + row * n, of_key, sizeof(T) * n);
+  std::memcpy(workspace.keys + row * n, of_key, sizeof(T) * n);
   x.in_slot[slot] = x.leaving[t];
   if (taken < 0) {
     std::memset(of_event, 0, bytes);
@@ -216,20 +217,22 @@ void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
 }
 
 template <class T, class Cell>
-void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardRoom<T, Cell>& room,
+void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                Returning<T>& x) {
   using V = Vec<T>;
   constexpr int G = Cell::gates;
   const int64_t n = p.hidden, row = p.row(t) + b;
   const bool emptied = p.reset && p.reset[t * p.batch + b];
-  const T* old_c = Cell::states == 1 || emptied ? room.nothing : t ? p.c + (p.row(t - 1) + b) * n : p.first.c + b * n;
+  const T* old_c = Cell::states == 1 || emptied ? workspace.nothing
+                   : t                          ? p.c + (p.row(t - 1) + b) * n
+                                                : p.first.c + b * n;
   for (int64_t k = 0; k < n; k += V::width) {
     V save[Cell::saved + 1], old[2], next[2], params[Cell::params + 1], grad[2], du[G], dr[G],
         dparams[Cell::params + 1];
     for (int g = 0; g < Cell::saved; ++g) save[g] = V::load(p.gates + (row * Cell::saved + g) * n + k, n - k);
     if constexpr (Cell::states == 2) old[1] = V::load(old_c + k, n - k);
     next[0] = V::load(p.h + row * n + k, n - k);
-    params[0] = V::load(room.params + k);
+    params[0] = V::load(workspace.params + k);
     grad[0] = V::load(x.dh + k);
     grad[1] = V::load(x.dc + k);
     dparams[0] = V::load(x.dparam + k);
@@ -241,42 +244,42 @@ void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
       du[g].store(p.du + (row * G + g) * n + k, n - k);
     }
   }
-  std::memcpy(room.queries + row * n, x.operand + G * n, sizeof(T) * n);
+  std::memcpy(workspace.queries + row * n, x.operand + G * n, sizeof(T) * n);
 }
 
 template <class T, class Cell>
-void end(const RelevancyBackward<T>& p, int64_t b, const BackwardRoom<T, Cell>& room, Returning<T>& x) {
-  const int64_t n = p.hidden, width = room.width, bytes = sizeof(T) * n;
+void end(const RelevancyBackward<T>& p, int64_t b, const BackwardWorkspace<T, Cell>& workspace, Returning<T>& x) {
+  const int64_t n = p.hidden, width = workspace.width, bytes = sizeof(T) * n;
   std::memcpy(p.ds + b * n, x.ds, bytes);
   if (p.dc) std::memcpy(p.dc + b * n, x.dc, bytes);
-  std::memcpy(room.of_v + b * width, x.dv, sizeof(T) * width);
-  std::memcpy(room.of_params + b * width, x.dparam, sizeof(T) * width);
+  std::memcpy(workspace.of_v + b * width, x.dv, sizeof(T) * width);
+  std::memcpy(workspace.of_params + b * width, x.dparam, sizeof(T) * width);
   const auto give = [&](int64_t slot, int64_t at, T* of_events, T* of_keys) {
     std::memcpy(of_events + at * n, x.grads_of_event + slot * width, bytes);
     std::memcpy(of_keys + at * n, x.grads_of_key + slot * width, bytes);
-    room.back_through_key.multiply(0, 1, Dense<T>{of_keys + at * n, n}, Dense<T>{of_events + at * n, n}, true);
+    workspace.back_through_key.multiply(0, 1, Dense<T>{of_keys + at * n, n}, Dense<T>{of_events + at * n, n}, true);
   };
-  for (int64_t j = 0; j < p.first_slots; ++j) give(j, b * p.first_slots + j, p.dbuffer, room.buffer_keys);
-  for (int64_t j = 0; j < p.relevant; ++j) give(p.slots + j, b * p.relevant + j, p.drelevant, room.relevant_keys);
+  for (int64_t j = 0; j < p.first_slots; ++j) give(j, b * p.first_slots + j, p.dbuffer, workspace.buffer_keys);
+  for (int64_t j = 0; j < p.relevant; ++j) give(p.slots + j, b * p.relevant + j, p.drelevant, workspace.relevant_keys);
 }
 
 template <class T, class Cell>
-void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, BackwardRoom<T, Cell>& room) {
-  const int64_t n = p.hidden, width = room.width;
-  Returning<T>* const x = room.returning;
+void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, BackwardWorkspace<T, Cell>& workspace) {
+  const int64_t n = p.hidden, width = workspace.width;
+  Returning<T>* const x = workspace.returning;
   for (int64_t i = 0; i < last - first; ++i) begin<T, Cell>(p, first + i, width, x[i]);
   int64_t alive = 0;
   for (int64_t t = p.steps - 1; t >= 0; --t) {
     while (alive < last - first && p.length(first + alive) > t) ++alive;
     for (int64_t i = 0; i < alive; ++i) {
-      mixed_backward<T, Cell>(p, t, first + i, room, x[i]);
-      give_back<T, Cell>(p, t, first + i, room, x[i]);
+      mixed_backward<T, Cell>(p, t, first + i, workspace, x[i]);
+      give_back<T, Cell>(p, t, first + i, workspace, x[i]);
     }
-    room.back_through_key.multiply(
-        0, alive, [&](int64_t i) { return room.keys + (p.row(t) + first + i) * n; }, [&](int64_t i) { return x[i].dh; },
-        true);
-    for (int64_t i = 0; i < alive; ++i) step_back<T, Cell>(p, t, first + i, room, x[i]);
-    room.back_through_gates_and_query.multiply(
+    workspace.back_through_key.multiply(
+        0, alive, [&](int64_t i) { return workspace.keys + (p.row(t) + first + i) * n; },
+        [&](int64_t i) { return x[i].dh; }, true);
+    for (int64_t i = 0; i < alive; ++i) step_back<T, Cell>(p, t, first + i, workspace, x[i]);
+    workspace.back_through_gates_and_query.multiply(
         0, alive, [&](int64_t i) { return x[i].operand; }, [&](int64_t i) { return x[i].ds; });
     for (int64_t i = 0; i < alive; ++i) {
       if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
@@ -287,14 +290,15 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
       replay(p, first + i, t, x[i]);
     }
   }
-  for (int64_t i = 0; i < last - first; ++i) end<T, Cell>(p, first + i, room, x[i]);
+  for (int64_t i = 0; i < last - first; ++i) end<T, Cell>(p, first + i, workspace, x[i]);
 }
 
 // to (columns of left, n) += left^T right, of rows. Members share out the columns of left; each has a room of its own.
 template <class T, class Right>
-void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right right, T* to, T* room, Member me) {
+void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right right, T* to, T* workspace,
+                  ThreadContext me) {
   const auto [first, last] = me.share(columns);
-  WeightGradient<T> gradient({1, 1, columns, n}, 0, 1, first, last, to, room);
+  WeightGradient<T> gradient({1, 1, columns, n}, 0, 1, first, last, to, workspace);
   gradient.expect(rows);
   for (int64_t row = 0; row < rows; ++row) gradient.add(left + row * columns, right(row));
   gradient.flush();
@@ -302,7 +306,7 @@ void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right
 
 // A member's share of columns of the sum over samples.
 template <class T>
-void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T* to, Member me) {
+void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T* to, ThreadContext me) {
   const auto [first, last] = me.share(n);
   for (int64_t k = first; k < last; ++k) {
     T sum = 0;
@@ -312,50 +316,50 @@ void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T
 }
 
 template <class T, class Cell>
-void backward(const RelevancyBackward<T>& p, Member me) {
+void backward(const RelevancyBackward<T>& p, ThreadContext me) {
   const int64_t n = p.hidden, rows = p.row(p.steps), buffered = p.batch * p.first_slots,
                 relevant = p.batch * p.relevant;
-  auto room = cut<BackwardRoom<T, Cell>>(p, me);
-  room.query.pack_transposed(p.W_a, me);
-  room.key.pack_transposed(p.U_a, me);
-  room.back_through_key.pack(p.U_a, me);
-  const auto& joint = room.back_through_gates_and_query;
+  auto workspace = lay_out<BackwardWorkspace<T, Cell>>(p, me);
+  workspace.query.pack_transposed(p.W_a, me);
+  workspace.key.pack_transposed(p.U_a, me);
+  workspace.back_through_key.pack(p.U_a, me);
+  const auto& joint = workspace.back_through_gates_and_query;
   joint.pack(0, Cell::gates * n, [&](int64_t k, int64_t j) { return p.V[k * n + j]; }, me);
   joint.pack(Cell::gates * n, n, [&](int64_t k, int64_t j) { return p.W_a[k * n + j]; }, me);
-  padded_copy(p.v, n, room.width, room.v, me);
-  padded_copy(p.params, n, room.width, room.params, me);
-  padded_copy<T>(nullptr, n, room.width, room.nothing, me);
-  T *const dV = room.dV.begin(me), *const dW_a = room.dW_a.begin(me), *const dU_a = room.dU_a.begin(me);
-  me.meet();
+  padded_copy(p.v, n, workspace.width, workspace.v, me);
+  padded_copy(p.params, n, workspace.width, workspace.params, me);
+  padded_copy<T>(nullptr, n, workspace.width, workspace.nothing, me);
+  T *const dV = workspace.dV.begin(me), *const dW_a = workspace.dW_a.begin(me), *const dU_a = workspace.dU_a.begin(me);
+  me.barrier();
 
-  PreviousState<T> previous{p, room.nothing};
+  PreviousState<T> previous{p, workspace.nothing};
   const auto multiply = [&](const Packed<T>& matrix, int64_t all, auto from, T* to) {
     const auto [first, last] = me.share(all);
     matrix.multiply(first, last, from, Dense<T>{to, n});
   };
-  multiply(room.query, rows, [&](int64_t row) { return previous(row); }, room.queries);
-  multiply(room.key, rows, Dense<const T>{p.h, n}, room.keys);
-  multiply(room.key, buffered, Dense<const T>{p.first.buffer, n}, room.buffer_keys);
-  multiply(room.key, relevant, Dense<const T>{p.first.relevant, n}, room.relevant_keys);
-  me.meet();
+  multiply(workspace.query, rows, [&](int64_t row) { return previous(row); }, workspace.queries);
+  multiply(workspace.key, rows, Dense<const T>{p.h, n}, workspace.keys);
+  multiply(workspace.key, buffered, Dense<const T>{p.first.buffer, n}, workspace.buffer_keys);
+  multiply(workspace.key, relevant, Dense<const T>{p.first.relevant, n}, workspace.relevant_keys);
+  me.barrier();
 
-  const Tiles tiles(p.batch, room.samples, me.size);
+  const Tiles tiles(p.batch, workspace.samples, me.size);
   for (int64_t k = me.rank; k < tiles.count; k += me.size)
-    backward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), room);
-  me.meet();
+    backward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), workspace);
+  me.barrier();
 
   const auto add = [&](const T* left, int64_t columns, int64_t rows, auto right, T* to) {
-    add_products(left, columns, rows, n, right, to, room.of_rows, me);
+    add_products(left, columns, rows, n, right, to, workspace.of_rows, me);
   };
   add(p.du, Cell::gates * n, rows, previous, dV);
-  add(room.queries, n, rows, previous, dW_a);
-  add(room.keys, n, rows, Dense<const T>{p.h, n}, dU_a);
-  add(room.buffer_keys, n, buffered, Dense<const T>{p.first.buffer, n}, dU_a);
-  add(room.relevant_keys, n, relevant, Dense<const T>{p.first.relevant, n}, dU_a);
-  sum_samples(room.of_v, p.batch, n, room.width, p.dv, me);
-  if (Cell::params) sum_samples(room.of_params, p.batch, n, room.width, p.dparams, me);
-  me.meet();
-  for (const Parts<T>* gradient : {&room.dV, &room.dW_a, &room.dU_a}) gradient->add_up(me);
+  add(workspace.queries, n, rows, previous, dW_a);
+  add(workspace.keys, n, rows, Dense<const T>{p.h, n}, dU_a);
+  add(workspace.buffer_keys, n, buffered, Dense<const T>{p.first.buffer, n}, dU_a);
+  add(workspace.relevant_keys, n, relevant, Dense<const T>{p.first.relevant, n}, dU_a);
+  sum_samples(workspace.of_v, p.batch, n, workspace.width, p.dv, me);
+  if (Cell::params) sum_samples(workspace.of_params, p.batch, n, workspace.width, p.dparams, me);
+  me.barrier();
+  for (const PartialSums<T>* gradient : {&workspace.dV, &workspace.dW_a, &workspace.dU_a}) gradient->add_up(me);
 }
 
 }  // namespace

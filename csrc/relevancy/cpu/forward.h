@@ -44,40 +44,40 @@ struct Carried {
 };
 
 template <class T, class Cell>
-struct ForwardRoom {
+struct ForwardWorkspace {
   int64_t width, samples;
   Packed<T> gates_and_query[Cell::gates + 1], key;
   T *v, *params;
   Carried<T> carried[most_samples];
 
-  ForwardRoom(const RelevancyForward<T>& p, Room<T>& room, Member me)
+  ForwardWorkspace(const RelevancyForward<T>& p, Workspace<T>& workspace, ThreadContext me)
       : width(padded<T>(p.hidden)), samples(samples_at_once(p, Cell::gates, 2 * p.kappa(), me.size)) {
-    for (Packed<T>& block : gates_and_query) block = Packed<T>(p.hidden, p.hidden, room);
-    key = Packed<T>(p.hidden, p.hidden, room);
-    v = room.take(width);
-    params = room.take(width);
-    Room<T> own{nullptr};
-    cut(own, p.kappa());  // measures what a sample takes
+    for (Packed<T>& block : gates_and_query) block = Packed<T>(p.hidden, p.hidden, workspace);
+    key = Packed<T>(p.hidden, p.hidden, workspace);
+    v = workspace.alloc(width);
+    params = workspace.alloc(width);
+    Workspace<T> own{nullptr};
+    lay_out(own, p.kappa());  // measures what a sample takes
     const int64_t each = own.used * samples;
-    own = {room.take(each, me)};
+    own = {workspace.alloc(each, me)};
     if (!own.base) return;
     std::memset(own.base, 0, sizeof(T) * each);
-    for (int64_t i = 0; i < samples; ++i) carried[i] = cut(own, p.kappa());
+    for (int64_t i = 0; i < samples; ++i) carried[i] = lay_out(own, p.kappa());
   }
 
-  Carried<T> cut(Room<T>& own, int64_t kappa) const {
+  Carried<T> lay_out(Workspace<T>& own, int64_t kappa) const {
     Carried<T> x;
-    x.s = own.take(width);
-    x.c = own.take(width);
-    x.products = own.take((Cell::gates + 1) * width);
-    x.events = own.take(kappa * width);
-    x.keys = own.take(kappa * width);
-    x.scores = own.take(kappa);
-    x.e = own.take(kappa + Vec<T>::width);
-    x.ids = own.template take_as<int64_t>(kappa);
-    x.live = own.template take_as<int64_t>(kappa);
-    x.live_events = own.template take_as<const T*>(kappa);
-    x.live_keys = own.template take_as<const T*>(kappa);
+    x.s = own.alloc(width);
+    x.c = own.alloc(width);
+    x.products = own.alloc((Cell::gates + 1) * width);
+    x.events = own.alloc(kappa * width);
+    x.keys = own.alloc(kappa * width);
+    x.scores = own.alloc(kappa);
+    x.e = own.alloc(kappa + Vec<T>::width);
+    x.ids = own.template alloc_as<int64_t>(kappa);
+    x.live = own.template alloc_as<int64_t>(kappa);
+    x.live_events = own.template alloc_as<const T*>(kappa);
+    x.live_keys = own.template alloc_as<const T*>(kappa);
     return x;
   }
 };
@@ -89,7 +89,7 @@ void begin(const RelevancyForward<T>& p, int64_t b, int64_t width, Carried<T>& x
   if (p.first.c) std::memcpy(x.c, p.first.c + b * n, bytes);
   x.time = p.first.time[b];
   for (int64_t j = 0; j < p.kappa(); ++j) x.ids[j] = -1;
-  const auto take = [&](int64_t slot, int64_t id, const T* event, T score) {
+  const auto insert = [&](int64_t slot, int64_t id, const T* event, T score) {
     if (id < 0) return;
     x.ids[slot] = id;
     x.scores[slot] = score;
@@ -97,11 +97,11 @@ void begin(const RelevancyForward<T>& p, int64_t b, int64_t width, Carried<T>& x
   };
   for (int64_t j = 0; j < slots; ++j) {
     const int64_t at = b * slots + j;
-    take(j, p.first.buffer_ids[at], p.first.buffer + at * n, p.first.buffer_scores[at]);
+    insert(j, p.first.buffer_ids[at], p.first.buffer + at * n, p.first.buffer_scores[at]);
   }
   for (int64_t j = 0; j < rho; ++j) {
     const int64_t at = b * rho + j;
-    take(p.slots + j, p.first.ids[at], p.first.relevant + at * n, p.first.scores[at]);
+    insert(p.slots + j, p.first.ids[at], p.first.relevant + at * n, p.first.scores[at]);
   }
 }
 
@@ -153,7 +153,8 @@ int64_t screen(const RelevancyForward<T>& p, int64_t slot, int64_t width, Carrie
 
 // h and what the cell saves, of one sample.
 template <class T, class Cell>
-void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardRoom<T, Cell>& room, Carried<T>& x, T* event) {
+void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardWorkspace<T, Cell>& workspace, Carried<T>& x,
+               T* event) {
   using V = Vec<T>;
   constexpr int G = Cell::gates;
   const int64_t n = p.hidden;
@@ -162,11 +163,11 @@ void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardRoom<T, C
     V in[G], r[G], old[2], params[Cell::params + 1], next[2], save[Cell::saved + 1];
     for (int g = 0; g < G; ++g) {
       in[g] = V::load(u + g * n + k, n - k);
-      r[g] = V::load(x.products + g * room.width + k);
+      r[g] = V::load(x.products + g * workspace.width + k);
     }
     old[0] = V::load(x.s + k);
     old[1] = V::load(x.c + k);
-    params[0] = V::load(room.params + k);
+    params[0] = V::load(workspace.params + k);
     Cell::forward(in, r, old, params, next, save);
     next[0].store(event + k, n - k);
     next[0].store(p.h + row * n + k, n - k);
@@ -180,8 +181,9 @@ void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardRoom<T, C
 }
 
 template <class T, class Cell>
-void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const ForwardRoom<T, Cell>& room, Carried<T>& x) {
-  const int64_t width = room.width, kappa = p.kappa();
+void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const ForwardWorkspace<T, Cell>& workspace,
+            Carried<T>& x) {
+  const int64_t width = workspace.width, kappa = p.kappa();
   int64_t count = 0;
   for (int64_t j = 0; j < kappa; ++j) {
     if (x.ids[j] < 0) continue;
@@ -189,7 +191,8 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
     x.live_events[count] = x.events + j * width;
     x.live_keys[count++] = x.keys + j * width;
   }
-  (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, room.v, width, x.e);
+  (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, workspace.v, width,
+                                             x.e);
   softmax(x.e, count);
   mixed(x.events + slot * width, x.live_events, x.e, count, p.mix, width, x.s);
   std::memcpy(p.s + row * p.hidden, x.s, sizeof(T) * p.hidden);
@@ -204,15 +207,15 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
 }
 
 template <class T, class Cell>
-void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, ForwardRoom<T, Cell>& room) {
-  const int64_t width = room.width, kappa = p.kappa();
+void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, ForwardWorkspace<T, Cell>& workspace) {
+  const int64_t width = workspace.width, kappa = p.kappa();
   int64_t alive = last - first, slot[most_samples];
-  Carried<T>* const x = room.carried;
+  Carried<T>* const x = workspace.carried;
   for (int64_t i = 0; i < alive; ++i) {
     begin(p, first + i, width, x[i]);
     const Dense<T> events{x[i].events, width}, keys{x[i].keys, width};
-    room.key.multiply(0, p.first_slots, events, keys);
-    room.key.multiply(p.slots, kappa, events, keys);
+    workspace.key.multiply(0, p.first_slots, events, keys);
+    workspace.key.multiply(p.slots, kappa, events, keys);
   }
   for (int64_t t = 0; t < p.steps; ++t) {
     while (alive > 0 && p.length(first + alive - 1) <= t) --alive;
@@ -224,27 +227,27 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
       for (int64_t j = 0; j < kappa; ++j) x[i].ids[j] = -1;
     }
     for (int block = 0; block <= Cell::gates; ++block)
-      room.gates_and_query[block].multiply(
+      workspace.gates_and_query[block].multiply(
           0, alive, [&](int64_t i) { return x[i].s; }, [&](int64_t i) { return x[i].products + block * width; });
     for (int64_t i = 0; i < alive; ++i) {
       const int64_t b = first + i, row = p.row(t) + b;
       slot[i] = x[i].time % p.buffer_size;
       const int64_t taken = screen(p, slot[i], width, x[i]);
       if (p.taken) p.taken[row] = int32_t(taken);
-      step_cell<T, Cell>(p, row, room, x[i], x[i].events + slot[i] * width);
+      step_cell<T, Cell>(p, row, workspace, x[i], x[i].events + slot[i] * width);
       x[i].ids[slot[i]] = x[i].time++;
       x[i].scores[slot[i]] = p.given ? p.given[t * p.batch + b] : T(0);
     }
-    room.key.multiply(
+    workspace.key.multiply(
         0, alive, [&](int64_t i) { return x[i].events + slot[i] * width; },
         [&](int64_t i) { return x[i].keys + slot[i] * width; });
-    for (int64_t i = 0; i < alive; ++i) attend(p, p.row(t) + first + i, slot[i], room, x[i]);
+    for (int64_t i = 0; i < alive; ++i) attend(p, p.row(t) + first + i, slot[i], workspace, x[i]);
   }
   for (int64_t i = 0; i < last - first; ++i) finish(p, first + i, width, x[i]);
 }
 
 template <class T>
-T* padded_copy(const T* from, int64_t n, int64_t width, T* to, Member me) {
+T* padded_copy(const T* from, int64_t n, int64_t width, T* to, ThreadContext me) {
   if (me.rank == 0) {
     std::memset(to, 0, sizeof(T) * width);
     if (from) std::memcpy(to, from, sizeof(T) * n);
@@ -253,18 +256,18 @@ T* padded_copy(const T* from, int64_t n, int64_t width, T* to, Member me) {
 }
 
 template <class T, class Cell>
-void forward(const RelevancyForward<T>& p, Member me) {
+void forward(const RelevancyForward<T>& p, ThreadContext me) {
   const int64_t n = p.hidden;
-  auto room = cut<ForwardRoom<T, Cell>>(p, me);
-  for (int g = 0; g < Cell::gates; ++g) room.gates_and_query[g].pack_transposed(p.V + g * n * n, me);
-  room.gates_and_query[Cell::gates].pack_transposed(p.W_a, me);
-  room.key.pack_transposed(p.U_a, me);
-  padded_copy(p.v, n, room.width, room.v, me);
-  padded_copy(p.params, n, room.width, room.params, me);
-  me.meet();
-  const Tiles tiles(p.batch, room.samples, me.size);
+  auto workspace = lay_out<ForwardWorkspace<T, Cell>>(p, me);
+  for (int g = 0; g < Cell::gates; ++g) workspace.gates_and_query[g].pack_transposed(p.V + g * n * n, me);
+  workspace.gates_and_query[Cell::gates].pack_transposed(p.W_a, me);
+  workspace.key.pack_transposed(p.U_a, me);
+  padded_copy(p.v, n, workspace.width, workspace.v, me);
+  padded_copy(p.params, n, workspace.width, workspace.params, me);
+  me.barrier();
+  const Tiles tiles(p.batch, workspace.samples, me.size);
   for (int64_t k = me.rank; k < tiles.count; k += me.size)
-    forward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), room);
+    forward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), workspace);
 }
 
 }  // namespace

@@ -11,22 +11,22 @@ namespace {
 constexpr int64_t pairs_of_tile = 256;  // or those of one row
 
 template <class T>
-struct GatherBackwardRoom {
+struct GatherBackwardWorkspace {
   int64_t rows, stride;          // of a tile; from the tanh of a pair to the next
   T *tanh, *alpha, *grad_alpha;  // of the pairs of a tile
   T *weight, *grad_e, *members;  // of a row; the slots that have a member, as int32
   T* grad_v;                     // of a tile
 
-  GatherBackwardRoom(const GatherBackward<T>& problem, Room<T>& room, Member me)
+  GatherBackwardWorkspace(const GatherBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
       : rows(larger(1, pairs_of_tile / larger(1, problem.sizes.slots))),
         stride((problem.sizes.hidden + 15) / 16 * 16),
-        tanh(room.take(problem.dot ? 0 : rows * problem.sizes.slots * stride)),
-        alpha(room.take(rows * problem.sizes.slots)),
-        grad_alpha(room.take(rows * problem.sizes.slots)),
-        weight(room.take(problem.sizes.slots, me)),
-        grad_e(room.take(problem.sizes.slots, me)),
-        members(room.take(problem.sizes.slots, me)),
-        grad_v(room.take(stride)) {}
+        tanh(workspace.alloc(problem.dot ? 0 : rows * problem.sizes.slots * stride)),
+        alpha(workspace.alloc(rows * problem.sizes.slots)),
+        grad_alpha(workspace.alloc(rows * problem.sizes.slots)),
+        weight(workspace.alloc(problem.sizes.slots, me)),
+        grad_e(workspace.alloc(problem.sizes.slots, me)),
+        members(workspace.alloc(problem.sizes.slots, me)),
+        grad_v(workspace.alloc(stride)) {}
 };
 
 // Where a sample's tensors are.
@@ -48,8 +48,8 @@ struct GatherSample {
 
 // Pairs first..last-1 of the tile that begins at row t.
 template <bool dot, class T>
-void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardRoom<T>& room, int64_t t,
-                 int64_t first, int64_t last) {
+void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
+                 int64_t t, int64_t first, int64_t last) {
   using V = Vec<T>;
   const int64_t n = sizes.hidden;
   const int32_t* const idx = of.idx + t * sizes.slots;
@@ -61,21 +61,23 @@ void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gath
     V e(0), grad_alpha(0);
     for (int64_t k = 0; k < n; k += V::width) {
       const V x = aligned<dot>(V::load(q + k, n - k), V::load(u + k, n - k));
-      if constexpr (!dot) x.store(room.tanh + p * room.stride + k);
+      if constexpr (!dot) x.store(workspace.tanh + p * workspace.stride + k);
       e = e + V::load(of.v + k, n - k) * x;
       grad_alpha = grad_alpha + V::load(grad + k, n - k) * V::load(h + k, n - k);
     }
-    room.alpha[p] = std::exp(horizontal_sum(e) - of.lse[row]);
-    room.grad_alpha[p] = horizontal_sum(grad_alpha);
+    workspace.alpha[p] = std::exp(horizontal_sum(e) - of.lse[row]);
+    workspace.grad_alpha[p] = horizontal_sum(grad_alpha);
   }
 }
 
 // Of the row of the tile whose list is `idx`: the weights, whose sum the rounding of the log-sum-exp has moved from 1,
 // alpha_j (dalpha_j - sum_i alpha_i dalpha_i), and the slots that have them; returns how many.
 template <class T>
-int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const GatherBackwardRoom<T>& room, int64_t row) {
-  const T *const alpha = room.alpha + row * sizes.slots, *const grad_alpha = room.grad_alpha + row * sizes.slots;
-  int32_t* const members = reinterpret_cast<int32_t*>(room.members);
+int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
+                        int64_t row) {
+  const T *const alpha = workspace.alpha + row * sizes.slots, *const grad_alpha =
+                                                                  workspace.grad_alpha + row * sizes.slots;
+  int32_t* const members = reinterpret_cast<int32_t*>(workspace.members);
   int64_t count = 0;
   double mass = 0, along = 0;
   for (int64_t slot = 0; slot < sizes.slots; ++slot)
@@ -86,30 +88,30 @@ int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const Gath
   for (int64_t c = 0; c < count; ++c) along += alpha[members[c]] / mass * grad_alpha[members[c]];
   for (int64_t c = 0; c < count; ++c) {
     const double weight = alpha[members[c]] / mass;
-    room.weight[c] = T(weight);
-    room.grad_e[c] = T(weight * (grad_alpha[members[c]] - along));
+    workspace.weight[c] = T(weight);
+    workspace.grad_e[c] = T(weight * (grad_alpha[members[c]] - along));
   }
   return count;
 }
 
 // Of `rows` rows from t on, units first..last-1; `last` may be the end, where vectors are cut.
 template <bool dot, class T>
-void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardRoom<T>& room, int64_t t,
-                  int64_t rows, int64_t first, int64_t last) {
+void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
+                  int64_t t, int64_t rows, int64_t first, int64_t last) {
   using V = Vec<T>;
   const auto add = [](T* to, V x, int64_t some) RNNKERN_INLINE_LAMBDA { (V::load(to, some) + x).store(to, some); };
-  const int32_t* const members = reinterpret_cast<const int32_t*>(room.members);
+  const int32_t* const members = reinterpret_cast<const int32_t*>(workspace.members);
   const int64_t n = sizes.hidden;
-  for (int64_t k = first; k < last; k += V::width) V(0).store(room.grad_v + k);
+  for (int64_t k = first; k < last; k += V::width) V(0).store(workspace.grad_v + k);
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t* const idx = of.idx + (t + row) * sizes.slots;
-    const int64_t count = through_softmax(idx, sizes, room, row), at = (t + row) * n;
-    const T* const tanh = room.tanh + row * sizes.slots * room.stride;
+    const int64_t count = through_softmax(idx, sizes, workspace, row), at = (t + row) * n;
+    const T* const tanh = workspace.tanh + row * sizes.slots * workspace.stride;
     for (int64_t k = first; k < last; k += V::width) {
       const int64_t some = last - k;
       const V q = V::load(of.q + at + k, some), v = V::load(of.v + k, some), grad = V::load(of.grad + at + k, some);
       const auto pair = [&](int64_t c, V& to_q, V& to_v) RNNKERN_INLINE_LAMBDA {
-        const V weight(room.weight[c]), grad_e(room.grad_e[c]);
+        const V weight(workspace.weight[c]), grad_e(workspace.grad_e[c]);
         const int64_t memory = idx[members[c]] * n + k;
         add(of.grad_h + memory, weight * grad, some);
         if constexpr (dot) {
@@ -118,7 +120,7 @@ void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gat
           to_q = to_q + grad_e * u;
           to_v = to_v + grad_e * (q * u);
         } else {
-          const V x = V::load(tanh + members[c] * room.stride + k), slope = grad_e * (V(1) - x * x);
+          const V x = V::load(tanh + members[c] * workspace.stride + k), slope = grad_e * (V(1) - x * x);
           add(of.grad_u + memory, v * slope, some);
           to_q = to_q + slope;
           to_v = to_v + grad_e * x;
@@ -132,21 +134,21 @@ void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gat
       }
       if (c < count) pair(c, to_q, to_v);
       ((to_q + more_q) * v).store(of.grad_q + at + k, some);
-      add(room.grad_v + k, to_v + more_v, V::all);
+      add(workspace.grad_v + k, to_v + more_v, V::all);
     }
   }
-  for (int64_t k = first; k < last; k += V::width) add(of.grad_v + k, V::load(room.grad_v + k), last - k);
+  for (int64_t k = first; k < last; k += V::width) add(of.grad_v + k, V::load(workspace.grad_v + k), last - k);
 }
 
 template <class T>
-void zero_rows(T* x, int64_t rows, int64_t n, Member me) {
+void zero_rows(T* x, int64_t rows, int64_t n, ThreadContext me) {
   const auto [first, last] = me.share(rows);
   if (last > first) std::memset(x + first * n, 0, sizeof(T) * (last - first) * n);
 }
 
 template <class T>
-void gather_backward(const GatherBackward<T>& problem, Range samples, Member me) {
-  const auto room = cut<GatherBackwardRoom<T>>(problem, me);
+void gather_backward(const GatherBackward<T>& problem, Range samples, ThreadContext me) {
+  const auto workspace = lay_out<GatherBackwardWorkspace<T>>(problem, me);
   const auto weigh = problem.dot ? weigh_pairs<true, T> : weigh_pairs<false, T>;
   const auto add_up = problem.dot ? add_up_pairs<true, T> : add_up_pairs<false, T>;
   const GatherSizes& sizes = problem.sizes;
@@ -157,14 +159,14 @@ void gather_backward(const GatherBackward<T>& problem, Range samples, Member me)
     zero_rows(of.grad_u, sizes.memories, n, me);
     zero_rows(of.grad_h, sizes.memories, n, me);
     zero_rows(of.grad_v, 1, n, me);
-    me.meet();
-    for (int64_t t = 0; t < sizes.steps; t += room.rows) {
-      const int64_t rows = smaller(room.rows, sizes.steps - t), pairs = rows * sizes.slots;
+    me.barrier();
+    for (int64_t t = 0; t < sizes.steps; t += workspace.rows) {
+      const int64_t rows = smaller(workspace.rows, sizes.steps - t), pairs = rows * sizes.slots;
       const auto [first, last] = me.share(pairs);
-      weigh(of, sizes, room, t, first, last);
-      me.meet();
-      add_up(of, sizes, room, t, rows, from, to);
-      me.meet();
+      weigh(of, sizes, workspace, t, first, last);
+      me.barrier();
+      add_up(of, sizes, workspace, t, rows, from, to);
+      me.barrier();
     }
   }
 }

@@ -24,24 +24,24 @@ RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, 
 }
 
 template <class T>
-struct GatherForwardRoom {
+struct GatherForwardWorkspace {
   T* scores;
   T* members;  // the slots that have one, as int32
 
-  GatherForwardRoom(const GatherForward<T>& problem, Room<T>& room, Member me)
-      : scores(room.take(problem.sizes.slots, me)), members(room.take(problem.sizes.slots, me)) {}
+  GatherForwardWorkspace(const GatherForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : scores(workspace.alloc(problem.sizes.slots, me)), members(workspace.alloc(problem.sizes.slots, me)) {}
 };
 
 template <bool dot, class T>
-void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwardRoom<T>& room) {
+void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwardWorkspace<T>& workspace) {
   using V = Vec<T>;
   const GatherSizes& sizes = problem.sizes;
   const int64_t n = sizes.hidden, b = row / sizes.steps;
   const T *const q = problem.q + row * n, *const v = problem.v + b / sizes.share * n;
   const T *const u = problem.u + b * sizes.memories * n, *const h = problem.h + b * sizes.memories * n;
   const int32_t* const idx = problem.idx + row * sizes.slots;
-  T *const out = problem.out + row * n, *const e = room.scores;
-  int32_t* const members = reinterpret_cast<int32_t*>(room.members);
+  T *const out = problem.out + row * n, *const e = workspace.scores;
+  int32_t* const members = reinterpret_cast<int32_t*>(workspace.members);
 
   int64_t count = 0;
   for (int64_t slot = 0; slot < sizes.slots; ++slot)
@@ -84,11 +84,11 @@ void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwar
 }
 
 template <class T>
-void gather_forward(const GatherForward<T>& problem, Range rows, Member me) {
-  const auto room = cut<GatherForwardRoom<T>>(problem, me);
+void gather_forward(const GatherForward<T>& problem, Range rows, ThreadContext me) {
+  const auto workspace = lay_out<GatherForwardWorkspace<T>>(problem, me);
   const auto row = problem.dot ? gather_row<true, T> : gather_row<false, T>;
   const auto [first, last] = me.share(rows.end - rows.begin);
-  for (int64_t at = first; at < last; ++at) row(problem, rows.begin + at, room);
+  for (int64_t at = first; at < last; ++at) row(problem, rows.begin + at, workspace);
 }
 
 }  // namespace

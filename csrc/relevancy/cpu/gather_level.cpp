@@ -12,7 +12,8 @@ namespace rnnkern {
 template <class T>
 template <SimdLevel>
 GatherKernels<T> GatherKernels<T>::at() {
-  return {{gather_forward<T>, room_of<GatherForwardRoom<T>>}, {gather_backward<T>, room_of<GatherBackwardRoom<T>>}};
+  return {{gather_forward<T>, room_of<GatherForwardWorkspace<T>>},
+          {gather_backward<T>, room_of<GatherBackwardWorkspace<T>>}};
 }
 
 template GatherKernels<float> GatherKernels<float>::at<SimdLevel::RNNKERN_SIMD_LEVEL>();

@@ -21,7 +21,7 @@ struct GatherForward {
   const T *q, *u, *h, *v;
   const int32_t* idx;
   T *out, *lse, *weights;  // the last two may be null
-  T* room;
+  T* workspace;
 };
 
 template <class T>
@@ -33,10 +33,10 @@ struct GatherBackward {
   const T *grad, *lse;
   T *grad_q, *grad_u, *grad_h;
   T* grad_v;  // (B, n): of each sample
-  T* room;
+  T* workspace;
 };
 
-// Parts are rows in the forward, samples in the backward.
+// PartialSums are rows in the forward, samples in the backward.
 template <class T>
 struct GatherKernels {
   KernelOfParts<GatherForward<T>> forward;

@@ -29,7 +29,7 @@ struct RelevancyProblem {
   const bool* reset;                 // (steps, batch) or null
   const T *V, *W_a, *U_a, *v, *params;
   RelevancyMemory<const T, const int64_t> first;
-  T* room;
+  T* workspace;
 
   int64_t kappa() const { return slots + relevant; }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }

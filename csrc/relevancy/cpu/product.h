@@ -19,7 +19,8 @@ struct Packed {
 
   Packed() = default;
   Packed(int64_t depth, int64_t columns, T* panels) : depth(depth), columns(columns), panels(panels) {}
-  Packed(int64_t depth, int64_t columns, Room<T>& room) : Packed(depth, columns, room.take(size(depth, columns))) {}
+  Packed(int64_t depth, int64_t columns, Workspace<T>& workspace)
+      : Packed(depth, columns, workspace.alloc(size(depth, columns))) {}
 
   static int64_t size(int64_t depth, int64_t columns) { return depth * padded<T>(columns); }
   int64_t vectors() const { return padded<T>(columns) / V::width; }
@@ -28,7 +29,7 @@ struct Packed {
 
   // A member's share of rows first_row... of the packed matrix, at(k, j); all members need all of it.
   template <class At>
-  void pack(int64_t first_row, int64_t rows, At at, Member me) const {
+  void pack(int64_t first_row, int64_t rows, At at, ThreadContext me) const {
     for (int64_t p = me.rank; p < count(); p += me.size) {
       const int64_t first = first_column(p), last = first_column(p + 1);
       T* to = panels + first * depth + first_row * (last - first);
@@ -36,10 +37,10 @@ struct Packed {
         for (int64_t j = first; j < last; ++j) *to++ = j < columns ? at(k, j) : T(0);
     }
   }
-  void pack(const T* matrix, Member me) const {
+  void pack(const T* matrix, ThreadContext me) const {
     pack(0, depth, [&](int64_t k, int64_t j) { return matrix[k * columns + j]; }, me);
   }
-  void pack_transposed(const T* matrix, Member me) const {
+  void pack_transposed(const T* matrix, ThreadContext me) const {
     pack(0, depth, [&](int64_t k, int64_t j) { return matrix[j * depth + k]; }, me);
   }
 

@@ -113,13 +113,13 @@ struct Call {
 template <class Problem>
 void run(const Kernel<Problem>& kernel, Problem problem, const Tensor& like) {
   const int threads = at_most_all(problem.batch ? problem.batch : 1);
-  int64_t room = 0;  // fewer may come, and each then takes more samples at once
+  int64_t workspace = 0;  // fewer may come, and each then takes more samples at once
   for (int team = 1; team <= threads; ++team) {
-    const int64_t wanted = kernel.room(problem, team);
-    if (wanted > room) room = wanted;
+    const int64_t wanted = kernel.workspace(problem, team);
+    if (wanted > workspace) workspace = wanted;
   }
-  const Tensor memory = make_room(problem, room, like);
-  in_team(threads, [&](Member me) { kernel.run(problem, me); });
+  const Tensor memory = make_workspace(problem, workspace, like);
+  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
 }
 
 template <class F>
@@ -161,7 +161,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
     if (!call.full()) results.push_back(empty(u, {call.rows, kappa}));
     results.push_back(empty(u, {call.rows}, ScalarType::Int));
     if (call.has_c()) {
-      results.push_back(reusable(u, {call.rows, call.cell().saved * n}, call.dtype));
+      results.push_back(cached_empty(u, {call.rows, call.cell().saved * n}, call.dtype));
       results.push_back(empty(u, {call.rows, n}));
     }
   }

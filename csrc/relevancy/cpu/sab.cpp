@@ -124,7 +124,7 @@ struct Packer {
     const Tensor x = dense(matrix);
     const int64_t depth = x.size(0), columns = x.size(1);
     const auto kernels = kernels_in_use<SabKernels<T>>();
-    kept.push_back(reusable(x, {kernels.packed_size(depth, columns)}, x.scalar_type()));
+    kept.push_back(cached_empty(x, {kernels.packed_size(depth, columns)}, x.scalar_type()));
     T* const panels = write<T>(kept.back());
     kernels.pack(read<T>(x), depth, columns, panels);
     return {panels, depth, columns};
@@ -148,7 +148,7 @@ void count_kernel(const char* direction, const Arguments& given) {
 template <class T>
 Tensor former_states(const Arguments& given, const Tensor& out) {
   const int64_t n = given.size;
-  const Tensor made = reusable(given.u, {given.rows, n}, given.u.scalar_type());
+  const Tensor made = cached_empty(given.u, {given.rows, n}, given.u.scalar_type());
   for (int64_t b = 0; b < given.batch; ++b) {
     for (int64_t t = 0; t < given.layout.length(b); ++t) {
       T* const to = write<T>(made) + (given.layout.first_row(t) + b) * n;
@@ -190,7 +190,7 @@ Tensors sab_recurrence_cpu(Tensor u, Tensor R, OptionalTensor bias, Tensors atte
                        empty(like, sizes_with(like, 1, {top_k}), ScalarType::Int)};
     if (training) {
       results.push_back(empty(like, sizes_with(like, 1, {})));
-      results.push_back(reusable(like, sizes_with(like, 1, {n}), like.scalar_type()));
+      results.push_back(cached_empty(like, sizes_with(like, 1, {n}), like.scalar_type()));
     }
     if (!given.batch) return results;
     count_kernel("forward", given);
@@ -251,8 +251,8 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
     const Tensor d_w = zeros(like, {batch, given.w.numel()}, dtype), sum_w = empty_of_sizes(like, given.w);
     const Tensor d_h = empty(like, {batch, n}), d_c = empty(like, {batch, n});
     const Tensor d_memory = empty_of_sizes(like, given.memory), zeros = rnnkern::zeros(like, {n}, dtype);
-    const Tensor d_query = reusable(like, {rows, width}, dtype),
-                 provisional = reusable(like, {width ? rows : 0, n}, dtype);
+    const Tensor d_query = cached_empty(like, {rows, width}, dtype),
+                 provisional = cached_empty(like, {width ? rows : 0, n}, dtype);
     const Tensor d_key = rnnkern::zeros(like, {width ? rows + batch * given.old_slots : 0, width}, dtype);
     if (rows) product(flat, before, transposed(given.R, 0, 1));
     if (batch) {
@@ -297,7 +297,7 @@ Tensors sab_recurrence_backward_cpu(OptionalTensor grad_out, Tensors grad_state,
     Tensors results = {du, dR, d_bias};
     if (given.mlp) {
       const int64_t old = batch * given.old_slots;
-      const Tensor dW = empty_of_sizes(like, given.W), members = reusable(like, {rows + old, n}, dtype);
+      const Tensor dW = empty_of_sizes(like, given.W), members = cached_empty(like, {rows + old, n}, dtype);
       copy(part(members, 0, 0, rows), part(shaped(out, {rows, 2 * n}), 1, 0, n));
       copy(part(members, 0, rows, old), shaped(given.memory, {old, n}));
       product(part(dW, 1, 0, n), transposed(d_query, 0, 1), provisional);

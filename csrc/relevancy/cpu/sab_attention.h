@@ -11,7 +11,7 @@ namespace {
 
 template <class T>
 void pack(const T* matrix, int64_t depth, int64_t columns, T* panels) {
-  Packed<T>(depth, columns, panels).pack(matrix, Member{0, 1, nullptr});
+  Packed<T>(depth, columns, panels).pack(matrix, ThreadContext{0, 1, nullptr});
 }
 
 // out = x matrix.

@@ -8,25 +8,25 @@ namespace rnnkern {
 namespace {
 
 template <class T>
-struct SabBackwardRoom {
+struct SabBackwardWorkspace {
   T *dh, *dc, *gates, *h, *query, *d_query, *through, *d_weights, *accumulators, *d_keys, *keys;
   const T** members;
   bool* has_key;
 
-  SabBackwardRoom(const SabCall<T>& call, Room<T>& room, Member)
-      : dh(room.take(sab_tile * call.size)),
-        dc(room.take(sab_tile * call.size)),
-        gates(room.take(sab_tile * 4 * call.size)),
-        h(room.take(sab_tile * call.size)),
-        query(room.take(sab_tile * call.key_width())),
-        d_query(room.take(sab_tile * call.key_width())),
-        through(room.take(sab_tile * call.size)),
-        d_weights(room.take(call.top_k)),
-        accumulators(room.take(sab_tile * call.slots * call.size)),
-        d_keys(room.take(sab_tile * call.slots * call.key_width())),
-        keys(room.take(call.width ? sab_tile * call.slots * call.width : 0)),
-        members(room.template take_as<const T*>(sab_tile * call.slots)),
-        has_key(room.template take_as<bool>(sab_tile * call.slots)) {}
+  SabBackwardWorkspace(const SabCall<T>& call, Workspace<T>& workspace, ThreadContext)
+      : dh(workspace.alloc(sab_tile * call.size)),
+        dc(workspace.alloc(sab_tile * call.size)),
+        gates(workspace.alloc(sab_tile * 4 * call.size)),
+        h(workspace.alloc(sab_tile * call.size)),
+        query(workspace.alloc(sab_tile * call.key_width())),
+        d_query(workspace.alloc(sab_tile * call.key_width())),
+        through(workspace.alloc(sab_tile * call.size)),
+        d_weights(workspace.alloc(call.top_k)),
+        accumulators(workspace.alloc(sab_tile * call.slots * call.size)),
+        d_keys(workspace.alloc(sab_tile * call.slots * call.key_width())),
+        keys(workspace.alloc(call.width ? sab_tile * call.slots * call.width : 0)),
+        members(workspace.template alloc_as<const T*>(sab_tile * call.slots)),
+        has_key(workspace.template alloc_as<bool>(sab_tile * call.slots)) {}
 };
 
 // One sample of the tile, within the steps since its last reset.
@@ -40,22 +40,22 @@ struct SabSample {
   int64_t begin, before;  // the first step of the segment, and the steps of it that former calls made
   bool from_reset;
 
-  SabSample(const SabBackward<T>& call, const SabBackwardRoom<T>& room, int64_t b, int s)
+  SabSample(const SabBackward<T>& call, const SabBackwardWorkspace<T>& workspace, int64_t b, int s)
       : call(call),
         b(b),
-        dh(room.dh + s * call.size),
-        dc(room.dc + s * call.size),
-        gates(room.gates + s * 4 * call.size),
-        h(room.h + s * call.size),
-        query(room.query + s * call.key_width()),
-        d_query(room.d_query + s * call.key_width()),
-        accumulators(room.accumulators + s * call.slots * call.size),
-        d_keys(room.d_keys + s * call.slots * call.key_width()),
-        keys(room.keys + s * call.slots * call.width),
-        d_weights(room.d_weights),
+        dh(workspace.dh + s * call.size),
+        dc(workspace.dc + s * call.size),
+        gates(workspace.gates + s * 4 * call.size),
+        h(workspace.h + s * call.size),
+        query(workspace.query + s * call.key_width()),
+        d_query(workspace.d_query + s * call.key_width()),
+        accumulators(workspace.accumulators + s * call.slots * call.size),
+        d_keys(workspace.d_keys + s * call.slots * call.key_width()),
+        keys(workspace.keys + s * call.slots * call.width),
+        d_weights(workspace.d_weights),
         d_w(call.d_w + b * (call.width ? call.width : 2 * call.size)),
-        members(room.members + s * call.slots),
-        has_key(room.has_key + s * call.slots) {
+        members(workspace.members + s * call.slots),
+        has_key(workspace.has_key + s * call.slots) {
     const int64_t n = call.size;
     const auto begin_with = [n](const T* from, T* to) {
       from ? std::memcpy(to, from, sizeof(T) * n) : std::memset(to, 0, sizeof(T) * n);
@@ -123,7 +123,7 @@ struct SabSample {
   }
 
   // The gates and h~ of step t again, R h being in du.
-  void gates_again(int64_t t, int64_t row) {
+  void recompute_gates(int64_t t, int64_t row) {
     const int64_t at = row * 4 * call.size;
     lstm_row<T>(call, call.u + at, call.du + at, old_c(t), h, nullptr, gates);
   }
@@ -190,11 +190,11 @@ struct SabSample {
 };
 
 template <class T>
-void backward_tile(const SabBackward<T>& call, const SabBackwardRoom<T>& room, int64_t first, int count) {
+void backward_tile(const SabBackward<T>& call, const SabBackwardWorkspace<T>& workspace, int64_t first, int count) {
   const int64_t n = call.size, kw = call.key_width();
   alignas(SabSample<T>) unsigned char held[sizeof(SabSample<T>) * sab_tile];
   SabSample<T>* const samples = reinterpret_cast<SabSample<T>*>(held);
-  for (int s = 0; s < count; ++s) new (samples + s) SabSample<T>(call, room, first + s, s);
+  for (int s = 0; s < count; ++s) new (samples + s) SabSample<T>(call, workspace, first + s, s);
   int alive = 0;
   for (int64_t t = call.length(first) - 1; t >= 0; --t) {
     while (alive < count && t < call.length(first + alive)) ++alive;
@@ -203,27 +203,27 @@ void backward_tile(const SabBackward<T>& call, const SabBackwardRoom<T>& room, i
       SabSample<T>& me = samples[s];
       if (call.grad_out) add(me.dh, T(1), call.grad_out + (row + s) * 2 * n, n);
       if (const int64_t after = me.time(t) + 1; after % call.every == 0)
-        me.use_up(after / call.every, me.dh, call.d_key + (row + s) * call.width, room.through);
-      me.gates_again(t, row + s);
+        me.use_up(after / call.every, me.dh, call.d_key + (row + s) * call.width, workspace.through);
+      me.recompute_gates(t, row + s);
     }
-    if (call.width) multiply(alive, room.h, n, call.query, room.query, kw);
+    if (call.width) multiply(alive, workspace.h, n, call.query, workspace.query, kw);
     for (int s = 0; s < alive; ++s) {
       SabSample<T>& me = samples[s];
-      T* const d_context = room.through + s * n;
+      T* const d_context = workspace.through + s * n;
       std::memcpy(d_context, me.dh, sizeof(T) * n);
       if (call.grad_out) add(d_context, T(1), call.grad_out + (row + s) * 2 * n + n, n);
       me.attention(t, row + s, d_context);
     }
     if (call.width) {
-      multiply(alive, room.d_query, kw, call.query_back, room.through, n);
+      multiply(alive, workspace.d_query, kw, call.query_back, workspace.through, n);
       for (int s = 0; s < alive; ++s) {
-        add(samples[s].dh, T(1), room.through + s * n, n);
+        add(samples[s].dh, T(1), workspace.through + s * n, n);
         std::memcpy(call.d_query + (row + s) * kw, samples[s].d_query, sizeof(T) * kw);
         std::memcpy(call.provisional + (row + s) * n, samples[s].h, sizeof(T) * n);
       }
     }
     for (int s = 0; s < alive; ++s) samples[s].lstm(t, row + s);
-    multiply(alive, call.du + row * 4 * n, 4 * n, call.R_back, room.dh, n);
+    multiply(alive, call.du + row * 4 * n, 4 * n, call.R_back, workspace.dh, n);
     for (int s = 0; s < alive; ++s) {
       SabSample<T>& me = samples[s];
       const bool fresh = me.from_reset && t == me.begin;
@@ -245,17 +245,17 @@ void backward_tile(const SabBackward<T>& call, const SabBackwardRoom<T>& room, i
     std::memset(call.d_memory + me.b * call.old_slots * n, 0, sizeof(T) * call.old_slots * n);
     for (int64_t j = 0; j <= call.time[me.b] / call.every; ++j) {
       const int64_t at = me.b * call.old_slots + j;
-      me.use_up(j, call.d_memory + at * n, call.d_key + (call.first_key + at) * call.width, room.through);
+      me.use_up(j, call.d_memory + at * n, call.d_key + (call.first_key + at) * call.width, workspace.through);
     }
   }
 }
 
 template <class T>
-void backward(const SabBackward<T>& call, Range samples, Member me) {
-  const auto room = cut<SabBackwardRoom<T>>(call, me);
+void backward(const SabBackward<T>& call, Range samples, ThreadContext me) {
+  const auto workspace = lay_out<SabBackwardWorkspace<T>>(call, me);
   const int64_t last = samples.end;
   for (int64_t b = samples.begin; b < last; b += sab_tile)
-    backward_tile(call, room, b, int(smaller(sab_tile, last - b)));
+    backward_tile(call, workspace, b, int(smaller(sab_tile, last - b)));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct SabCall {
   const T* w;                          // of the query's half and of the memory's, or of the hidden layer
   const T* zeros;                      // n
   SabPacked<T> R, query, key;          // h R^T; h Wq^T, m Wm^T of the mlp
-  T* room;
+  T* workspace;
 
   int64_t key_width() const { return width ? width : 1; }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
@@ -57,7 +57,7 @@ struct SabBackward : SabCall<T> {
   int64_t first_key;                 // rows
 };
 
-// Parts are samples, which no member shares with another.
+// PartialSums are samples, which no member shares with another.
 template <class T>
 struct SabKernels {
   int64_t (*packed_size)(int64_t depth, int64_t columns);

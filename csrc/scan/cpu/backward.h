@@ -53,7 +53,7 @@ RNNKERN_INLINE void backward_block(const ScanBackward<T> p, int64_t group, int64
 }
 
 template <bool complex, bool per_step, bool needs_a, class T>
-void backward_share(const ScanBackward<T>& p, Member me) {
+void backward_share(const ScanBackward<T>& p, ThreadContext me) {
   over_blocks<T, true>(
       p.sizes, per_step && needs_a ? few_steps / 2 : few_steps, me,
       [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last) RNNKERN_INLINE_LAMBDA {
@@ -62,12 +62,12 @@ void backward_share(const ScanBackward<T>& p, Member me) {
 }
 
 template <bool complex, bool per_step, class T>
-void backward_by_need(const ScanBackward<T>& p, Member me) {
+void backward_by_need(const ScanBackward<T>& p, ThreadContext me) {
   (p.grad_a ? backward_share<complex, per_step, true, T> : backward_share<complex, per_step, false, T>)(p, me);
 }
 
 template <class T>
-void scan_backward(const ScanBackward<T>& p, Member me) {
+void scan_backward(const ScanBackward<T>& p, ThreadContext me) {
   const auto share = p.sizes.complex
                          ? p.sizes.per_step ? backward_by_need<true, true, T> : backward_by_need<true, false, T>
                      : p.sizes.per_step ? backward_by_need<false, true, T>

@@ -72,8 +72,8 @@ struct ScanRows {
 };
 
 template <class Problem>
-void run(void (*kernel)(const Problem&, Member), const Problem& problem, int64_t reals) {
-  in_team(at_most_all(1 + reals / worth_sharing), [&](Member me) { kernel(problem, me); });
+void run(void (*kernel)(const Problem&, ThreadContext), const Problem& problem, int64_t reals) {
+  in_team(at_most_all(1 + reals / worth_sharing), [&](ThreadContext me) { kernel(problem, me); });
 }
 
 inline void begin_with(const Tensor& to, const OptionalTensor& from) {

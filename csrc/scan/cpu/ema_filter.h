@@ -125,7 +125,7 @@ RNNKERN_INLINE void moments_backward_block(const MomentsBackward<T> p, int64_t g
 }
 
 template <bool squares, class T>
-void moments_forward_share(const MomentsForward<T>& p, Member me) {
+void moments_forward_share(const MomentsForward<T>& p, ThreadContext me) {
   over_blocks<T, false>(p.sizes, few_steps, me,
                         [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last)
                             RNNKERN_INLINE_LAMBDA {
@@ -134,7 +134,7 @@ void moments_forward_share(const MomentsForward<T>& p, Member me) {
 }
 
 template <bool squares, class T>
-void moments_backward_share(const MomentsBackward<T>& p, Member me) {
+void moments_backward_share(const MomentsBackward<T>& p, ThreadContext me) {
   over_blocks<T, true>(p.sizes, p.rule.every, me,
                        [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last)
                            RNNKERN_INLINE_LAMBDA {
@@ -143,12 +143,12 @@ void moments_backward_share(const MomentsBackward<T>& p, Member me) {
 }
 
 template <class T>
-void moments_forward(const MomentsForward<T>& p, Member me) {
+void moments_forward(const MomentsForward<T>& p, ThreadContext me) {
   (p.rule.squares ? moments_forward_share<true, T> : moments_forward_share<false, T>)(p, me);
 }
 
 template <class T>
-void moments_backward(const MomentsBackward<T>& p, Member me) {
+void moments_backward(const MomentsBackward<T>& p, ThreadContext me) {
   (p.rule.squares ? moments_backward_share<true, T> : moments_backward_share<false, T>)(p, me);
 }
 

@@ -35,7 +35,7 @@ RNNKERN_INLINE void forward_block(const ScanForward<T> p, int64_t group, int64_t
 }
 
 template <bool complex, bool per_step, class T>
-void forward_share(const ScanForward<T>& p, Member me) {
+void forward_share(const ScanForward<T>& p, ThreadContext me) {
   over_blocks<T, false>(p.sizes, few_steps, me,
                         [&](int64_t group, int64_t column, auto vectors, auto lanes, int64_t first, int64_t last)
                             RNNKERN_INLINE_LAMBDA {
@@ -44,7 +44,7 @@ void forward_share(const ScanForward<T>& p, Member me) {
 }
 
 template <class T>
-void scan_forward(const ScanForward<T>& p, Member me) {
+void scan_forward(const ScanForward<T>& p, ThreadContext me) {
   const auto share = p.sizes.complex ? p.sizes.per_step ? forward_share<true, true, T> : forward_share<true, false, T>
                      : p.sizes.per_step ? forward_share<false, true, T>
                                         : forward_share<false, false, T>;

@@ -49,7 +49,7 @@ struct Call : ScanRows {
   template <class T>
   MomentRule<T> rule(double mu, double s, std::optional<double> beta, double eps, int64_t every) const {
     require(0 <= every && every <= longest_piece && every % few_steps == 0, "every",
-            "must be a number of steps that the kernels have room for");
+            "must be a number of steps that the kernels have workspace for");
     return {T(mu), T(s), T(beta.value_or(0)), T(eps), squares, every ? every : longest_piece};
   }
 };
@@ -75,7 +75,7 @@ Tensors moment_filter_cpu(Tensor u, OptionalTensor v0, OptionalTensor q0, Option
     Tensors results = {y, call.new_state()};
     if (call.squares) results.push_back(call.new_state());
     const bool keeps = call.squares && every;
-    if (keeps) results.push_back(reusable(call.u, call.sizes_of_kept(every), call.wide));
+    if (keeps) results.push_back(cached_empty(call.u, call.sizes_of_kept(every), call.wide));
     if (!u.numel()) {
       begin_with(results[1], call.v0);
       if (call.squares) begin_with(results[2], call.q0);

@@ -78,10 +78,10 @@ struct MomentsBackward {
 
 template <class T>
 struct ScanKernels {
-  void (*forward)(const ScanForward<T>&, Member);
-  void (*backward)(const ScanBackward<T>&, Member);
-  void (*moments_forward)(const MomentsForward<T>&, Member);
-  void (*moments_backward)(const MomentsBackward<T>&, Member);
+  void (*forward)(const ScanForward<T>&, ThreadContext);
+  void (*backward)(const ScanBackward<T>&, ThreadContext);
+  void (*moments_forward)(const MomentsForward<T>&, ThreadContext);
+  void (*moments_backward)(const MomentsBackward<T>&, ThreadContext);
 
   // Defined by the level source, once per SIMD level.
   template <SimdLevel>

@@ -32,7 +32,7 @@ inline int64_t step_at(const ScanSizes& sizes, int64_t place) {
 // in the order of processing, `few` or all of them: `vectors`, a constant, of which the last has `lanes`. A block's
 // calls come in the order of the steps, or from the last on.
 template <class T, bool backward, class F>
-void over_blocks(const ScanSizes& sizes, int64_t few, Member me, F f) {
+void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
   using V = Vec<T>;
   constexpr int64_t line = 64 / sizeof(T);
   constexpr std::integral_constant<int, 1> one{};

@@ -1,8 +1,8 @@
 #include "relevancy/cells.h"
-#include "relevancy/cuda/attend_backward.cuh"
-#include "relevancy/cuda/attend_forward.cuh"
-#include "relevancy/cuda/cell_step.cuh"
 #include "relevancy/cuda/kernels.h"
+#include "relevancy/cuda/stepwise_attention_backward.cuh"
+#include "relevancy/cuda/stepwise_attention_forward.cuh"
+#include "relevancy/cuda/stepwise_cell.cuh"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -37,8 +37,8 @@ std::vector<const cuda::Kernel*> CellKernels<T>::all(int place) {
   return {&forward_kernel<T>(place),
           &backward_kernel<T>(place),
           &cuda::kernel<RememberKernel<T>>,
-          &cuda::kernel<AttendForwardKernel<T>>,
-          &cuda::kernel<AttendBackwardKernel<T>>,
+          &cuda::kernel<StepwiseAttentionForwardKernel<T>>,
+          &cuda::kernel<StepwiseAttentionBackwardKernel<T>>,
           &cuda::kernel<LeaveKernel<T>>,
           &cuda::kernel<PreviousKernel<T>>,
           &cuda::kernel<AddKernel<T>>,

@@ -9,12 +9,12 @@
 namespace rnnkern::cuda {
 namespace {
 
-Facts pretended{9, 0, 1, 227 * 1024, {}};
+Facts stub{9, 0, 1, 227 * 1024, {}};
 bool pretends_capture = false;
 
 void set_facts(int64_t major, int64_t minor, int64_t multiprocessors, int64_t shared_bytes, int64_t clusters_of_8,
                int64_t clusters_of_16) {
-  pretended = {int(major), int(minor), int(multiprocessors), shared_bytes, {int(clusters_of_8), int(clusters_of_16)}};
+  stub = {int(major), int(minor), int(multiprocessors), shared_bytes, {int(clusters_of_8), int(clusters_of_16)}};
 }
 
 void set_capturing(bool captures) { pretends_capture = captures; }
@@ -23,7 +23,7 @@ void set_seed_of(int64_t seed) { device::set_seed(uint64_t(seed)); }
 
 }  // namespace
 
-Facts facts_of_current(void*) { return pretended; }
+Facts facts_of_current(void*) { return stub; }
 
 bool capturing(void*) { return pretends_capture; }
 

@@ -1,7 +1,7 @@
 // Which slot of the relevant set an event takes that leaves the buffer.
 #pragma once
 
-#include "relevancy/cuda/attend_block.cuh"
+#include "relevancy/cuda/stepwise_attention_block.cuh"
 
 namespace rnnkern::relevancy {
 
@@ -23,8 +23,8 @@ RNNKERN_DEVICE int64_t screen(const int64_t* ids, const T* scores, int64_t size,
   }
   RNNKERN_UNROLL
   for (int mask = device::warp_size / 2; mask > 0; mask /= 2) {
-    const T other = far(value, mask);
-    const int64_t where = far(least, mask), open = far(empty, mask);
+    const T other = shuffle_xor_any(value, mask);
+    const int64_t where = shuffle_xor_any(least, mask), open = shuffle_xor_any(empty, mask);
     if (where != none && (least == none || other < value || (other == value && where < least))) {
       value = other;
       least = where;

@@ -1,7 +1,7 @@
 #include "relevancy/cells.h"
 #include "relevancy/cuda/kernels.h"
-#include "relevancy/cuda/sample_backward.cuh"
-#include "relevancy/cuda/sample_forward.cuh"
+#include "relevancy/cuda/per_sequence_backward.cuh"
+#include "relevancy/cuda/per_sequence_forward.cuh"
 
 namespace rnnkern::relevancy {
 namespace {
@@ -25,15 +25,15 @@ Resident of_sample(int64_t shared_bytes) {
 }  // namespace
 
 template <class W>
-Residents SampleKernels<W>::of(int place, int padded, int64_t slots, int64_t relevant_size) {
+Residents PerSequenceKernels<W>::of(int place, int padded, int64_t slots, int64_t relevant_size) {
   return visit_cell(place, [&]<class Cell>(CellType<Cell>) {
-    return SampleSizes::visit(padded, [&](auto size) {
+    return PerSequenceSizes::visit(padded, [&](auto size) {
       constexpr int P = size();
       if constexpr (has_sample<Cell, W>(P)) {
-        using Forward = SampleForwardKernel<Cell, P, W>;
-        using Backward = SampleBackwardKernel<Cell, P, W>;
+        using Forward = PerSequenceForwardKernel<Cell, P, W>;
+        using Backward = PerSequenceBackwardKernel<Cell, P, W>;
         return Residents{of_sample<Forward, P, W>(Forward::Memory::bytes(slots, relevant_size)),
-                         of_sample<Backward, P, W>(Backward::Room::bytes())};
+                         of_sample<Backward, P, W>(Backward::SharedLayout::bytes())};
       } else {
         return Residents{};
       }
@@ -43,11 +43,11 @@ Residents SampleKernels<W>::of(int place, int padded, int64_t slots, int64_t rel
 
 // The interpreter compiles this file once per type, since it compiles what the kernels do too.
 #if defined(RNNKERN_KERNELS_OF)
-template struct SampleKernels<RNNKERN_KERNELS_OF>;
+template struct PerSequenceKernels<RNNKERN_KERNELS_OF>;
 #else
-template struct SampleKernels<float>;
-template struct SampleKernels<device::bfloat16>;
-template struct SampleKernels<device::float16>;
+template struct PerSequenceKernels<float>;
+template struct PerSequenceKernels<device::bfloat16>;
+template struct PerSequenceKernels<device::float16>;
 #endif
 
 }  // namespace rnnkern::relevancy

@@ -2,15 +2,15 @@
 // from the step that forgets it back to the one that made it: nothing moves when it changes its slot.
 #pragma once
 
-#include "relevancy/cuda/attend_block.cuh"
+#include "relevancy/cuda/stepwise_attention_block.cuh"
 
 namespace rnnkern::relevancy {
 
 template <class T>
-struct AttendBackwardKernel {
-  using Problem = AttendBackward<T>;
-  static constexpr char header[] = "relevancy/cuda/attend_backward.cuh";
-  static constexpr int threads = attend_threads, least_blocks = 1;
+struct StepwiseAttentionBackwardKernel {
+  using Problem = StepwiseAttentionBackward<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
+  static constexpr int threads = stepwise_attention_threads, least_blocks = 1;
 
   // f(place, event) of each slot after step t, as in the forward.
   template <class F>
@@ -25,24 +25,24 @@ struct AttendBackwardKernel {
   }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    device::Carver carver{device::shared_memory()};
-    attend(p, Bench<T>::carve(carver), p.t, device::block());
+    device::SharedArena arena{device::shared_memory()};
+    attend(p, Scratch<T>::carve(arena), p.t, device::block());
   }
 
-  RNNKERN_DEVICE static void attend(const Problem& p, const Bench<T>& bench, int64_t t, int64_t b) {
+  RNNKERN_DEVICE static void attend(const Problem& p, const Scratch<T>& scratch, int64_t t, int64_t b) {
     using device::lane, device::thread, device::warp, device::warp_size;
-    constexpr int values = Bench<T>::values, columns = Bench<T>::columns;
+    constexpr int values = Scratch<T>::values, columns = Scratch<T>::columns;
     const History& history = p.history;
     const int64_t n = history.rows.hidden, kappa = history.members();
     const int64_t row = history.rows.offset(t) + b;
     T *const dsum = p.ds + b * n, *const query = p.query + row * n, *const dalpha = p.dalpha + b * kappa;
-    const T* alpha = p.alpha ? p.alpha + row * kappa : p.room + b * kappa;
+    const T* alpha = p.alpha ? p.alpha + row * kappa : p.shared_layout + b * kappa;
 
     for (int64_t i = thread(); i < n; i += threads) {
       dsum[i] = p.mix * (dsum[i] + (p.grad_s ? p.grad_s[row * n + i] : T(0)));
     }
     device::block_barrier();
-    each(p, t, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
+    each(p, t, b, warp(), stepwise_attention_warps, [&](int64_t place, int32_t event) {
       if (event == no_event) return;
       const T* const h = history.at(p.h, b, event);
       T sum = 0;
@@ -51,7 +51,7 @@ struct AttendBackwardKernel {
       if (lane() == 0) dalpha[place] = sum;
       if (p.alpha) return;
       const T e = score(query, false, history.at(p.keys, b, event), p.v, n, p.dot);
-      if (lane() == 0) p.room[b * kappa + place] = e;
+      if (lane() == 0) p.shared_layout[b * kappa + place] = e;
     });
     device::block_barrier();
     if (!p.alpha) {
@@ -61,20 +61,20 @@ struct AttendBackwardKernel {
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
         if (event != no_event) most = greater(most, alpha[place]);
       });
-      most = bench.max(most);
+      most = scratch.max(most);
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
-        if (event != no_event) sum += p.room[b * kappa + place] = exponential(alpha[place] - most);
+        if (event != no_event) sum += p.shared_layout[b * kappa + place] = exponential(alpha[place] - most);
       });
-      sum = bench.sum(sum);
+      sum = scratch.sum(sum);
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
-        if (event != no_event) p.room[b * kappa + place] /= sum;
+        if (event != no_event) p.shared_layout[b * kappa + place] /= sum;
       });
     }
     T mean = 0;
     each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
       if (event != no_event) mean += alpha[place] * dalpha[place];
     });
-    mean = bench.sum(mean);
+    mean = scratch.sum(mean);
     each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
       if (event != no_event) dalpha[place] = alpha[place] * (dalpha[place] - mean);
     });
@@ -82,7 +82,7 @@ struct AttendBackwardKernel {
 
     for (int64_t first = 0; first < n; first += columns) {
       T sums[2][values] = {};  // dquery, dv
-      each(p, t, b, warp(), attend_warps, [&](int64_t place, int32_t event) {
+      each(p, t, b, warp(), stepwise_attention_warps, [&](int64_t place, int32_t event) {
         if (event == no_event) return;
         const T a = alpha[place], de = dalpha[place];
         const T* const key = history.at(p.keys, b, event);
@@ -99,7 +99,7 @@ struct AttendBackwardKernel {
           sums[1][c] += de * th;
         }
       });
-      bench.over_warps(sums, first, n, [&](int64_t i, const T(&totals)[2]) {
+      scratch.over_warps(sums, first, n, [&](int64_t i, const T(&totals)[2]) {
         query[i] = totals[0];
         p.dv[b * n + i] += totals[1];
       });
@@ -112,8 +112,8 @@ struct AttendBackwardKernel {
 // One slot of the relevant set of one sample per thread, through all steps.
 struct HistoryKernel {
   using Problem = History;
-  static constexpr char header[] = "relevancy/cuda/attend_backward.cuh";
-  static constexpr int threads = attend_threads;
+  static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
+  static constexpr int threads = stepwise_attention_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int64_t index = int64_t(device::block()) * threads + device::thread();
@@ -139,8 +139,8 @@ struct HistoryKernel {
 template <class T>
 struct LeaveKernel {
   using Problem = Leave<T>;
-  static constexpr char header[] = "relevancy/cuda/attend_backward.cuh";
-  static constexpr int threads = attend_threads;
+  static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
+  static constexpr int threads = stepwise_attention_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     const History& history = p.history;

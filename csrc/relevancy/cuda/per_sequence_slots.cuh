@@ -2,32 +2,32 @@
 // order, and so need not tell each other.
 #pragma once
 
-#include "relevancy/cuda/attend_screen.cuh"
+#include "relevancy/cuda/stepwise_attention_screen.cuh"
 
 namespace rnnkern::relevancy {
 
-struct SampleSlots {
+struct PerSequenceSlots {
   int slots, relevant_size;
   float *scores, *weights, *e;  // (kappa,) each, by slot: beta, alpha, and the scores that it is made of
   int64_t* ids;                 // (kappa,)
   int32_t* where;               // (kappa,): an event never moves, slots are renamed
   int32_t* taken;               // the slot of the relevant set that was overwritten, and where the new event lies
 
-  static RNNKERN_HOST_DEVICE SampleSlots carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
-    SampleSlots made;
+  static RNNKERN_HOST_DEVICE PerSequenceSlots carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
+    PerSequenceSlots made;
     const int64_t kappa = slots + relevant_size;
     made.slots = int(slots);
     made.relevant_size = int(relevant_size);
-    for (float** x : {&made.scores, &made.weights, &made.e}) *x = carver.take<float>(kappa);
-    made.ids = carver.take<int64_t>(kappa);
-    made.where = carver.take<int32_t>(kappa);
-    made.taken = carver.take<int32_t>(2);
+    for (float** x : {&made.scores, &made.weights, &made.e}) *x = arena.alloc<float>(kappa);
+    made.ids = arena.alloc<int64_t>(kappa);
+    made.where = arena.alloc<int32_t>(kappa);
+    made.taken = arena.alloc<int32_t>(2);
     return made;
   }
 
   RNNKERN_HOST_DEVICE int members() const { return slots + relevant_size; }
 
-  // f(slot) of the buffer's and then of the relevant set's, as in attend_forward.h.
+  // f(slot) of the buffer's and then of the relevant set's, as in stepwise_attention_forward.cuh.
   template <class F>
   RNNKERN_DEVICE void each(int first, int stride, F f) const {
     for (int k = first; k < slots; k += stride) f(k);
@@ -104,7 +104,7 @@ struct SampleSlots {
       if (ids[k] >= 0) most = greater(most, e[k]);
     });
     RNNKERN_UNROLL
-    for (int mask = warp_size / 2; mask > 0; mask /= 2) most = greater(most, far(most, mask));
+    for (int mask = warp_size / 2; mask > 0; mask /= 2) most = greater(most, shuffle_xor_any(most, mask));
     each(lane, warp_size, [&](int k) {
       if (ids[k] >= 0) sum += exponential(e[k] - most);
     });
@@ -117,7 +117,7 @@ struct SampleSlots {
   }
 
   // What a call wants of a step beside h and s.
-  RNNKERN_DEVICE void tell(const SampleForward& p, int64_t row, int threads) const {
+  RNNKERN_DEVICE void tell(const PerSequenceForward& p, int64_t row, int threads) const {
     const int64_t kappa = members();
     each(device::thread(), threads, [&](int k) {
       if (p.alpha) p.alpha[row * kappa + k] = weights[k];

@@ -78,7 +78,7 @@ struct GridReader {
   }
 
   // Tries all that are missing at once, so that they come together. Cells of those beyond `count` are zero.
-  RNNKERN_DEVICE void take(int n, int count, uint32_t (&cells)[flight][2]) {
+  RNNKERN_DEVICE void receive(int n, int count, uint32_t (&cells)[flight][2]) {
     device::spin_until([&] {
       bool all = true;
       RNNKERN_UNROLL

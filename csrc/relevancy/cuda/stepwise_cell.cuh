@@ -23,7 +23,7 @@ struct Place {
 template <class T>
 struct RememberKernel {
   using Problem = Remember<T>;
-  static constexpr char header[] = "relevancy/cuda/cell_step.cuh";
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -53,7 +53,7 @@ struct RememberKernel {
 template <class Cell, class T>
 struct CellForwardKernel {
   using Problem = CellForward<T>;
-  static constexpr char header[] = "relevancy/cuda/cell_step.cuh";
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -87,7 +87,7 @@ struct CellForwardKernel {
 template <class Cell, class T>
 struct CellBackwardKernel {
   using Problem = CellBackward<T>;
-  static constexpr char header[] = "relevancy/cuda/cell_step.cuh";
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -126,7 +126,7 @@ struct CellBackwardKernel {
 template <class T>
 struct PreviousKernel {
   using Problem = Previous<T>;
-  static constexpr char header[] = "relevancy/cuda/cell_step.cuh";
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
   // One sample's row of one step per thread: without a search for the step that a packed row belongs to.
@@ -145,7 +145,7 @@ struct PreviousKernel {
 template <class T>
 struct AddKernel {
   using Problem = Add<T>;
-  static constexpr char header[] = "relevancy/cuda/cell_step.cuh";
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
   RNNKERN_DEVICE static void run(const Problem& p) {

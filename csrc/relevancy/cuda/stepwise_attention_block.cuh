@@ -8,9 +8,10 @@
 
 namespace rnnkern::relevancy {
 
-constexpr int attend_threads = 256, attend_warps = attend_threads / device::warp_size;
+constexpr int stepwise_attention_threads = 256,
+              stepwise_attention_warps = stepwise_attention_threads / device::warp_size;
 
-using device::far, device::warp_sum;
+using device::shuffle_xor_any, device::warp_sum;
 
 RNNKERN_DEVICE float exponential(float x) { return ::expf(x); }
 RNNKERN_DEVICE double exponential(double x) { return ::exp(x); }
@@ -22,38 +23,38 @@ RNNKERN_DEVICE T greater(T x, T y) {
 
 // Shared memory of the block.
 template <class T>
-struct Bench {
+struct Scratch {
   static constexpr int values = sizeof(T) == 8 ? 2 : 4, columns = values * device::warp_size;  // of a pass over columns
 
   T *of_warps, *partial;  // (warps,); (2, warps, columns)
   int64_t* taken;
 
-  static RNNKERN_HOST_DEVICE Bench carve(device::Carver& carver) {
-    Bench bench;
-    bench.of_warps = carver.take<T>(attend_warps);
-    bench.partial = carver.take<T>(2 * attend_warps * columns);
-    bench.taken = carver.take<int64_t>(1);
-    return bench;
+  static RNNKERN_HOST_DEVICE Scratch carve(device::SharedArena& arena) {
+    Scratch scratch;
+    scratch.of_warps = arena.alloc<T>(stepwise_attention_warps);
+    scratch.partial = arena.alloc<T>(2 * stepwise_attention_warps * columns);
+    scratch.taken = arena.alloc<int64_t>(1);
+    return scratch;
   }
   static int64_t bytes() {
-    device::Carver carver{nullptr};
-    carve(carver);
-    return carver.used;
+    device::SharedArena arena{nullptr};
+    carve(arena);
+    return arena.used;
   }
 
   // Over the block; every thread has it.
   RNNKERN_DEVICE T sum(T x) const {
     share(warp_sum(x));
     T all = of_warps[0];
-    for (int w = 1; w < attend_warps; ++w) all += of_warps[w];
+    for (int w = 1; w < stepwise_attention_warps; ++w) all += of_warps[w];
     return all;
   }
   RNNKERN_DEVICE T max(T x) const {
     RNNKERN_UNROLL
-    for (int mask = device::warp_size / 2; mask > 0; mask /= 2) x = greater(x, far(x, mask));
+    for (int mask = device::warp_size / 2; mask > 0; mask /= 2) x = greater(x, shuffle_xor_any(x, mask));
     share(x);
     T all = of_warps[0];
-    for (int w = 1; w < attend_warps; ++w) all = greater(all, of_warps[w]);
+    for (int w = 1; w < stepwise_attention_warps; ++w) all = greater(all, of_warps[w]);
     return all;
   }
   // The sums of so many quantities over warps, for columns first..first+columns-1 below `hidden`: f(column, totals).
@@ -64,7 +65,8 @@ struct Bench {
     for (int k = 0; k < count; ++k) {
       RNNKERN_UNROLL
       for (int c = 0; c < values; ++c) {
-        partial[(k * attend_warps + device::warp()) * columns + c * device::warp_size + device::lane()] = own[k][c];
+        partial[(k * stepwise_attention_warps + device::warp()) * columns + c * device::warp_size + device::lane()] =
+            own[k][c];
       }
     }
     device::block_barrier();
@@ -72,7 +74,8 @@ struct Bench {
       T totals[count] = {};
       RNNKERN_UNROLL
       for (int k = 0; k < count; ++k) {
-        for (int w = 0; w < attend_warps; ++w) totals[k] += partial[(k * attend_warps + w) * columns + thread()];
+        for (int w = 0; w < stepwise_attention_warps; ++w)
+          totals[k] += partial[(k * stepwise_attention_warps + w) * columns + thread()];
       }
       f(first + thread(), totals);
     }

@@ -1,45 +1,45 @@
-// All steps of one sample by one block: V, W_a and U_a on chip as sample_tile.h has it, the memory in shared memory. An
-// event never moves: slots are renamed.
+// All steps of one sample by one block: V, W_a and U_a on chip as per_sequence_tile.cuh has it, the memory in shared
+// memory. An event never moves: slots are renamed.
 #pragma once
 
-#include "relevancy/cuda/sample_slots.cuh"
-#include "relevancy/cuda/sample_tile.cuh"
+#include "relevancy/cuda/per_sequence_slots.cuh"
+#include "relevancy/cuda/per_sequence_tile.cuh"
 
 namespace rnnkern::relevancy {
 
 template <class Cell, int P, class W>
-struct SampleMemory {
-  using Whole = Weights<Cell, P, W, forward_spread<Cell::gates, P, W>>;
+struct PerSequenceMemory {
+  using Whole = Weights<Cell, P, W, forward_placement<Cell::gates, P, W>>;
 
-  SampleSlots slots;
+  PerSequenceSlots slots;
   float *values, *keys;      // (kappa, P), by where an event lies
   float *s, *h, *query, *v;  // (P,)
-  Whole::Room weights;
+  Whole::SharedLayout weights;
 
-  static RNNKERN_HOST_DEVICE SampleMemory carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
-    SampleMemory m;
+  static RNNKERN_HOST_DEVICE PerSequenceMemory carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
+    PerSequenceMemory m;
     const int64_t kappa = slots + relevant_size;
-    m.slots = SampleSlots::carve(carver, slots, relevant_size);
-    for (float** x : {&m.values, &m.keys}) *x = carver.take<float>(kappa * P);
-    for (float** x : {&m.s, &m.h, &m.query, &m.v}) *x = carver.take<float>(P);
-    m.weights = Whole::Room::carve(carver);
+    m.slots = PerSequenceSlots::carve(arena, slots, relevant_size);
+    for (float** x : {&m.values, &m.keys}) *x = arena.alloc<float>(kappa * P);
+    for (float** x : {&m.s, &m.h, &m.query, &m.v}) *x = arena.alloc<float>(P);
+    m.weights = Whole::SharedLayout::carve(arena);
     return m;
   }
   static int64_t bytes(int64_t slots, int64_t relevant_size) {
-    device::Carver carver{nullptr};
-    carve(carver, slots, relevant_size);
-    return carver.used;
+    device::SharedArena arena{nullptr};
+    carve(arena, slots, relevant_size);
+    return arena.used;
   }
 };
 
 template <class Cell, int P, class W>
-struct SampleForwardKernel {
-  using Problem = SampleForward;
-  static constexpr char header[] = "relevancy/cuda/sample_forward.cuh";
+struct PerSequenceForwardKernel {
+  using Problem = PerSequenceForward;
+  static constexpr char header[] = "relevancy/cuda/per_sequence_forward.cuh";
   using T = Tile<P, W>;
-  using Memory = SampleMemory<Cell, P, W>;
+  using Memory = PerSequenceMemory<Cell, P, W>;
   using Whole = Memory::Whole;
-  static constexpr int threads = sample_threads, least_blocks = 1;
+  static constexpr int threads = per_sequence_threads, least_blocks = 1;
 
   RNNKERN_DEVICE static void begin(const Problem& p, const Memory& memory, int64_t b, const Whole& weights) {
     const int64_t n = p.rows.hidden;
@@ -75,9 +75,9 @@ struct SampleForwardKernel {
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     using device::lane, device::thread, device::warp;
-    device::Carver carver{device::shared_memory()};
-    const auto memory = Memory::carve(carver, p.memory.slots, p.memory.relevant_size);
-    const SampleSlots& slots = memory.slots;
+    device::SharedArena arena{device::shared_memory()};
+    const auto memory = Memory::carve(arena, p.memory.slots, p.memory.relevant_size);
+    const PerSequenceSlots& slots = memory.slots;
     const Rows& rows = p.rows;
     const int64_t b = device::block(), n = rows.hidden, length = rows.length(b);
     const int i = T::unit();
@@ -136,7 +136,7 @@ struct SampleForwardKernel {
       }
       device::block_barrier();
 
-      slots.each(warp(), attend_warps, [&](int k) {
+      slots.each(warp(), stepwise_attention_warps, [&](int k) {
         if (slots.ids[k] < 0) return;
         const float e = score(memory.query, false, memory.keys + slots.where[k] * P, memory.v, P, p.dot);
         if (lane() == 0) slots.e[k] = e;

@@ -1,51 +1,51 @@
-// All steps of one sample by one block, backward: the weights on chip as sample_tile.h has it; what comes to events in
-// their rows as in attend_backward.h, which the multiprocessor's cache holds.
+// All steps of one sample by one block, backward: the weights on chip as per_sequence_tile.cuh has it; what comes to
+// events in their rows as in stepwise_attention_backward.cuh, which the multiprocessor's cache holds.
 #pragma once
 
-#include "relevancy/cuda/attend_backward.cuh"
-#include "relevancy/cuda/sample_tile.cuh"
+#include "relevancy/cuda/per_sequence_tile.cuh"
+#include "relevancy/cuda/stepwise_attention_backward.cuh"
 
 namespace rnnkern::relevancy {
 
 template <class Cell, int P, class W>
-struct SampleBackwardKernel {
-  using Problem = SampleBackward;
-  static constexpr char header[] = "relevancy/cuda/sample_backward.cuh";
+struct PerSequenceBackwardKernel {
+  using Problem = PerSequenceBackward;
+  static constexpr char header[] = "relevancy/cuda/per_sequence_backward.cuh";
   using T = Tile<P, W>;
-  using Whole = Weights<Cell, P, W, backward_spread<Cell::gates, P, W>>;
-  using Attend = AttendBackwardKernel<float>;
-  static constexpr int threads = sample_threads, least_blocks = 1;
+  using Whole = Weights<Cell, P, W, backward_placement<Cell::gates, P, W>>;
+  using Attend = StepwiseAttentionBackwardKernel<float>;
+  static constexpr int threads = per_sequence_threads, least_blocks = 1;
 
-  struct Room {
-    Bench<float> bench;
+  struct SharedLayout {
+    Scratch<float> scratch;
     float *dkey, *gates;  // (P,); (G+1, P)
-    Whole::Room weights;
+    Whole::SharedLayout weights;
 
-    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver) {
-      Room room;
-      room.bench = Bench<float>::carve(carver);
-      room.dkey = carver.take<float>(P);
-      room.gates = carver.take<float>((Cell::gates + 1) * P);
-      room.weights = Whole::Room::carve(carver);
-      return room;
+    static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena) {
+      SharedLayout shared_layout;
+      shared_layout.scratch = Scratch<float>::carve(arena);
+      shared_layout.dkey = arena.alloc<float>(P);
+      shared_layout.gates = arena.alloc<float>((Cell::gates + 1) * P);
+      shared_layout.weights = Whole::SharedLayout::carve(arena);
+      return shared_layout;
     }
     static int64_t bytes() {
-      device::Carver carver{nullptr};
-      carve(carver);
-      return carver.used;
+      device::SharedArena arena{nullptr};
+      carve(arena);
+      return arena.used;
     }
   };
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    device::Carver carver{device::shared_memory()};
-    const Room room = Room::carve(carver);
+    device::SharedArena arena{device::shared_memory()};
+    const SharedLayout shared_layout = SharedLayout::carve(arena);
     const CellBackward<float>& cell = p.cell;
     const Rows& rows = cell.rows;
     const int64_t b = device::block(), n = rows.hidden;
     const int i = T::unit();
     const bool first = T::part() == 0, mine = first && i < n;
     Whole weights;
-    weights.load(p, n, true, room.weights);
+    weights.load(p, n, true, shared_layout.weights);
     float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dc = 0;
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = i < n ? cell.params[k][i] : 0;
@@ -55,12 +55,12 @@ struct SampleBackwardKernel {
     for (int64_t t = rows.length(b); t-- > 0;) {
       const int64_t row = rows.offset(t) + b;
       const bool reset = rows.resets(t, b);
-      Attend::attend(p.attend, room.bench, t, b);
+      Attend::attend(p.attend, shared_layout.scratch, t, b);
       device::block_barrier();
-      if (first) room.dkey[i] = i < n ? p.attend.dkeys.steps[row * n + i] : 0;
+      if (first) shared_layout.dkey[i] = i < n ? p.attend.dkeys.steps[row * n + i] : 0;
       device::block_barrier();
       float old[2] = {}, next[2] = {}, save[Cell::saved + 1] = {}, grad[2] = {}, du[Cell::gates], dr[Cell::gates];
-      grad[0] = weights.key(room.dkey);
+      grad[0] = weights.key(shared_layout.dkey);
       grad[1] = dc;
       if (i < n) {
         next[0] = cell.h[row * n + i];
@@ -77,13 +77,13 @@ struct SampleBackwardKernel {
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::gates; ++g) {
           if (i < n) cell.du[(row * Cell::gates + g) * n + i] = du[g];
-          room.gates[g * P + i] = i < n ? dr[g] : 0;
+          shared_layout.gates[g * P + i] = i < n ? dr[g] : 0;
         }
-        room.gates[Cell::gates * P + i] = i < n ? cell.dquery[row * n + i] : 0;
+        shared_layout.gates[Cell::gates * P + i] = i < n ? cell.dquery[row * n + i] : 0;
       }
       device::block_barrier();
       float sums[Cell::gates + 1], sum = 0;
-      weights.multiply(sums, room.gates, P);
+      weights.multiply(sums, shared_layout.gates, P);
       RNNKERN_UNROLL
       for (const float x : sums) sum += x;
       sum = T::total(sum);

@@ -1,7 +1,7 @@
 // One step of one sample per block: its event enters the memory, one may leave it, and the state attends to the rest.
 #pragma once
 
-#include "relevancy/cuda/attend_screen.cuh"
+#include "relevancy/cuda/stepwise_attention_screen.cuh"
 
 namespace rnnkern::relevancy {
 
@@ -35,7 +35,7 @@ struct Remembered : Memory<T> {
 
   RNNKERN_DEVICE void forget() const {
     const auto clear = [&](auto* x, int64_t count, auto value) {
-      for (int64_t k = device::thread(); k < count; k += attend_threads) x[k] = value;
+      for (int64_t k = device::thread(); k < count; k += stepwise_attention_threads) x[k] = value;
     };
     clear(this->buffer, this->slots * hidden, T(0));
     clear(this->relevant, this->relevant_size * hidden, T(0));
@@ -47,13 +47,14 @@ struct Remembered : Memory<T> {
 };
 
 template <class T>
-struct AttendForwardKernel {
-  using Problem = AttendForward<T>;
-  static constexpr char header[] = "relevancy/cuda/attend_forward.cuh";
-  static constexpr int threads = attend_threads, least_blocks = 1;
+struct StepwiseAttentionForwardKernel {
+  using Problem = StepwiseAttentionForward<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_attention_forward.cuh";
+  static constexpr int threads = stepwise_attention_threads, least_blocks = 1;
 
   // Returns the slot of the relevant set that was overwritten, or -1.
-  RNNKERN_DEVICE static int64_t enter(const Problem& p, const Remembered<T>& memory, const Bench<T>& bench, int64_t b) {
+  RNNKERN_DEVICE static int64_t enter(const Problem& p, const Remembered<T>& memory, const Scratch<T>& scratch,
+                                      int64_t b) {
     using device::thread;
     const int64_t n = p.hidden, now = *memory.time, wanted = slot_of(now, memory.buffer_size);
     const int64_t slot = wanted < memory.slots ? wanted : memory.slots - 1;  // of a sound state it is below L
@@ -61,10 +62,10 @@ struct AttendForwardKernel {
       const bool leaves = memory.buffer_ids[slot] >= 0;
       const int64_t found =
           leaves ? screen(memory.ids, memory.scores, memory.relevant_size, memory.buffer_scores[slot]) : -1;
-      if (device::lane() == 0) *bench.taken = found;
+      if (device::lane() == 0) *scratch.taken = found;
     }
     device::block_barrier();
-    const int64_t taken = *bench.taken;
+    const int64_t taken = *scratch.taken;
     T *const h = memory.buffer + slot * n, *const key = memory.keys + slot * n;
     for (int64_t i = thread(); i < n; i += threads) {
       if (taken >= 0) {
@@ -88,11 +89,11 @@ struct AttendForwardKernel {
   }
 
   // Leaves alpha.
-  RNNKERN_DEVICE static void attend(const Problem& p, const Remembered<T>& memory, const Bench<T>& bench, int64_t b,
+  RNNKERN_DEVICE static void attend(const Problem& p, const Remembered<T>& memory, const Scratch<T>& scratch, int64_t b,
                                     bool reset, T* alpha) {
     using device::thread;
     const T *const query = p.r + b * p.products + p.products - p.hidden, none = -INFINITY;
-    memory.each(device::warp(), attend_warps, [&](int64_t place, int64_t id, const T*, const T* key) {
+    memory.each(device::warp(), stepwise_attention_warps, [&](int64_t place, int64_t id, const T*, const T* key) {
       if (id < 0) return;
       const T e = score(query, reset, key, p.v, p.hidden, p.dot);
       if (device::lane() == 0) alpha[place] = e;
@@ -102,11 +103,11 @@ struct AttendForwardKernel {
     memory.each(thread(), threads, [&](int64_t place, int64_t id, const T*, const T*) {
       if (id >= 0) most = greater(most, alpha[place]);
     });
-    most = bench.max(most);
+    most = scratch.max(most);
     memory.each(thread(), threads, [&](int64_t place, int64_t id, const T*, const T*) {
       sum += alpha[place] = id >= 0 ? exponential(alpha[place] - most) : T(0);
     });
-    sum = bench.sum(sum);
+    sum = scratch.sum(sum);
     memory.each(thread(), threads, [&](int64_t place, int64_t id, const T*, const T*) {
       if (id < 0) return;
       alpha[place] /= sum;
@@ -117,9 +118,9 @@ struct AttendForwardKernel {
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     using device::lane, device::thread;
-    device::Carver carver{device::shared_memory()};
-    constexpr int values = Bench<T>::values, columns = Bench<T>::columns;
-    const auto bench = Bench<T>::carve(carver);
+    device::SharedArena arena{device::shared_memory()};
+    constexpr int values = Scratch<T>::values, columns = Scratch<T>::columns;
+    const auto scratch = Scratch<T>::carve(arena);
     const int64_t b = device::block(), n = p.hidden;
     const Remembered<T> memory(p.memory, b, n);
     const bool reset = p.reset && p.reset[b];
@@ -127,12 +128,12 @@ struct AttendForwardKernel {
       memory.forget();
       device::block_barrier();
     }
-    const int64_t taken = enter(p, memory, bench, b);
+    const int64_t taken = enter(p, memory, scratch, b);
     T* const alpha = p.alpha + b * memory.members();
-    attend(p, memory, bench, b, reset, alpha);
+    attend(p, memory, scratch, b, reset, alpha);
     for (int64_t first = 0; first < n; first += columns) {
       T sum[1][values] = {};
-      memory.each(device::warp(), attend_warps, [&](int64_t place, int64_t id, const T* h, const T*) {
+      memory.each(device::warp(), stepwise_attention_warps, [&](int64_t place, int64_t id, const T* h, const T*) {
         if (id < 0) return;
         RNNKERN_UNROLL
         for (int c = 0; c < values; ++c) {
@@ -140,7 +141,7 @@ struct AttendForwardKernel {
           if (i < n) sum[0][c] += alpha[place] * h[i];
         }
       });
-      bench.over_warps(sum, first, n, [&](int64_t i, const T(&totals)[1]) {
+      scratch.over_warps(sum, first, n, [&](int64_t i, const T(&totals)[1]) {
         p.state[b * n + i] = p.s[b * n + i] = p.mix * (p.h[b * n + i] + totals[0]);
       });
     }
