@@ -81,11 +81,11 @@ Remember = of(
 )  # fmt: skip
 CellForward = of(("rows hidden", Count), ("u r params reset c h now gates cells", Pointer))
 StepwiseAttentionForward = of(
-    ("rows hidden products", Count), ("memory", Memory), ("h key r v reset given", Pointer), ("mix", Float),
+    ("rows hidden products", Count), ("memory", Memory), ("h key r v reset given", Pointer), ("combine", Float),
     ("dot", Bool), ("state s alpha ids slots", Pointer),
 )  # fmt: skip
 PerSequenceForward = of(
-    ("rows", Rows), ("memory", Memory), ("u V W_a U_a v params given", Pointer), ("mix", Float), ("dot", Bool),
+    ("rows", Rows), ("memory", Memory), ("u V W_a U_a v params given", Pointer), ("combine", Float), ("dot", Bool),
     ("packed last_s last_c h s alpha ids taken gates cells", Pointer),
 )  # fmt: skip
 Pack = of(("n", Count), ("transposed", Bool), ("V W_a U_a", Pointer), ("gates", Int), ("to", Pointer))

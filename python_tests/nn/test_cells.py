@@ -187,7 +187,7 @@ def error(f):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((I, "4"), {}), ((-1, H), {}), ((I, H), {"unknown": 1}), ((I, H, True, 0, 0, 0), {})]
+    ("args", "kwargs"), [((), {}), ((I, "4"), {}), ((-1, H), {}), ((I, H, True, 0, 0, 0), {})]
 )
 @classes
 def test_constructor_errors(cls, args, kwargs):

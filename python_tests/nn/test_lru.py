@@ -171,8 +171,8 @@ def test_wrong_arguments():
     for args, error, said in (
         ((x.float(),), TypeError, "LRU: `input` must be of the parameters' torch.float64, got torch.float32"),
         ((x[..., :2],), ValueError, r"LRU: `input` must be \(T, B, 4\)"),
-        ((x, torch.zeros(B, N, dtype=F64)), TypeError, "`h0` must be of .*complex128"),
-        ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"`h0` must be \(B, C\) = \(3, 6\)"),
+        ((x, torch.zeros(B, N, dtype=F64)), TypeError, "`state` must be of .*complex128"),
+        ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"`state` must be \(B, C\) = \(3, 6\)"),
         ((x, [1]), TypeError, "LRU: `state` must be a tensor, got list"),
         ((x, None, torch.zeros(B, T, dtype=torch.bool)), ValueError, r"LRU: `reset` must be \(T, B\) = \(9, 3\)"),
     ):

@@ -11,12 +11,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
+from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
 
 NONLINEARITIES = ("tanh", "identity")
 
 
+@with_options
 class ContinuousRNN(SingleLayer):
     r"""A recurrent network in continuous time with a stable recurrent weight.
 
@@ -36,7 +38,7 @@ class ContinuousRNN(SingleLayer):
         input_size, hidden_size: I and H.
         dt: the time of a step.
         nonlinearity: :math:`\phi`, ``"tanh"`` or ``"identity"``.
-        map, timescales: how W is kept stable and what it begins with, see
+        stable_map, timescales: how W is kept stable and what it begins with, see
             :func:`rnnkern.parametrizations.stable`; ``timescales`` are in the unit of ``dt``.
         bias: whether there is a b.
         batch_first: input and output are (B, T, .).
@@ -50,18 +52,20 @@ class ContinuousRNN(SingleLayer):
 
     Source: Wang, Li and Li 2024, eq. 3 and section 3.4.
 
-    >>> rnn = rnnkern.nn.ContinuousRNN(3, 8, dt=0.1, nonlinearity="identity", map="softplus")
+    >>> rnn = rnnkern.nn.ContinuousRNN(3, 8, dt=0.1, nonlinearity="identity", stable_map="softplus")
     >>> output, h_n = rnn(torch.randn(30, 4, 3))
     >>> output.shape, h_n.shape, bool((rnn.weight_hh_l0 < 0).all())
     (torch.Size([30, 4, 8]), torch.Size([4, 8]), True)
     """
 
     _plain: ClassVar = {
-        "dt": 0.1, "nonlinearity": "tanh", "map": "exp", "timescales": (1.0, 100.0), "bias": True, "batch_first": False,
+        "dt": 0.1, "nonlinearity": "tanh", "stable_map": "exp", "timescales": (1.0, 100.0), "bias": True,
+        "batch_first": False,
     }  # fmt: skip
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, dt: float = 0.1, nonlinearity: str = "tanh", map: str = "exp",
+        self, input_size: int, hidden_size: int, *, dt: float = 0.1, nonlinearity: str = "tanh",
+        stable_map: str = "exp",
         timescales: tuple[float, float] = (1.0, 100.0), bias: bool = True, batch_first: bool = False,
         device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
@@ -71,7 +75,8 @@ class ContinuousRNN(SingleLayer):
             raise TypeError(f"dt should be of type float, got: {type(dt).__name__}")
         if not 0 < dt < float("inf"):
             raise ValueError(f"dt must be positive, got {dt}")
-        self.dt, self.map, self.timescales, self.bias, self.batch_first = dt, map, tuple(timescales), bias, batch_first
+        self.dt, self.stable_map, self.timescales = dt, stable_map, tuple(timescales)
+        self.bias, self.batch_first = bias, batch_first
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -79,12 +84,12 @@ class ContinuousRNN(SingleLayer):
         self.weight_ih_l0 = parameter(hidden_size, input_size)
         self.weight_hh_l0 = parameter(*(hidden_size,) * (1 if nonlinearity == "identity" else 2))
         self.bias_ih_l0 = parameter(hidden_size) if bias else None
-        parametrizations.stable(self, "weight_hh_l0", map, timescales=self.timescales)
+        parametrizations.stable(self, "weight_hh_l0", stable_map, timescales=self.timescales)
         self._reset_projection()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
-        parametrizations.reset(self, "weight_hh_l0")
+        parametrizations.reset_parameters(self, "weight_hh_l0")
         self._reset_projection()
 
     def _reset_projection(self) -> None:
@@ -126,7 +131,7 @@ class ContinuousRNN(SingleLayer):
         options = {"batch_sizes": batch_sizes, "reset": reset}
         U, W, b = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0
         if self.nonlinearity == "identity":
-            factors, integrals = parametrizations.discretise(W, self.dt)
+            factors, integrals = parametrizations.zero_order_hold(W, self.dt)
             u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
             return (factors, u.to(self._dtype), *states), options
         dt = W.new_full((self.hidden_size,), self.dt)

@@ -1,8 +1,10 @@
-"""Filters of the input projection, each named after the optimiser whose step it is."""
+"""Filters of the input projection, each named after the optimizer whose step it is (Nguyen et al. 2020)."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,38 +14,40 @@ from rnnkern.nn import autocast
 from rnnkern.nn.recurrent import Recurrent, TimeFirst
 from rnnkern.ops import linear_scan, moment_filter, recurrence
 
-OPTIONS = {"momentum": ("mu", "s"), "adam": ("mu", "s", "beta"), "rmsprop": ("s", "beta"), "nag": ("s", "every")}
-STATES = {"momentum": ("v",), "adam": ("v", "q"), "rmsprop": ("q",), "nag": ()}
 
+@dataclass(frozen=True)
+class Filter:
+    """What a layer makes of its input projection u before the recurrence reads it; see docs, "Momentum"."""
 
-class Filter(NamedTuple):
-    """What the module makes of its input projection u; see docs, "Momentum"."""
+    states: ClassVar[tuple[str, ...]] = ()
+    """What it carries from step to step: the running moments v and q."""
+    linear: ClassVar[bool] = False
+    """Whether it may as well go before the projection, over I columns and not G*H."""
 
-    kind: str
-    mu: float = 0.0
-    s: float = 1.0
-    beta: float = 0.0
-    every: int = 1
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, wanted = getattr(self, field.name), int if field.type is int else (int, float)
+            if isinstance(value, bool) or not isinstance(value, wanted):
+                of = "an int" if wanted is int else "a number"
+                raise TypeError(f"{type(self).__name__}: `{field.name}` must be {of}, got {value!r}")
+            least, most = {"s": (math.ulp(0.0), math.inf), "restart_every": (1, math.inf)}.get(field.name, (0, 1))
+            if not least <= value < most:
+                limits = {"s": "positive", "restart_every": "at least 1"}.get(field.name, "in [0, 1)")
+                raise ValueError(f"{type(self).__name__}: `{field.name}` must be {limits}, got {value!r}")
 
     def __call__(
         self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
-        names = STATES[self.kind]
-        kept = [name in names for name in ("v", "q")]
+        kept = [name in self.states for name in ("v", "q")]
         before = [part.to(_wide(u)) for part in state]
         if state and kept == [False, True]:
             before = [torch.zeros_like(before[0]), *before]
         y, last = moment_filter(
-            u, before or None, mu=self.mu, s=self.s, beta=self.beta if kept[1] else None, batch_sizes=batch_sizes,
+            u, before or None, mu=self.mu, s=self.s, beta=self.beta, batch_sizes=batch_sizes,
             reset=reset, reverse=reverse,
         )  # fmt: skip
         return y, tuple(part for part, keep in zip(last, kept, strict=False) if keep)
-
-    @property
-    def linear(self) -> bool:
-        """Whether it may as well go before the projection, over I columns and not G*H."""
-        return self.kind in ("momentum", "nag")
 
     def prologue(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
@@ -58,13 +62,84 @@ class Filter(NamedTuple):
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         weight = self.s * weight
         options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-        if self.kind == "nag":
-            factors = _restarting(self.every, x, **options)
+        if isinstance(self, NAG):
+            factors = _restarting(self.restart_every, x, **options)
             before = torch.where(factors == 0, x, _step_before(x, batch_sizes, reverse))
             return (x + factors * (x - before)).to(dtype), weight, ()
         z, last = linear_scan(x.new_full(x.shape[-1:], self.mu), x, _zeros(x, batch_sizes), **options)
         with torch.autocast(x.device.type, enabled=False):
             return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
+
+
+@dataclass(frozen=True)
+class Momentum(Filter):
+    r"""Momentum: :math:`v_t = \mu v_{t-1} + s u_t` in the place of :math:`u_t`.
+
+    Args:
+        mu: in [0, 1).
+        s: positive.
+
+    Source: Nguyen et al. 2020, eq. 8.
+
+    >>> lstm = rnnkern.nn.LSTM(10, 20, filter=rnnkern.nn.filters.Momentum(0.6, 0.6))
+    """
+
+    states, linear = ("v",), True
+    mu: float
+    s: float
+    beta: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class Adam(Filter):
+    r"""Adam: :math:`v_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with v as in :class:`Momentum` and
+    :math:`q_t = \beta q_{t-1} + (1 - \beta) u_t^2`.
+
+    Args:
+        mu, beta: in [0, 1).
+        s: positive.
+
+    Source: Nguyen et al. 2020, eq. 14.
+    """
+
+    states = ("v", "q")
+    mu: float
+    s: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class RMSprop(Filter):
+    r"""RMSprop: :math:`s u_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with q as in :class:`Adam`.
+
+    Args:
+        s: positive.
+        beta: in [0, 1).
+
+    Source: Nguyen et al. 2020, eq. 16.
+    """
+
+    states = ("q",)
+    mu: ClassVar[float] = 0.0
+    s: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class NAG(Filter):
+    r"""Nesterov's accelerated gradient, restarted: :math:`y_t + \frac{k-1}{k+2} (y_t - y_{t-1})` in the place of
+    :math:`u_t`, with :math:`y_t = s u_t` and k = 1, 2, ..., ``restart_every``, 1, and so on.
+
+    Args:
+        s: positive.
+        restart_every: steps, at least 1.
+
+    Source: Nguyen et al. 2020, section 4.
+    """
+
+    linear = True
+    s: float
+    restart_every: int
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -108,18 +183,15 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
 
 
 class Filtered(Recurrent):
-    """Between :class:`Recurrent` and a module: the options ``momentum``, ``adam``, ``rmsprop`` and ``nag``."""
+    """Between :class:`Recurrent` and a module: the option ``filter``."""
 
     filter: Filter | None = None
 
-    def __init__(self, *args, momentum=None, adam=None, rmsprop=None, nag=None, **kwargs) -> None:
+    def __init__(self, *args, filter: Filter | None = None, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        given = {"momentum": momentum, "adam": adam, "rmsprop": rmsprop, "nag": nag}
-        given = {kind: values for kind, values in given.items() if values is not None}
-        if len(given) > 1:
-            raise ValueError(f"at most one of {', '.join(OPTIONS)} may be given, got {' and '.join(given)}")
-        for kind, values in given.items():
-            self.filter = _checked(kind, values)
+        if not (filter is None or isinstance(filter, Filter)):
+            raise TypeError(f"filter must be a filter of rnnkern.nn.filters, got {filter!r}")
+        self.filter = filter
 
     @property
     def _plain_states(self) -> int:
@@ -127,7 +199,7 @@ class Filtered(Recurrent):
         return 2 if self.mode == "LSTM" else 1
 
     def _check(self, input, hx, reset) -> TimeFirst:
-        kept = STATES[self.filter.kind] if self.filter else ()
+        kept = self.filter.states if self.filter else ()
         plain, filtered = self._plain_states, None
         if kept and isinstance(hx, tuple):
             if len(hx) not in (plain, plain + len(kept)):
@@ -192,22 +264,4 @@ class Filtered(Recurrent):
         return None if self.filter else super()._step(input, hx)
 
     def extra_repr(self) -> str:
-        if not self.filter:
-            return super().extra_repr()
-        values = tuple(getattr(self.filter, name) for name in OPTIONS[self.filter.kind])
-        return super().extra_repr() + f", {self.filter.kind}={values}"
-
-
-def _checked(kind: str, values: Any) -> Filter:
-    names = OPTIONS[kind]
-    wanted = f"{kind} must be ({', '.join(names)})"
-    if not isinstance(values, (tuple, list)) or len(values) != len(names):
-        raise TypeError(f"{wanted}, a tuple, got {values!r}")
-    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
-        raise TypeError(f"{wanted}, numbers, got {values!r}")
-    made = Filter(kind, **dict(zip(names, values, strict=True)))
-    if not (0 <= made.mu < 1 and made.s > 0 and 0 <= made.beta < 1 and made.every >= 1):
-        raise ValueError(f"{wanted}, mu and beta in [0, 1), s positive, every at least 1, got {values!r}")
-    if not isinstance(made.every, int):
-        raise TypeError(f"{wanted}, every of type int, got {made.every!r}")
-    return made
+        return super().extra_repr() + (f", filter={self.filter}" if self.filter else "")

@@ -1,12 +1,15 @@
 """Gated recurrent unit."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from rnnkern.nn.filters import Filter
 from rnnkern.nn.layer_norm import LayerNormed
+from rnnkern.nn.options import with_options
 
 
+@with_options
 class GRU(LayerNormed, torch.nn.GRU):
     r"""Gated recurrent unit over a sequence, in place of :class:`torch.nn.GRU`.
 
@@ -36,9 +39,11 @@ class GRU(LayerNormed, torch.nn.GRU):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
-        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
-            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
-            longer by what the filter keeps.
+        save_gates: True keeps the gates for the backward, 5 H floats per sequence and step in all; False keeps
+            H and computes the gates again there, which costs one more product with R and one with W. None is
+            True on a CPU and False on a GPU. May be set at any time.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
@@ -58,8 +63,18 @@ class GRU(LayerNormed, torch.nn.GRU):
 
     reset_gate: Literal["after", "before"] = "after"
 
-    def __init__(self, *args, reset_gate: Literal["after", "before"] = "after", **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
+        reset_gate: Literal["after", "before"] = "after", num_heads: int = 1, layer_norm: bool = False,
+        zoneout: float = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
+        filter: Filter | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
+            num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            save_gates=save_gates, filter=filter,
+        )  # fmt: skip
         if reset_gate not in ("after", "before"):
             raise ValueError(f"reset_gate must be 'after' or 'before', got {reset_gate!r}")
         if reset_gate == "before" and self.layer_norm:

@@ -28,7 +28,7 @@ class LayerNormed(Filtered):
             if layer_norm and getattr(self, name) != plain:
                 raise ValueError(f"layer_norm must be False with {name} = {getattr(self, name)}, got True")
         if layer_norm and self.filter:
-            raise ValueError(f"layer_norm must be False with {self.filter.kind}, got True")
+            raise ValueError(f"layer_norm must be False with a filter, got {self.filter}")
         self.layer_norm = layer_norm
         if layer_norm:
             for names in self._all_weights:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan
@@ -18,6 +19,7 @@ LEAST = 2.0**-24
 """How near to its ends a draw from (0, 1) comes: at an end a modulus of 1, or a phase of 0, has no logarithm."""
 
 
+@with_options
 class LRU(SingleLayer):
     r"""A linear recurrent unit: a linear recurrence with complex factors that are constant in time.
 

@@ -1,12 +1,17 @@
 """Long short-term memory."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rnnkern.nn.filters import Filter
 from rnnkern.nn.layer_norm import LayerNormed
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 
 
+@with_options
 class LSTM(LayerNormed, torch.nn.LSTM):
     r"""Long short-term memory over a sequence, in place of :class:`torch.nn.LSTM`.
 
@@ -41,9 +46,11 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
             step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
             2019); none in evaluation. What flows through c, and to R, stays.
-        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
-            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
-            longer by what the filter keeps.
+        save_gates: True keeps the gates for the backward, 6 H floats per sequence and step in all; False keeps
+            2 H and computes the gates again there, which costs one more product with R and one with W. None is
+            True on a CPU and False on a GPU. May be set at any time.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
@@ -64,8 +71,18 @@ class LSTM(LayerNormed, torch.nn.LSTM):
 
     recurrent_grad_dropout: float = 0.0
 
-    def __init__(self, *args, recurrent_grad_dropout: float = 0.0, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None,
+        dtype: torch.dtype | None = None, *, num_heads: int = 1, layer_norm: bool = False,
+        zoneout: float | tuple[float, float] = 0.0, recurrent_dropout: float = 0.0,
+        recurrent_grad_dropout: float = 0.0, save_gates: bool | None = None, filter: Filter | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device=device,
+            dtype=dtype, num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout, save_gates=save_gates, filter=filter,
+        )  # fmt: skip
         rate = recurrent_grad_dropout
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
             raise TypeError(f"recurrent_grad_dropout should be of type float, got: {type(rate).__name__}")

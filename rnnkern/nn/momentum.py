@@ -1,13 +1,16 @@
 """Networks that read their input with momentum, by name."""
 
-from typing import Any
+from typing import Unpack
 
+from rnnkern.nn.filters import Momentum
 from rnnkern.nn.lstm import LSTM
+from rnnkern.nn.options import LSTMOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 
 
+@with_options
 class MomentumRNN(RNN):
-    r"""Elman's network with momentum: :class:`RNN` with ``momentum=(mu, s)``.
+    r"""Elman's network with momentum: :class:`RNN` with ``filter=Momentum(mu, s)``.
 
     .. math::
         v_t &= \mu v_{t-1} + s \, (W x_t + b_{ih}) \\
@@ -31,14 +34,18 @@ class MomentumRNN(RNN):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]))
     """
 
+    _sets = ("filter",)
+
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6, **options: Any
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, momentum=(mu, s), **options)
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6,
+        **options: Unpack[RNNOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, filter=Momentum(mu, s), **options)
 
 
+@with_options
 class MomentumLSTM(LSTM):
-    r"""An LSTM with momentum: :class:`LSTM` with ``momentum=(mu, s)``.
+    r"""An LSTM with momentum: :class:`LSTM` with ``filter=Momentum(mu, s)``.
 
     .. math::
         v_t &= \mu v_{t-1} + s \, (W x_t + b_{ih}) \\
@@ -62,7 +69,10 @@ class MomentumLSTM(LSTM):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 80]))
     """
 
+    _sets = ("filter",)
+
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6, **options: Any
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, momentum=(mu, s), **options)
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6,
+        **options: Unpack[LSTMOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, filter=Momentum(mu, s), **options)

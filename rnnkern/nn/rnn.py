@@ -1,12 +1,16 @@
 """Elman's network."""
 
+from typing import Any
+
 import torch
 
-from rnnkern.nn.filters import Filtered
+from rnnkern.nn.filters import Filter, Filtered
+from rnnkern.nn.options import with_options
 
 NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
 
 
+@with_options
 class RNN(Filtered, torch.nn.RNN):
     r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
 
@@ -14,7 +18,7 @@ class RNN(Filtered, torch.nn.RNN):
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, filters and ``reset``. T steps, B sequences, I
+    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, ``filter`` and ``reset``. T steps, B sequences, I
     inputs, H hidden units, K heads of D = H / K units.
 
     Args:
@@ -29,9 +33,9 @@ class RNN(Filtered, torch.nn.RNN):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
-        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
-            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
-            longer by what the filter keeps.
+        save_gates: of no effect, since these cells keep nothing but h; as in LSTM and GRU.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is
@@ -47,17 +51,21 @@ class RNN(Filtered, torch.nn.RNN):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]), torch.Size([20]))
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        nonlinearity = args[3] if len(args) > 3 else kwargs.get("nonlinearity", "tanh")
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
+        dtype: torch.dtype | None = None, *, num_heads: int = 1, zoneout: float = 0.0, recurrent_dropout: float = 0.0,
+        save_gates: bool | None = None, filter: Filter | None = None,
+    ) -> None:  # fmt: skip
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
-        if nonlinearity not in ("tanh", "relu"):  # unknown to torch.nn, which is to build the rest
-            if len(args) > 3:
-                args = (*args[:3], "tanh", *args[4:])
-            else:
-                kwargs["nonlinearity"] = "tanh"
-        super().__init__(*args, **kwargs)
+        known = nonlinearity if nonlinearity == "relu" else "tanh"  # to torch.nn, which builds the rest
+        super().__init__(
+            input_size, hidden_size, num_layers, known, bias, batch_first, dropout, bidirectional, device=device,
+            dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            save_gates=save_gates, filter=filter,
+        )  # fmt: skip
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"
         if nonlinearity == "modrelu":

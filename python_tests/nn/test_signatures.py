@@ -1,0 +1,33 @@
+"""What an editor sees of a class's parameters, and what an unknown keyword is told."""
+
+import inspect
+import typing
+
+import pytest
+
+from rnnkern import nn
+from rnnkern.nn import options
+
+CLASSES = {name: getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)}
+PASSED_ON = {"RNNOptions": nn.RNN, "LSTMOptions": nn.LSTM, "RelevancyOptions": nn.RelRNN, "MemoryOptions": nn.MemLSTM}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_parameter_is_named(name):
+    parameters = inspect.signature(CLASSES[name]).parameters.values()
+    assert not [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    assert {"input_size", "hidden_size"} <= {p.name for p in parameters}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_an_unknown_keyword_is_named_with_the_class_and_the_nearest_ones(name):
+    with pytest.raises(TypeError, match=f"^{name}: unknown argument `dtypee`; did you mean `dtype`"):
+        CLASSES[name](3, 4, dtypee=None)
+    with pytest.raises(TypeError, match=f"^{name}: unknown argument `zzz`; there are input_size, hidden_size, "):
+        CLASSES[name](3, 4, zzz=None)
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_typed_options_are_parameters_of_the_base(name):
+    wanted = set(inspect.signature(PASSED_ON[name]).parameters)
+    assert set(typing.get_type_hints(getattr(options, name))) <= wanted
