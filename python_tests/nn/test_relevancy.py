@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -280,3 +281,39 @@ def test_wrong_options(cls, options, error, message):
 def test_wrong_calls(call, error, message):
     with pytest.raises(error, match=message):
         call(RelRNN(I, N))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("cls", [rnnkern.nn.RelRNN, rnnkern.nn.MemLSTM])
+def test_the_map_has_the_weights_where_the_events_are(cls, batch_first):
+    layer = cls(3, 4, batch_first=batch_first)
+    first, second = torch.randn(2, 5, 2, 3).unbind(0)
+    order = (lambda x: x.transpose(0, 1)) if batch_first else (lambda x: x)
+    _, state = layer(order(first))
+    for hx, begins in ((None, 0), (state, 5)):
+        weights, ids = map(order, layer.attention(order(second), hx))
+        alpha = order(layer.attention_map(order(second), hx))
+        assert torch.equal(order(layer.attention_map(order(second), hx, sparse=True).to_dense()), alpha)
+        for t, b in itertools.product(range(5), range(2)):
+            wanted = torch.zeros(5)
+            for weight, event in zip(weights[t, b], ids[t, b], strict=True):
+                if event >= begins:
+                    wanted[event - begins] += weight
+            assert torch.equal(alpha[t, b], wanted)
+    with pytest.raises(TypeError, match="`input` must be padded"):
+        layer.attention_map(torch.nn.utils.rnn.pack_sequence([first[:, 0]]))
+
+
+@pytest.mark.parametrize("cls", [rnnkern.nn.RelRNN, rnnkern.nn.RelLSTM, rnnkern.nn.SABLSTM])
+def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
+    layer, x = cls(3, 4), torch.randn(6, 2, 3)
+    parts = torch.randn(1 if cls is rnnkern.nn.RelRNN else 2, 1, 2, 4).unbind(0)
+    output, state = layer(x, tuple(part[0] for part in parts))
+    assert torch.equal(layer(x, parts[0] if len(parts) == 1 else parts)[0], output)
+    assert torch.equal(layer(x[:, 0], tuple(part[:, 0] for part in parts))[0], output[:, 0])
+    assert state[0].requires_grad
+    assert not any(p.requires_grad for p in state.detach() if isinstance(p, torch.Tensor))
+    wide = state.to(torch.float64)
+    assert (wide[0].dtype, wide.time.dtype, wide.to("meta").time.device.type) == (torch.float64, torch.int64, "meta")
+    rest, _ = layer(x, state)
+    assert torch.equal(layer(x[:, 1:], state.select_batch(slice(1, 2)))[0], rest[:, 1:])

@@ -211,7 +211,7 @@ def test_the_weights_of_a_recurrence_are_found_again_from_its_states(combine, al
     q, u, h, idx = (x.transpose(0, 1) for x in (before @ W_a.T, h @ U_a.T, h, memory.ids))
     out, alpha = gather_attention(q, u, h, idx, v, alignment=alignment, return_weights=True)
     torch.testing.assert_close(alpha, memory.weights.transpose(0, 1), rtol=0, atol=1e-10)
-    wanted = s.transpose(0, 1) / {"half": 0.5, "sum": 1.0}[mix] - h
+    wanted = s.transpose(0, 1) / {"half": 0.5, "sum": 1.0}[combine] - h
     torch.testing.assert_close(out, wanted, rtol=0, atol=1e-10)
 
 

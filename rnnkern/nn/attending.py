@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn.single import SingleLayer
 
@@ -19,14 +20,14 @@ class Attending(SingleLayer):
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         return (x.new_zeros(batch, self.hidden_size),) * self._states
 
-    def _run(self, input, state, reset) -> tuple[Any, Any]:
-        args, options = self._call(input, state, reset)
+    def _run(self, input, hx, reset) -> tuple[Any, Any]:
+        args, options = self._call(input, hx, reset)
         output, state = self._operator(*args, **options)
         return self._returned(input, output), self._returned_state(input, state)
 
     @torch.no_grad()
-    def _attended(self, input, state, reset) -> Any:
-        args, options = self._call(input, state, reset)
+    def _attended(self, input, hx, reset) -> Any:
+        args, options = self._call(input, hx, reset)
         _, _, memory = self._operator(*args, **options, return_memory=True)
         return type(memory)(*(self._returned(input, each) for each in memory))
 
@@ -34,3 +35,12 @@ class Attending(SingleLayer):
 def state_like(state: Any, u: Tensor) -> Any:
     """A state to begin with in the dtype of ``u``; one that a former call returned as it is."""
     return state if hasattr(state, "_fields") else tuple(part.to(u.dtype) for part in state)
+
+
+def without_layers(hx: Any, input: Tensor | PackedSequence) -> Any:
+    """A state to begin with as torch.nn has it, (1, B, H) for one layer, as the (B, H) of an operator."""
+    if hx is None or hasattr(hx, "_fields"):
+        return hx
+    rank = 1 if isinstance(input, Tensor) and input.dim() == 2 else 2
+    parts = (hx,) if isinstance(hx, Tensor) else hx
+    return tuple(part.squeeze(0) if isinstance(part, Tensor) and part.dim() > rank else part for part in parts)

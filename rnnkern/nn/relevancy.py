@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like
+from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
 from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.relevancy import CHOICES
@@ -82,7 +82,7 @@ class Relevancy(Attending):
     def forward(
         self,
         input: Tensor | PackedSequence,
-        state: RelevancyState | Sequence[Tensor] | None = None,
+        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, RelevancyState]:
         """Runs the layer over a sequence.
@@ -90,8 +90,9 @@ class Relevancy(Attending):
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            state: that a former call returned, and the two calls are one; or ``(s0,)``, for an LSTM ``(s0, c0)``, each
-                (B, n), with nothing remembered. None is zeros. In the caller's batch order; without B for (T, I).
+            hx: the state that a former call returned, and the two calls are one; or s_0, for an LSTM ``(s_0, c_0)``,
+                each (1, B, n) as in torch.nn or (B, n), with nothing remembered. None is zeros. In the caller's batch
+                order; without B for (T, I).
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true, s, c and all that is remembered are emptied before step t.
 
@@ -102,27 +103,67 @@ class Relevancy(Attending):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        return self._run(input, state, reset)
+        return self._run(input, hx, reset)
 
     def attention(
         self,
         input: Tensor | PackedSequence,
-        state: RelevancyState | Sequence[Tensor] | None = None,
+        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> RelevancyMemory:
         """What each step attends to, without gradients.
 
         Args:
-            input, state, reset: as :meth:`forward`.
+            input, hx, reset: as :meth:`forward`.
 
         Returns:
             ``weights``, like ``input`` with K columns: alpha over the slots of the buffer, then of the relevant set, 0
             for an empty slot; ``ids``, int64: the event in each slot, by the step that made it, -1 for none.
         """
-        return self._attended(input, state, reset)
+        return self._attended(input, hx, reset)
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        x, state, batch_sizes, reset = self._time_first(input, state, reset)
+    def attention_map(
+        self,
+        input: Tensor | PackedSequence,
+        hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
+        reset: Tensor | None = None,
+        sparse: bool = False,
+    ) -> Tensor:
+        """How much each step attends to each event of this call, without gradients: what a heat map shows.
+
+        Args:
+            input: (T, B, I), (B, T, I) with ``batch_first``, or (T, I).
+            hx, reset: as :meth:`forward`. Events before this call are left out.
+            sparse: return a sparse COO tensor, of at most K = ``buffer_size`` + ``relevant_size`` values a step.
+
+        Returns:
+            (T, B, T), (B, T, T) with ``batch_first``, or (T, T): alpha of the step over the events, 0 where there is
+            none.
+
+        Raises:
+            TypeError: ``input`` is packed; pad it.
+
+        >>> layer = rnnkern.nn.RelRNN(3, 8, buffer_size=4, relevant_size=2)
+        >>> alpha = layer.attention_map(torch.randn(20, 1, 3))[:, 0]
+        >>> alpha.shape, torch.allclose(alpha.sum(-1), torch.ones(20))
+        (torch.Size([20, 20]), True)
+        """
+        if isinstance(input, PackedSequence):
+            raise TypeError(f"{type(self).__name__}.attention_map: `input` must be padded, got a PackedSequence")
+        weights, ids = self.attention(input, hx, reset)
+        if isinstance(hx, RelevancyState):
+            ids = ids - (hx.time[:, None, None] if self.batch_first and input.dim() == 3 else hx.time.unsqueeze(-1))
+        there = ids >= 0
+        size = (*ids.shape[:-1], ids.shape[1 if self.batch_first and input.dim() == 3 else 0])
+        if not sparse:
+            return weights.new_zeros(size).scatter_add_(-1, ids.clamp(min=0), weights * there)
+        *at, slot = there.nonzero(as_tuple=True)
+        return torch.sparse_coo_tensor(
+            torch.stack([*at, ids[*at, slot]]), weights[*at, slot], size, check_invariants=False
+        ).coalesce()
+
+    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
+        x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
         weights = (self.weight_hh_l0, self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
         x, call = autocast.cast(

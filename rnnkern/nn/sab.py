@@ -10,7 +10,7 @@ from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.attending import Attending, state_like
+from rnnkern.nn.attending import Attending, state_like, without_layers
 from rnnkern.nn.options import with_options
 from rnnkern.ops import SABMemory, SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
@@ -98,7 +98,7 @@ class SABLSTM(Attending):
     def forward(
         self,
         input: Tensor | PackedSequence,
-        state: SABState | Sequence[Tensor] | None = None,
+        hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, SABState]:
         """Runs the layer over a sequence.
@@ -106,8 +106,8 @@ class SABLSTM(Attending):
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            state: that a former call returned, and the two calls are one; or ``(h0, c0)``, each (B, n). None is zeros.
-                In the caller's batch order; without B for (T, I).
+            hx: the state that a former call returned, and the two calls are one; or ``(h_0, c_0)``, each (1, B, n) as
+                in torch.nn or (B, n). None is zeros. In the caller's batch order; without B for (T, I).
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true a sequence begins at step t, with nothing remembered but its h of zeros.
 
@@ -118,27 +118,27 @@ class SABLSTM(Attending):
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        return self._run(input, state, reset)
+        return self._run(input, hx, reset)
 
     def attention(
         self,
         input: Tensor | PackedSequence,
-        state: SABState | Sequence[Tensor] | None = None,
+        hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> SABMemory:
         """What each step attends to, without gradients.
 
         Args:
-            input, state, reset: as :meth:`forward`.
+            input, hx, reset: as :meth:`forward`.
 
         Returns:
             ``weights``, like ``input`` with ``top_k`` columns, and ``slots``, int32, which memories they are of: 0 for
             the first h, j for that after ``j * attend_every`` steps, -1 for none.
         """
-        return self._attended(input, state, reset)
+        return self._attended(input, hx, reset)
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        x, state, batch_sizes, reset = self._time_first(input, state, reset)
+    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
+        x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
         attention = (self.weight_alignment_l0, self.weight_score_l0)
         attention = attention[attention[0] is None :]
         x, call = autocast.cast(

@@ -103,15 +103,15 @@ class SingleLayer(Layers):
 
     _operator: Callable  # of rnnkern.ops: (output, state)
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         """The operator's arguments, time first and in the order of packed rows."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def _choose(self, input: Tensor | PackedSequence, state: Any = None, reset: Tensor | None = None) -> list[Choice]:
+    def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
         """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
         recurrence."""
-        args, options = self._call(input, state, reset)
+        args, options = self._call(input, hx, reset)
         return [self._operator._choose(*args, **options)]
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rnnkern.reference import _state
 from rnnkern.reference._recurrence import CELLS
 
 RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
@@ -36,6 +37,10 @@ class RelevancyState(NamedTuple):
     """(B, ``relevant_size``) int64: which events they are."""
     time: Tensor
     """(B,) int64: steps so far; a reset does not set it back."""
+
+    detach = _state.detach
+    to = _state.to
+    select_batch = _state.select_batch
 
 
 class RelevancyMemory(NamedTuple):

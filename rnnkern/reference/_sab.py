@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rnnkern.reference import _state
 from rnnkern.reference._recurrence import CELLS
 
 ABOVE_THRESHOLD = 1e-7
@@ -28,6 +29,10 @@ class SABState(NamedTuple):
     """(B,) int64: steps of each sample's sequence so far."""
     steps: int
     """Steps so far, resets or not."""
+
+    detach = _state.detach
+    to = _state.to
+    select_batch = _state.select_batch
 
 
 class SABMemory(NamedTuple):
