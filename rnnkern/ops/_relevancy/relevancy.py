@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
+from rnnkern import reference
 from rnnkern.ops._relevancy import autograd as relevancy_autograd
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
 from rnnkern.ops.programs import told
 from rnnkern.reference import CELLS, RelevancyMemory, RelevancyState
 from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
@@ -23,6 +23,104 @@ CHOICES = {
 }
 
 
+def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params, batch_sizes,
+           reset, output) -> int:  # fmt: skip
+    """Returns T."""
+    if cell not in RELEVANCY_CELLS:
+        raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
+    _, gates, states, names, _ = CELLS[cell]
+    check_like(OP, "u", u, "u", u)
+    if u.dtype not in DTYPES:
+        raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
+    for name, choice in (("combine", combine), ("alignment", alignment), ("relevance", relevance), ("output", output)):
+        if not (isinstance(choice, Tensor) and name == "relevance") and choice not in CHOICES[name]:
+            raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
+    for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise ValueError(f"{OP}: `{name}` must be an integer from {least} on, got {size!r}")
+    groups = {"weights": (weights, ("V", "W_a", "U_a", "v")), "params": (params, names)}
+    if not isinstance(state, RelevancyState):
+        groups["state"] = (state, ("s0", "c0")[:states])
+    for name, (group, wanted) in groups.items():
+        if not isinstance(group, (tuple, list)):
+            raise TypeError(f"{OP}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
+        if len(group) != len(wanted):
+            wanted = ", ".join(wanted)
+            raise ValueError(f"{OP}: `{name}` of the cell {cell!r} must be ({wanted}), got {len(group)} tensors")
+        for k, tensor in enumerate(group):
+            check_like(OP, f"{name}[{k}]", tensor, "u", u)
+
+    if u.dim() != (3 if batch_sizes is None else 2):
+        wanted = "(T, B, G*n)" if batch_sizes is None else "(sum of batch_sizes, G*n) when `batch_sizes` is given"
+        raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
+    hidden = u.shape[-1] // gates
+    if u.shape[-1] % gates or hidden == 0:
+        raise ValueError(
+            f"{OP}: the last size of `u` must be G*n, a positive multiple of G = {gates} for the cell {cell!r}, got "
+            f"{shape_of(u)}"
+        )
+    matrices = [("V", "(G*n, n)", (gates * hidden, hidden)), ("W_a", "(n, n)", (hidden,) * 2),
+                ("U_a", "(n, n)", (hidden,) * 2), ("v", "(n,)", (hidden,))]  # fmt: skip
+    for k, (name, symbols, sizes) in enumerate(matrices):
+        check_shape(OP, f"weights[{k}]", weights[k], f"{name}, {symbols}", sizes)
+    for k, name in enumerate(names):
+        check_shape(OP, f"params[{k}]", params[k], f"{name}, (n,)", (hidden,))
+    s0 = state[0]
+    batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
+    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
+    if isinstance(state, RelevancyState):
+        _check_state(state, u, states, batch, hidden, buffer_size, relevant_size)
+    else:
+        for k, tensor in enumerate(state):
+            check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
+    if reset is not None:
+        check_reset(OP, reset, u, steps, batch)
+    if isinstance(relevance, Tensor):
+        check_like(OP, "relevance", relevance, "u", u)
+        check_shape(OP, "relevance", relevance, "(T, B)", (steps, batch))
+    return steps
+
+
+def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) -> None:
+    if (state.c is None) != (states == 1):
+        raise ValueError(f"{OP}: `state` must {'be without' if states == 1 else 'have'} c for this cell")
+    like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
+    slots = state.buffer.shape[1] if isinstance(state.buffer, Tensor) and state.buffer.dim() == 3 else 0
+    if slots > buffer_size:
+        raise ValueError(f"{OP}: `state.buffer` has {slots} slots, more than `buffer_size` = {buffer_size}")
+    number = torch.empty(0, dtype=torch.int64, device=u.device)
+    wanted = {
+        "s": ("(B, n)", (batch, hidden)), "c": ("(B, n)", (batch, hidden)),
+        "buffer": ("(B, L, n)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
+        "buffer_ids": ("(B, L)", (batch, slots)),
+        "relevant": ("(B, relevant_size, n)", (batch, relevant_size, hidden)),
+        "scores": ("(B, relevant_size)", (batch, relevant_size)), "ids": ("(B, relevant_size)", (batch, relevant_size)),
+        "time": ("(B,)", (batch,)),
+    }  # fmt: skip
+    for name, (symbols, sizes) in wanted.items():
+        tensor = getattr(state, name)
+        if name == "c" and tensor is None:
+            continue
+        integer = name in ("buffer_ids", "ids", "time")
+        check_like(OP, f"state.{name}", tensor, "an index" if integer else "u", number if integer else like)
+        check_shape(OP, f"state.{name}", tensor, symbols, sizes)
+
+
+def _choose(cell: str, u: Tensor) -> Choice:
+    return choose(OP, {"cuda": cuda_refusal(u), "cpu": cpu_refusal(u)})
+
+
+def _explain(cell, u, state, buffer_size, relevant_size, batch_sizes) -> Choice:
+    steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+    sizes = (steps, *state[0].shape, buffer_size, relevant_size)
+    return told(
+        _choose(cell, u), u.device, u.dtype,
+        lambda dtype, facts, _: torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts),
+        lambda plan: f"{plan['forward']}, backward {plan['backward']}, for {plan['reason']}",
+    )  # fmt: skip
+
+
+@operator(_check, _explain)
 def relevancy_recurrence(
     cell: str,
     u: Tensor,
@@ -117,118 +215,5 @@ def relevancy_recurrence(
     return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
 
 
-def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table."""
-    cpu = cuda = None if _extension.available else _extension.reason
-    if u.device.type != "cpu":
-        cpu = f"the tensors are on {u.device}"
-    if u.device.type != "cuda":
-        cuda = f"the tensors are on {u.device}"
-    elif cuda is None:
-        cuda = _extension.cuda_refusal(u.device)
-    return choose(OP, {"cuda": cuda, "cpu": cpu})
-
-
-def _choose_checked(
-    cell, u, weights, state, *, buffer_size, relevant_size, combine="half", alignment="additive", relevance="attention",
-    params=(), batch_sizes=None, reset=None, output="h", return_memory=False,
-) -> Choice:  # fmt: skip
-    steps = _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params,
-                   batch_sizes, reset, output)  # fmt: skip
-    batch, hidden = state[0].shape
-    sizes = (steps, batch, hidden, buffer_size, relevant_size)
-    return told(
-        _choose(cell, u), u.device, u.dtype,
-        lambda dtype, facts, _: torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts),
-        lambda plan: f"{plan['forward']}, backward {plan['backward']}, for {plan['reason']}",
-    )  # fmt: skip
-
-
-relevancy_recurrence._choose = _choose_checked
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params, batch_sizes,
-           reset, output) -> int:  # fmt: skip
-    """Returns T."""
-    if cell not in RELEVANCY_CELLS:
-        raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
-    _, gates, states, names, _ = CELLS[cell]
-    check_like(OP, "u", u, "u", u)
-    if u.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
-    for name, choice in (("combine", combine), ("alignment", alignment), ("relevance", relevance), ("output", output)):
-        if not (isinstance(choice, Tensor) and name == "relevance") and choice not in CHOICES[name]:
-            raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
-    for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < least:
-            raise ValueError(f"{OP}: `{name}` must be an integer from {least} on, got {size!r}")
-    groups = {"weights": (weights, ("V", "W_a", "U_a", "v")), "params": (params, names)}
-    if not isinstance(state, RelevancyState):
-        groups["state"] = (state, ("s0", "c0")[:states])
-    for name, (group, wanted) in groups.items():
-        if not isinstance(group, (tuple, list)):
-            raise TypeError(f"{OP}: `{name}` must be a tuple of tensors, got {type(group).__name__}")
-        if len(group) != len(wanted):
-            wanted = ", ".join(wanted)
-            raise ValueError(f"{OP}: `{name}` of the cell {cell!r} must be ({wanted}), got {len(group)} tensors")
-        for k, tensor in enumerate(group):
-            check_like(OP, f"{name}[{k}]", tensor, "u", u)
-
-    if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, G*n)" if batch_sizes is None else "(sum of batch_sizes, G*n) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
-    hidden = u.shape[-1] // gates
-    if u.shape[-1] % gates or hidden == 0:
-        raise ValueError(
-            f"{OP}: the last size of `u` must be G*n, a positive multiple of G = {gates} for the cell {cell!r}, got "
-            f"{shape_of(u)}"
-        )
-    matrices = [("V", "(G*n, n)", (gates * hidden, hidden)), ("W_a", "(n, n)", (hidden,) * 2),
-                ("U_a", "(n, n)", (hidden,) * 2), ("v", "(n,)", (hidden,))]  # fmt: skip
-    for k, (name, symbols, sizes) in enumerate(matrices):
-        check_shape(OP, f"weights[{k}]", weights[k], f"{name}, {symbols}", sizes)
-    for k, name in enumerate(names):
-        check_shape(OP, f"params[{k}]", params[k], f"{name}, (n,)", (hidden,))
-    s0 = state[0]
-    batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
-    steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
-    if isinstance(state, RelevancyState):
-        _check_state(state, u, states, batch, hidden, buffer_size, relevant_size)
-    else:
-        for k, tensor in enumerate(state):
-            check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
-    if reset is not None:
-        check_reset(OP, reset, u, steps, batch)
-    if isinstance(relevance, Tensor):
-        check_like(OP, "relevance", relevance, "u", u)
-        check_shape(OP, "relevance", relevance, "(T, B)", (steps, batch))
-    return steps
-
-
-def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) -> None:
-    if (state.c is None) != (states == 1):
-        raise ValueError(f"{OP}: `state` must {'be without' if states == 1 else 'have'} c for this cell")
-    like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
-    slots = state.buffer.shape[1] if isinstance(state.buffer, Tensor) and state.buffer.dim() == 3 else 0
-    if slots > buffer_size:
-        raise ValueError(f"{OP}: `state.buffer` has {slots} slots, more than `buffer_size` = {buffer_size}")
-    number = torch.empty(0, dtype=torch.int64, device=u.device)
-    wanted = {
-        "s": ("(B, n)", (batch, hidden)), "c": ("(B, n)", (batch, hidden)),
-        "buffer": ("(B, L, n)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
-        "buffer_ids": ("(B, L)", (batch, slots)),
-        "relevant": ("(B, relevant_size, n)", (batch, relevant_size, hidden)),
-        "scores": ("(B, relevant_size)", (batch, relevant_size)), "ids": ("(B, relevant_size)", (batch, relevant_size)),
-        "time": ("(B,)", (batch,)),
-    }  # fmt: skip
-    for name, (symbols, sizes) in wanted.items():
-        tensor = getattr(state, name)
-        if name == "c" and tensor is None:
-            continue
-        integer = name in ("buffer_ids", "ids", "time")
-        check_like(OP, f"state.{name}", tensor, "an index" if integer else "u", number if integer else like)
-        check_shape(OP, f"state.{name}", tensor, symbols, sizes)
