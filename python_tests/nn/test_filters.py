@@ -11,18 +11,19 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import rnnkern
 from rnnkern import reference
 from rnnkern.nn import GRU, LSTM, RNN, ExpRNN, MomentumLSTM, MomentumRNN
+from rnnkern.nn.filters import NAG, Adam, Momentum, RMSprop
 from rnnkern.ops._scan.moment_filter import EPS
 
 T, B, I, H = 9, 3, 4, 6  # noqa: E741
 F64 = torch.float64
-GIVEN = {"momentum": (0.6, 0.5), "adam": (0.6, 0.5, 0.9), "rmsprop": (0.5, 0.9), "nag": (0.5, 4)}
+GIVEN = {"momentum": Momentum(0.6, 0.5), "adam": Adam(0.6, 0.5, 0.9), "rmsprop": RMSprop(0.5, 0.9), "nag": NAG(0.5, 4)}
 kinds = pytest.mark.parametrize("kind", GIVEN)
 CLASSES = {"momentum": LSTM, "adam": GRU, "rmsprop": ExpRNN, "nag": RNN}
 """Each filter on another module: what they share does not ask which."""
 
 
 def made(kind, cls=None, **options):
-    return (cls or CLASSES[kind])(I, H, **{"dtype": F64, kind: GIVEN[kind]} | options)
+    return (cls or CLASSES[kind])(I, H, dtype=F64, filter=GIVEN[kind], **options)
 
 
 def filtered(kind, u):
@@ -142,7 +143,7 @@ def test_momentum_does_not_enter_the_gradient_through_h():
 
 def test_the_slope_at_zero_is_ten_times_the_step():
     """The published 1e-16 under the root makes it 6e7 of s = 0.6."""
-    module = RNN(1, 1, nonlinearity="identity", bias=False, adam=(0.6, 0.6, 0.9), dtype=F64)
+    module = RNN(1, 1, nonlinearity="identity", bias=False, filter=Adam(0.6, 0.6, 0.9), dtype=F64)
     module.weight_ih_l0.data.fill_(1)
     x = torch.zeros(1, 1, 1, dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(module(x)[0].sum(), x)
@@ -160,14 +161,14 @@ def test_sizes_of_nothing(kind, shape):
 def test_what_equals_what():
     x = torch.randn(T, B, I, dtype=F64)
     for cls, first, second in (
-        (LSTM, {}, {"momentum": (0.0, 1.0)}),
-        (GRU, {"rmsprop": (0.5, 0.9)}, {"adam": (0.0, 0.5, 0.9)}),
-        (RNN, {"momentum": (0.0, 0.5)}, {"nag": (0.5, 1)}),
+        (LSTM, None, Momentum(0.0, 1.0)),
+        (GRU, RMSprop(0.5, 0.9), Adam(0.0, 0.5, 0.9)),
+        (RNN, Momentum(0.0, 0.5), NAG(0.5, 1)),
     ):
-        one, other = (cls(I, H, dtype=F64, **options) for options in (first, second))
+        one, other = (cls(I, H, dtype=F64, filter=filter) for filter in (first, second))
         other.load_state_dict(one.state_dict())
         torch.testing.assert_close(one(x)[0], other(x)[0])
-    one, other = MomentumLSTM(I, H, mu=0.3, s=0.9, dtype=F64), LSTM(I, H, momentum=(0.3, 0.9), dtype=F64)
+    one, other = MomentumLSTM(I, H, mu=0.3, s=0.9, dtype=F64), LSTM(I, H, filter=Momentum(0.3, 0.9), dtype=F64)
     other.load_state_dict(one.state_dict())
     torch.testing.assert_close(one(x), other(x))
 
@@ -183,7 +184,7 @@ def test_what_equals_what():
 )
 def test_other_options_stay(options):
     """In training, at one seed, a filter that does nothing changes nothing."""
-    plain, module = LSTM(I, H, dtype=F64, **options), LSTM(I, H, dtype=F64, momentum=(0.0, 1.0), **options)
+    plain, module = LSTM(I, H, dtype=F64, **options), LSTM(I, H, dtype=F64, filter=Momentum(0.0, 1.0), **options)
     module.load_state_dict(plain.state_dict())
     results = []
     for each in (plain, module):
@@ -208,27 +209,29 @@ def test_copies_compiler_autocast_and_explain():
         torch.testing.assert_close(each.float(), wanted, rtol=0.02, atol=0.01)
     (choice,) = rnnkern.ops.explain(module, x)
     assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")
-    assert rnnkern.restore(RNN(I, H, nag=(1.0, 3))).left[0].reason.startswith("torch.nn has no filter=")
-    assert str(module) == "rnnkern.nn.MomentumLSTM(4, 6, momentum=(0.6, 0.6))"
+    assert rnnkern.restore(RNN(I, H, filter=NAG(1.0, 3))).left[0].reason.startswith("torch.nn has no filter=")
+    assert str(module) == "rnnkern.nn.MomentumLSTM(4, 6, filter=Momentum(mu=0.6, s=0.6))"
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("made", "error", "said"),
     [
-        ({"momentum": 0.9}, TypeError, r"momentum must be \(mu, s\), a tuple, got 0.9"),
-        ({"adam": (0.9, 1)}, TypeError, r"adam must be \(mu, s, beta\), a tuple"),
-        ({"momentum": (0.9, "s")}, TypeError, "numbers, got"),
-        ({"nag": (1.0, 2.5)}, TypeError, "every of type int, got 2.5"),
-        ({"momentum": (1.0, 1.0)}, ValueError, r"mu and beta in \[0, 1\)"),
-        ({"rmsprop": (0.0, 0.9)}, ValueError, "s positive"),
-        ({"nag": (1.0, 0)}, ValueError, "every at least 1"),
-        ({"nag": (1.0, 2), "momentum": (0.9, 1)}, ValueError, "at most one of .* got momentum and nag"),
-        ({"momentum": (0.9, 1.0), "layer_norm": True}, ValueError, "layer_norm must be False with momentum, got True"),
+        (lambda: Momentum(0.9, "s"), TypeError, "Momentum: `s` must be a number, got 's'"),
+        (lambda: NAG(1.0, 2.5), TypeError, "NAG: `restart_every` must be an int, got 2.5"),
+        (lambda: Momentum(1.0, 1.0), ValueError, r"Momentum: `mu` must be in \[0, 1\), got 1.0"),
+        (lambda: RMSprop(0.0, 0.9), ValueError, "RMSprop: `s` must be positive, got 0.0"),
+        (lambda: NAG(1.0, 0), ValueError, "NAG: `restart_every` must be positive, got 0"),
+        (lambda: LSTM(I, H, filter=(0.9, 1.0)), TypeError, r"filter must be .* such as Momentum.*, got \(0.9, 1.0\)"),
+        (
+            lambda: LSTM(I, H, filter=Momentum(0.9, 1.0), layer_norm=True),
+            ValueError,
+            r"layer_norm must be False with filter = Momentum\(mu=0.9, s=1.0\), got True",
+        ),
     ],
 )
-def test_wrong_options(options, error, said):
+def test_wrong_filters(made, error, said):
     with pytest.raises(error, match=said):
-        LSTM(I, H, **options)
+        made()
 
 
 def test_wrong_states():

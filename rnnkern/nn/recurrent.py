@@ -71,7 +71,6 @@ class Recurrent(RNNBase):
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
     save_gates: bool | None = None
-    """As in :func:`rnnkern.ops.recurrence`; may be set at any time."""
     _cell: str  # of rnnkern.ops.recurrence
 
     def __init__(
@@ -80,9 +79,13 @@ class Recurrent(RNNBase):
         num_heads: int = 1,
         zoneout: float | tuple[float, float] = 0.0,
         recurrent_dropout: float = 0.0,
+        save_gates: bool | None = None,
         **kwargs,
     ) -> None:
         super().__init__(*args, **kwargs)
+        if not (save_gates is None or isinstance(save_gates, bool)):
+            raise TypeError(f"save_gates should be of type bool or None, got: {type(save_gates).__name__}")
+        self.save_gates = save_gates
         self.zoneout = self._rates("zoneout", zoneout, 2 if self.mode == "LSTM" else 1)
         self.recurrent_dropout = self._rates("recurrent_dropout", recurrent_dropout)
         if not isinstance(num_heads, int) or isinstance(num_heads, bool):
@@ -332,6 +335,6 @@ class Recurrent(RNNBase):
         return spelled(self)
 
     def extra_repr(self) -> str:
-        own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0}
+        own = {"num_heads": 1, "zoneout": 0.0, "recurrent_dropout": 0.0, "save_gates": None}
         given = (f", {name}={getattr(self, name)}" for name, plain in own.items() if getattr(self, name) != plain)
         return super().extra_repr() + "".join(given)

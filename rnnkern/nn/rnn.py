@@ -1,12 +1,17 @@
 """Elman's network."""
 
+from typing import Any
+
 import torch
 
-from rnnkern.nn.filters import Filtered
+from rnnkern.nn.filtered import Filtered
+from rnnkern.nn.filters import Filter
+from rnnkern.nn.options import with_all_options
 
 NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
 
 
+@with_all_options
 class RNN(Filtered, torch.nn.RNN):
     r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
 
@@ -14,7 +19,7 @@ class RNN(Filtered, torch.nn.RNN):
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, filters and ``reset``. T steps, B sequences, I
+    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, ``filter`` and ``reset``. T steps, B sequences, I
     inputs, H hidden units, K heads of D = H / K units.
 
     Args:
@@ -29,13 +34,15 @@ class RNN(Filtered, torch.nn.RNN):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
-        momentum, adam, rmsprop, nag: at most one filter of the input projection, ``(mu, s)``, ``(mu, s, beta)``,
-            ``(s, beta)`` or ``(s, every)``; see docs, "Momentum" (Nguyen et al. 2020). The state that is returned is
-            longer by what the filter keeps.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
+            et al. 2020). The state that is returned is longer by what the filter keeps.
+        save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
+            False on a GPU. h alone is kept in either case: no cell of an RNN has gates.
+            Also an attribute, which may be set at any time.
 
     Raises:
         ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is
-            not in [0, 1).
+            not in [0, 1); an option is unknown or of a wrong type.
         As torch.nn: every other wrong argument.
 
     Source: Elman 1990; modReLU Arjovsky et al. 2016, eq. 8, for a real state.
@@ -47,17 +54,21 @@ class RNN(Filtered, torch.nn.RNN):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]), torch.Size([20]))
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        nonlinearity = args[3] if len(args) > 3 else kwargs.get("nonlinearity", "tanh")
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
+        dtype: torch.dtype | None = None, *, num_heads: int = 1, zoneout: float = 0.0, recurrent_dropout: float = 0.0,
+        filter: Filter | None = None, save_gates: bool | None = None,
+    ) -> None:  # fmt: skip
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
-        if nonlinearity not in ("tanh", "relu"):  # unknown to torch.nn, which is to build the rest
-            if len(args) > 3:
-                args = (*args[:3], "tanh", *args[4:])
-            else:
-                kwargs["nonlinearity"] = "tanh"
-        super().__init__(*args, **kwargs)
+        # torch.nn builds the rest and knows two nonlinearities.
+        super().__init__(
+            input_size, hidden_size, num_layers, nonlinearity if nonlinearity == "relu" else "tanh", bias, batch_first,
+            dropout, bidirectional, device=device, dtype=dtype, num_heads=num_heads, zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout, filter=filter, save_gates=save_gates,
+        )  # fmt: skip
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"
         if nonlinearity == "modrelu":
