@@ -102,7 +102,7 @@ def restore(model: Module) -> Report:
 
     So a model can be scripted, exported to ONNX, or loaded where rnnkern is not. A layer that was rnnkern's from the
     beginning goes too, unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``,
-    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
+    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, a filter.
 
     Args:
         model: as for :func:`replace`.

@@ -180,10 +180,10 @@ def test_wrong_arguments():
             module(*args)
 
 
-@pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.to(torch.cfloat)])
+@pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.to(torch.bfloat16)])
 def test_a_dtype_that_is_not_supported_is_refused_before_it_is_there(convert):
     lru = LRU(2, 3)
-    with pytest.raises(TypeError, match="LRU supports float32 and float64, got torch."):
+    with pytest.raises(TypeError, match=r"LRU supports float32 and float64, got torch\."):
         convert(torch.nn.Sequential(lru))
     assert {p.dtype for p in lru.parameters()} == {torch.float32}
     assert lru.double().to("meta").nu_log.dtype == torch.float64

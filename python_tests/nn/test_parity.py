@@ -207,7 +207,6 @@ def error(f):
 @pytest.mark.parametrize(
     ("classes", "args", "kwargs"),
     [
-        (("RNN", "LSTM", "GRU"), (), {}),
         (("RNN", "LSTM", "GRU"), (I, H), {"dropout": 2}),
         (("RNN", "LSTM", "GRU"), (I, H), {"dropout": True}),
         (("RNN", "LSTM", "GRU"), (I, H), {"dropout": 0.5}),  # a warning
@@ -218,11 +217,8 @@ def error(f):
         (("RNN", "LSTM", "GRU"), (I, 0), {}),
         (("RNN", "LSTM", "GRU"), (I, "4"), {}),
         (("RNN", "LSTM", "GRU"), (I, H, 0), {}),
-        (("RNN", "LSTM", "GRU"), (I, H), {"unknown": 1}),
-        (("RNN", "GRU"), (I, H), {"proj_size": 2}),
         (("LSTM",), (I, H), {"proj_size": -1}),
         (("LSTM",), (I, H), {"proj_size": H}),
-        (("RNN",), (I, H, 1, "tanh"), {"nonlinearity": "relu"}),
     ],
 )
 def test_constructor_errors(classes, args, kwargs):

@@ -49,7 +49,7 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
             et al. 2020). The state that is returned is longer by what the filter keeps.
         save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
-            False on a GPU. True keeps 6*H values per row and layer, False 2*H; with ``layer_norm`` 10*H and 2*H. False
+            False on a GPU. True keeps 6*H values per row and layer, False 2*H; with ``layer_norm`` 14*H and 10*H. False
             costs one more product each with W and R, a fifth to a quarter of the time of forward and backward.
             Also an attribute, which may be set at any time.
 
