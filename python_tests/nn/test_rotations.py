@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import rnnkern
 from rnnkern import _extension
 from rnnkern.nn import EURNN, UnitaryRNN
+from rnnkern.nn.filters import Momentum
 from rnnkern.ops._orthogonal.givens_recurrence import pays
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
@@ -101,7 +102,7 @@ def test_what_it_does_not_serve_takes_the_matrix():
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x)[0].dtype == torch.bfloat16
     assert module.bfloat16()(x.bfloat16())[0].dtype == torch.bfloat16
-    for options in ({"num_heads": 2}, {"nonlinearity": "tanh"}, {"zoneout": 0.1}, {"momentum": (0.5, 0.5)}):
+    for options in ({"num_heads": 2}, {"nonlinearity": "tanh"}, {"zoneout": 0.1}, {"filter": Momentum(0.5, 0.5)}):
         EURNN(I, H, **options)(x)
         with pytest.raises(ValueError, match="EURNN: layers inside the recurrence have no "):
             EURNN(I, H, inside=True, **options)

@@ -7,6 +7,7 @@ import torch
 from torch.func import functional_call, grad, jacrev, jvp, stack_module_state, vmap
 
 import rnnkern.nn
+from rnnkern.nn.filters import Adam
 from rnnkern.testing import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -96,7 +97,7 @@ def test_gradients_per_sample(cls, options):
     [
         ("LSTM", {"layer_norm": True, "num_layers": 2, "bidirectional": True}),
         ("GRU", {"layer_norm": True, "bias": False}),
-        ("LSTM", {"adam": (0.6, 0.6, 0.99)}),
+        ("LSTM", {"filter": Adam(0.6, 0.6, 0.99)}),
         ("UnitaryRNN", {}),
     ],
     ids=["LSTM", "GRU", "filter", "unitary"],

@@ -78,7 +78,7 @@ class Momentum(Filter):
         TypeError: a value is no number.
         ValueError: a value is out of its range.
 
-    Source: Nguyen et al. 2020, eq. 8.
+    Source: Nguyen et al. 2020.
 
     >>> from rnnkern.nn.filters import Momentum
     >>> lstm = rnnkern.nn.LSTM(10, 20, filter=Momentum(mu=0.6, s=1.0))
@@ -116,7 +116,7 @@ class Adam(Filter):
         TypeError: a value is no number.
         ValueError: a value is out of its range.
 
-    Source: Nguyen et al. 2020, section 3.
+    Source: Nguyen et al. 2020.
 
     >>> from rnnkern.nn.filters import Adam
     >>> output, (h_n, v_n, q_n) = rnnkern.nn.GRU(10, 20, filter=Adam(0.6, 0.6, 0.99))(torch.randn(4, 3, 10))
@@ -143,7 +143,7 @@ class RMSprop(Filter):
         TypeError: a value is no number.
         ValueError: a value is out of its range.
 
-    Source: Nguyen et al. 2020, section 3.
+    Source: Nguyen et al. 2020.
 
     >>> from rnnkern.nn.filters import RMSprop
     >>> output, (h_n, q_n) = rnnkern.nn.RNN(10, 20, filter=RMSprop(0.6, beta=0.9))(torch.randn(4, 3, 10))
@@ -171,7 +171,7 @@ class NAG(Filter):
         TypeError: ``s`` is no number or ``restart_every`` no int.
         ValueError: a value is not positive.
 
-    Source: Nguyen et al. 2020, section 3; their code extrapolates R h too.
+    Source: Nguyen et al. 2020; their code extrapolates R h too.
 
     >>> from rnnkern.nn.filters import NAG
     >>> output, h_n = rnnkern.nn.RNN(10, 20, filter=NAG(0.6, restart_every=10))(torch.randn(4, 3, 10))

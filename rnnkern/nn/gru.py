@@ -42,10 +42,10 @@ class GRU(LayerNormed, torch.nn.GRU):
         filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
             et al. 2020). The state that is returned is longer by what the filter keeps.
         save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
-            False on a GPU. True keeps 5*H values per row and layer (4*H with the reset gate before the product),
-            False H; with ``layer_norm`` 10*H and 7*H. False costs one more product each with W and R, about a fifth of the time
-            of forward and backward.
-            Also an attribute, which may be set at any time.
+            False on a GPU. True keeps 5*H floats per row and layer (4*H with the reset gate before the product),
+            False H; with ``layer_norm`` 10*H and 7*H. False costs one more product each with W and R: 1.20 times
+            the time of forward and backward (CPU, T, B, H = 100, 32, 100). Also an attribute, which may be set at any
+            time.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not

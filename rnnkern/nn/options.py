@@ -3,11 +3,13 @@
 import difflib
 import functools
 import inspect
-from typing import Any, TypedDict, get_args
+from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
 
 from rnnkern.nn.filters import Filter
+
+Class = TypeVar("Class", bound=type)
 
 
 class LayerOptions(TypedDict, total=False):
@@ -32,7 +34,7 @@ class RNNOptions(LayerOptions, total=False):
     filter: Filter | None
 
 
-def with_all_options(cls: type) -> type:
+def with_all_options(cls: Class) -> Class:
     """Decorates a class, whose ``__init__`` may end with ``**options: Unpack[...]`` for its base.
 
     Its signature, as ``help()`` and notebooks show it, lists those options with the base's defaults in the place of
