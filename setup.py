@@ -73,7 +73,7 @@ def ninja_lines(torch, levels):
     yield f"rule cpp\n command = {compile}\n description = $in $extra\n depfile = $out.d\n deps = gcc"
     objects = []
     for source in sources:
-        narrow, by_level = "f16" in source, re.search("(?<!simd)_level", source)
+        narrow, by_level = "f16" in source, "/cpu/" in source and "level" in source
         for level in levels if by_level else [None]:
             if level == "avx512_bf16" and "bf16" not in source:
                 continue

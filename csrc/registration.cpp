@@ -6,8 +6,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/build_info.h"
+#include "common/caching_allocator.h"
 #include "common/counters.h"
-#include "common/reuse.h"
 #include "common/simd_level.h"
 #include "cuda/modules.h"
 #include "cuda/plans.h"
@@ -76,7 +76,8 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
   m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
-  // Matrix products and triangular solutions, all of them ATen's: rnnkern/ops/_orthogonal/householder_autograd.py has the kernels.
+  // Matrix products and triangular solutions, all of them ATen's: rnnkern/ops/_orthogonal/householder.py has the
+  // kernels.
   m.def("householder_product(Tensor V, bool training) -> Tensor[]");
   m.def("householder_product_backward(Tensor grad, Tensor V, Tensor W, Tensor S, Tensor norm) -> Tensor");
   m.def("givens_product(Tensor angles, Tensor x, bool columns, bool butterfly) -> Tensor");

@@ -41,14 +41,14 @@ def both(run: Callable[..., tuple[Tensor, Tensor]], inputs: Mapping[str, Tensor]
     return {"h": h.detach()} | {f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def by_matrix(W: Tensor, u: Tensor, h0: Tensor, modrelu_bias: Tensor) -> tuple[Tensor, Tensor]:
-    h, (last,) = ops.recurrence("modrelu", u, W, (h0,), params=(modrelu_bias,))
+def by_matrix(W: Tensor, u: Tensor, state: Tensor, modrelu_bias: Tensor) -> tuple[Tensor, Tensor]:
+    h, (last,) = ops.recurrence("modrelu", u, W, (state,), params=(modrelu_bias,))
     return h, last
 
 
 def with_matrix(inputs: Mapping[str, Tensor], W: Tensor, upstream: Tensor) -> Values:
     """The gradient of W is computed, and compared with nothing: angles have one, which is not W's."""
-    values = both(by_matrix, {"W": W} | {name: inputs[name] for name in ("u", "h0", "modrelu_bias")}, upstream)
+    values = both(by_matrix, {"W": W} | {name: inputs[name] for name in ("u", "state", "modrelu_bias")}, upstream)
     return {name: value for name, value in values.items() if name != "grad of W"}
 
 
@@ -63,7 +63,7 @@ def build(sizes: tuple[int, ...], style: str, dtype: torch.dtype, device: torch.
     drawn = {
         "u": torch.randn(steps, batch, size, dtype=dtype),
         "angles": torch.randn(layers, size // 2, dtype=dtype),
-        "h0": torch.randn(batch, size, dtype=dtype),
+        "state": torch.randn(batch, size, dtype=dtype),
         "modrelu_bias": 0.02 * torch.rand(size, dtype=dtype) - 0.01,
     }
     inputs = {name: x.to(device) for name, x in drawn.items()}

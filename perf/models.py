@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, ModuleList, init
 
 import rnnkern.nn
-from rnnkern.parametrizations import Orthogonal, SingularBand
+from rnnkern.parametrizations import Orthogonal, SpectralMargin
 
 
 class Network(Module):
@@ -69,7 +69,7 @@ def size(network: Module) -> int:
     are read."""
     triangles = set()
     for found in network.modules():
-        if isinstance(found, (Orthogonal, SingularBand)):
+        if isinstance(found, (Orthogonal, SpectralMargin)):
             triangles |= {id(p) for p in found.originals if p.shape[-2:] == (p.shape[-1],) * 2}
 
     def count(p: Tensor) -> int:
@@ -141,20 +141,20 @@ MODELS: dict[str, Build] = {
     "rnnkern.SpectralRNN": made(rnnkern.nn.SpectralRNN),
     "rnnkern.GORU": made(rnnkern.nn.GORU),
     "rnnkern.UnitaryRNN": made(rnnkern.nn.UnitaryRNN),
-    "rnnkern.UnitaryRNN-givens": made(rnnkern.nn.UnitaryRNN, map="givens", rotation_layers=8),
-    "rnnkern.UnitaryRNN-free": made(rnnkern.nn.UnitaryRNN, map="free"),
+    "rnnkern.UnitaryRNN-givens": made(rnnkern.nn.UnitaryRNN, unitary_map="givens", rotation_layers=8),
+    "rnnkern.UnitaryRNN-free": made(rnnkern.nn.UnitaryRNN, unitary_map="free"),
     "rnnkern.RelRNN": made(rnnkern.nn.RelRNN),
     "rnnkern.RelRNN-modrelu": made(rnnkern.nn.RelRNN, nonlinearity="modrelu"),
-    "rnnkern.RelRNN-sum": made(rnnkern.nn.RelRNN, mix="sum"),
-    "rnnkern.RelRNN-random": made(rnnkern.nn.RelRNN, screening="random"),
+    "rnnkern.RelRNN-sum": made(rnnkern.nn.RelRNN, combine="sum"),
+    "rnnkern.RelRNN-random": made(rnnkern.nn.RelRNN, relevance="random"),
     "rnnkern.MemRNN": made(rnnkern.nn.MemRNN),
     "rnnkern.RelLSTM": made(rnnkern.nn.RelLSTM),
     "rnnkern.SABLSTM": made(rnnkern.nn.SABLSTM),
     "rnnkern.MomentumLSTM": made(rnnkern.nn.MomentumLSTM, forget_little, s=1.0),
     "rnnkern.LRU": made(DeepLRU),
-    "rnnkern.ContinuousRNN": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map="softplus"),
+    "rnnkern.ContinuousRNN": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, stable_map="softplus"),
     **{
-        f"rnnkern.ContinuousRNN-{map}": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, map=map)
+        f"rnnkern.ContinuousRNN-{map}": made(rnnkern.nn.ContinuousRNN, nonlinearity="identity", dt=1.0, stable_map=map)
         for map in ("inverse", "exp", "direct")
     },
     "torch.RNN": made(torch.nn.RNN),

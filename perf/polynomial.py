@@ -54,7 +54,7 @@ def exponentials(size: int) -> tuple[Tensor, Tensor]:
 def fitted(map: str, size: int) -> Readout:
     """A linear network in continuous time with that memory, its recurrent weight by a map of ``stable``."""
     rates, c = exponentials(size)
-    rnn = ContinuousRNN(1, size, dt=DT, nonlinearity="identity", map=map, bias=False, dtype=torch.float64)
+    rnn = ContinuousRNN(1, size, dt=DT, nonlinearity="identity", stable_map=map, bias=False, dtype=torch.float64)
     rnn.weight_hh_l0 = rates
     with torch.no_grad():
         rnn.weight_ih_l0.copy_((rates * DT / torch.expm1(rates * DT))[:, None])  # an impulse counts as one in time

@@ -22,8 +22,8 @@ def cached_keys(
     relevant_size: int,
     params: Sequence[Tensor] = (),
 ) -> Tensor:
-    """h; ``mix="half"``, additive alignment and screening by attention. The strong form: no loop over samples, the key
-    of an event is computed once, and the products with V and W_a are one."""
+    """h; ``combine="half"``, additive alignment and screening by attention. The strong form: no loop over samples, the
+    key of an event is computed once, and the products with V and W_a are one."""
     V, W_a, U_a, v = weights
     s, *c = state
     batch, hidden = s.shape

@@ -317,13 +317,18 @@ class Own(NamedTuple):
     rate: float
     orthogonal: float | None = None  # rate of orthogonal and unitary parameters; a tenth of the other if None
     delta: float = 0.0  # of the penalty on the moduli of a Schur form
-    t_decay: float = 0.0  # of its triangle
+    triangular_weight_decay: float = 0.0  # of its triangle
     init: str | None = None  # of the recurrent weight
     soft: float = 0.0  # of the penalty on V^T V - I of a free weight V
 
     def __str__(self) -> str:
         """All that is not left as it was."""
-        shown = {"orthogonal": self.orthogonal, "delta": self.delta, "T decay": self.t_decay, "init": self.init}
+        shown = {
+            "orthogonal": self.orthogonal,
+            "delta": self.delta,
+            "T decay": self.triangular_weight_decay,
+            "init": self.init,
+        }
         shown["soft"] = self.soft
         return ", ".join([str(self.rate), *(f"{name} {value}" for name, value in shown.items() if value)])
 
@@ -368,7 +373,7 @@ TASKS = {
         Settings(None, 100, 128, "Adam", 5e-3, 1.0, 450, None),
         own={
             "rnnkern.ExpRNN": Own(5e-3, init="cayley"),
-            "rnnkern.NonNormalRNN": Own(5e-3, delta=0.15, t_decay=1e-4, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(5e-3, delta=0.15, triangular_weight_decay=1e-4, init="cayley"),
         }
         | dict.fromkeys(CONTINUOUS, Own(1e-2)),
     ),
@@ -377,7 +382,7 @@ TASKS = {
         Settings(100, 32, 128, "Adam", 1e-2, 1.0, 500, 100_000),
         own={
             "rnnkern.ExpRNN": Own(1e-2, init="cayley"),
-            "rnnkern.NonNormalRNN": Own(1e-2, delta=1.0, t_decay=1e-4, init="cayley"),
+            "rnnkern.NonNormalRNN": Own(1e-2, delta=1.0, triangular_weight_decay=1e-4, init="cayley"),
         },
     ),
     "mnist": Kind(

@@ -47,7 +47,9 @@ class Training:
         rnn = MODELS[model](task.inputs, settings.hidden, **{"init": own.init} if own.init else {})
         self.task, self.settings, self.device = task, settings, device
         self.network = Network(rnn, settings.hidden, task.outputs, task.each_step).to(device)
-        groups = rnnkern.optim.param_groups(self.network, own.rate, own.orthogonal, t_decay=own.t_decay)
+        groups = rnnkern.optim.param_groups(
+            self.network, own.rate, own.orthogonal, triangular_weight_decay=own.triangular_weight_decay
+        )
         unitary = [p for p in self.network.parameters() if p.is_complex()]  # which need steps of their own
         for group in groups:
             group["params"] = [p for p in group["params"] if not p.is_complex()]

@@ -143,30 +143,30 @@ def faults_of_private_torch(root: Path) -> list[str]:
 
 
 def room_of(path: str) -> str:
-    """A folder of csrc, or what a family has for CUDA."""
+    """A folder of csrc, or a family's half for a CPU or for CUDA."""
     first, *rest = path.split("/")
-    return f"{first}/cuda" if rest[:-1] == ["cuda"] else first
+    return f"{first}/{rest[0]}" if rest[:-1] in (["cpu"], ["cuda"]) else first
 
 
 def faults_of_includes(root: Path) -> list[str]:
-    """Cells see cells, common itself, cpu those and device, cuda common and device, a family its own folder, these but
-    cuda, and within its cuda/ these but cpu; the interpreter and the registration see everything. PyTorch's headers are
-    for common, the registration and one header of cuda; CUDA's for nobody: the library is built without a toolkit. The
-    compiler of kernels has of the standard library what device/standard has. What vectors are used in comes after a
-    level's `#pragma GCC target`: of the standard library it takes what was included before, since a function that is
-    first compiled there may be what all others get."""
+    """Cells see cells, common itself, cpu those and device, cuda common and device, a family its own folder, cells,
+    common and device, its halves the family and cpu or cuda besides; the interpreter and the registration see
+    everything. PyTorch's headers are for common, the registration and one header of cuda; CUDA's for nobody: the
+    library is built without a toolkit. The compiler of kernels has of the standard library what device/standard has.
+    What vectors are used in comes after a level's `#pragma GCC target`: of the standard library it takes what was
+    included before, since a function that is first compiled there may be what all others get."""
     faults = []
     files = {path.relative_to(root / "csrc"): path.read_text() for path in sorted((root / "csrc").rglob("*.*"))}
     standard = {path.name for path in (root / "csrc/device/standard").iterdir()}
-    shared = {"cells", "common", "cpu", "device"}
-    below = {"cells": {"cells"}, "common": {"common"}, "cpu": shared, "device": {"device"}}
+    shared = {"cells", "common", "device"}
+    below = {"cells": {"cells"}, "common": {"common"}, "cpu": {"cpu", *shared}, "device": {"device"}}
     below["cuda"] = {"common", "cuda", "device"}
     before_target = set(re.findall("#include <.*>", files[Path("cpu/level_includes.h")]))
     below["interpreter"] = below["registration.cpp"] = {room_of(place.as_posix()) for place in files}
     for place, text in files.items():
         room = room_of(place.as_posix())
-        family, _, for_cuda = room.partition("/")
-        seen = below.get(room, {family, *shared} if not for_cuda else {family, room, "cuda", *shared - {"cpu"}})
+        family, _, half = room.partition("/")
+        seen = below.get(room, {family, room, half, *shared})
         for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
             on_host = (room, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
             if not on_host and room_of(included) not in seen:
@@ -187,7 +187,7 @@ def faults_of_includes(root: Path) -> list[str]:
     return faults
 
 
-ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu_*.h", "relevancy/gather_*.h", "relevancy/sab_*.h", "cuda/*.*h",
+ALONE = ("cells/*.h", "common/*.h", "cpu/*.h", "*/cpu/*.h", "cuda/*.*h",
          "*/cuda/*.*h")  # fmt: skip
 HEADERS = {path.relative_to(ROOT / "csrc").as_posix() for names in ALONE for path in (ROOT / "csrc").glob(names)}
 HEADERS -= {"recurrence/cuda/measured_table.h"}
@@ -283,22 +283,22 @@ def test_the_house_stands_as_it_was_drawn(rule):
         (faults_of_imports, "rnnkern/nn/lstm.py", "f = torch.ops.rnnkern.recurrence", "uses torch.ops"),
         (faults_of_includes, "csrc/cells/gru.h", '#include "common/simd.h"', "'common/simd.h', which is not below it"),
         (faults_of_includes, "csrc/common/team.h", '#include "recurrence/problem.h"', "not below it"),
-        (faults_of_includes, "csrc/cpu/gemm.h", '#include "relevancy/problem.h"', "not below it"),
+        (faults_of_includes, "csrc/cpu/gemm.h", '#include "relevancy/cpu/problem.h"', "not below it"),
         (faults_of_includes, "csrc/cpu/gemm.h", "#include <vector>", "<vector>, which cpu/level_includes.h has not"),
         (faults_of_includes, "csrc/device/device.h", '#include "interpreter/fibers.h"', "not below it"),
         (faults_of_includes, "csrc/cells/gru.h", "#include <vector>", "cells take <cmath> and <cstdint> alone"),
-        (faults_of_includes, "csrc/recurrence/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
+        (faults_of_includes, "csrc/scan/cpu/linear_scan.cpp", "#include <torch/csrc/stable/ops.h>", "are for common"),
         (faults_of_includes, "csrc/recurrence/problem.h", "#include <cuda_runtime.h>", "CUDA's headers"),
         (faults_of_includes, "csrc/recurrence/cuda/plan.cpp", "#include <cuda.h>", "CUDA's headers"),
         (faults_of_includes, "csrc/recurrence/cuda/step.cuh", "#include <vector>", "which device/standard has not"),
         (faults_of_includes, "csrc/recurrence/cuda/plan.cpp", '#include "cpu/gemm.h"', "not below it"),
-        (faults_of_includes, "csrc/recurrence/cpu.cpp", '#include "recurrence/cuda/plan.h"', "not below it"),
-        (faults_of_includes, "csrc/recurrence/cpu.cpp", '#include "cuda/kernel.h"', "not below it"),
+        (faults_of_includes, "csrc/recurrence/cpu/recurrence.cpp", '#include "recurrence/cuda/plan.h"', "not below it"),
+        (faults_of_includes, "csrc/recurrence/cpu/recurrence.cpp", '#include "cuda/kernel.h"', "not below it"),
         (faults_of_includes, "csrc/cuda/kernel.h", '#include "recurrence/problem.h"', "not below it"),
         (faults_of_private_torch, "rnnkern/nn/rnn.py", "if torch._C.is_tracing:\n    pass", "uses torch._C"),
         (faults_of_private_torch, "rnnkern/ops/checks.py", "from torch._dynamo import config", "torch._dynamo"),
         (faults_of_private_torch, "rnnkern/ops/checks.py", "reset._dynamo_marked_constant = True", "which is private"),
-        (faults_of_mutexes, "csrc/recurrence/cpu.cpp", "std::mutex mutex;", "names std::mutex"),
+        (faults_of_mutexes, "csrc/recurrence/cpu/recurrence.cpp", "std::mutex mutex;", "names std::mutex"),
     ],
     ids=lambda x: x if isinstance(x, str) and len(x) < 99 else "",
 )

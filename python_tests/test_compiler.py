@@ -199,7 +199,7 @@ def test_a_changed_header_makes_another_key(name, headers):
     assert key_of(OTHER) != before
 
 
-@pytest.mark.parametrize("name", ["relevancy/cuda/problem.h", "recurrence/cuda/grid_tile.cuh", "cpu/team.h"])
+@pytest.mark.parametrize("name", ["relevancy/cuda/problem.h", "recurrence/cuda/grid_tile.cuh", "common/team.h"])
 def test_a_header_that_is_not_included_does_not(name, headers):
     before = key_of(OTHER)
     if (headers / name).exists():
@@ -212,7 +212,7 @@ PROGRAMS = (
     ("recurrence/cuda/cluster_backward.cuh", "ClusterBackwardKernel<rnnkern::Tanh, rnnkern::device::float16, 256>"),
     ("recurrence/cuda/grid_forward.cuh", "GridForwardKernel<rnnkern::ModRelu, float>"),
     ("recurrence/cuda/step_normalised.cuh", "NormalisedStepForwardKernel<rnnkern::GruLayerNorm, float, true>"),
-    ("relevancy/cuda/sample_forward.cuh", "relevancy::SampleForwardKernel<rnnkern::Tanh, 64, float>"),
+    ("relevancy/cuda/per_sequence_forward.cuh", "relevancy::PerSequenceForwardKernel<rnnkern::Tanh, 64, float>"),
     ("orthogonal/cuda/givens_backward.cuh", "givens::BackwardKernel<double, 2, 2>"),
 )
 

@@ -16,7 +16,7 @@ def names_of(model, groups):
 def test_every_parameter_stands_in_one_group():
     model = torch.nn.ModuleDict({"a": ExpRNN(2, 4), "b": NonNormalRNN(4, 4), "c": torch.nn.Linear(4, 4)})
     model["again"] = model["c"]
-    others, skew, strict = param_groups(model, 1e-3, weight_decay=0.1, t_decay=1e-4)
+    others, skew, strict = param_groups(model, 1e-3, weight_decay=0.1, triangular_weight_decay=1e-4)
     weight = "parametrizations.weight_hh_l0.original"
     assert names_of(model, [skew, strict]) == [[f"a.{weight}", f"b.{weight}0"], [f"b.{weight}3"]]
     assert len(others["params"]) == 8
@@ -52,7 +52,7 @@ def test_the_decay_of_t_is_its_own():
     with torch.no_grad():
         for p in rnn.parameters():
             p.fill_(1)
-    optimiser = torch.optim.SGD(param_groups(rnn, 1.0, t_decay=0.25))
+    optimiser = torch.optim.SGD(param_groups(rnn, 1.0, triangular_weight_decay=0.25))
     for p in rnn.parameters():
         p.grad = torch.zeros_like(p)
     optimiser.step()
@@ -63,7 +63,7 @@ def test_the_decay_of_t_is_its_own():
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module, got list"):
         param_groups([], 1e-3)
-    for name in ("lr", "orthogonal_lr", "weight_decay", "t_decay"):
+    for name in ("lr", "orthogonal_lr", "weight_decay", "triangular_weight_decay"):
         with pytest.raises(ValueError, match=f"`{name}` must not be negative, got -1"):
             param_groups(rnnkern.nn.ExpRNN(2, 4), **{"lr": 1.0, "orthogonal_lr": 1.0, name: -1})
 

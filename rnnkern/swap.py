@@ -18,7 +18,7 @@ from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
 from rnnkern.nn.recurrent import Recurrent
 from rnnkern.ops import Choice
-from rnnkern.ops._recurrence.recurrence import DTYPES
+from rnnkern.ops._recurrence.checks import DTYPES
 
 NAMES = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 OURS: dict[type[Module], type[Module]] = {getattr(torch.nn, name): getattr(nn, name) for name in NAMES}
@@ -102,7 +102,7 @@ def restore(model: Module) -> Report:
 
     So a model can be scripted, exported to ONNX, or loaded where rnnkern is not. A layer that was rnnkern's from the
     beginning goes too, unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``,
-    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, a filter.
+    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
 
     Args:
         model: as for :func:`replace`.

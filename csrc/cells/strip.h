@@ -1,5 +1,5 @@
 // The contract between the engine (recurrence/cpu_*.h) and the equations of a cell: functions over a strip, units
-// begin..end-1 of one sequence at one step. A cell of cells/list.h fills it through recurrence/cpu_cell.h; any library
+// begin..end-1 of one sequence at one step. A cell of cells/list.h fills it through recurrence/cpu/cell.h; any library
 // may, without torch. Pointers are to unit 0 of the sequence's row; value g of several (a gate, something saved) is H
 // elements after value g - 1. T is float or double.
 #pragma once
@@ -19,7 +19,7 @@ struct CellNumbers {
   // Values that the equations themselves save: where R h is normalised, it is the last of what is saved.
   constexpr int own_saved() const { return saved - (normalised ? recurrent : 0); }
   // Elements of room that a normalised row takes, forward and backward.
-  constexpr int64_t room_size(int64_t hidden) const { return normalised ? (recurrent + 2) * hidden : 0; }
+  constexpr int64_t workspace_size(int64_t hidden) const { return normalised ? (recurrent + 2) * hidden : 0; }
 };
 
 template <class T>
@@ -36,7 +36,7 @@ struct ForwardStrip {
   T* operand;  // of the second product
   // Where R h is normalised a strip is a whole row, and R h the last of `saved`:
   const T* bias;  // (recurrent * H,), or null
-  T* room;        // room_size()
+  T* workspace;   // workspace_size()
 };
 
 template <class T>
@@ -56,7 +56,7 @@ struct BackwardStrip {
   const T* doperand;        // the gradient of the second product's operand
   T* operand;               // of the second product, or what W_hr multiplies: given again
   const T* bias;            // as in ForwardStrip
-  T* room;
+  T* workspace;
   bool mixed;  // next[1] is not what a norm saw, but that after zoneout
 };
 

@@ -60,12 +60,12 @@ struct Range {
 };
 
 // One thread's place in its team. The size is of those who came, which may be fewer than were asked for.
-struct Member {
+struct ThreadContext {
   int rank, size;
-  Barrier* barrier;
+  Barrier* of_team;
 
-  void meet() const {
-    if (size > 1) barrier->wait(size);
+  void barrier() const {
+    if (size > 1) of_team->wait(size);
   }
   // Its part of so many.
   Range share(int64_t all) const { return {all * rank / size, all * (rank + 1) / size}; }
@@ -74,15 +74,15 @@ struct Member {
 // What runs a problem, shared out among a team, and the elements of room that the team takes.
 template <class Problem>
 struct Kernel {
-  void (*run)(const Problem&, Member);
-  int64_t (*room)(const Problem&, int team);
+  void (*run)(const Problem&, ThreadContext);
+  int64_t (*workspace)(const Problem&, int team);
 };
 
 // The same of parts begin..end-1 of a problem, which do not depend on one another.
 template <class Problem>
 struct KernelOfParts {
-  void (*run)(const Problem&, Range parts, Member);
-  int64_t (*room)(const Problem&, int team);
+  void (*run)(const Problem&, Range parts, ThreadContext);
+  int64_t (*workspace)(const Problem&, int team);
 };
 
 // How many of a team take one of two problems: of an odd number the first has one more.
@@ -93,11 +93,11 @@ inline int half_size(int team, int half) { return (team + 1 - half) / 2; }
 template <class F>
 void in_halves(int rank, int team, Barrier (&barriers)[2], F f) {
   if (team == 1) {
-    for (int half = 0; half < 2; ++half) f(half, Member{0, 1, &barriers[half]});
+    for (int half = 0; half < 2; ++half) f(half, ThreadContext{0, 1, &barriers[half]});
     return;
   }
   const int first = half_size(team, 0), half = rank >= first;
-  f(half, Member{rank - half * first, half_size(team, half), &barriers[half]});
+  f(half, ThreadContext{rank - half * first, half_size(team, half), &barriers[half]});
 }
 
 }  // namespace rnnkern

@@ -16,19 +16,19 @@ namespace {
 // Whether rows of F are multiplied as they are stored, in pairs.
 #if RNNKERN_BFLOAT16_DOTS
 template <class F>
-constexpr bool dots = std::is_same_v<F, device::bfloat16>;
+constexpr bool has_bf16_dot = std::is_same_v<F, device::bfloat16>;
 #else
 template <class F>
-constexpr bool dots = false;
+constexpr bool has_bf16_dot = false;
 #endif
 
 // Elements of a row that one instruction takes.
 template <class F>
-constexpr int k_pack = dots<F> ? 2 : 1;
+constexpr int k_pack = has_bf16_dot<F> ? 2 : 1;
 
 // The form in which rows stored as S go into products.
 template <class S>
-using Factor = std::conditional_t<dots<S>, S, Arithmetic<S>>;
+using OperandT = std::conditional_t<has_bf16_dot<S>, S, Arithmetic<S>>;
 
 // Two bfloat16 a lane, the first in the low half.
 struct Pairs {
@@ -69,7 +69,7 @@ RNNKERN_INLINE Bits low_halves(const device::bfloat16* p, int64_t lanes) { retur
 // The first elements of a row of weights, in the order of lanes: of pairs, two for each.
 template <class F, class T>
 RNNKERN_INLINE Vec<T> load_factors(const T* p, int64_t elements) {
-  if constexpr (dots<F>) {
+  if constexpr (has_bf16_dot<F>) {
     F both[2 * Vec<T>::width];
     store(Vec<T>::load(p, elements), both, Vec<T>::width);
     store(Vec<T>::load(p + Vec<T>::width, elements - Vec<T>::width), both + Vec<T>::width, Vec<T>::width);

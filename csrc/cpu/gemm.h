@@ -65,20 +65,21 @@ struct ProductTile {
                   T* out) {
     using V = Vec<T>;
     RegisterTile<F, Rows, Vectors> tile;
-    tile.each([&](int, int j, V& sum) RNNKERN_INLINE_LAMBDA { sum = dots<F> ? V(0) : V::load(init + j * V::width); });
+    tile.each([&](int, int j, V& sum)
+                  RNNKERN_INLINE_LAMBDA { sum = has_bf16_dot<F> ? V(0) : V::load(init + j * V::width); });
     for (int64_t s = 0; s < segments; ++s) {
       int64_t k = s * stride;
       const int64_t end = k + length;
       for (; k <= end - k_pack<F>; k += k_pack<F>, w += tile.columns)
         tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast(a[i] + k); }, w);
-      if constexpr (dots<F>) {
+      if constexpr (has_bf16_dot<F>) {
         if (k == end) continue;
         tile.add([&](int i) RNNKERN_INLINE_LAMBDA { return broadcast_first(a[i] + k); }, w);
         w += tile.columns;
       }
     }
     tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA {
-      if (dots<F>) sum = sum + V::load(init + j * V::width);
+      if (has_bf16_dot<F>) sum = sum + V::load(init + j * V::width);
       sum.store(out + (i * Vectors + j) * V::width);
     });
   }

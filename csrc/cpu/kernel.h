@@ -5,5 +5,5 @@
 
 #include "common/simd.h"
 #include "common/simd_math.h"
-#include "cpu/room.h"
 #include "cpu/vectors.h"
+#include "cpu/workspace.h"

@@ -29,8 +29,9 @@ class WeightGradient {
   using V = Vec<T>;
 
  public:
-  // `sums` is (K, G*U, padded C), zero at the start; `room` is room_size() elements.
-  WeightGradient(const WeightSizes& sizes, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums, T* room)
+  // `sums` is (K, G*U, padded C), zero at the start; `workspace` is workspace_size() elements.
+  WeightGradient(const WeightSizes& sizes, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums,
+                 T* workspace)
       : sizes_(sizes),
         columns_(padded<T>(sizes.columns)),
         first_gate_(first_gate),
@@ -38,10 +39,10 @@ class WeightGradient {
         unit0_(unit0),
         unit1_(unit1),
         sums_(sums),
-        operand_(room) {}
+        operand_(workspace) {}
 
-  static int64_t room_size(const WeightSizes& sizes) {
-    return operand_size(sizes) + (dots<F> ? block_rows / 2 * pairs_stride(sizes) : 0);
+  static int64_t workspace_size(const WeightSizes& sizes) {
+    return operand_size(sizes) + (has_bf16_dot<F> ? block_rows / 2 * pairs_stride(sizes) : 0);
   }
 
   // So many rows come before they are flushed: blocks of like size.
@@ -55,7 +56,7 @@ class WeightGradient {
   void add(const F* dr, const S* operand) {
     const int row = count_ / k_pack<F>;
     const bool second = count_ % k_pack<F>;
-    if constexpr (dots<F>) {
+    if constexpr (has_bf16_dot<F>) {
       T* const pairs = operand_ + operand_size(sizes_) + row * pairs_stride(sizes_);
       for (int g = first_gate_; g < first_gate_ + gates_; ++g)
         for (int64_t unit = unit0_; unit < unit1_; unit += V::width) {
@@ -72,7 +73,7 @@ class WeightGradient {
         for (int j = 0; j < in_panel; ++j) {
           const int64_t column = (v + j) * V::width;
           const S* const from = operand + head * sizes_.columns + column;
-          if constexpr (dots<F>)
+          if constexpr (has_bf16_dot<F>)
             put_half(second, from, sizes_.columns - column, to + j * V::width);
           else
             load(from, sizes_.columns - column).store(to + j * V::width);
@@ -127,26 +128,26 @@ class WeightGradient {
 // A gradient as (rows, columns), in parts that members add to and then add up: the gradient itself where all of them
 // fill different rows of the one part.
 template <class T>
-struct Parts {
+struct PartialSums {
   T* gradient;
   int count;
   int64_t rows, columns, stride;
   T* sums;
 
-  Parts(T* gradient, int count, int64_t rows, int64_t columns, int64_t stride, Room<T>& room)
+  PartialSums(T* gradient, int count, int64_t rows, int64_t columns, int64_t stride, Workspace<T>& workspace)
       : gradient(gradient),
         count(count),
         rows(rows),
         columns(columns),
         stride(stride),
-        sums(!gradient || (count == 1 && stride == columns) ? gradient : room.take(count * rows * stride)) {}
+        sums(!gradient || (count == 1 && stride == columns) ? gradient : workspace.alloc(count * rows * stride)) {}
 
-  Parts(T* gradient, int count, const WeightSizes& sizes, Room<T>& room)
-      : Parts(gradient, count, sizes.gates * sizes.heads * sizes.units, sizes.columns, padded<T>(sizes.columns), room) {
-  }
+  PartialSums(T* gradient, int count, const WeightSizes& sizes, Workspace<T>& workspace)
+      : PartialSums(gradient, count, sizes.gates * sizes.heads * sizes.units, sizes.columns, padded<T>(sizes.columns),
+                    workspace) {}
 
   // Zeros, and the part that a member adds to.
-  T* begin(Member me) const {
+  T* begin(ThreadContext me) const {
     if (!gradient) return nullptr;
     const int64_t size = rows * stride, mine = count == 1 ? 0 : me.rank;
     const int64_t first = count == 1 ? size * me.rank / me.size : 0;
@@ -156,7 +157,7 @@ struct Parts {
   }
 
   // A member's share of the rows.
-  void add_up(Member me) const {
+  void add_up(ThreadContext me) const {
     using V = Vec<T>;
     if (sums == gradient) return;
     for (int64_t row = rows * me.rank / me.size; row < rows * (me.rank + 1) / me.size; ++row) {

@@ -17,7 +17,7 @@ inline const char* name(KernelKind kind) {
 }
 
 // Why the environment leaves out this kind, to measure one against another; empty if it does not.
-inline std::string left_out(KernelKind kind) {
+inline std::string kernel_filter(KernelKind kind) {
   const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
   if (!list) return "";
   bool named = false;

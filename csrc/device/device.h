@@ -4,7 +4,7 @@
 //
 //   thread() block() blocks() lane() warp()            ids of a one-dimensional launch; a warp has 32 lanes
 //   has_clusters cluster_rank() cluster_size()         whether there are any; of this block in its cluster
-//   shared_memory()                                    the dynamic shared memory; `Carver` cuts it
+//   shared_memory()                                    the dynamic shared memory; `SharedArena` cuts it
 //   block_barrier() cluster_barrier()                  all threads of the block or of the cluster
 //   init(Mbarrier*, arrivals) init_fence()             then a block or cluster barrier, before any use
 //   expect(Mbarrier*, bytes)                           arrives, and announces bytes of this phase
@@ -38,12 +38,12 @@ RNNKERN_DEVICE int warp() { return thread() / warp_size; }
 
 // Cuts shared memory into arrays, each on a 16-byte boundary. Launch plans count with the same class: from a null base
 // `used` is the size.
-struct Carver {
+struct SharedArena {
   char* base;
   int64_t used = 0;
 
   template <class T>
-  RNNKERN_HOST_DEVICE T* take(int64_t count) {
+  RNNKERN_HOST_DEVICE T* alloc(int64_t count) {
     T* array = reinterpret_cast<T*>(base + used);
     used += (count * int64_t(sizeof(T)) + 15) / 16 * 16;
     return array;

@@ -9,7 +9,7 @@ namespace rnnkern::device {
 
 // Another lane's value, of 4 or 8 bytes.
 template <class T>
-RNNKERN_DEVICE T far(T x, int mask) {
+RNNKERN_DEVICE T shuffle_xor_any(T x, int mask) {
   if constexpr (sizeof(T) == 4) {
     return shuffle_xor(x, mask);
   } else {
@@ -24,7 +24,7 @@ RNNKERN_DEVICE T far(T x, int mask) {
 template <class T>
 RNNKERN_DEVICE T warp_sum(T x) {
   RNNKERN_UNROLL
-  for (int mask = warp_size / 2; mask > 0; mask /= 2) x += far(x, mask);
+  for (int mask = warp_size / 2; mask > 0; mask /= 2) x += shuffle_xor_any(x, mask);
   return x;
 }
 

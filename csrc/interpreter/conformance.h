@@ -50,11 +50,11 @@ struct Ids : OnWords {
 // Where arrays lie, how they are aligned, and that they are apart.
 struct SharedMemory : OneBlock<32> {
   RNNKERN_DEVICE static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* words = carver.take<uint32_t>(3);
-    auto* bytes = carver.take<char>(17);
-    auto* wide = carver.take<Word16>(32);
-    auto* last = carver.take<double>(1);
+    SharedArena arena{shared_memory()};
+    auto* words = arena.alloc<uint32_t>(3);
+    auto* bytes = arena.alloc<char>(17);
+    auto* wide = arena.alloc<Word16>(32);
+    auto* last = arena.alloc<double>(1);
     if (thread() == 0) {
       words[2] = 7;
       bytes[16] = 9;
@@ -68,7 +68,7 @@ struct SharedMemory : OneBlock<32> {
       p.out[33] = uint32_t(reinterpret_cast<char*>(bytes) - shared_memory());
       p.out[34] = uint32_t(reinterpret_cast<char*>(wide) - shared_memory());
       p.out[35] = uint32_t(reinterpret_cast<char*>(last) - shared_memory());
-      p.out[36] = uint32_t(carver.used);
+      p.out[36] = uint32_t(arena.used);
       p.out[37] = uint32_t(reinterpret_cast<uint64_t>(shared_memory()) % 128);
     }
   }
@@ -121,9 +121,9 @@ struct ClusterBarrier : OnWords {
 // Five phases of one mbarrier at which every thread arrives.
 struct MbarrierPhases : OneBlock<64> {
   RNNKERN_DEVICE static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* barrier = carver.take<Mbarrier>(1);
-    auto* halves = carver.take<uint32_t>(2 * threads);
+    SharedArena arena{shared_memory()};
+    auto* barrier = arena.alloc<Mbarrier>(1);
+    auto* halves = arena.alloc<uint32_t>(2 * threads);
     if (thread() == 0) init(barrier, threads);
     init_fence();
     block_barrier();
@@ -147,9 +147,9 @@ struct StoreAsync : OnWords {
   static constexpr int threads = 64, ranks = 4, steps = 5, size = sizeof(Word) / 4;
   static constexpr cuda::Launch shape{.blocks = 2 * ranks, .shared_bytes = 16384, .cluster = ranks};
   RNNKERN_DEVICE static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* barriers = carver.take<Mbarrier>(2);
-    auto* received = carver.take<Word>(2 * ranks * threads);
+    SharedArena arena{shared_memory()};
+    auto* barriers = arena.alloc<Mbarrier>(2);
+    auto* received = arena.alloc<Word>(2 * ranks * threads);
     const int bytes = ranks * threads * int(sizeof(Word));
     if (thread() == 0) {
       for (int k = 0; k < 2; ++k) init(barriers + k, 1);

@@ -30,9 +30,9 @@ struct StoreOrder : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* barrier = carver.take<Mbarrier>(1);
-    auto* word = carver.take<Word8>(1);
+    SharedArena arena{shared_memory()};
+    auto* barrier = arena.alloc<Mbarrier>(1);
+    auto* word = arena.alloc<Word8>(1);
     if (thread() == 0) {
       init(barrier, 1);
       init_fence();
@@ -54,9 +54,9 @@ struct ReadsStore : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* barrier = carver.take<Mbarrier>(1);
-    auto* received = carver.take<Word8>(threads);
+    SharedArena arena{shared_memory()};
+    auto* barrier = arena.alloc<Mbarrier>(1);
+    auto* received = arena.alloc<Word8>(threads);
     if (thread() == 0) {
       init(barrier, 1);
       init_fence();
@@ -188,10 +188,10 @@ struct Misuse : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
   static void run(const Problem& p) {
-    Carver carver{shared_memory()};
-    auto* barrier = carver.take<Mbarrier>(1);
-    auto* fresh = carver.take<Mbarrier>(1);
-    auto* word = carver.take<Word16>(1);
+    SharedArena arena{shared_memory()};
+    auto* barrier = arena.alloc<Mbarrier>(1);
+    auto* fresh = arena.alloc<Mbarrier>(1);
+    auto* word = arena.alloc<Word16>(1);
     char* const end = shared_memory() + shape.shared_bytes;
     const uint32_t mistake = p.in[0];
     if (thread() == 0) init(barrier, 1);

@@ -3,7 +3,7 @@
 #include "orthogonal/givens.h"
 
 #include "common/counters.h"
-#include "interpreter/pretended.h"
+#include "interpreter/stub.h"
 
 namespace rnnkern {
 

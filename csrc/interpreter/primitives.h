@@ -94,16 +94,16 @@ template <class T>
 T exchange(const char* what, T x, int from, Place place) {
   static_assert(sizeof(T) == 4);
   struct Lane {
-    T give, take;
+    T given, taken;
     int from;
   } mine{x, x, from};
   converge(what, place, &mine, [](void* const* lanes) {
     for (int l = 0; l < warp_size; ++l) {
       Lane& lane = *static_cast<Lane*>(lanes[l]);
-      lane.take = static_cast<Lane*>(lanes[lane.from])->give;
+      lane.taken = static_cast<Lane*>(lanes[lane.from])->given;
     }
   });
-  return mine.take;
+  return mine.taken;
 }
 
 template <class T>

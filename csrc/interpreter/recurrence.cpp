@@ -3,7 +3,7 @@
 #include "recurrence/recurrence.h"
 #include "common/counters.h"
 #include "common/tensor.h"
-#include "interpreter/pretended.h"
+#include "interpreter/stub.h"
 
 namespace rnnkern {
 

@@ -2,7 +2,7 @@
 // for CPU tensors: test code gives them the schemas of rnnkern's own.
 #include "relevancy/relevancy.h"
 #include "common/counters.h"
-#include "interpreter/pretended.h"
+#include "interpreter/stub.h"
 
 namespace rnnkern {
 

@@ -64,7 +64,7 @@ struct GivensCall {
   GivensCall(const GivensCall&) = delete;
 
   // Of a backward: makes them dense.
-  void take(Tensor& h, OptionalTensor& grad_h, OptionalTensor& grad_last) const {
+  void make_dense(Tensor& h, OptionalTensor& grad_h, OptionalTensor& grad_last) const {
     const auto like = [&](const OptionalTensor& x, const Tensor& wanted) {
       return !x || (x->numel() == wanted.numel() && x->scalar_type() == wanted.scalar_type());
     };

@@ -79,7 +79,7 @@ struct Forward {
   T* candidates;           // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
   const Progress* below;   // of what makes x at the same time, or null
   Progress* progress;      // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
-  T* room;                 // workspace, as many elements as the kernel says
+  T* workspace;            // workspace, as many elements as the kernel says
 };
 
 template <class S>
@@ -112,7 +112,7 @@ struct Backward {
   const Progress* above;    // of what makes grad_h at the same time, or null
   Progress* progress;       // of dx, as in Forward
   T *dbias, *dbias_ih;      // (G*H,) or null; of a joint cell both would be the same, and the second stays null
-  T* room;                  // workspace, as many elements as the kernel says
+  T* workspace;             // workspace, as many elements as the kernel says
 };
 
 // One SIMD level's kernels for one storage type and one cell.

@@ -1,4 +1,5 @@
-// The operators of attention to chosen states; schemas in registration.cpp, meaning in rnnkern/ops/_relevancy/gather_attention.py.
+// The operators of attention to chosen states; schemas in registration.cpp, meaning in
+// rnnkern/ops/_relevancy/gather_attention.py.
 #pragma once
 
 #include "common/tensor.h"

@@ -1,7 +1,7 @@
-// The operators of relevancy attention; schemas in registration.cpp, meaning in rnnkern/ops/_relevancy/relevancy.py. `weights` are
-// V, W_a, U_a, v; `state` is always the whole one: s, (c), buffer, buffer_scores, buffer_ids, relevant, scores, ids,
-// time. `dtype` is the caller's: floating-point tensors are float64 where it is, else float32, and where it is of 16
-// bits, V, W_a and U_a have no more.
+// The operators of relevancy attention; schemas in registration.cpp, meaning in rnnkern/ops/_relevancy/relevancy.py.
+// `weights` are V, W_a, U_a, v; `state` is always the whole one: s, (c), buffer, buffer_scores, buffer_ids, relevant,
+// scores, ids, time. `dtype` is the caller's: floating-point tensors are float64 where it is, else float32, and where
+// it is of 16 bits, V, W_a and U_a have no more.
 #pragma once
 
 #include <string>

@@ -21,7 +21,7 @@ FAMILY = drivers.Family(
 LARGE, SMALL = (9, 0, 1, 232448, 0, 0), (9, 0, 1, 1024, 0, 0)
 """What the interpreter pretends to be: with room on the chip for a warp's sums, and without."""
 FACE = sys.modules["rnnkern.ops._orthogonal.givens_recurrence"]
-DERIVATIVES = sys.modules["rnnkern.ops._orthogonal.givens_recurrence_autograd"]
+DERIVATIVES = sys.modules["rnnkern.ops.differentiable"]
 
 
 class Place(drivers.Place):
@@ -47,6 +47,7 @@ def routed(place: Place) -> Iterator[Place]:
     """Inside, the public face calls the place's operators."""
     with pytest.MonkeyPatch.context() as patch:
         if place.name == "interpret":
-            patch.setattr(DERIVATIVES, "_operators", place.operators)
+            for module in (FACE, DERIVATIVES):
+                patch.setattr(module, "_operators", place.operators)
             patch.setattr(FACE, "_choose", lambda u: Choice("cuda", "the cuda kernel serves this call"))
         yield place

@@ -50,10 +50,10 @@ class ByTriton(torch.autograd.Function):
         return da, dx, dh0 if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def by_triton(a, x, h0=None, *, batch_sizes=None, reset=None, reverse=False):
-    if h0 is None and batch_sizes is not None:
-        h0 = x.new_zeros(int(batch_sizes[0]), x.shape[-1])
-    return ByTriton.apply(a, x, h0, batch_sizes, reset, reverse)
+def by_triton(a, x, state=None, *, batch_sizes=None, reset=None, reverse=False):
+    if state is None and batch_sizes is not None:
+        state = x.new_zeros(int(batch_sizes[0]), x.shape[-1])
+    return ByTriton.apply(a, x, state, batch_sizes, reset, reverse)
 
 
 @pytest.fixture(params=["serial", "chunked"])
@@ -123,10 +123,10 @@ def test_a_reset_stops_nan_and_small_factors_do_not(cut):
 @pytest.mark.parametrize("kind", ["grad_h", "grad_last"])
 def test_a_gradient_that_is_missing_is_zero(kind, cut):
     sample = scan_sample(8, 2, 5, packed=True)
-    h, _ = reference.linear_scan(sample.a, sample.x, sample.h0, **sample.kwargs)
-    zeros = {"grad_h": torch.zeros_like(h), "grad_last": torch.zeros_like(sample.h0)}
+    h, _ = reference.linear_scan(sample.a, sample.x, sample.state, **sample.kwargs)
+    zeros = {"grad_h": torch.zeros_like(h), "grad_last": torch.zeros_like(sample.state)}
     given = {name: torch.randn_like(z) for name, z in zeros.items()}
-    rest = (sample.a, sample.h0, h, sample.kwargs["batch_sizes"], None, False, True)
+    rest = (sample.a, sample.state, h, sample.kwargs["batch_sizes"], None, False, True)
     missing = scan_triton.backward(*(given | {kind: None}).values(), *rest)
     for mine, other in zip(missing, scan_triton.backward(*(given | {kind: zeros[kind]}).values(), *rest), strict=True):
         assert torch.equal(as_reals(mine), as_reals(other))

@@ -40,10 +40,12 @@ class ByTriton(torch.autograd.Function):
         return du, *states, *[None] * (9 - len(states))
 
 
-def by_triton(u, v0=None, q0=None, *, mu, s, beta, eps, batch_sizes=None, reset=None, reverse=False):
+def by_triton(u, state=None, *, mu, s, beta, eps, batch_sizes=None, reset=None, reverse=False):
+    v0, q0, *_ = (*(state or ()), None, None)
     if v0 is None and batch_sizes is not None:
         v0 = u.new_zeros(int(batch_sizes[0]), u.shape[-1], dtype=torch.promote_types(u.dtype, torch.float32))
-    return ByTriton.apply(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps)
+    y, *state = ByTriton.apply(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps)
+    return y, tuple(x for x in state if x is not None)
 
 
 @pytest.mark.parametrize("option", FILTER_OPTIONS)

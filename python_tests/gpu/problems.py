@@ -80,12 +80,12 @@ Remember = of(
     ("batch hidden slots", Count), ("buffer buffer_scores relevant scores buffer_ids ids", Pointer), ("to", Memory)
 )  # fmt: skip
 CellForward = of(("rows hidden", Count), ("u r params reset c h now gates cells", Pointer))
-AttendForward = of(
-    ("rows hidden products", Count), ("memory", Memory), ("h key r v reset given", Pointer), ("mix", Float),
+StepwiseAttentionForward = of(
+    ("rows hidden products", Count), ("memory", Memory), ("h key r v reset given", Pointer), ("combine", Float),
     ("dot", Bool), ("state s alpha ids slots", Pointer),
 )  # fmt: skip
-SampleForward = of(
-    ("rows", Rows), ("memory", Memory), ("u V W_a U_a v params given", Pointer), ("mix", Float), ("dot", Bool),
+PerSequenceForward = of(
+    ("rows", Rows), ("memory", Memory), ("u V W_a U_a v params given", Pointer), ("combine", Float), ("dot", Bool),
     ("packed last_s last_c h s alpha ids taken gates cells", Pointer),
 )  # fmt: skip
 Pack = of(("n", Count), ("transposed", Bool), ("V W_a U_a", Pointer), ("gates", Int), ("to", Pointer))

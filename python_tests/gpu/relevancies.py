@@ -13,10 +13,11 @@ from python_tests.gpu import drivers
 from rnnkern import _extension, ops
 from rnnkern.ops import Choice
 
+DTYPES = ("float", "device::bfloat16", "device::float16")
 KERNELS = (
-    *(f"sample_kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in ("float", "device::bfloat16", "device::float16")),
+    *(f"per_sequence_kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in DTYPES),
     "cluster_kernels.cpp",
-    "cell_kernels.cpp",
+    "stepwise_cell_kernels.cpp",
 )
 DRIVERS = ("plan.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(

@@ -126,15 +126,15 @@ def test_nan_stays_with_the_numbers_that_it_reaches(style, place):
     """One layer: what is no number goes to its pair and no further, not around the warp's end either."""
     tensors, kwargs = givens_recurrence_sample(1, 2, 64, 2, style=style, dtype=F32)
     tensors = tensors | {"angles": tensors["angles"][1:] if style == "butterfly" else tensors["angles"]}
-    tensors["h0"][0, 0] = torch.nan
+    tensors["state"][0, 0] = torch.nan
     found, wanted = (f(**tensors, **kwargs)[0].isnan() for f in (place, by_layers))
     assert torch.equal(found, wanted)
     assert 0 < found.sum() < 5
 
 
-def by_layers(u, angles, h0, modrelu_bias, style, **rest):
+def by_layers(u, angles, state, modrelu_bias, style, **rest):
     """The reference's values of one step, without the matrix, in which a NaN would be everywhere."""
-    z = u[0] + reference.givens_product(angles, h0, style=style)
+    z = u[0] + reference.givens_product(angles, state, style=style)
     h = torch.where(z.abs() + modrelu_bias > 0, z.sign() * (z.abs() + modrelu_bias), 0 * z)
     return h[None], h
 
@@ -143,9 +143,9 @@ def test_halves_are_the_whole(place):
     for dtype, reverse in ((F32, False), (C128, True)):
         tensors, kwargs = givens_recurrence_sample(8, 3, 40, dtype=dtype, reset=True, reverse=reverse)
         h, last = place(**tensors, **kwargs)
-        state, found = tensors["h0"], {}
+        state, found = tensors["state"], {}
         for half in (slice(5, 8), slice(0, 5)) if reverse else (slice(0, 5), slice(5, 8)):
-            part = tensors | {"u": tensors["u"][half], "h0": state}
+            part = tensors | {"u": tensors["u"][half], "state": state}
             found[half.start], state = place(**part, **kwargs | {"reset": kwargs["reset"][half]})
         assert torch.equal(torch.cat([found[0], found[5]]), h)
         assert torch.equal(state, last)
@@ -173,7 +173,7 @@ def test_kernels_are_counted(place):
 def test_the_operator_reads_no_memory_that_is_not_there(place):
     tensors, _ = givens_recurrence_sample(dtype=F32)
     u, angles, h0, bias = tensors.values()
-    for changed, said in (({"angles": angles[:, 1:]}, "`angles`"), ({"h0": h0.double()}, "of the dtype of `u`")):
-        args = {"u": u, "angles": angles, "phases": None, "diagonal": None, "bias": bias, "h0": h0} | changed
+    for changed, said in (({"angles": angles[:, 1:]}, "`angles`"), ({"state": h0.double()}, "of the dtype of `u`")):
+        args = {"u": u, "angles": angles, "phases": None, "diagonal": None, "bias": bias, "state": h0} | changed
         with pytest.raises(RuntimeError, match=said):
             place.operators.givens_recurrence(*args.values(), None, None, False, False)

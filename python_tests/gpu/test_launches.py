@@ -260,10 +260,10 @@ def test_a_block_for_each_sample(driver):
     shared_bytes = 3 * 32 + 48 + 32 + 16 + 2 * 6 * 128 * 4 + 4 * 128 * 4 + 46 * 4096
     assert shape(loop) == (3, 256, shared_bytes, 1, False)
     assert settings(calls) == [(loop.symbol, 8, shared_bytes)]
-    assert read(problems.SampleForward, loop.parameter) == {
+    assert read(problems.PerSequenceForward, loop.parameter) == {
         "rows": {"count": 3, "batch": 3, "hidden": 100, "offsets": 0, "lengths": 0, "reset": 0},
         "memory": memory_of(made), "u": at(given["u"]), **weights, "v": at(given["v"]), "params": 0, "given": 0,
-        "mix": 0.25, "dot": True, "packed": packed, "last_s": at(made["last_s"]), "last_c": at(made["last_c"]),
+        "combine": 0.25, "dot": True, "packed": packed, "last_s": at(made["last_s"]), "last_c": at(made["last_c"]),
         "h": at(made["h"]), "s": at(made["s_of_steps"]), "alpha": at(made["alpha"]), "ids": 0,
         "taken": at(made["taken"]), "gates": at(made["gates"]), "cells": at(made["cells"]),
     }  # fmt: skip
@@ -287,9 +287,9 @@ def test_attention_step_by_step(driver, monkeypatch):
         }  # fmt: skip
         assert attend.symbol == "relevancy_AttendForwardKernel_float"
         assert shape(attend) == (3, 256, 32 + 2 * 8 * 128 * 4 + 16, 1, False)  # sums of warps, by columns too; a slot
-        assert read(problems.AttendForward, attend.parameter) == {
+        assert read(problems.StepwiseAttentionForward, attend.parameter) == {
             "rows": 3, "hidden": hidden, "products": 400, "memory": memory, "h": now, "key": key, "r": r,
-            "v": at(given["v"]), "reset": 0, "given": 0, "mix": 0.25, "dot": True, "state": at(made["last_s"]),
+            "v": at(given["v"]), "reset": 0, "given": 0, "combine": 0.25, "dot": True, "state": at(made["last_s"]),
             "s": at(made["s_of_steps"], t * 600), "alpha": at(made["alpha"], t * 18), "ids": 0,
             "slots": at(made["taken"], t * 3),
         }  # fmt: skip

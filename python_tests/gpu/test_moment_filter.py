@@ -15,7 +15,7 @@ from python_tests.tiers import quick_where
 from rnnkern import _extension
 from rnnkern.ops import explain, moment_filter, triton_launch
 from rnnkern.ops._scan import filter_triton
-from rnnkern.ops._scan.filter_autograd import EVERY
+from rnnkern.ops._scan.moment_filter import EVERY
 
 triton = pytest.importorskip("triton")
 

@@ -24,7 +24,12 @@ from rnnkern.reference._relevancy import RELEVANCY_CELLS
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DEVICES = [_precompile.FACTS[arch] for arch in ("sm_80", "sm_90", "sm_120")]
-FAMILIES = ("recurrence", "relevancy", "givens_recurrence")
+FAMILIES = (
+    ("_recurrence.recurrence", "_recurrence.autograd"),
+    ("_relevancy.relevancy", "_relevancy.autograd"),
+    ("_orthogonal.givens_recurrence", "differentiable"),
+)
+"""Modules with the public functions, and those that call the operators' backward."""
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def started(monkeypatch):
     monkeypatch.setattr(_compiler.Program, "symbol", "cuda_AloneKernel")
     cuda = Choice("cuda", "the cuda kernel serves this call")
     for family in FAMILIES:
-        face, autograd = (importlib.import_module(f"rnnkern.ops.{family}{part}") for part in ("", "_autograd"))
+        face, autograd = (importlib.import_module(f"rnnkern.ops.{module}") for module in family)
         monkeypatch.setattr(face, "_operators", torch.ops.rnnkern_stub, raising=False)
         monkeypatch.setattr(autograd, "_operators", torch.ops.rnnkern_stub)
         monkeypatch.setattr(face, "_choose", lambda *_: cuda)

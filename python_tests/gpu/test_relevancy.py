@@ -74,7 +74,7 @@ OPTIONS = {
     "packed": {"packed": True},
     "reset": {"reset": 0.3},
     "carried": {"carried": 5, "packed": True, "reset": 0.2},
-    "given": {"screening": "given"},
+    "given": {"relevance": "given"},
     "dot": {"alignment": "dot"},
     "window": {"relevant_size": 0},
     "all": {"buffer_size": 9, "carried": 2},
@@ -201,14 +201,14 @@ def test_the_same_bits_whatever_the_scheduler_does(place):
 
 def adversarial(kind):
     """Calls that decide by ties, infinities and NaN, and one whose samples replace always and never."""
-    call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, screening="given")
+    call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, relevance="given")
     (cell, u, weights, state), options = call
-    scores = options["screening"]
+    scores = options["relevance"]
     if kind == "equal scores":
         scores = torch.ones_like(scores)
     elif kind == "equal attention":
         weights = (*weights[:3], torch.zeros_like(weights[3]).requires_grad_())
-        options = options | {"screening": "attention"}
+        options = options | {"relevance": "attention"}
         return call._replace(args=(cell, u, weights, state), kwargs=options)
     elif kind == "minus infinity":
         scores[::2] = -torch.inf
@@ -222,7 +222,7 @@ def adversarial(kind):
     elif kind == "signed zeros":
         scores = torch.zeros_like(scores)
         scores[::2] = -0.0
-    return call._replace(kwargs=options | {"screening": scores})
+    return call._replace(kwargs=options | {"relevance": scores})
 
 
 @pytest.mark.parametrize(

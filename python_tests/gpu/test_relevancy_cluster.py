@@ -15,10 +15,10 @@ from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 OPTIONS = {
     "plain": {},
-    "packed": {"packed": True, "mix": "sum"},
+    "packed": {"packed": True, "combine": "sum"},
     "everything": {"carried": 4, "packed": True, "reset": 0.3},
-    "given": {"screening": "given", "reset": 0.2, "carried": 2},
-    "fifo": {"screening": "fifo", "alignment": "dot"},
+    "given": {"relevance": "given", "reset": 0.2, "carried": 2},
+    "fifo": {"relevance": "fifo", "alignment": "dot"},
     "window": {"relevant_size": 0},
     "all": {"buffer_size": 9, "carried": 2},
 }

@@ -26,7 +26,7 @@ class Mutant(NamedTuple):
 
     @property
     def place(self) -> str:
-        return self.file if self.file.startswith("rnnkern/") else f"csrc/{self.file}"
+        return self.file if self.file.startswith(("rnnkern/", "python_tests/")) else f"csrc/{self.file}"
 
     @property
     def for_a_gpu(self) -> bool:

@@ -16,7 +16,7 @@ SIMD = [
          "a vector read for a part", ON_AVX2),
     avx2("common/simd.h", "if (n >= width) return store(p);", "if (n >= width - 1) return store(p);",
          "a vector written for a part", ON_AVX2),
-    avx2("recurrence/cpu_normalised.h", "select(among_first<T>(lanes), x, Vec<T>(T(0)))", "x",
+    avx2("recurrence/cpu/normalised.h", "select(among_first<T>(lanes), x, Vec<T>(T(0)))", "x",
          "lanes beyond a row in its variance", named("float64_agrees and layer_norm")),
     # ---- AVX2
     avx2("common/simd.h", "_mm256_maskload_ps(p, (__m256i)among_first<T>(n))", "_mm256_loadu_ps(p)",

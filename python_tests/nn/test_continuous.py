@@ -39,9 +39,11 @@ def loop(module, x, h, starts=None):
 
 
 @forms
-@pytest.mark.parametrize("map", ["exp", "softplus", "inverse", "direct"])
-def test_values_and_gradients_are_those_of_the_loop(nonlinearity, map):
-    module = layer(nonlinearity=nonlinearity, map=map, dt=0.7, bias=map != "exp", timescales=(1.0, 4.0))
+@pytest.mark.parametrize("stable_map", ["exp", "softplus", "inverse", "direct"])
+def test_values_and_gradients_are_those_of_the_loop(nonlinearity, stable_map):
+    module = layer(
+        nonlinearity=nonlinearity, stable_map=stable_map, dt=0.7, bias=stable_map != "exp", timescales=(1.0, 4.0)
+    )
     x, h0 = torch.randn(T, B, I, dtype=F64, requires_grad=True), torch.randn(B, H, dtype=F64, requires_grad=True)
     starts = torch.rand(T, B) < 0.2
     found, wanted = module(x, h0, starts), loop(module, x, h0, starts)
@@ -111,10 +113,10 @@ def test_wrong_arguments():
         ({"dt": 0}, ValueError, "dt must be positive, got 0"),
         ({"dt": "fast"}, TypeError, "dt should be of type float, got: str"),
         ({"nonlinearity": "relu"}, ValueError, "nonlinearity must be one of .* got 'relu'"),
-        ({"map": "relu"}, ValueError, "stable: `map` must be one of"),
+        ({"stable_map": "relu"}, ValueError, "stable: `stable_map` must be one of"),
     ):
         with pytest.raises(error, match=said):
             layer(**options)
-    with pytest.raises(TypeError, match="ContinuousRNN: `hx` must be a tensor, got tuple"):
+    with pytest.raises(TypeError, match="ContinuousRNN: `state` must be a tensor, got tuple"):
         layer()(torch.randn(T, B, I, dtype=F64), (1,))
     assert "dt=0.2, nonlinearity=identity" in str(layer(dt=0.2, nonlinearity="identity"))

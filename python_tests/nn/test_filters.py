@@ -23,7 +23,7 @@ CLASSES = {"momentum": LSTM, "adam": GRU, "rmsprop": ExpRNN, "nag": RNN}
 
 
 def made(kind, cls=None, **options):
-    return (cls or CLASSES[kind])(I, H, dtype=F64, filter=GIVEN[kind], **options)
+    return (cls or CLASSES[kind])(I, H, **{"dtype": F64, "filter": GIVEN[kind]} | options)
 
 
 def filtered(kind, u):
@@ -161,11 +161,11 @@ def test_sizes_of_nothing(kind, shape):
 def test_what_equals_what():
     x = torch.randn(T, B, I, dtype=F64)
     for cls, first, second in (
-        (LSTM, None, Momentum(0.0, 1.0)),
-        (GRU, RMSprop(0.5, 0.9), Adam(0.0, 0.5, 0.9)),
-        (RNN, Momentum(0.0, 0.5), NAG(0.5, 1)),
+        (LSTM, {}, {"filter": Momentum(0.0, 1.0)}),
+        (GRU, {"filter": RMSprop(0.5, 0.9)}, {"filter": Adam(0.0, 0.5, 0.9)}),
+        (RNN, {"filter": Momentum(0.0, 0.5)}, {"filter": NAG(0.5, 1)}),
     ):
-        one, other = (cls(I, H, dtype=F64, filter=filter) for filter in (first, second))
+        one, other = (cls(I, H, dtype=F64, **options) for options in (first, second))
         other.load_state_dict(one.state_dict())
         torch.testing.assert_close(one(x)[0], other(x)[0])
     one, other = MomentumLSTM(I, H, mu=0.3, s=0.9, dtype=F64), LSTM(I, H, filter=Momentum(0.3, 0.9), dtype=F64)
@@ -214,24 +214,22 @@ def test_copies_compiler_autocast_and_explain():
 
 
 @pytest.mark.parametrize(
-    ("made", "error", "said"),
+    ("make", "error", "said"),
     [
         (lambda: Momentum(0.9, "s"), TypeError, "Momentum: `s` must be a number, got 's'"),
+        (lambda: Momentum(True, 1.0), TypeError, "Momentum: `mu` must be a number, got True"),
         (lambda: NAG(1.0, 2.5), TypeError, "NAG: `restart_every` must be an int, got 2.5"),
         (lambda: Momentum(1.0, 1.0), ValueError, r"Momentum: `mu` must be in \[0, 1\), got 1.0"),
+        (lambda: Adam(0.5, 1.0, 1.0), ValueError, r"Adam: `beta` must be in \[0, 1\), got 1.0"),
         (lambda: RMSprop(0.0, 0.9), ValueError, "RMSprop: `s` must be positive, got 0.0"),
-        (lambda: NAG(1.0, 0), ValueError, "NAG: `restart_every` must be positive, got 0"),
-        (lambda: LSTM(I, H, filter=(0.9, 1.0)), TypeError, r"filter must be .* such as Momentum.*, got \(0.9, 1.0\)"),
-        (
-            lambda: LSTM(I, H, filter=Momentum(0.9, 1.0), layer_norm=True),
-            ValueError,
-            r"layer_norm must be False with filter = Momentum\(mu=0.9, s=1.0\), got True",
-        ),
+        (lambda: NAG(1.0, 0), ValueError, "NAG: `restart_every` must be at least 1, got 0"),
+        (lambda: LSTM(I, H, filter=(0.9, 1.0)), TypeError, r"filter must be a filter of rnnkern.nn.filters, got \(0.9"),
+        (lambda: LSTM(I, H, filter=Momentum(0.9, 1.0), layer_norm=True), ValueError, "must be False with a filter"),
     ],
 )
-def test_wrong_filters(made, error, said):
+def test_wrong_options(make, error, said):
     with pytest.raises(error, match=said):
-        made()
+        make()
 
 
 def test_wrong_states():

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 import rnnkern
 from rnnkern.nn import GORU
-from rnnkern.parametrizations import orthogonal_candidate, reset
+from rnnkern.parametrizations import orthogonal_gate, reset_parameters
 
 T, B, I, H = 6, 3, 2, 4  # noqa: E741
 F64 = torch.float64
@@ -101,7 +101,7 @@ def test_the_candidate_stays_orthogonal(base):
 
 
 def test_10_000_updates_of_a_moving_base_stay_orthogonal():
-    cell = orthogonal_candidate(torch.nn.GRUCell(2, 16), "weight_hh", base="dynamic", every=10)
+    cell = orthogonal_gate(torch.nn.GRUCell(2, 16), "weight_hh", base="dynamic", rebase_every=10)
     A, begun = cell.parametrizations.weight_hh.original0, cell.weight_hh[32:].detach().clone()
     optimiser, generator = torch.optim.SGD([A], 1e-3), torch.Generator().manual_seed(0)
     for _ in range(10_000):
@@ -125,7 +125,7 @@ def test_checkpoints_copies_and_fresh_values():
 
 
 def test_a_weight_may_be_assigned():
-    cell = orthogonal_candidate(torch.nn.GRUCell(2, 3, dtype=F64), "weight_hh")
+    cell = orthogonal_gate(torch.nn.GRUCell(2, 3, dtype=F64), "weight_hh")
     Q, _ = torch.linalg.qr(torch.randn(3, 3, dtype=F64))
     weight = torch.cat([torch.randn(6, 3, dtype=F64), Q])
     cell.weight_hh = weight
@@ -134,7 +134,7 @@ def test_a_weight_may_be_assigned():
         cell.weight_hh = Q
     with pytest.raises(ValueError, match="the weight must be orthogonal"):
         cell.weight_hh = weight.flip(0)
-    reset(cell, "weight_hh")
+    reset_parameters(cell, "weight_hh")
     assert not torch.equal(cell.weight_hh, weight)
 
 
@@ -142,9 +142,9 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="`base` must be one of"):
         GORU(I, H, base="moving")
     with pytest.raises(ValueError, match=r"`weight_hh` must be \(..., 4\*N, N\), got \(9, 3\)"):
-        orthogonal_candidate(torch.nn.GRUCell(2, 3), "weight_hh", gates=4)
+        orthogonal_gate(torch.nn.GRUCell(2, 3), "weight_hh", gates=4)
     with pytest.raises(ValueError, match="`gates` must be a number from 1 on, got 0"):
-        orthogonal_candidate(torch.nn.GRUCell(2, 3), "weight_hh", gates=0)
+        orthogonal_gate(torch.nn.GRUCell(2, 3), "weight_hh", gates=0)
 
 
 def test_replace_leaves_it_as_it_is():

@@ -84,7 +84,6 @@ def test_heads_are_drawn_as_torch_draws_weights():
         ("LSTM", {"num_heads": 2, "proj_size": 4}, ValueError, "num_heads must be 1 with proj_size = 4 > 0, got 2"),
         ("GRU", {"reset_gate": "Before"}, ValueError, "reset_gate must be 'after' or 'before', got 'Before'"),
         ("RNN", {"nonlinearity": "gelu"}, ValueError, "Unknown nonlinearity 'gelu'. Select from .*'modrelu'"),
-        ("GRU", {"save_gates": "no"}, TypeError, "save_gates should be of type bool or None, got: str"),
         ("LSTM", {"nonlinearity": "tanh"}, TypeError, "nonlinearity"),
         ("LSTM", {"reset_gate": "after"}, TypeError, "reset_gate"),
     ],
@@ -176,26 +175,7 @@ def test_gru_with_the_reset_gate_before_the_product():
         (lambda: build("LSTM", I, H, 2, proj_size=2), "3, 6, proj_size=2, num_layers=2"),
         (lambda: build("GRU", I, H, batch_first=True, num_heads=3), "3, 6, batch_first=True, num_heads=3"),
         (lambda: build("GRU", I, H, reset_gate="before"), "3, 6, reset_gate=before"),
-        (lambda: build("LSTM", I, H, save_gates=False), "3, 6, save_gates=False"),
     ],
 )
 def test_extra_repr(module, words):
     assert module().extra_repr() == words
-
-
-@pytest.mark.skipif(not rnnkern._extension.available, reason="the reference keeps what autograd records")
-@pytest.mark.parametrize(
-    ("cls", "options", "values"),
-    [("LSTM", {}, 4), ("GRU", {}, 4), ("LSTM", {"layer_norm": True}, 4), ("GRU", {"layer_norm": True}, 3)],
-)
-def test_save_gates_keeps_as_many_values_as_documented(cls, options, values):
-    def kept(save_gates):
-        tensors, module.save_gates = {}, save_gates
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.setdefault(t.data_ptr(), t), lambda t: t):
-            output, _ = module(x)
-        return sum(t.numel() for t in tensors.values()), torch.autograd.grad(output.sum(), list(module.parameters()))
-
-    x, module = torch.randn(50, B, I, dtype=torch.float64), build(cls, I, H, **options)
-    (more, wanted), (less, found) = kept(True), kept(False)
-    torch.testing.assert_close(found, wanted, **CLOSE)
-    assert more - less == values * 50 * B * H

@@ -136,7 +136,7 @@ def test_gradients_in_float32_against_float64(cls):
 
 @constrained
 def test_orthogonal_as_trained(cls):
-    module = cls(I, 16, base="dynamic", every=5)
+    module = cls(I, 16, base="dynamic", rebase_every=5)
     head = torch.nn.Linear(16, 1)
     model = torch.nn.ModuleList([module, head])
     optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(model, 1e-3))
@@ -206,8 +206,8 @@ def test_options_reach_the_layer_and_its_weight(cls):
 
 @constrained
 def test_the_base_of_each_layer_moves(cls):
-    module = cls(I, H, 2, base="dynamic", every=7)
-    assert [p[0].every for p in module.parametrizations.values()] == [7, 7]
+    module = cls(I, H, 2, base="dynamic", rebase_every=7)
+    assert [p[0].rebase_every for p in module.parametrizations.values()] == [7, 7]
     assert all(p[0].dynamic for p in module.parametrizations.values())
 
 

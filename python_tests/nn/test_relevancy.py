@@ -17,9 +17,9 @@ from rnnkern.testing import assert_close
 T, B, I, N = 9, 3, 4, 5  # noqa: E741
 LAYERS = [
     (RelRNN, {"buffer_size": 3, "relevant_size": 2}),
-    (RelRNN, {"buffer_size": 2, "relevant_size": 1, "nonlinearity": "modrelu", "mix": "sum", "readout": "s"}),
+    (RelRNN, {"buffer_size": 2, "relevant_size": 1, "nonlinearity": "modrelu", "combine": "sum", "output": "s"}),
     (RelRNN, {"buffer_size": 4, "relevant_size": 0, "nonlinearity": "relu", "alignment": "dot", "bias": False}),
-    (RelLSTM, {"buffer_size": 3, "relevant_size": 2, "screening": "fifo"}),
+    (RelLSTM, {"buffer_size": 3, "relevant_size": 2, "relevance": "fifo"}),
     (MemRNN, {}),
     (MemLSTM, {}),
 ]
@@ -50,8 +50,8 @@ def of_reference(layer, x, dtype, **rest):
     zeros = torch.zeros(x.shape[1], N, dtype=dtype)
     output, state = reference.relevancy_recurrence(
         layer._cell, u, [weights[name] for name in names], (zeros, zeros) if layer._cell == "lstm" else (zeros,),
-        buffer_size=layer.buffer_size, relevant_size=layer.relevant_size, mix=layer.mix, alignment=layer.alignment,
-        screening=layer.screening, readout=layer.readout,
+        buffer_size=layer.buffer_size, relevant_size=layer.relevant_size, combine=layer.combine,
+        alignment=layer.alignment, relevance=layer.relevance, output=layer.output,
         params=[weights["modrelu_bias_l0"]] if "modrelu_bias_l0" in weights else (), **rest,
     )  # fmt: skip
     grads = torch.autograd.grad(output.square().sum(), list(weights.values()))
@@ -145,7 +145,7 @@ def test_attention_says_what_was_attended_to(cls, options):
 
 
 def test_random_screening_draws_from_torchs_generator():
-    layer, x = build(RelRNN, buffer_size=1, relevant_size=2, screening="random"), inputs(30, B, I)
+    layer, x = build(RelRNN, buffer_size=1, relevant_size=2, relevance="random"), inputs(30, B, I)
     outputs = [(torch.manual_seed(seed), layer(x)[0])[1] for seed in (0, 0, 1)]
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
@@ -243,8 +243,8 @@ def test_explain_knows_the_module():
 
 
 def test_repr():
-    assert repr(RelRNN(3, 4, mix="sum", nonlinearity="relu", batch_first=True)) == (
-        "RelRNN(3, 4, buffer_size=10, relevant_size=10, nonlinearity=relu, mix=sum, batch_first=True)"
+    assert repr(RelRNN(3, 4, combine="sum", nonlinearity="relu", batch_first=True)) == (
+        "RelRNN(3, 4, buffer_size=10, relevant_size=10, nonlinearity=relu, combine=sum, batch_first=True)"
     )
     assert repr(MemLSTM(3, 4, bias=False)) == "MemLSTM(3, 4, bias=False)"
 
@@ -256,9 +256,9 @@ def test_repr():
         (RelRNN, {"relevant_size": -1}, ValueError, "relevant_size must be at least 0, got -1"),
         (RelRNN, {"buffer_size": 2.0}, TypeError, "buffer_size should be of type int, got: float"),
         (RelRNN, {"nonlinearity": "gelu"}, ValueError, "nonlinearity must be one of .*, got 'gelu'"),
-        (RelLSTM, {"mix": "mean"}, ValueError, "mix must be one of .*, got 'mean'"),
+        (RelLSTM, {"combine": "mean"}, ValueError, "combine must be one of .*, got 'mean'"),
         (RelLSTM, {"nonlinearity": "relu"}, TypeError, "nonlinearity"),
-        (MemRNN, {"buffer_size": 5}, TypeError, "buffer_size is not for a layer that keeps all of its past, got 5"),
+        (MemRNN, {"buffer_size": 5}, TypeError, "MemRNN: unknown argument `buffer_size`"),
     ],
 )
 def test_wrong_options(cls, options, error, message):

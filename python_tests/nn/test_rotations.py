@@ -28,9 +28,9 @@ def entered():
 
 def pair(cls, *args, **options):
     """The layers inside and the matrix, of the same parameters."""
-    inside = cls(*args, inside=True, **options)
+    inside = cls(*args, fused=True, **options)
     matrix = copy.deepcopy(inside)
-    matrix.inside = False
+    matrix.fused = False
     return inside, matrix
 
 
@@ -67,7 +67,7 @@ def test_eurnn(flags, kind):
 
 @pytest.mark.parametrize("style", ["tunable", "butterfly"])
 def test_unitary_rnn(style):
-    inside, matrix = pair(UnitaryRNN, I, H, 2, map="givens", style=style, dtype=F64)
+    inside, matrix = pair(UnitaryRNN, I, H, 2, unitary_map="givens", style=style, dtype=F64)
     x, h0 = torch.randn(T, B, I, dtype=F64), torch.randn(2, B, H, dtype=torch.complex128)
     before = entered()
     found = results(inside, x, h0, torch.rand(T, B, generator=torch.Generator().manual_seed(0)) < 0.3)
@@ -97,7 +97,7 @@ def test_where_it_is_the_faster_it_is_taken():
 
 
 def test_what_it_does_not_serve_takes_the_matrix():
-    module = EURNN(I, H, inside=True)
+    module = EURNN(I, H, fused=True)
     x, before = torch.randn(T, B, I), entered()
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x)[0].dtype == torch.bfloat16
@@ -105,18 +105,18 @@ def test_what_it_does_not_serve_takes_the_matrix():
     for options in ({"num_heads": 2}, {"nonlinearity": "tanh"}, {"zoneout": 0.1}, {"filter": Momentum(0.5, 0.5)}):
         EURNN(I, H, **options)(x)
         with pytest.raises(ValueError, match="EURNN: layers inside the recurrence have no "):
-            EURNN(I, H, inside=True, **options)
+            EURNN(I, H, fused=True, **options)
     assert entered() == before
-    for cls, options in ((EURNN, {}), (UnitaryRNN, {"map": "givens"})):
-        with pytest.raises(TypeError, match="`inside` must be True, False or None, got 1"):
-            cls(I, H, inside=1, **options)
-    with pytest.raises(ValueError, match="`inside` is for the map 'givens' alone, got True"):
-        UnitaryRNN(I, H, inside=True)
+    for cls, options in ((EURNN, {}), (UnitaryRNN, {"unitary_map": "givens"})):
+        with pytest.raises(TypeError, match="`fused` must be True, False or None, got 1"):
+            cls(I, H, fused=1, **options)
+    with pytest.raises(ValueError, match="`fused` is for the map 'givens' alone, got True"):
+        UnitaryRNN(I, H, fused=True)
 
 
 def test_it_trains_is_copied_and_compiled():
     torch.manual_seed(0)
-    module = EURNN(1, 16, style="butterfly", inside=True)
+    module = EURNN(1, 16, style="butterfly", fused=True)
     optimiser = torch.optim.Adam(rnnkern.optim.param_groups(module, 0.02))
     x, losses = torch.randn(4, 16, 1), []
     for _ in range(60):
@@ -129,7 +129,7 @@ def test_it_trains_is_copied_and_compiled():
     torch.testing.assert_close(pickle.loads(pickle.dumps(module))(x), module(x))
     R = module.weight_hh_l0.detach().double()
     assert (R.T @ R - torch.eye(16)).abs().max() < 1e-5
-    for network in (module, UnitaryRNN(1, 16, map="givens", inside=True)):
+    for network in (module, UnitaryRNN(1, 16, unitary_map="givens", fused=True)):
         with torch._dynamo.config.patch(allow_rnn=True):
             compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
             torch.testing.assert_close(results(compiled, x), results(network, x))

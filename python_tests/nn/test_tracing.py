@@ -20,7 +20,7 @@ LAYERS = {
     "exprnn": lambda: rnnkern.nn.ExpRNN(I, H),
     "rellstm": lambda: rnnkern.nn.RelLSTM(I, H),
     "lru": lambda: rnnkern.nn.LRU(I, H),
-    "eurnn": lambda: rnnkern.nn.EURNN(I, H, inside=True),
+    "eurnn": lambda: rnnkern.nn.EURNN(I, H, fused=True),
 }
 EXPORTS = {
     "export": lambda layer, *args: torch.onnx.export(layer, args, io.BytesIO(), dynamo=False),

@@ -10,7 +10,7 @@ from rnnkern.optim import CayleySGD, param_groups
 
 T, B, I, H = 6, 3, 2, 4  # noqa: E741
 F64, C128 = torch.float64, torch.complex128
-MAPS = [{"map": "fourier"}, {"map": "givens", "rotation_layers": 3}, {"map": "free"}]
+MAPS = [{"unitary_map": "fourier"}, {"unitary_map": "givens", "rotation_layers": 3}, {"unitary_map": "free"}]
 maps = pytest.mark.parametrize("options", MAPS, ids=str)
 
 
@@ -112,7 +112,7 @@ def test_training_keeps_it_unitary_and_learns(options):
     head = torch.nn.Linear(16, 1)
     model = torch.nn.ModuleList([module, head])
     groups = param_groups(model, 0.02)
-    if options["map"] == "free":
+    if options["unitary_map"] == "free":
         groups = [{"params": [p for p in model.parameters() if p is not module.weight_hh_l0], "lr": 0.02}]
         optimisers = [CayleySGD([module.weight_hh_l0], 0.02)]
     else:
@@ -140,15 +140,15 @@ def test_fresh_values():
         module.reset_parameters()
         assert all(not torch.equal(p, before[name]) for name, p in module.named_parameters())
         assert module.modrelu_bias_l0.abs().max() <= 0.01
-    module = UnitaryRNN(I, H, 2, map="givens", bidirectional=True)
-    assert "2, 4, num_layers=2, map=givens, bidirectional=True\n" in repr(module)
+    module = UnitaryRNN(I, H, 2, unitary_map="givens", bidirectional=True)
+    assert "2, 4, num_layers=2, unitary_map=givens, bidirectional=True\n" in repr(module)
 
 
 def test_wrong_arguments():
     for arguments, options, kind, said in (
         ((0, H), {}, ValueError, "input_size must be at least 1, got 0"),
         ((I, 4.0), {}, TypeError, "hidden_size should be of type int, got: float"),
-        ((I, H), {"map": "exp"}, ValueError, "map must be one of"),
+        ((I, H), {"unitary_map": "exp"}, ValueError, "unitary_map must be one of"),
         ((I, H), {"style": "butterfly"}, ValueError, "`style` is for the map 'givens' alone, got 'butterfly'"),
     ):
         with pytest.raises(kind, match=said):

@@ -41,8 +41,8 @@ class Call(NamedTuple):
             return x.detach().to(dtype, copy=True).requires_grad_(requires_grad)
 
         kwargs = {key: cast(value) for key, value in self.kwargs.items()}
-        if isinstance(kwargs.get("screening"), Tensor):
-            kwargs["screening"].requires_grad_(False)
+        if isinstance(kwargs.get("relevance"), Tensor):
+            kwargs["relevance"].requires_grad_(False)
         return Call(cast(self.args), kwargs)
 
 
@@ -57,14 +57,14 @@ def call_of(
     packed: bool = False,
     reset: float = 0.0,
     carried: int = 0,
-    mix: str = "half",
+    combine: str = "half",
     alignment: str = "additive",
-    screening: str = "attention",
+    relevance: str = "attention",
     dtype: torch.dtype = torch.float64,
     scale: float = 1.0,
 ) -> Call:
     """A call whose values are drawn from torch's generator. Packed lengths fall from ``steps`` to 0; ``reset`` is its
-    probability; ``carried`` is how many steps a former call had that the state comes from; ``screening`` may be "given"
+    probability; ``carried`` is how many steps a former call had that the state comes from; ``relevance`` may be "given"
     for a tensor of scores; ``scale`` multiplies v."""
     gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
 
@@ -75,7 +75,7 @@ def call_of(
     weights = (*weights, draw(hidden) * scale / hidden**0.5)
     state: Any = tuple(draw(batch, hidden) for _ in range(states))
     options = {
-        "buffer_size": buffer_size, "relevant_size": relevant_size, "mix": mix, "alignment": alignment,
+        "buffer_size": buffer_size, "relevant_size": relevant_size, "combine": combine, "alignment": alignment,
         "params": tuple(0.3 * draw(hidden) for _ in params),
     }  # fmt: skip
     if carried:
@@ -89,7 +89,7 @@ def call_of(
         batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
         rows = (int(batch_sizes.sum()),)
     options |= {"batch_sizes": batch_sizes, "reset": torch.rand(steps, batch) < reset if reset else None}
-    options["screening"] = torch.rand(steps, batch, dtype=torch.float64) if screening == "given" else screening
+    options["relevance"] = torch.rand(steps, batch, dtype=torch.float64) if relevance == "given" else relevance
     return Call((cell, draw(*rows, gates * hidden), weights, state), options).to(dtype)
 
 
@@ -101,8 +101,8 @@ def random_call(draw: random.Random) -> Call:
         draw.choice([1, 2, 3, 8, 9]), buffer_size=draw.choice([1, 2, 3, 5, max(steps, 1), steps + 4]),
         relevant_size=draw.choice([0, 0, 1, 2, 4]), packed=draw.random() < 0.3,
         reset=draw.choice([0.0, 0.0, 0.2, 1.0]), carried=draw.choice([0, 0, 1, 4, 9]),
-        mix=draw.choice(["half", "sum"]), alignment=draw.choice(["additive", "dot"]),
-        screening=draw.choice(["attention", "attention", "fifo", "given"]),
+        combine=draw.choice(["half", "sum"]), alignment=draw.choice(["additive", "dot"]),
+        relevance=draw.choice(["attention", "attention", "fifo", "given"]),
     )  # fmt: skip
 
 
@@ -111,11 +111,11 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts
     gradients are multiples of its inverse, which any dtype has exactly."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
-    for readout in ("h", "s"):
-        out, state, memory = op(*call.args, **call.kwargs, readout=readout, return_memory=True)
-        results = {readout: out} | {f"last {name}": x for name, x in state._asdict().items() if x is not None}
+    for output in ("h", "s"):
+        out, state, memory = op(*call.args, **call.kwargs, output=output, return_memory=True)
+        results = {output: out} | {f"last {name}": x for name, x in state._asdict().items() if x is not None}
         if gradients:
-            differentiable = [results[name] for name in (readout, *(f"last {p}" for p in PASSED_ON)) if name in results]
+            differentiable = [results[name] for name in (output, *(f"last {p}" for p in PASSED_ON)) if name in results]
             upstream = [torch.randn(y.shape, generator=draw, dtype=torch.float64) for y in differentiable]
             upstream = [(g * parts).round() / parts if parts else g for g in upstream]
             upstream = [g.to(y) for g, y in zip(upstream, differentiable, strict=True)]
@@ -123,7 +123,7 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts
             leaves = call.leaves()
             outputs, upstream = zip(*pairs, strict=True)
             grads = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
-            found |= {f"{readout}: grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
+            found |= {f"{output}: grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
         found |= results | {"weights": memory.weights, "ids": memory.ids}
     return {name: x.detach() for name, x in found.items()}
 

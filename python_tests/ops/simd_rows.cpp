@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "cells/math.h"
-#include "recurrence/cpu_includes.h"
+#include "recurrence/cpu/includes.h"
 
 #include "common/simd_target.h"
 

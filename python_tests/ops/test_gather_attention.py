@@ -198,14 +198,14 @@ def test_a_v_for_each_of_some_samples():
 
 
 @pytest.mark.parametrize("alignment", ["additive", "dot"])
-@pytest.mark.parametrize("mix", ["half", "sum"])
-def test_the_weights_of_a_recurrence_are_found_again_from_its_states(mix, alignment):
+@pytest.mark.parametrize("combine", ["half", "sum"])
+def test_the_weights_of_a_recurrence_are_found_again_from_its_states(combine, alignment):
     u, s0 = torch.randn(17, 3, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
     weights = [torch.randn(*sizes, dtype=torch.float64) / 2 for sizes in ((6, 6), (6, 6), (6, 6), (6,))]
-    options = {"buffer_size": 4, "relevant_size": 3, "mix": mix, "alignment": alignment}
+    options = {"buffer_size": 4, "relevant_size": 3, "combine": combine, "alignment": alignment}
     options["reset"] = torch.rand(17, 3) < 0.1
     h, _, memory = relevancy_recurrence("tanh", u, weights, (s0,), return_memory=True, **options)
-    s, _ = relevancy_recurrence("tanh", u, weights, (s0,), readout="s", **options)
+    s, _ = relevancy_recurrence("tanh", u, weights, (s0,), output="s", **options)
     before = torch.cat([s0.unsqueeze(0), s[:-1]]).masked_fill(options["reset"].unsqueeze(-1), 0)
     _, W_a, U_a, v = weights
     q, u, h, idx = (x.transpose(0, 1) for x in (before @ W_a.T, h @ U_a.T, h, memory.ids))

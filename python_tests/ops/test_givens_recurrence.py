@@ -89,7 +89,7 @@ def test_layers_in_pieces_are_the_layers(style):
 def test_a_complex_number_of_zero_and_one_of_nearly_zero(dtype):
     """Where |z| is 0 nothing divides by it; where it is tiny its direction still counts."""
     sample = givens_recurrence_sample(3, 2, 4, dtype=dtype)
-    tensors = sample.tensors | {"h0": torch.zeros_like(sample.tensors["h0"])}
+    tensors = sample.tensors | {"state": torch.zeros_like(sample.tensors["state"])}
     tensors["u"] = tensors["u"] * torch.tensor([0.0, 1e-30, 1e-6, 1.0])
     found = scan_outputs_and_gradients(givens_recurrence, sample._replace(tensors=tensors))
     assert all(x.isfinite().all() for x in found.values())
@@ -107,9 +107,9 @@ def test_two_halves_are_the_whole():
     for dtype, reverse in ((F64, False), (C128, True)):
         tensors, kwargs = givens_recurrence_sample(12, 5, 6, dtype=dtype, reset=True, reverse=reverse)
         h, last = givens_recurrence(**tensors, **kwargs)
-        state, found = tensors["h0"], {}
+        state, found = tensors["state"], {}
         for half in (slice(7, 12), slice(0, 7)) if reverse else (slice(0, 7), slice(7, 12)):
-            part = tensors | {"u": tensors["u"][half], "h0": state}
+            part = tensors | {"u": tensors["u"][half], "state": state}
             found[half.start], state = givens_recurrence(**part, **kwargs | {"reset": kwargs["reset"][half]})
         torch.testing.assert_close(torch.cat([found[0], found[7]]), h)
         torch.testing.assert_close(state, last)
@@ -181,7 +181,7 @@ def test_second_gradients_where_not_all_is_asked_for():
 @pytest.mark.parametrize(("option", "steps"), [("reset", 4), ("packed-reset-reverse", 4), ("plain", 0)])
 def test_operators_pass_torchs_own_checks(option, steps, dtype):
     tensors, kwargs = givens_recurrence_sample(steps, 3, 4, 2, dtype=dtype, **GIVENS_OPTIONS[option])
-    u, h0 = (state_in_parts(x) if x.is_complex() else x for x in (tensors["u"], tensors["h0"]))
+    u, h0 = (state_in_parts(x) if x.is_complex() else x for x in (tensors["u"], tensors["state"]))
     turns = tensors["angles"], tensors.get("phases"), tensors.get("diagonal_phases")
     args = (u, *turns, tensors["modrelu_bias"], h0)
     rest = (kwargs["batch_sizes"], kwargs["reset"], kwargs["reverse"], False)
@@ -258,7 +258,7 @@ SIZES = torch.tensor([2, 1])
         (TypeError, {"angles": ANGLES.double()}, "`angles` must be of a dtype of .*float32.* got torch.float64"),
         (TypeError, {"modrelu_bias": None}, "`modrelu_bias` must be a tensor, got NoneType"),
         (TypeError, {"angles": ANGLES.to("meta")}, "`angles` must be on cpu like `u`, got meta"),
-        (TypeError, {"h0": H0.double()}, "`h0` must be of dtype torch.float32 like `u`, got torch.float64"),
+        (TypeError, {"state": H0.double()}, "`state` must be of dtype torch.float32 like `u`, got torch.float64"),
         (TypeError, {"phases": ANGLES}, "`phases` are of complex numbers, got a `u` of torch.float32"),
         (TypeError, {"reverse": 1}, "`reverse` must be a bool, got 1"),
         (TypeError, {"reset": U}, "`reset` must be a bool tensor, got torch.float32"),
@@ -266,9 +266,9 @@ SIZES = torch.tensor([2, 1])
         (ValueError, {"style": "fft"}, "`style` must be one of .*, got 'fft'"),
         (ValueError, {"u": U[0]}, r"`u` must be \(T, B, N\), got \(2, 4\)"),
         (ValueError, {"angles": ANGLES[:, 1:]}, r"`angles` must be \(L, N // 2\) with N // 2 = 2, got \(5, 1\)"),
-        (ValueError, {"h0": H0[:1]}, r"`h0` must be \(B, N\) = \(2, 4\), got \(1, 4\)"),
+        (ValueError, {"state": H0[:1]}, r"`state` must be \(B, N\) = \(2, 4\), got \(1, 4\)"),
         (ValueError, {"modrelu_bias": BIAS[1:]}, r"`modrelu_bias` must be \(N,\) = \(4,\), got \(3,\)"),
-        (ValueError, {"u": U[..., :3], "h0": H0[:, :3], "modrelu_bias": BIAS[:3], "angles": ANGLES[:, :1],
+        (ValueError, {"u": U[..., :3], "state": H0[:, :3], "modrelu_bias": BIAS[:3], "angles": ANGLES[:, :1],
                       "style": "butterfly"}, "N must be a power of two for the style 'butterfly', got 3"),
         (ValueError, {"reset": U[:2, :, 0].bool()}, r"`reset` must be \(T, B\) = \(3, 2\), got \(2, 2\)"),
         (ValueError, {"u": U[0], "batch_sizes": SIZES}, "`batch_sizes` must sum to the rows of `u`, 2, got a sum of 3"),
@@ -276,11 +276,11 @@ SIZES = torch.tensor([2, 1])
 )  # fmt: skip
 def test_errors_name_the_argument(error, changed, said):
     with pytest.raises(error, match=f"givens_recurrence: .*{said}"):
-        givens_recurrence(**{"u": U, "angles": ANGLES, "h0": H0, "modrelu_bias": BIAS} | changed)
+        givens_recurrence(**{"u": U, "angles": ANGLES, "state": H0, "modrelu_bias": BIAS} | changed)
 
 
 def test_errors_of_phases():
-    turned = {"u": U + 0j, "angles": ANGLES, "h0": H0 + 0j, "modrelu_bias": BIAS}
+    turned = {"u": U + 0j, "angles": ANGLES, "state": H0 + 0j, "modrelu_bias": BIAS}
     with pytest.raises(ValueError, match=r"`phases` must be like `angles` = \(5, 2\), got \(4, 2\)"):
         givens_recurrence(**turned, phases=ANGLES[1:])
     with pytest.raises(ValueError, match=r"`diagonal_phases` must be \(N,\) = \(4,\), got \(2,\)"):

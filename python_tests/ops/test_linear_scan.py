@@ -82,7 +82,7 @@ def test_two_halves_are_the_whole(option):
     if sample.kwargs["batch_sizes"] is not None:
         pytest.skip("packed sequences are not cut by steps alone")
     h, last = linear_scan(*sample[:3], **sample.kwargs)
-    state, found = sample.h0, {}
+    state, found = sample.state, {}
     reset, reverse = sample.kwargs.get("reset"), sample.kwargs["reverse"]
     for half in (slice(7, 12), slice(0, 7)) if reverse else (slice(0, 7), slice(7, 12)):
         a = sample.a if sample.a.dim() == 1 else sample.a[half]
@@ -104,7 +104,7 @@ def test_what_packed_means():
             a = sample.a if sample.a.dim() == 1 else sample.a[rows].unsqueeze(1)
             reset = sample.kwargs.get("reset")
             reset = None if reset is None else reset[: len(rows), b : b + 1]
-            alone = linear_scan(a, sample.x[rows].unsqueeze(1), sample.h0[b : b + 1], reset=reset, reverse=reverse)
+            alone = linear_scan(a, sample.x[rows].unsqueeze(1), sample.state[b : b + 1], reset=reset, reverse=reverse)
             assert torch.equal(h[rows].unsqueeze(1), alone[0])
             assert torch.equal(last[b : b + 1], alone[1])
 
@@ -133,7 +133,7 @@ def test_any_layout(layout):
         "gaps": lambda y: torch.stack([y, y], -1).flatten(-2)[..., ::2],
         "conjugate": lambda y: y.conj(),
     }[layout]
-    changed = sample._replace(a=change(sample.a), x=change(sample.x), h0=change(sample.h0))
+    changed = sample._replace(a=change(sample.a), x=change(sample.x), state=change(sample.state))
     plain = changed._replace(**{name: y.resolve_conj().contiguous() for name, y in changed.leaves().items()})
     found, wanted = (scan_outputs_and_gradients(linear_scan, s) for s in (changed, plain))
     for what in wanted:
@@ -294,30 +294,34 @@ A, X, H0, SIZES = torch.zeros(4), torch.zeros(3, 2, 4), torch.zeros(2, 4), torch
         (TypeError, {"x": [1.0]}, "`x` must be a tensor, got list"),
         (TypeError, {"x": X.long()}, "`x` must be of a dtype of .* got torch.int64"),
         (TypeError, {"a": 0.5}, "`a` must be a tensor, got float"),
-        (TypeError, {"a": A.cfloat()}, "`a` must be of dtype torch.float32 like `x`, got torch.complex64"),
-        (TypeError, {"h0": H0.double()}, "`h0` must be of dtype torch.float32 like `x`, got torch.float64"),
+        (TypeError, {"a": A.cdouble()}, "`a` must be of dtype torch.float32 like `x`, got torch.complex128"),
+        (TypeError, {"state": H0.double()}, "`state` must be of dtype torch.float32 like `x`, got torch.float64"),
         (TypeError, {"a": A.to("meta")}, "`a` must be on cpu like `x`, got meta"),
         (TypeError, {"reverse": 1}, "`reverse` must be a bool, got 1"),
         (TypeError, {"return_sequence": None}, "`return_sequence` must be a bool, got None"),
         (TypeError, {"reset": X}, "`reset` must be a bool tensor, got torch.float32"),
         (TypeError, {"reset": X[..., 0].bool().to("meta")}, "`reset` must be on cpu like `x`, got meta"),
         (TypeError, {"x": X[0], "batch_sizes": SIZES.int()}, "`batch_sizes` must be an int64 tensor on the CPU"),
-        (TypeError, {"x": X[0], "h0": None, "batch_sizes": [2]}, "`batch_sizes` must be an int64 tensor on the CPU"),
+        (TypeError, {"x": X[0], "state": None, "batch_sizes": [2]}, "`batch_sizes` must be an int64 tensor on the CPU"),
         (ValueError, {"x": X[0]}, r"`x` must be \(T, B, C\), got \(2, 4\)"),
         (ValueError, {"batch_sizes": SIZES}, r"`x` must be \(sum of batch_sizes, C\) when .*, got \(3, 2, 4\)"),
-        (ValueError, {"a": A[1:]}, r"`a` must be \(C,\) = \(4,\) or like `x` \(3, 2, 4\), got \(3,\)"),
-        (ValueError, {"a": X[:1]}, r"`a` must be .* got \(1, 2, 4\)"),
-        (ValueError, {"h0": H0[:1]}, r"`h0` must be \(B, C\) = \(2, 4\), got \(1, 4\)"),
+        (ValueError, {"a": A[1:]}, r"`a` must be \(C,\) = \(4,\) or broadcast to .* \(3, 2, 4\), got \(3,\)"),
+        (ValueError, {"a": X[:2]}, r"`a` must be .* got \(2, 2, 4\)"),
+        (ValueError, {"state": H0[:1]}, r"`state` must be \(B, C\) = \(2, 4\), got \(1, 4\)"),
         (ValueError, {"reset": X[:2, :, 0].bool()}, r"`reset` must be \(T, B\) = \(3, 2\), got \(2, 2\)"),
-        (ValueError, {"x": X[:, 0], "h0": H0[0], "batch_sizes": SIZES}, r"`h0` must be \(B, C\) = .* got \(4,\)"),
+        (ValueError, {"x": X[:, 0], "state": H0[0], "batch_sizes": SIZES}, r"`state` must be \(B, C\) = .* got \(4,\)"),
         (ValueError, {"x": X[0], "batch_sizes": SIZES}, "`batch_sizes` must sum to the rows of `x`, 2, got a sum of 3"),
         (ValueError, {"x": X[:, 0], "batch_sizes": SIZES.flip(0)}, "`batch_sizes` must never grow"),
-        (ValueError, {"x": X[:, 0], "h0": H0[:1], "batch_sizes": SIZES}, "begin with at most B = 1, the rows of `h0`"),
+        (
+            ValueError,
+            {"x": X[:, 0], "state": H0[:1], "batch_sizes": SIZES},
+            "at most B = 1, the rows of `state`",
+        ),
     ],
 )
 def test_errors_name_the_argument(error, changed, said):
     with pytest.raises(error, match=f"linear_scan: .*{said}"):
-        linear_scan(**({"a": A, "x": X, "h0": H0} | changed))
+        linear_scan(**({"a": A, "x": X, "state": H0} | changed))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +373,27 @@ def test_the_references_backward_is_its_own_gradient(option, dtype):
     upstream = [torch.view_as_complex(g) if h.is_complex() else g.squeeze(-1) for g in upstream]
     zeros = torch.zeros_like(last)
     dx, dh0, da = reference.linear_scan_backward(*upstream, a, zeros if h0 is None else h0, h, **kwargs)
-    found = {"grad of a": da, "grad of x": dx} | ({} if h0 is None else {"grad of h0": dh0})
+    found = {"grad of a": da, "grad of x": dx} | ({} if h0 is None else {"grad of state": dh0})
     for name, y in found.items():
         torch.testing.assert_close(y, wanted[name], rtol=1e-12, atol=1e-12)
     assert_close(as_reals(h), as_reals(h), as_reals(h))
+
+
+def test_real_and_complex_go_together():
+    a, x, state, kwargs = scan_sample(6, 2, 3, packed=True, dtype=torch.complex128)
+    for given in ((a, x.real, state), (a.real, x, state)):
+        leaves = [y.clone().requires_grad_() for y in given]
+        whole = [y.detach().to(torch.complex128).requires_grad_() for y in leaves]
+        results, wanted = (linear_scan(*tensors, **kwargs) for tensors in (leaves, whole))
+        assert all(map(torch.equal, results, wanted))
+        upstream = torch.randn_like(results[0])
+        gradients = torch.autograd.grad(results[0], leaves, upstream)
+        for gradient, other in zip(gradients, torch.autograd.grad(wanted[0], whole, upstream), strict=True):
+            torch.testing.assert_close(gradient, other if gradient.is_complex() else other.real)
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 3), (1, 2, 3), (1, 1, 3)])
+def test_factors_broadcast(shape):
+    a, x = torch.rand(shape, dtype=torch.float64), torch.randn(6, 2, 3, dtype=torch.float64)
+    assert torch.equal(linear_scan(a, x)[0], linear_scan(a.expand(6, 2, 3).contiguous(), x)[0])
+    torch.autograd.gradcheck(lambda a: linear_scan(a, x), a.requires_grad_())

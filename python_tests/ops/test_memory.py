@@ -5,6 +5,7 @@ import torch
 
 import rnnkern
 from python_tests.samples import recurrence_sample
+from rnnkern.nn.filters import Adam
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference import CELLS
@@ -61,7 +62,7 @@ def test_a_module_may_be_told_to_compute_its_gates_again():
     [
         (rnnkern.nn.LSTM(5, HIDDEN), 5 + 6 * HIDDEN),
         (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 2 + 14 * HIDDEN),  # x's product with W and its mean and deviation
-        (rnnkern.nn.RNN(5, HIDDEN, filter=rnnkern.nn.filters.Adam(0.6, 0.6, 0.99)), 2 * HIDDEN),
+        (rnnkern.nn.RNN(5, HIDDEN, filter=Adam(0.6, 0.6, 0.99)), 2 * HIDDEN),
         (rnnkern.nn.UnitaryRNN(5, HIDDEN), 8 * HIDDEN),
     ],
     ids=["plain", "layer norm", "filter", "unitary"],

@@ -13,11 +13,12 @@ from python_tests.samples import (
     covering_rows,
     filter_outputs_and_gradients,
     filter_sample,
+    filtered,
 )
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
-from rnnkern.ops._scan.filter_autograd import EVERY
+from rnnkern.ops._scan.moment_filter import EVERY
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 """Of torch's; the compiler takes half a minute over the reference's second derivative."""
@@ -40,7 +41,7 @@ def calls(sample, requires_grad=False):
     leaves = {name: y.detach().requires_grad_(requires_grad) for name, y in sample.leaves().items()}
 
     def call(*given):
-        results = moment_filter(**dict(zip(leaves, given, strict=True)), **sample.kwargs)
+        results = filtered(moment_filter, **dict(zip(leaves, given, strict=True)), **sample.kwargs)
         return tuple(y for y in results if y is not None)
 
     return list(leaves.values()), call
@@ -71,7 +72,7 @@ def test_every_simd_level(level, dtype, simd):
 
 def test_momentum_alone_is_a_linear_scan():
     u, v0 = torch.randn(20, 3, 5), torch.randn(3, 5)
-    y, v, q = moment_filter(u, v0, mu=0.8, s=0.5)
+    y, v, q = filtered(moment_filter, u, v0, mu=0.8, s=0.5)
     h, last = linear_scan(torch.full((5,), 0.8), 0.5 * u, v0)
     assert q is None
     assert torch.equal(v, y[-1])
@@ -82,13 +83,13 @@ def test_momentum_alone_is_a_linear_scan():
 def test_two_halves_are_the_whole(option):
     cut = 2 * EVERY  # so that pieces are the same, and with them all bits
     sample = filter_sample(cut + 7, 3, 5, **FILTER_OPTIONS[option])
-    y, v, q = moment_filter(*sample[:3], **sample.kwargs)
+    y, v, q = filtered(moment_filter, *sample[:3], **sample.kwargs)
     state, found = sample[1:3], {}
     reset, reverse = sample.kwargs.get("reset"), sample.kwargs["reverse"]
     halves = (slice(0, cut), slice(cut, None))
     for half in reversed(halves) if reverse else halves:
         part = sample.kwargs | {"reset": None if reset is None else reset[half]}
-        found[half.start], *state = moment_filter(sample.u[half], *state, **part)
+        found[half.start], *state = filtered(moment_filter, sample.u[half], *state, **part)
     assert torch.equal(torch.cat([found[0], found[cut]]), y)
     assert torch.equal(state[0], v)
     assert q is None or torch.equal(state[1], q)
@@ -99,13 +100,13 @@ def test_what_packed_means():
     for name in ("packed", "packed-reset-reverse"):
         sample = filter_sample(2 * EVERY + 3, 4, 3, **FILTER_OPTIONS[name])
         sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
-        y, v, q = moment_filter(*sample[:3], **sample.kwargs)
+        y, v, q = filtered(moment_filter, *sample[:3], **sample.kwargs)
         begins = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
         for b in range(4):
             rows = [int(begins[t]) + b for t in range(len(sizes)) if sizes[t] > b]
             own = {"batch_sizes": None, "reset": None if reset is None else reset[: len(rows), b : b + 1]}
             given = (sample.u[rows].unsqueeze(1), sample.v0[b : b + 1], sample.q0[b : b + 1])
-            alone = moment_filter(*given, **sample.kwargs | own)
+            alone = filtered(moment_filter, *given, **sample.kwargs | own)
             for mine, other in zip((y[rows].unsqueeze(1), v[b : b + 1], q[b : b + 1]), alone, strict=True):
                 assert torch.equal(mine, other)
 
@@ -148,7 +149,7 @@ def test_16_bits_are_computed_in_float32_and_rounded_once(option, dtype):
     with rnnkern.use("reference"):
         again = filter_outputs_and_gradients(moment_filter, sample)
     leaves = {name: y.float().requires_grad_() for name, y in sample.leaves().items()}
-    y, *states = (x for x in moment_filter(**leaves, **sample.kwargs) if x is not None)
+    y, *states = (x for x in filtered(moment_filter, **leaves, **sample.kwargs) if x is not None)
     generator = torch.Generator().manual_seed(0)
     upstream = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in (y, *states)]
     upstream = [upstream[0].to(dtype).float(), *(g.float() for g in upstream[1:])]
@@ -166,7 +167,7 @@ def test_nan_stays_in_its_channel_and_ends_at_a_reset():
     u[2, 0, 1] = torch.nan
     reset = torch.zeros(40, 2, dtype=torch.bool)
     reset[20, 0] = True
-    y, _, _ = moment_filter(u, mu=0.5, beta=0.9, reset=reset)
+    y, _, _ = filtered(moment_filter, u, mu=0.5, beta=0.9, reset=reset)
     wanted = torch.zeros(40, 2, 3, dtype=torch.bool)
     wanted[2:20, 0, 1] = True
     assert torch.equal(y.isnan(), wanted)
@@ -219,7 +220,7 @@ def test_transforms_and_the_compiler():
     u, v0, q0, kwargs = filter_sample(4, 2, 3)
 
     def loss(u, v0, q0):
-        y, v, q = moment_filter(u, v0, q0, **kwargs)
+        y, v, q = filtered(moment_filter, u, v0, q0, **kwargs)
         return y.square().sum() + v.exp().sum() + q.square().sum()
 
     leaves = [y.clone().requires_grad_() for y in (u, v0, q0)]
@@ -248,7 +249,7 @@ def test_members_of_vmap(dims, option):
 
     def gradients(*tensors):
         def loss(u, v0, q0):
-            y, v, q = moment_filter(u, v0, q0, **sample.kwargs)
+            y, v, q = filtered(moment_filter, u, v0, q0, **sample.kwargs)
             return y.square().sum() + v.sum() + q.sum()
 
         return torch.func.grad(loss, (0, 1, 2))(*tensors)
@@ -282,27 +283,28 @@ U, V0, SIZES = torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
     [
         (TypeError, {"u": [1.0]}, "`u` must be a tensor, got list"),
         (TypeError, {"u": U.cfloat()}, "`u` must be of a dtype of .* got torch.complex64"),
-        (TypeError, {"v0": V0.double()}, "`v0` must be of dtype torch.float32 like `u`, got torch.float64"),
-        (TypeError, {"u": U.half(), "v0": V0.half()},
-         "`v0` must be of dtype torch.float32 beside torch.float16 of `u`, got torch.float16"),
-        (TypeError, {"q0": V0.to("meta")}, "`q0` must be on cpu like `u`, got meta"),
+        (TypeError, {"state": (V0.double(), V0)}, r"`state\[0\]` must be of dtype torch.float32 like `u`, got .*64"),
+        (TypeError, {"u": U.half(), "state": (V0.half(), V0)},
+         r"`state\[0\]` must be of dtype torch.float32 beside torch.float16 of `u`, got torch.float16"),
+        (TypeError, {"state": (V0, V0.to("meta"))}, r"`state\[1\]` must be on cpu like `u`, got meta"),
         (TypeError, {"mu": "1"}, "`mu` must be a number, got '1'"),
         (TypeError, {"s": True}, "`s` must be a number, got True"),
         (TypeError, {"reverse": 1}, "`reverse` must be a bool, got 1"),
         (ValueError, {"mu": float("nan")}, "`mu` must be finite, got nan"),
         (ValueError, {"beta": 1.5}, r"`beta` must be in \[0, 1\], got 1.5"),
         (ValueError, {"eps": 0.0}, "`eps` must be positive, got 0.0"),
-        (ValueError, {"beta": None, "q0": V0}, "`q0` must be None without `beta`, got a tensor"),
+        (TypeError, {"beta": None}, r"`state` must be \(v\), a tuple of tensors, got 2 of them"),
+        (TypeError, {"state": V0}, r"`state` must be \(v, q\), a tuple of tensors, got Tensor"),
         (ValueError, {"u": U[0]}, r"`u` must be \(T, B, C\), got \(2, 4\)"),
-        (ValueError, {"q0": V0[:, 1:]}, r"`q0` must be \(B, C\) = \(2, 4\), got \(2, 3\)"),
+        (ValueError, {"state": (V0, V0[:, 1:])}, r"`state\[1\]` must be \(B, C\) = \(2, 4\), got \(2, 3\)"),
         (ValueError, {"reset": U[:2, :, 0].bool()}, r"`reset` must be \(T, B\) = \(3, 2\), got \(2, 2\)"),
-        (ValueError, {"u": U[:, 0], "v0": V0[:1], "batch_sizes": SIZES}, "begin with at most B = 1, the rows of `v0`"),
-        (ValueError, {"u": U[0], "batch_sizes": SIZES}, "`batch_sizes` must sum to the rows of `u`, 2, got a sum of 3"),
+        (ValueError, {"u": U[:, 0], "state": (V0[:1], V0[:1]), "batch_sizes": SIZES}, r"B = 1, the rows of `state"),
+        (ValueError, {"u": U[0], "state": None, "batch_sizes": SIZES}, "must sum to the rows of `u`, 2, got"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(error, changed, said):
     with pytest.raises(error, match=f"moment_filter: .*{said}"):
-        moment_filter(**({"u": U, "v0": V0, "mu": 0.5, "beta": 0.9} | changed))
+        moment_filter(**({"u": U, "state": (V0, V0), "mu": 0.5, "beta": 0.9} | changed))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,7 @@ def test_explain_says_what_is_entered():
 
     sample = filter_sample()
     before = entered()
-    assert explain(moment_filter, *sample[:3], **sample.kwargs).implementation == "cpu"
+    assert explain(moment_filter, sample.u, sample[1:3], **sample.kwargs).implementation == "cpu"
     filter_outputs_and_gradients(moment_filter, sample)
     assert entered() == before + 2
     with rnnkern.use("reference"):

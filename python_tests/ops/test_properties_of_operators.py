@@ -3,6 +3,7 @@ recurrence are in test_properties.py."""
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from python_tests.ops.drawn import FEW, batch_sizes_of, laid_out, machine, sprea
 from python_tests.ops.relevancy_sample import everything, random_call, same_selection, with_leaves
 from python_tests.ops.sab_calls import outcomes
 from python_tests.ops.test_sab import draw as random_sab_call
+from python_tests.samples import filtered
 from python_tests.tiers import LEVELS
 from rnnkern import ops, reference
 from rnnkern.testing import as_reals, assert_close
@@ -88,10 +90,10 @@ def scan(draw):
     C, dtype = draw(st.integers(1, 40)), draw(COMPLEX)
     leaves = {
         "a": draw(laid_out(*draw(st.sampled_from([(C,), (*rows, C)])), scale=0.6, dtype=dtype)),
-        "x": draw(laid_out(*rows, C, dtype=dtype)), "h0": draw(laid_out(B, C, dtype=dtype)),
+        "x": draw(laid_out(*rows, C, dtype=dtype)), "state": draw(laid_out(B, C, dtype=dtype)),
     }  # fmt: skip
     if options["batch_sizes"] is None and draw(st.booleans()):
-        del leaves["h0"]
+        del leaves["state"]
     return Call(ops.linear_scan, leaves, options | {"return_sequence": draw(st.booleans())})
 
 
@@ -131,7 +133,7 @@ def rotating(draw):
     N = draw(st.integers(1, 40) if style == "tunable" else st.sampled_from([1, 2, 8, 32]))
     turns = (draw(st.integers(0, 5)), N // 2)
     leaves = {
-        "u": draw(laid_out(*rows, N, dtype=dtype)), "h0": draw(laid_out(B, N, dtype=dtype)),
+        "u": draw(laid_out(*rows, N, dtype=dtype)), "state": draw(laid_out(B, N, dtype=dtype)),
         "angles": draw(laid_out(*turns, scale=3.0)), "modrelu_bias": draw(laid_out(N, scale=0.1)),
     }  # fmt: skip
     if dtype.is_complex:
@@ -143,11 +145,12 @@ def rotating(draw):
 def filtering(draw):
     B, rows, options = rows_of(draw, 40)
     C, beta = draw(st.integers(1, 40)), draw(st.none() | st.floats(0, 0.9))
-    leaves = {"u": draw(laid_out(*rows, C)), "v0": draw(laid_out(B, C))}
+    state = [draw(laid_out(B, C))]
     if beta is not None:
-        leaves["q0"] = draw(spread(draw(laid_out(B, C)).square()))
+        state.append(draw(spread(draw(laid_out(B, C)).square())))
+    leaves = {"u": draw(laid_out(*rows, C)), **dict(zip(("v0", "q0"), state, strict=False))}
     options |= {"mu": draw(st.floats(0, 0.9)), "s": draw(st.floats(0.1, 2)), "beta": beta}
-    return Call(ops.moment_filter, leaves, options)
+    return Call(partial(filtered, ops.moment_filter), leaves, options)
 
 
 def square(draw, dtype, scale):

@@ -22,7 +22,7 @@ OPTIONS = {
     "packed, reset, carried": {"packed": True, "reset": 0.3, "carried": 5},
     "all remembered": {"buffer_size": 11, "relevant_size": 1, "carried": 2},
     "window": {"relevant_size": 0},
-    "given, dot, sum": {"screening": "given", "alignment": "dot", "mix": "sum"},
+    "given, dot, sum": {"relevance": "given", "alignment": "dot", "combine": "sum"},
 }
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -115,10 +115,10 @@ def test_16_bits_are_computed_in_float32(dtype):
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
 def test_first_and_second_derivatives(cell, options):
     call = call_of(cell, 4, 2, 3, **OPTIONS[options])
-    names, readout = list(call.leaves()), "s" if options in ("window", "all remembered") else "h"
+    names, output = list(call.leaves()), "s" if options in ("window", "all remembered") else "h"
 
     def function(*leaves):
-        return outputs(with_leaves(call, dict(zip(names, leaves, strict=True))), readout=readout)
+        return outputs(with_leaves(call, dict(zip(names, leaves, strict=True))), output=output)
 
     assert gradcheck(function, list(call.leaves().values()), fast_mode=True)
     assert gradgradcheck(function, list(call.leaves().values()), fast_mode=True)
@@ -149,7 +149,7 @@ def test_the_operators_are_what_torch_expects(cell, options):
     if not isinstance(state, RelevancyState):
         state = reference.empty_state(state, call.kwargs["relevant_size"])
     parts = [x for x in state if x is not None]
-    given = call.kwargs["screening"] if isinstance(call.kwargs["screening"], torch.Tensor) else None
+    given = call.kwargs["relevance"] if isinstance(call.kwargs["relevance"], torch.Tensor) else None
     rest = (list(call.kwargs["params"]), call.kwargs["batch_sizes"], call.kwargs["reset"], given,
             call.kwargs["buffer_size"], 0.5, call.kwargs["alignment"] == "dot", "float64")  # fmt: skip
     for flags in ((False, True), (True, False)):
@@ -255,7 +255,7 @@ def halves(call, first):
     """h and the state of a call that is made in two."""
     cell, u, weights, state = call.args
     kwargs = dict(call.kwargs)
-    cut = {name: kwargs.pop(name) for name in ("reset", "screening")}
+    cut = {name: kwargs.pop(name) for name in ("reset", "relevance")}
 
     def options(part):
         return kwargs | {name: x[part] if isinstance(x, torch.Tensor) else x for name, x in cut.items()}
@@ -267,7 +267,7 @@ def halves(call, first):
 
 @pytest.mark.parametrize("first", [0, 1, 4, 9, 17])
 @pytest.mark.parametrize("options", [{}, {"reset": 0.2}, {"buffer_size": 50}, {"relevant_size": 0},
-                                     {"screening": "given", "relevant_size": 4, "carried": 2}])  # fmt: skip
+                                     {"relevance": "given", "relevant_size": 4, "carried": 2}])  # fmt: skip
 @pytest.mark.parametrize("cell", ["tanh", "lstm"])
 def test_two_calls_are_one_to_the_bit(cell, options, first):
     call = call_of(cell, 17, 3, 19, **{"buffer_size": 5, **options}, dtype=torch.float32)

@@ -23,8 +23,8 @@ def hold(call, gradients=True):
 
 
 def with_scores(scores, **options):
-    call = call_of("tanh", STEPS, BATCH, 5, screening="given", **options)
-    return call._replace(kwargs=call.kwargs | {"screening": torch.as_tensor(scores, dtype=torch.float64)})
+    call = call_of("tanh", STEPS, BATCH, 5, relevance="given", **options)
+    return call._replace(kwargs=call.kwargs | {"relevance": torch.as_tensor(scores, dtype=torch.float64)})
 
 
 @pytest.mark.parametrize("sizes", [(3, 2), (1, 1), (1, 4), (5, 3), (20, 2)])

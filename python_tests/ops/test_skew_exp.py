@@ -45,7 +45,7 @@ def off_orthogonal(V):
 
 
 def derive():
-    spec = importlib.util.spec_from_file_location("derive", ROOT / "csrc/orthogonal/derive.py")
+    spec = importlib.util.spec_from_file_location("derive", ROOT / "python_tests/ops/derive_skew_schemes.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -60,7 +60,8 @@ def test_the_coefficients_are_those_that_the_script_derives():
     assert {script.NAMES[dtype]: schemes for dtype, schemes in found.items()} == SCHEMES
     numbers = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
     for dtype, schemes in found.items():
-        (text,) = re.findall(rf"{dtype}_schemes\[\] = (.*?);", (ROOT / "csrc/orthogonal/schemes.h").read_text(), re.S)
+        header = (ROOT / "csrc/orthogonal/cpu/schemes.h").read_text()
+        (text,) = re.findall(rf"{dtype}_schemes\[\] = (.*?);", header, re.S)
         flat = [
             x
             for degree, limit, products in schemes

@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MEASURE = """
-#include "recurrence/cpu_includes.h"
+#include "recurrence/cpu/includes.h"
 #define RNNKERN_SIMD_LEVEL plain
 #include "common/simd_target.h"
-#include "recurrence/cpu_kernels.h"
+#include "recurrence/cpu/kernels.h"
 
 namespace rnnkern {
 template <class S, class Cell>

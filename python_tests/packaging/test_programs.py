@@ -21,7 +21,7 @@ OTHERS = {
     "relevancy::HistoryKernel",
     *(
         f"relevancy::{name}Kernel<{S}>"
-        for name in ("AttendForward", "AttendBackward", "Remember", "Leave", "Previous", "Add")
+        for name in ("StepwiseAttentionForward", "StepwiseAttentionBackward", "Remember", "Leave", "Previous", "Add")
         for S in EXACT
     ),
     *(
@@ -91,7 +91,7 @@ QUICK = {
     "sm_80": ["BlockForwardKernel<Tanh, bfloat16, 32>"],
     "sm_90": [
         "ClusterForwardKernel<Relu, float, 256>", "GridForwardKernel<Tanh, bfloat16>",
-        "StepBackwardKernel<Lstm, double, true>", "relevancy::SampleForwardKernel<Tanh, 64, float>",
+        "StepBackwardKernel<Lstm, double, true>", "relevancy::PerSequenceForwardKernel<Tanh, 64, float>",
         "givens::ForwardKernel<float, 2, 2>", "cuda::AloneKernel",
     ],
     "sm_120": ["StepForwardKernel<Gru, float16, false>"],

@@ -33,7 +33,7 @@ reset, all of them, and what came to h, s and alpha. Its weights would be 96 and
 
 
 class Kernel(NamedTuple):
-    family: str  # Sample or Cluster
+    family: str  # PerSequence or Cluster
     backward: bool
     cell: str
     size: int
@@ -43,17 +43,17 @@ class Kernel(NamedTuple):
 def kernel(type: str) -> Kernel | None:
     """None for kernels that keep no weights."""
     name, arguments = spelled(type)
-    if not (found := re.fullmatch("relevancy::(Sample|Cluster)(Forward|Backward)Kernel", name)):
+    if not (found := re.fullmatch("relevancy::(PerSequence|Cluster)(Forward|Backward)Kernel", name)):
         return None
     cell, size, *rest = arguments
-    stored = rest[0] if found[1] == "Sample" else None
+    stored = rest[0] if found[1] == "PerSequence" else None
     return Kernel(found[1], found[2] == "Backward", cell, int(size), stored)
 
 
 def expected() -> set[Kernel]:
     return {
         *(
-            Kernel("Sample", backward, cell, size, stored)
+            Kernel("PerSequence", backward, cell, size, stored)
             for backward in (False, True) for cell, gates in CELLS.items() for stored, kind in STORED.items()
             for size in SAMPLES[kind, gates]
         ),

@@ -34,7 +34,7 @@ facts = json.loads(torch.ops.rnnkern.build_info())
 maps = open("/proc/self/maps").read()
 kernels = [
     ("recurrence/cuda/cluster_forward.cuh", "rnnkern::ClusterForwardKernel<rnnkern::Lstm, float, 256>"),
-    ("relevancy/cuda/attend_forward.cuh", "rnnkern::relevancy::AttendForwardKernel<float>"),
+    ("relevancy/cuda/stepwise_attention_forward.cuh", "rnnkern::relevancy::StepwiseAttentionForwardKernel<float>"),
     ("orthogonal/cuda/givens_forward.cuh", "rnnkern::givens::ForwardKernel<float, 1, 2>"),
 ] if _compiler.nvrtc() else []
 print(json.dumps({

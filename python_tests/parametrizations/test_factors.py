@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rnnkern
-from rnnkern.parametrizations import INITS, Givens, Householder, orthogonal, orthogonal_matrix, reset
+from rnnkern.parametrizations import INITS, Givens, Householder, orthogonal, orthogonal_matrix, reset_parameters
 from rnnkern.parametrizations._factors import GIVENS_INITS
 
 F64 = torch.float64
@@ -16,11 +16,13 @@ F64 = torch.float64
 
 def made(size=6, reflections=None, dtype=F64, **options):
     linear = torch.nn.Linear(size, size, bias=False, dtype=dtype)
-    return orthogonal(linear, "weight", map="householder", reflections=reflections, **options)
+    return orthogonal(linear, "weight", orthogonal_map="householder", reflections=reflections, **options)
 
 
 def turned(size=6, dtype=F64, **options):
-    return orthogonal(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", map="givens", **options)
+    return orthogonal(
+        torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", orthogonal_map="givens", **options
+    )
 
 
 def distance(W):
@@ -55,7 +57,7 @@ def test_pairs_of_reflections_turn_planes_as_the_exponential_does(init, size):
     torch.manual_seed(0)
     module = torch.nn.Linear(size, size, bias=False, dtype=F64)
     torch.manual_seed(0)
-    orthogonal(module, "weight", map="householder", init=init)
+    orthogonal(module, "weight", orthogonal_map="householder", init=init)
     torch.testing.assert_close(module.weight, wanted)
 
 
@@ -71,7 +73,7 @@ def test_haar_columns_are_uniform():
     heads = torch.nn.Parameter(torch.empty(4000, 3, 3, dtype=F64))
     module = torch.nn.Module()
     module.weight = heads
-    orthogonal(module, "weight", map="householder", init="haar", reflections=2)
+    orthogonal(module, "weight", orthogonal_map="householder", init="haar", reflections=2)
     columns = module.weight.detach()[..., :2].flatten(1)
     covariance = columns.T @ columns / len(columns)
     torch.testing.assert_close(covariance, torch.eye(6, dtype=F64) / 3, rtol=0, atol=0.03)
@@ -134,7 +136,7 @@ def test_the_first_layer_turns_planes_as_the_exponential_does(init):
     torch.manual_seed(0)
     wanted = orthogonal_matrix(like, init)
     torch.manual_seed(0)
-    orthogonal(module, "weight", map="givens", init=init, layers=1)
+    orthogonal(module, "weight", orthogonal_map="givens", init=init, layers=1)
     torch.testing.assert_close(module.weight, wanted)
 
 
@@ -188,19 +190,21 @@ def test_checkpoints_copies_and_pickles(made):
     others = [again, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(stored, weights_only=False)]
     for other in others:
         assert torch.equal(other.weight, module.weight)
-        reset(other, "weight")
+        reset_parameters(other, "weight")
         assert not torch.equal(other.weight, module.weight)
     assert made().double().weight.dtype == F64
 
 
-@pytest.mark.parametrize("options", [{"map": "householder", "reflections": 2}, {"map": "givens", "layers": 3}])
+@pytest.mark.parametrize(
+    "options", [{"orthogonal_map": "householder", "reflections": 2}, {"orthogonal_map": "givens", "layers": 3}]
+)
 @pytest.mark.parametrize("size", [5, 6])
 def test_on_the_meta_device(size, options):
     linear = torch.nn.Linear(size, size, device="meta")
     orthogonal(linear, "weight", **options)
     assert (linear.weight.shape, linear.weight.device.type) == ((size, size), "meta")
     linear.to_empty(device="cpu")
-    reset(linear, "weight")
+    reset_parameters(linear, "weight")
     assert distance(linear.weight) < 1e-6
 
 

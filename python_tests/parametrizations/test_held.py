@@ -181,7 +181,7 @@ CHANGES = {
     "base": other_base,
     "load_state_dict": loaded,
     "load_state_dict(assign=True)": assigned,
-    "reset": lambda module: rnnkern.parametrizations.reset(module, "weight"),
+    "reset": lambda module: rnnkern.parametrizations.reset_parameters(module, "weight"),
     "assignment": lambda module: setattr(module, "weight", torch.linalg.qr(torch.randn(N, N))[0]),
     "the weight itself": lambda module: module.weight.mul_(2),
 }

@@ -15,7 +15,7 @@ NETWORKS = {
     "cayley": lambda: rnnkern.nn.CayleyRNN(2, N),
     "schur": lambda: rnnkern.nn.NonNormalRNN(2, N),
     "householder": lambda: rnnkern.nn.HouseholderRNN(2, N),
-    "givens": lambda: rnnkern.nn.EURNN(2, N, inside=False),
+    "givens": lambda: rnnkern.nn.EURNN(2, N, fused=False),
     "band": lambda: rnnkern.nn.SpectralRNN(2, N),
 }
 

@@ -16,9 +16,9 @@ from rnnkern.parametrizations._orthogonal import BASES, MAPS
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-@pytest.mark.parametrize(("init", "map"), [*itertools.product(INITS, MAPS)])
-def test_initial_matrices_are_rotations(init, map, size):
-    V = orthogonal_matrix(torch.empty(3, size, size, dtype=F64), init, map)
+@pytest.mark.parametrize(("init", "orthogonal_map"), [*itertools.product(INITS, MAPS)])
+def test_initial_matrices_are_rotations(init, orthogonal_map, size):
+    V = orthogonal_matrix(torch.empty(3, size, size, dtype=F64), init, orthogonal_map)
     assert distance(V) < 1e-14
     torch.testing.assert_close(torch.linalg.det(V), torch.ones(3, dtype=F64))
     if init != "identity" and size > 1:
@@ -35,9 +35,9 @@ def test_henaff_and_cayley_are_what_the_map_makes_of_skew_blocks():
         assert ((low <= s) & (s <= high)).all()
         for k in range(3):
             A[2 * k + 1, 2 * k] = -s[k]  # of blocks (0, s; -s, 0)
-        for map, formula in (("exp", rnnkern.reference.skew_exp), ("cayley", rnnkern.reference.cayley)):
+        for orthogonal_map, formula in (("exp", rnnkern.reference.skew_exp), ("cayley", rnnkern.reference.cayley)):
             torch.manual_seed(3)
-            V = orthogonal_matrix(A, init, map)
+            V = orthogonal_matrix(A, init, orthogonal_map)
             torch.testing.assert_close(V, formula(A))
 
 
@@ -55,16 +55,16 @@ def test_haar_is_uniform():
 
 
 @pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize("map", MAPS)
-def test_value_and_gradient_are_the_formula_s(map, zero):
-    module = made(map=map, init="haar")
+@pytest.mark.parametrize("orthogonal_map", MAPS)
+def test_value_and_gradient_are_the_formula_s(orthogonal_map, zero):
+    module = made(orthogonal_map=orthogonal_map, init="haar")
     parametrization, A = parts(module)
     if not zero:
         moved(module)
     B, S = parametrization.base, rnnkern.reference.skew(A)
     eye = torch.eye(6, dtype=F64)
-    wanted = B @ rnnkern.reference.skew_exp(A) if map == "exp" else B @ torch.linalg.solve(eye + S, eye - S)
-    if map == "scaled_cayley":
+    wanted = B @ rnnkern.reference.skew_exp(A) if orthogonal_map == "exp" else B @ torch.linalg.solve(eye + S, eye - S)
+    if orthogonal_map == "scaled_cayley":
         wanted = wanted * torch.tensor([-1.0] * 3 + [1.0] * 3, dtype=F64)
     torch.testing.assert_close(module.weight, wanted)
     G = torch.randn(6, 6, dtype=F64)
@@ -87,11 +87,11 @@ def test_at_zero_nothing_is_computed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("map", "negatives", "wanted"),
+    ("orthogonal_map", "num_negative", "wanted"),
     [("exp", None, 1), ("cayley", None, 1), ("scaled_cayley", None, -1), ("scaled_cayley", 2, 1)],
 )
-def test_determinants(map, negatives, wanted):
-    V = moved(made(map=map, negatives=negatives)).weight
+def test_determinants(orthogonal_map, num_negative, wanted):
+    V = moved(made(orthogonal_map=orthogonal_map, num_negative=num_negative)).weight
     assert round(torch.linalg.det(V).item()) == wanted
 
 
@@ -134,7 +134,7 @@ def trained(module, optimiser, updates, generator):
 @pytest.mark.parametrize("base", BASES)
 def test_a_checkpoint_resumes_to_the_same_bits(base, when, assign):
     def begun():
-        module = made(dtype=torch.float32, base=base, every=3, init="haar")
+        module = made(dtype=torch.float32, base=base, rebase_every=3, init="haar")
         return module, torch.optim.Adam(module.parameters(), 0.01)
 
     module, optimiser = begun()
@@ -155,9 +155,9 @@ def test_a_checkpoint_resumes_to_the_same_bits(base, when, assign):
         assert torch.equal(again.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("map", MAPS)
-def test_an_orthogonal_matrix_may_be_assigned(map):
-    module = moved(made(map=map, dtype=torch.float32))
+@pytest.mark.parametrize("orthogonal_map", MAPS)
+def test_an_orthogonal_matrix_may_be_assigned(orthogonal_map):
+    module = moved(made(orthogonal_map=orthogonal_map, dtype=torch.float32))
     V = torch.linalg.qr(torch.randn(6, 6))[0]
     V[:, 0] *= -torch.linalg.det(V).sign()  # what no exponential is
     module.weight = V
@@ -180,29 +180,49 @@ def test_what_is_not_orthogonal_is_refused(V):
     [
         (
             ValueError,
-            {"map": "log"},
-            r"orthogonal: `map` must be one of \('exp', 'cayley', 'scaled_cayley', .*\), got 'log'",
+            {"orthogonal_map": "log"},
+            r"orthogonal: `orthogonal_map` must be one of \('exp', 'cayley', 'scaled_cayley', .*\), got 'log'",
         ),
         (ValueError, {"init": "eye"}, "orthogonal: `init` must be one of .*, got 'eye'"),
         (ValueError, {"base": "moving"}, "orthogonal: `base` must be one of .*, got 'moving'"),
-        (ValueError, {"every": 0}, "orthogonal: `every` must be a number of steps from 1 on, got 0"),
-        (ValueError, {"every": 1.5}, "got 1.5"),
-        (ValueError, {"negatives": 1}, "for the map 'scaled_cayley' alone, got 1"),
-        (ValueError, {"map": "scaled_cayley", "negatives": 7}, "from 0 to N = 6.*, got 7"),
-        (ValueError, {"map": "householder", "base": "dynamic"}, "`base`, .* are not for the map 'householder'"),
-        (ValueError, {"map": "householder", "every": 2}, "`every` .* are not for the map 'householder'"),
-        (ValueError, {"map": "householder", "reflections": 0}, "`reflections` must be a number from 1 to N = 6, got 0"),
-        (ValueError, {"map": "householder", "reflections": 7}, "from 1 to N = 6, got 7"),
-        (ValueError, {"map": "householder", "init": "eye"}, "orthogonal: `init` must be one of .*, got 'eye'"),
-        (ValueError, {"map": "givens", "base": "dynamic"}, "`base`, .* are not for the map 'givens'"),
-        (ValueError, {"map": "givens", "init": "haar"}, "`init` must be one of .* for the map 'givens', got 'haar'"),
-        (ValueError, {"map": "givens", "layers": 0}, "`layers` must be a number from 1 on, got 0"),
-        (ValueError, {"map": "givens", "style": "fft"}, "`style` must be one of .*, got 'fft'"),
-        (ValueError, {"map": "givens", "style": "butterfly"}, "N must be a power of two .*, got 6"),
+        (ValueError, {"rebase_every": 0}, "orthogonal: `rebase_every` must be a number of steps from 1 on, got 0"),
+        (ValueError, {"rebase_every": 1.5}, "got 1.5"),
+        (ValueError, {"num_negative": 1}, "for the map 'scaled_cayley' alone, got 1"),
+        (ValueError, {"orthogonal_map": "scaled_cayley", "num_negative": 7}, "from 0 to N = 6.*, got 7"),
+        (
+            ValueError,
+            {"orthogonal_map": "householder", "base": "dynamic"},
+            "`base`, .* are not for the map 'householder'",
+        ),
+        (
+            ValueError,
+            {"orthogonal_map": "householder", "rebase_every": 2},
+            "`rebase_every` .* are not for the map 'householder'",
+        ),
+        (
+            ValueError,
+            {"orthogonal_map": "householder", "reflections": 0},
+            "`reflections` must be a number from 1 to N = 6, got 0",
+        ),
+        (ValueError, {"orthogonal_map": "householder", "reflections": 7}, "from 1 to N = 6, got 7"),
+        (
+            ValueError,
+            {"orthogonal_map": "householder", "init": "eye"},
+            "orthogonal: `init` must be one of .*, got 'eye'",
+        ),
+        (ValueError, {"orthogonal_map": "givens", "base": "dynamic"}, "`base`, .* are not for the map 'givens'"),
+        (
+            ValueError,
+            {"orthogonal_map": "givens", "init": "haar"},
+            "`init` must be one of .* for the map 'givens', got 'haar'",
+        ),
+        (ValueError, {"orthogonal_map": "givens", "layers": 0}, "`layers` must be a number from 1 on, got 0"),
+        (ValueError, {"orthogonal_map": "givens", "style": "fft"}, "`style` must be one of .*, got 'fft'"),
+        (ValueError, {"orthogonal_map": "givens", "style": "butterfly"}, "N must be a power of two .*, got 6"),
         (ValueError, {"layers": 3}, "`layers` is for the map 'givens' alone, got 3"),
         (
             ValueError,
-            {"map": "householder", "style": "tunable"},
+            {"orthogonal_map": "householder", "style": "tunable"},
             "`style` is for the map 'givens' alone, got 'tunable'",
         ),
         (ValueError, {"reflections": 3}, "`reflections` is for the map 'householder' alone, got 3"),

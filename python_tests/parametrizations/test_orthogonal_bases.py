@@ -12,10 +12,10 @@ from rnnkern.parametrizations import Orthogonal, orthogonal_matrix
 from rnnkern.parametrizations._orthogonal import BASES, MAPS, PROJECT
 
 
-@pytest.mark.parametrize("map", MAPS)
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_dynamic_base_moves_after_every_k_th_step(map, every):
-    module = made(map=map, base="dynamic", every=every)
+@pytest.mark.parametrize("orthogonal_map", MAPS)
+@pytest.mark.parametrize("rebase_every", [1, 3])
+def test_a_dynamic_base_moves_after_every_k_th_step(orthogonal_map, rebase_every):
+    module = made(orthogonal_map=orthogonal_map, base="dynamic", rebase_every=rebase_every)
     parametrization, A = parts(module)
     optimiser = torch.optim.Adam(module.parameters(), 0.05)
     base = parametrization.base.clone()
@@ -25,8 +25,8 @@ def test_a_dynamic_base_moves_after_every_k_th_step(map, every):
             A.sub_(0.01)  # somebody else moves A too: no step
         optimiser.step()
         assert parametrization.steps == step
-        assert (not A.any()) == (step % every == 0)
-        assert torch.equal(parametrization.base, base) == (step % every != 0)
+        assert (not A.any()) == (step % rebase_every == 0)
+        assert torch.equal(parametrization.base, base) == (step % rebase_every != 0)
         base = parametrization.base.clone()
     assert distance(module.weight) < 1e-13
 
@@ -40,7 +40,7 @@ def test_the_weight_stays_when_the_base_moves():
 
 
 def test_only_steps_of_an_optimiser_that_has_the_parameter_count():
-    module, other = made(base="dynamic", every=100), torch.nn.Linear(2, 2)
+    module, other = made(base="dynamic", rebase_every=100), torch.nn.Linear(2, 2)
     optimisers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, other)]
     for optimiser in [*optimisers, optimisers[1]]:
         (module.weight.sum() + other.weight.sum()).backward()
@@ -73,7 +73,7 @@ OPTIMISERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Rprop", "A
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_any_optimiser_descends_on_a_moving_base(name):
-    module = made(base="dynamic", every=4, init="identity")
+    module = made(base="dynamic", rebase_every=4, init="identity")
     target = rnnkern.reference.skew_exp(0.2 * torch.ones(6, 6, dtype=F64))
     options = {"momentum": 0.9} if name == "SGD" else {}
     lr = {"Adadelta": 1.0, "Adagrad": 0.1, "RAdam": 0.05}.get(name, 0.01)
@@ -125,12 +125,12 @@ def test_copies_of_a_dynamic_one_move_by_themselves():
 # ---- drift
 
 
-@pytest.mark.parametrize("map", ["exp", "scaled_cayley"])
+@pytest.mark.parametrize("orthogonal_map", ["exp", "scaled_cayley"])
 @pytest.mark.parametrize("base", BASES)
-def test_10_000_updates_stay_orthogonal(base, map):
+def test_10_000_updates_stay_orthogonal(base, orthogonal_map):
     """Steps as RMSprop takes them: of the learning rate's size in every entry."""
     size, lr = 24, 1e-3
-    parametrization = Orthogonal(torch.empty(size, size), map, "haar", base)
+    parametrization = Orthogonal(torch.empty(size, size), orthogonal_map, "haar", base)
     A = torch.nn.Parameter(parametrization.draw())
     parametrization._of = lambda: type("Of", (), {"is_tensor": True, "original": A, "_parameters": {"original": A}})
     generator = torch.Generator().manual_seed(0)
@@ -143,10 +143,10 @@ def test_10_000_updates_stay_orthogonal(base, map):
         assert distance(parametrization(A)) < 2e-6
 
 
-@pytest.mark.parametrize("map", ["exp", "scaled_cayley"])
-def test_small_moves_lose_no_digits(map):
+@pytest.mark.parametrize("orthogonal_map", ["exp", "scaled_cayley"])
+def test_small_moves_lose_no_digits(orthogonal_map):
     """1 - 1e-8 is 1 in float32: 1,000 such moves by a rounded V would lose 1e-5. Nothing is projected here."""
-    module = made(16, torch.float32, map=map, base="dynamic")
+    module = made(16, torch.float32, orthogonal_map=orthogonal_map, base="dynamic")
     parametrization, A = parts(module)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -125,12 +125,12 @@ def test_a_checkpoint_resumes_to_the_same_bits(base):
         module.weight.sin().sum().backward()
         optimiser.step()
 
-    module = made(dtype=torch.float32, base=base, every=2)
-    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(module, 0.01, t_decay=1e-3))
+    module = made(dtype=torch.float32, base=base, rebase_every=2)
+    optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(module, 0.01, triangular_weight_decay=1e-3))
     for _ in range(3):
         step(module, optimiser)
-    again = made(dtype=torch.float32, base=base, every=2)
-    resumed = torch.optim.RMSprop(rnnkern.optim.param_groups(again, 0.01, t_decay=1e-3))
+    again = made(dtype=torch.float32, base=base, rebase_every=2)
+    resumed = torch.optim.RMSprop(rnnkern.optim.param_groups(again, 0.01, triangular_weight_decay=1e-3))
     again.load_state_dict(copy.deepcopy(module.state_dict()))
     resumed.load_state_dict(copy.deepcopy(optimiser.state_dict()))
     for _ in range(5):

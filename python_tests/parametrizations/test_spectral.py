@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rnnkern import reference
-from rnnkern.parametrizations import INITS, SingularBand, reset, singular_band
+from rnnkern.parametrizations import INITS, SpectralMargin, reset_parameters, spectral_margin
 
 F64 = torch.float64
 
 
 def made(size=6, margin=0.2, dtype=F64, **options):
-    return singular_band(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", margin, **options)
+    return spectral_margin(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", margin, **options)
 
 
 def parts(module):
@@ -117,31 +117,31 @@ def test_copies_checkpoints_and_devices():
     again.load_state_dict(module.state_dict())
     for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(other.weight, module.weight)
-        reset(other, "weight")
+        reset_parameters(other, "weight")
         assert not torch.equal(other.weight, module.weight)
-    meta = singular_band(torch.nn.Linear(4, 4, device="meta"), "weight")
+    meta = spectral_margin(torch.nn.Linear(4, 4, device="meta"), "weight")
     assert (meta.weight.shape, meta.weight.device.type) == ((4, 4), "meta")
     meta.to_empty(device="cpu")
-    reset(meta, "weight")
+    reset_parameters(meta, "weight")
     torch.testing.assert_close(meta.weight.T @ meta.weight, torch.eye(4))
 
 
 def test_heads_are_a_batch():
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(torch.empty(3, 4, 4, dtype=F64))
-    singular_band(module, "weight", 0.3, "haar")
+    spectral_margin(module, "weight", 0.3, "haar")
     with torch.no_grad():
         for k in range(3):
             x = getattr(module.parametrizations.weight, f"original{k}")
             x.copy_(torch.randn(x.shape))
     torch.testing.assert_close(module.weight, formula(module))
-    assert isinstance(module.parametrizations.weight[0], SingularBand)
+    assert isinstance(module.parametrizations.weight[0], SpectralMargin)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"margin": -0.1}, "singular_band: `margin` must be a number from 0 to 1, got -0.1"),
+        ({"margin": -0.1}, "spectral_margin: `margin` must be a number from 0 to 1, got -0.1"),
         ({"margin": 1.1}, "got 1.1"),
         ({"margin": "wide"}, "got 'wide'"),
         ({"init": "eye"}, "`init` must be one of .*, got 'eye'"),
@@ -150,5 +150,5 @@ def test_heads_are_a_batch():
 def test_wrong_options(options, said):
     with pytest.raises(ValueError, match=said):
         made(**options)
-    with pytest.raises(ValueError, match=r"singular_band: `weight` must be \(..., N, N\), got \(4, 3\)"):
-        singular_band(torch.nn.Linear(3, 4), "weight")
+    with pytest.raises(ValueError, match=r"spectral_margin: `weight` must be \(..., N, N\), got \(4, 3\)"):
+        spectral_margin(torch.nn.Linear(3, 4), "weight")

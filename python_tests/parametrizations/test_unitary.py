@@ -10,10 +10,14 @@ from torch.autograd import gradcheck, gradgradcheck
 import rnnkern
 from rnnkern import reference
 from rnnkern.ops import explain, givens_product
-from rnnkern.parametrizations import ComplexGivens, Fourier, reset, unitary, unitary_matrix
+from rnnkern.parametrizations import ComplexGivens, Fourier, reset_parameters, unitary, unitary_matrix
 
 C64, C128, F64 = torch.complex64, torch.complex128, torch.float64
-MAPS = [{"map": "fourier"}, {"map": "givens"}, {"map": "givens", "style": "butterfly", "layers": 5}]
+MAPS = [
+    {"unitary_map": "fourier"},
+    {"unitary_map": "givens"},
+    {"unitary_map": "givens", "style": "butterfly", "layers": 5},
+]
 maps = pytest.mark.parametrize("options", MAPS, ids=str)
 
 
@@ -44,7 +48,7 @@ def test_initial_weights_are_unitary_and_held(options):
 
 def test_one_unit():
     for map in ("fourier", "givens"):
-        torch.testing.assert_close(made(1, 1, map=map).W.abs(), torch.ones(1, 1, dtype=F64))
+        torch.testing.assert_close(made(1, 1, unitary_map=map).W.abs(), torch.ones(1, 1, dtype=F64))
 
 
 def test_the_fourier_factors_are_those_of_the_paper():
@@ -63,7 +67,7 @@ def test_the_fourier_factors_are_those_of_the_paper():
 
 
 def test_rotations_with_phases_layer_by_layer():
-    module = made(4, 4, map="givens")
+    module = made(4, 4, unitary_map="givens")
     assert isinstance(module.parametrizations.W[0], ComplexGivens)
     angles, phases, first = originals(module)
     W = torch.eye(4, dtype=C128)
@@ -135,7 +139,7 @@ def test_every_unitary_matrix_is_reached_by_rotations():
     target, reached = unitary_matrix(torch.empty(3, 3, dtype=C128)), []
     assert distance(target) < 1e-14
     for _ in range(3):  # some beginnings may lead to other minima
-        module = made(3, 3, map="givens")
+        module = made(3, 3, unitary_map="givens")
         optimiser = torch.optim.LBFGS(module.parameters(), max_iter=100, line_search_fn="strong_wolfe")
 
         def closure(module=module, optimiser=optimiser):
@@ -163,7 +167,7 @@ def test_checkpoints_copies_and_dtypes(options):
     again.load_state_dict(module.state_dict())
     for other in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(other.W, module.W)
-        reset(other, "W")
+        reset_parameters(other, "W")
         assert not torch.equal(other.W, module.W)
     assert module.double().W.dtype == C128
     assert distance(module.W) < 1e-14
@@ -171,12 +175,12 @@ def test_checkpoints_copies_and_dtypes(options):
     meta.W = torch.nn.Parameter(torch.empty(8, 8, dtype=C64, device="meta"))
     assert unitary(meta, "W", **options).W.shape == (8, 8)
     meta.to_empty(device="cpu")
-    reset(meta, "W")
+    reset_parameters(meta, "W")
     assert distance(meta.W) < 1e-6
 
 
 def test_the_rate_of_orthogonal_parameters():
-    module = made(map="givens")
+    module = made(unitary_map="givens")
     (group,) = rnnkern.optim.param_groups(module, 1e-3)
     assert (len(group["params"]), group["lr"]) == (3, 1e-4)
 
@@ -188,12 +192,12 @@ def test_wrong_arguments():
     module.W = torch.nn.Parameter(torch.empty(3, 3, dtype=C64))
     with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating, got "):
         rnnkern.parametrizations.orthogonal(module, "W")
-    with pytest.raises(ValueError, match="unitary: `map` must be one of"):
-        made(map="exp")
+    with pytest.raises(ValueError, match="unitary: `unitary_map` must be one of"):
+        made(unitary_map="exp")
     with pytest.raises(ValueError, match="unitary: `layers` is for the map 'givens' alone, got 3"):
         made(layers=3)
     with pytest.raises(ValueError, match="unitary: N must be a power of two"):
-        made(6, 6, map="givens", style="butterfly")
+        made(6, 6, unitary_map="givens", style="butterfly")
 
 
 def test_the_reference_is_what_runs():

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 import rnnkern
-from rnnkern.parametrizations import orthogonal, orthogonal_candidate, schur, singular_band, stable
+from rnnkern.parametrizations import orthogonal, orthogonal_gate, schur, spectral_margin, stable
 
 N = 20
 LIMIT = 1e-14  # of max |B^T B - I| in float64
 KINDS = {
     "exp": orthogonal,
-    "cayley": lambda module, name: orthogonal(module, name, map="scaled_cayley"),
+    "cayley": lambda module, name: orthogonal(module, name, orthogonal_map="scaled_cayley"),
     "dynamic": lambda module, name: orthogonal(module, name, base="dynamic"),
     "schur": schur,
     "stable": stable,
-    "band": singular_band,
+    "band": spectral_margin,
 }
 
 
@@ -56,7 +56,7 @@ def test_an_orthogonal_weight_is_so_in_float64():
 
 
 def test_a_candidate():
-    gru = orthogonal_candidate(torch.nn.GRUCell(3, N), "weight_hh").double()
+    gru = orthogonal_gate(torch.nn.GRUCell(3, N), "weight_hh").double()
     assert distance(gru.weight_hh[2 * N :]) < LIMIT
 
 

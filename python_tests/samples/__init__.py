@@ -22,6 +22,7 @@ from python_tests.samples.moment_filter import (
     check_filter,
     filter_outputs_and_gradients,
     filter_sample,
+    filtered,
 )
 from python_tests.samples.orthogonal import givens_sample, householder_sample
 from python_tests.samples.recurrence import (
@@ -54,6 +55,7 @@ __all__ = [
     "covering_rows",
     "filter_outputs_and_gradients",
     "filter_sample",
+    "filtered",
     "gather_sample",
     "givens_recurrence_sample",
     "givens_sample",

@@ -62,7 +62,7 @@ def givens_recurrence_sample(
     tensors = {
         "u": torch.randn(*rows, size, dtype=drawn),
         "angles": 4 * torch.randn(layers, size // 2, dtype=torch.float64),
-        "h0": torch.randn(batch, size, dtype=drawn),
+        "state": torch.randn(batch, size, dtype=drawn),
         "modrelu_bias": 0.6 * torch.rand(size, dtype=torch.float64) - 0.3,
     }
     if dtype.is_complex:

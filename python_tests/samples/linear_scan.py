@@ -11,16 +11,16 @@ from rnnkern.testing import as_reals, assert_close
 
 
 class Scan(NamedTuple):
-    """One call ``rnnkern.ops.linear_scan(a, x, h0, **kwargs)``."""
+    """One call ``rnnkern.ops.linear_scan(a, x, state, **kwargs)``."""
 
     a: Tensor
     x: Tensor
-    h0: Tensor | None
+    state: Tensor | None
     kwargs: dict[str, Any]
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors that gradients flow to."""
-        return {name: y for name, y in zip(("a", "x", "h0"), self[:3], strict=True) if y is not None}
+        return {name: y for name, y in zip(("a", "x", "state"), self[:3], strict=True) if y is not None}
 
     def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Scan":
         """The same values in a dtype; of a complex sample in the complex dtype of that precision."""

@@ -11,7 +11,7 @@ from rnnkern.testing import assert_close
 
 
 class Filtering(NamedTuple):
-    """One call ``rnnkern.ops.moment_filter(u, v0, q0, **kwargs)``."""
+    """One call ``rnnkern.ops.moment_filter(u, (v0, q0), **kwargs)``."""
 
     u: Tensor
     v0: Tensor | None
@@ -31,6 +31,12 @@ class Filtering(NamedTuple):
 
         u, v0, q0, kwargs = self
         return Filtering(cast(u, dtype), cast(v0, wide), cast(q0, wide), kwargs)
+
+
+def filtered(op: Any, u: Tensor, v0: Tensor | None = None, q0: Tensor | None = None, **kwargs: Any) -> tuple:
+    """(y, v, q) of a call from these moments; q is None where there is none."""
+    y, state = op(u, None if v0 is None else (v0,) if q0 is None else (v0, q0), **kwargs)
+    return y, *state, *[None] * (2 - len(state))
 
 
 FILTER_OPTIONS = {
@@ -70,7 +76,7 @@ def filter_sample(
 def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> dict[str, Tensor]:
     """Runs a call and its backward with random gradients of all results; all by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
-    outputs = {name: y for name, y in zip("yvq", op(**leaves, **sample.kwargs), strict=True) if y is not None}
+    outputs = {name: y for name, y in zip("yvq", filtered(op, **leaves, **sample.kwargs), strict=True) if y is not None}
     generator = torch.Generator().manual_seed(seed)
     upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs.values()]
     pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # of no steps, fewer

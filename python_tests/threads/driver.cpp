@@ -57,10 +57,10 @@ void on_threads(int size, F f) {
 
 template <class Problem>
 void team(Kernel<Problem> kernel, Problem& problem, int size) {
-  Values room(kernel.room(problem, size));
-  problem.room = room.data();
+  Values workspace(kernel.workspace(problem, size));
+  problem.workspace = workspace.data();
   Barrier barrier;
-  on_threads(size, [&](int rank) { kernel.run(problem, Member{rank, size, &barrier}); });
+  on_threads(size, [&](int rank) { kernel.run(problem, ThreadContext{rank, size, &barrier}); });
 }
 
 template <class Problem>
@@ -68,12 +68,12 @@ void team_of_both(Kernel<Problem> kernel, Problem& first, Problem& second, int s
   Problem* const problems[] = {&first, &second};
   Values rooms[2];
   for (const int half : {0, 1}) {
-    rooms[half].resize(kernel.room(*problems[half], size == 1 ? 1 : half_size(size, half)));
-    problems[half]->room = rooms[half].data();
+    rooms[half].resize(kernel.workspace(*problems[half], size == 1 ? 1 : half_size(size, half)));
+    problems[half]->workspace = rooms[half].data();
   }
   Barrier barriers[2];
   on_threads(size, [&](int rank) {
-    in_halves(rank, size, barriers, [&](int half, Member me) { kernel.run(*problems[half], me); });
+    in_halves(rank, size, barriers, [&](int half, ThreadContext me) { kernel.run(*problems[half], me); });
   });
 }
 
@@ -238,7 +238,7 @@ constexpr int place_of(std::string_view name) {
 template <class S>
 constexpr bool checked(int place) {
   constexpr int level = Vec<float>::width == 4 ? 0 : Vec<float>::width == 8 ? 1 : 2;
-  if (dots<device::bfloat16>) return dots<S>;
+  if (has_bf16_dot<device::bfloat16>) return has_bf16_dot<S>;
   return !narrow<S> || (place % 3 == level && std::is_same_v<S, device::bfloat16> == (place % 2 == 1));
 }
 

@@ -13,9 +13,9 @@ FLAGS = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", "-Icsrc"]
 
 
 SOURCE = f"""
-#include "recurrence/cpu_includes.h"
+#include "recurrence/cpu/includes.h"
 #include "common/simd_target.h"
-#include "recurrence/cpu_kernels.h"
+#include "recurrence/cpu/kernels.h"
 #include "{DRIVER}"
 """
 

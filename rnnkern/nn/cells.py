@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
-from rnnkern.nn.options import with_all_options
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
 from rnnkern.ops._recurrence.recurrence import step
@@ -90,7 +90,7 @@ class RecurrentCell(RNNCellBase):
         return all(isinstance(s, Tensor) and s.shape == wanted for s in state)
 
 
-@with_all_options
+@with_options
 class RNNCell(RecurrentCell, torch.nn.RNNCell):
     r"""One step of Elman's network, in place of :class:`torch.nn.RNNCell`.
 
@@ -119,7 +119,7 @@ class RNNCell(RecurrentCell, torch.nn.RNNCell):
         return self.nonlinearity
 
 
-@with_all_options
+@with_options
 class LSTMCell(RecurrentCell, torch.nn.LSTMCell):
     r"""One step of a long short-term memory, in place of :class:`torch.nn.LSTMCell`.
 
@@ -146,7 +146,7 @@ class LSTMCell(RecurrentCell, torch.nn.LSTMCell):
     _cell = "lstm"
 
 
-@with_all_options
+@with_options
 class GRUCell(RecurrentCell, torch.nn.GRUCell):
     r"""One step of a gated recurrent unit, in place of :class:`torch.nn.GRUCell`.
 

@@ -11,14 +11,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.options import with_all_options
+from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
 
 NONLINEARITIES = ("tanh", "identity")
 
 
-@with_all_options
+@with_options
 class ContinuousRNN(SingleLayer):
     r"""A recurrent network in continuous time with a stable recurrent weight.
 
@@ -38,7 +38,7 @@ class ContinuousRNN(SingleLayer):
         input_size, hidden_size: I and H.
         dt: the time of a step.
         nonlinearity: :math:`\phi`, ``"tanh"`` or ``"identity"``.
-        map, timescales: how W is kept stable and what it begins with, see
+        stable_map, timescales: how W is kept stable and what it begins with, see
             :func:`rnnkern.parametrizations.stable`; ``timescales`` are in the unit of ``dt``.
         bias: whether there is a b.
         batch_first: input and output are (B, T, .).
@@ -52,18 +52,20 @@ class ContinuousRNN(SingleLayer):
 
     Source: Wang, Li and Li 2024, eq. 3 and section 3.4.
 
-    >>> rnn = rnnkern.nn.ContinuousRNN(3, 8, dt=0.1, nonlinearity="identity", map="softplus")
+    >>> rnn = rnnkern.nn.ContinuousRNN(3, 8, dt=0.1, nonlinearity="identity", stable_map="softplus")
     >>> output, h_n = rnn(torch.randn(30, 4, 3))
     >>> output.shape, h_n.shape, bool((rnn.weight_hh_l0 < 0).all())
     (torch.Size([30, 4, 8]), torch.Size([4, 8]), True)
     """
 
     _plain: ClassVar = {
-        "dt": 0.1, "nonlinearity": "tanh", "map": "exp", "timescales": (1.0, 100.0), "bias": True, "batch_first": False,
+        "dt": 0.1, "nonlinearity": "tanh", "stable_map": "exp", "timescales": (1.0, 100.0), "bias": True,
+        "batch_first": False,
     }  # fmt: skip
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, dt: float = 0.1, nonlinearity: str = "tanh", map: str = "exp",
+        self, input_size: int, hidden_size: int, *, dt: float = 0.1, nonlinearity: str = "tanh",
+        stable_map: str = "exp",
         timescales: tuple[float, float] = (1.0, 100.0), bias: bool = True, batch_first: bool = False,
         device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
@@ -73,7 +75,8 @@ class ContinuousRNN(SingleLayer):
             raise TypeError(f"dt should be of type float, got: {type(dt).__name__}")
         if not 0 < dt < float("inf"):
             raise ValueError(f"dt must be positive, got {dt}")
-        self.dt, self.map, self.timescales, self.bias, self.batch_first = dt, map, tuple(timescales), bias, batch_first
+        self.dt, self.stable_map, self.timescales = dt, stable_map, tuple(timescales)
+        self.bias, self.batch_first = bias, batch_first
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -81,12 +84,12 @@ class ContinuousRNN(SingleLayer):
         self.weight_ih_l0 = parameter(hidden_size, input_size)
         self.weight_hh_l0 = parameter(*(hidden_size,) * (1 if nonlinearity == "identity" else 2))
         self.bias_ih_l0 = parameter(hidden_size) if bias else None
-        parametrizations.stable(self, "weight_hh_l0", map, timescales=self.timescales)
+        parametrizations.stable(self, "weight_hh_l0", stable_map, timescales=self.timescales)
         self._reset_projection()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
-        parametrizations.reset(self, "weight_hh_l0")
+        parametrizations.reset_parameters(self, "weight_hh_l0")
         self._reset_projection()
 
     def _reset_projection(self) -> None:
@@ -95,25 +98,25 @@ class ContinuousRNN(SingleLayer):
                 init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
+        self, input: Tensor | PackedSequence, state: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layer over a sequence.
 
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: h_0, (B, H); without B for (T, I). In the caller's batch order. None is zeros.
+            state: h_0, (B, H); without B for (T, I). In the caller's batch order. None is zeros.
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true a sequence begins at step t.
 
         Returns:
-            The output, h at the end of each step, like ``input`` with H columns, and h_n, like ``hx``.
+            The output, h at the end of each step, like ``input`` with H columns, and h_n, like ``state``.
 
         Raises:
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        args, options = self._call(input, hx, reset)
+        args, options = self._call(input, state, reset)
         h, last = self._operator(*args, **options)
         return self._returned(input, h), self._returned_state(input, (last,) if isinstance(last, Tensor) else last)[0]
 
@@ -121,14 +124,14 @@ class ContinuousRNN(SingleLayer):
     def _operator(self) -> Callable:
         return linear_scan if self.nonlinearity == "identity" else recurrence
 
-    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
-        if hx is not None and not isinstance(hx, Tensor):
-            raise TypeError(f"ContinuousRNN: `hx` must be a tensor, got {type(hx).__name__}")
-        x, states, batch_sizes, reset = self._time_first(input, None if hx is None else (hx,), reset)
+    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
+        if state is not None and not isinstance(state, Tensor):
+            raise TypeError(f"ContinuousRNN: `state` must be a tensor, got {type(state).__name__}")
+        x, states, batch_sizes, reset = self._time_first(input, None if state is None else (state,), reset)
         options = {"batch_sizes": batch_sizes, "reset": reset}
         U, W, b = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0
         if self.nonlinearity == "identity":
-            factors, integrals = parametrizations.discretise(W, self.dt)
+            factors, integrals = parametrizations.zero_order_hold(W, self.dt)
             u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
             return (factors, u.to(self._dtype), *states), options
         dt = W.new_full((self.hidden_size,), self.dt)

@@ -1,195 +1,155 @@
-"""Filters of the input projection, each named after the optimizer whose update it is."""
+"""Filters of the input projection, each named after the optimizer whose step it is (Nguyen et al. 2020)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rnnkern.ops import linear_scan, moment_filter
+from rnnkern.nn import autocast
+from rnnkern.nn.recurrent import Recurrent, TimeFirst
+from rnnkern.ops import linear_scan, moment_filter, recurrence
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What the ``filter`` option of RNN, LSTM and GRU takes: :class:`Momentum`, :class:`Adam`, :class:`RMSprop` or
-    :class:`NAG`."""
+    """What a layer makes of its input projection u before the recurrence reads it; see docs, "Momentum"."""
 
     states: ClassVar[tuple[str, ...]] = ()
-    """What is carried from step to step, in the order in which a layer returns it."""
+    """What it carries from step to step: the running moments v and q."""
     linear: ClassVar[bool] = False
-    """Whether it can be applied to the I columns of the input in place of the G*H of the projection."""
+    """Whether it may as well go before the projection, over I columns and not G*H."""
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
         for field in fields(self):
-            value = getattr(self, field.name)
-            number = int if field.type is int else (int, float)
-            if isinstance(value, bool) or not isinstance(value, number):
-                wanted = "an int" if field.type is int else "a number"
-                raise TypeError(f"{name}: `{field.name}` must be {wanted}, got {value!r}")
-            if field.name in ("mu", "beta") and not 0 <= value < 1:
-                raise ValueError(f"{name}: `{field.name}` must be in [0, 1), got {value}")
-            if field.name in ("s", "restart_every") and value <= 0:
-                raise ValueError(f"{name}: `{field.name}` must be positive, got {value}")
+            value, wanted = getattr(self, field.name), int if field.type is int else (int, float)
+            if isinstance(value, bool) or not isinstance(value, wanted):
+                of = "an int" if wanted is int else "a number"
+                raise TypeError(f"{type(self).__name__}: `{field.name}` must be {of}, got {value!r}")
+            least, most = {"s": (math.ulp(0.0), math.inf), "restart_every": (1, math.inf)}.get(field.name, (0, 1))
+            if not least <= value < most:
+                limits = {"s": "positive", "restart_every": "at least 1"}.get(field.name, "in [0, 1)")
+                raise ValueError(f"{type(self).__name__}: `{field.name}` must be {limits}, got {value!r}")
 
     def __call__(
         self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
-        before = {f"{name}0": part.to(_wide(u)) for name, part in zip(self.states, state, strict=False)}
-        rule = {"mu": getattr(self, "mu", 0.0), "s": self.s, "beta": getattr(self, "beta", None)}
-        y, v, q = moment_filter(u, **before, **rule, batch_sizes=batch_sizes, reset=reset, reverse=reverse)
-        last = {"v": v, "q": q}
-        return y, tuple(last[name] for name in self.states)
+        kept = [name in self.states for name in ("v", "q")]
+        before = [part.to(_wide(u)) for part in state]
+        if state and kept == [False, True]:
+            before = [torch.zeros_like(before[0]), *before]
+        y, last = moment_filter(
+            u, before or None, mu=self.mu, s=self.s, beta=self.beta, batch_sizes=batch_sizes,
+            reset=reset, reverse=reverse,
+        )  # fmt: skip
+        return y, tuple(part for part, keep in zip(last, kept, strict=False) if keep)
 
     def prologue(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
         reverse: bool,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """Of a linear filter, from a state of zero: a filtered input and a weight, of which the product is the filtered
-        projection, and the final state. The bias is a column beside an input of 1."""
+        """From a state of zero: a filtered input and a weight, of which the product is the filtered projection, and the
+        final state. The bias is a column beside an input of 1."""
         dtype = x.dtype
         x = x.to(_wide(x))
         if bias is not None:
             x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         weight = self.s * weight
-        z, last = self._filter_input(x, batch_sizes, reset, reverse)
+        options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+        if isinstance(self, NAG):
+            factors = _restarting(self.restart_every, x, **options)
+            before = torch.where(factors == 0, x, _step_before(x, batch_sizes, reverse))
+            return (x + factors * (x - before)).to(dtype), weight, ()
+        z, last = linear_scan(x.new_full(x.shape[-1:], self.mu), x, _zeros(x, batch_sizes), **options)
         with torch.autocast(x.device.type, enabled=False):
-            return z.to(dtype), weight, tuple(F.linear(part, weight.to(part.dtype)) for part in last)
-
-    def _filter_input(self, x, batch_sizes, reset, reverse) -> tuple[Tensor, tuple[Tensor, ...]]:
-        raise NotImplementedError
+            return z.to(dtype), weight, (F.linear(last, weight.to(last.dtype)),)
 
 
 @dataclass(frozen=True)
 class Momentum(Filter):
-    r"""Momentum, :math:`v_t = \mu v_{t-1} + s u_t`, which the cell reads in place of :math:`u_t = W x_t + b_{ih}`.
+    r"""Momentum: :math:`v_t = \mu v_{t-1} + s u_t` in the place of :math:`u_t`.
 
     Args:
-        mu: :math:`\mu`, in [0, 1).
-        s: the step size, positive.
+        mu: in [0, 1).
+        s: positive.
 
-    The layer's state goes on with v, (num_layers * directions, B, G*H).
+    Source: Nguyen et al. 2020, eq. 8.
 
-    Raises:
-        TypeError: a value is no number.
-        ValueError: a value is out of its range.
-
-    Source: Nguyen et al. 2020.
-
-    >>> from rnnkern.nn.filters import Momentum
-    >>> lstm = rnnkern.nn.LSTM(10, 20, filter=Momentum(mu=0.6, s=1.0))
-    >>> output, (h_n, c_n, v_n) = lstm(torch.randn(4, 3, 10))
+    >>> lstm = rnnkern.nn.LSTM(10, 20, filter=rnnkern.nn.filters.Momentum(0.6, 0.6))
     """
 
+    states, linear = ("v",), True
     mu: float
     s: float
-    states, linear = ("v",), True
-
-    def _filter_input(self, x, batch_sizes, reset, reverse):
-        batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
-        mu, v0 = x.new_full(x.shape[-1:], self.mu), x.new_zeros(batch, x.shape[-1])
-        z, last = linear_scan(mu, x, v0, batch_sizes=batch_sizes, reset=reset, reverse=reverse)
-        return z, (last,)
+    beta: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
 class Adam(Filter):
-    r"""Adam without its bias correction: the cell reads :math:`v_t / \sqrt{q_t + \epsilon}`.
-
-    .. math::
-        v_t &= \mu v_{t-1} + s u_t \\
-        q_t &= \beta q_{t-1} + (1 - \beta) u_t^2
+    r"""Adam: :math:`v_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with v as in :class:`Momentum` and
+    :math:`q_t = \beta q_{t-1} + (1 - \beta) u_t^2`.
 
     Args:
-        mu: :math:`\mu`, in [0, 1).
-        s: the step size, positive.
-        beta: :math:`\beta`, in [0, 1).
+        mu, beta: in [0, 1).
+        s: positive.
 
-    :math:`\epsilon = 0.01`; the published cell has 1e-16. The layer's state goes on with v and q, each (num_layers *
-    directions, B, G*H).
-
-    Raises:
-        TypeError: a value is no number.
-        ValueError: a value is out of its range.
-
-    Source: Nguyen et al. 2020.
-
-    >>> from rnnkern.nn.filters import Adam
-    >>> output, (h_n, v_n, q_n) = rnnkern.nn.GRU(10, 20, filter=Adam(0.6, 0.6, 0.99))(torch.randn(4, 3, 10))
+    Source: Nguyen et al. 2020, eq. 14.
     """
 
+    states = ("v", "q")
     mu: float
     s: float
     beta: float
-    states = ("v", "q")
 
 
 @dataclass(frozen=True)
 class RMSprop(Filter):
-    r"""RMSprop: the cell reads :math:`s u_t / \sqrt{q_t + \epsilon}`, :math:`q_t = \beta q_{t-1} + (1 - \beta) u_t^2`.
+    r"""RMSprop: :math:`s u_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with q as in :class:`Adam`.
 
     Args:
-        s: the step size, positive.
-        beta: :math:`\beta`, in [0, 1).
+        s: positive.
+        beta: in [0, 1).
 
-    :math:`\epsilon = 0.01`; the published cell has 1e-16. The layer's state goes on with q, (num_layers * directions,
-    B, G*H).
-
-    Raises:
-        TypeError: a value is no number.
-        ValueError: a value is out of its range.
-
-    Source: Nguyen et al. 2020.
-
-    >>> from rnnkern.nn.filters import RMSprop
-    >>> output, (h_n, q_n) = rnnkern.nn.RNN(10, 20, filter=RMSprop(0.6, beta=0.9))(torch.randn(4, 3, 10))
+    Source: Nguyen et al. 2020, eq. 16.
     """
 
+    states = ("q",)
+    mu: ClassVar[float] = 0.0
     s: float
     beta: float
-    states = ("q",)
 
 
 @dataclass(frozen=True)
 class NAG(Filter):
-    r"""Nesterov's accelerated gradient with scheduled restarts: the cell reads an extrapolation of :math:`y_t = s u_t`.
-
-    .. math::
-        y_t + \frac{k - 1}{k + 2} (y_t - y_{t-1}), \qquad k = 1, 2, \dots, \text{restart\_every}, 1, \dots
+    r"""Nesterov's accelerated gradient, restarted: :math:`y_t + \frac{k-1}{k+2} (y_t - y_{t-1})` in the place of
+    :math:`u_t`, with :math:`y_t = s u_t` and k = 1, 2, ..., ``restart_every``, 1, and so on.
 
     Args:
-        s: the step size, positive.
-        restart_every: the steps after which k begins again; also with each episode and each call.
+        s: positive.
+        restart_every: steps, at least 1.
 
-    Nothing is carried from call to call.
-
-    Raises:
-        TypeError: ``s`` is no number or ``restart_every`` no int.
-        ValueError: a value is not positive.
-
-    Source: Nguyen et al. 2020; their code extrapolates R h too.
-
-    >>> from rnnkern.nn.filters import NAG
-    >>> output, h_n = rnnkern.nn.RNN(10, 20, filter=NAG(0.6, restart_every=10))(torch.randn(4, 3, 10))
+    Source: Nguyen et al. 2020, section 4.
     """
 
+    linear = True
     s: float
     restart_every: int
-    linear = True
-
-    def _filter_input(self, x, batch_sizes, reset, reverse):
-        factors = _restarting(self.restart_every, x, batch_sizes, reset, reverse)
-        before = torch.where(factors == 0, x, _step_before(x, batch_sizes, reverse))
-        return x + factors * (x - before), ()
 
 
 def _wide(x: Tensor) -> torch.dtype:
     """16 bits have no 1 - beta."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+
+
+def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
+    batch = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+    return x.new_zeros(batch, x.shape[-1])
 
 
 def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
@@ -220,3 +180,88 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
     k = done % every + 1
     factors = ((k - 1) / (k + 2)).to(u.dtype)
     return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)
+
+
+class Filtered(Recurrent):
+    """Between :class:`Recurrent` and a module: the option ``filter``."""
+
+    filter: Filter | None = None
+
+    def __init__(self, *args, filter: Filter | None = None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if not (filter is None or isinstance(filter, Filter)):
+            raise TypeError(f"filter must be a filter of rnnkern.nn.filters, got {filter!r}")
+        self.filter = filter
+
+    @property
+    def _plain_states(self) -> int:
+        """Of the cell."""
+        return 2 if self.mode == "LSTM" else 1
+
+    def _check(self, input, hx, reset) -> TimeFirst:
+        kept = self.filter.states if self.filter else ()
+        plain, filtered = self._plain_states, None
+        if kept and isinstance(hx, tuple):
+            if len(hx) not in (plain, plain + len(kept)):
+                raise ValueError(f"hx must have {plain} or {plain + len(kept)} tensors, got {len(hx)}")
+            filtered, hx = hx[plain:] or None, hx[:plain] if plain > 1 else hx[0]
+        sequence = super()._check(input, hx, reset)
+        if filtered is None:
+            return sequence
+        rows, batch, _ = sequence.state[0].shape
+        wanted = (rows, batch, getattr(self, self._all_weights[0][0]).shape[0])
+        unbatched = isinstance(input, Tensor) and input.dim() == 2
+        for name, part in zip(kept, filtered, strict=True):
+            shape = wanted[::2] if unbatched else wanted
+            if tuple(part.shape) != shape:
+                raise RuntimeError(f"Expected {name} of size {shape}, got {list(part.shape)}")
+        filtered = tuple(part.unsqueeze(1) if unbatched else part for part in filtered)
+        order = None if isinstance(input, Tensor) else input.sorted_indices
+        return sequence._replace(state=sequence.state + self.permute_hidden(filtered, order))
+
+    def permute_hidden(self, hx, permutation):
+        if not isinstance(hx, tuple) or not self.filter:
+            return super().permute_hidden(hx, permutation)
+        return hx if permutation is None else tuple(part.index_select(1, permutation) for part in hx)
+
+    def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
+        calls = super()._calls(sequence)
+        if self.filter:
+            for call in (call for at_once in calls for call in at_once):
+                state, plain = call["state"], self._plain_states
+                call |= {"state": state[:plain], "filtered": state[plain:]}
+        return calls
+
+    def _layer(self, x, calls, one, both) -> Sequence[Any]:
+        """Each direction from a filtered projection of its own, or where that is the same a projection of what is
+        filtered."""
+        if not self.filter:
+            return super()._layer(x, calls, one, both)
+        results = []
+        for k, call in enumerate(calls):
+            W, b, state = call["weight_ih"], call["bias_ih"], call["filtered"]
+            rest = {name: call[name] for name in call.keys() - {"weight_ih", "bias_ih", "filtered"}}
+            options = {name: rest[name] for name in ("batch_sizes", "reset")} | {"reverse": k == 1}
+            if self.filter.linear and not state:
+                u, weight, kept = self.filter.prologue(x, W, b, **options)
+                rest |= {"weight_ih": weight}
+            else:
+                filtered = partial(self._filtered, **options)
+                u, kept = filtered(x, W, b, *state)
+                rest |= {"save_u": autocast.recomputed(lambda *inputs, f=filtered: f(*inputs)[0], x, W, b, *state)}
+            u, rest = autocast.cast(u, rest)
+            found = one(self._cell, u, **rest, reverse=k == 1)
+            results.append((found[0], (*found[1], *kept)) if one is recurrence else found)
+        return results
+
+    def _filtered(self, x, W, b, *state, **options) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.filter(F.linear(x, W, b), state, **options)
+
+    def _stacks(self) -> bool:
+        return not self.filter and super()._stacks()
+
+    def _step(self, input, hx):
+        return None if self.filter else super()._step(input, hx)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", filter={self.filter}" if self.filter else "")

@@ -6,9 +6,11 @@ import torch
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import Recurrent
 
 
+@with_options
 class GORU(Recurrent, torch.nn.GRU):
     r"""Gated orthogonal recurrent unit: a GRU whose new gate has a modReLU and an orthogonal recurrent weight.
 
@@ -19,20 +21,21 @@ class GORU(Recurrent, torch.nn.GRU):
         h_t &= (1 - z) n + z h_{t-1}
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
-    by :func:`rnnkern.parametrizations.orthogonal_candidate`, which computes it once per step of an optimiser; A trains
+    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per step of an optimiser; A trains
     at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
         init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the orthogonal rows begin with.
-        base, every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an optimiser.
-        options: all others of torch.nn.GRU, and ``num_heads``, ``zoneout`` and ``recurrent_dropout`` of
-            :class:`rnnkern.nn.GRU`.
+        base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
+            optimiser.
+        bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.GRU.
+        num_heads, zoneout, recurrent_dropout, save_gates: as in :class:`rnnkern.nn.GRU`.
 
     ``modrelu_bias_l{k}`` (H,), b, is drawn from U(-0.01, 0.01), the other free parameters as in torch.nn.
 
     Raises:
-        ValueError, TypeError: as GRU; ``init``, ``base`` or ``every`` is wrong.
+        ValueError, TypeError: as GRU; ``init``, ``base`` or ``rebase_every`` is wrong.
 
     Source: Jing et al. 2019.
 
@@ -46,17 +49,22 @@ class GORU(Recurrent, torch.nn.GRU):
     _cell = "goru"
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "henaff", base: str = "static",
-        every: int = 1, **options: Any,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
+        init: str = "henaff", base: str = "static", rebase_every: int = 1, num_heads: int = 1, zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0, save_gates: bool | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(input_size, hidden_size, num_layers, **options)
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
+            num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout, save_gates=save_gates,
+        )  # fmt: skip
         self._add_modrelu_biases()
         for names in self._all_weights:
-            parametrizations.orthogonal_candidate(self, names[1], init=init, base=base, every=every)
+            parametrizations.orthogonal_gate(self, names[1], init=init, base=base, rebase_every=rebase_every)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._reset_modrelu_biases()
         for names in self._all_weights:
             if parametrize.is_parametrized(self, names[1]):
-                parametrizations.reset(self, names[1])
+                parametrizations.reset_parameters(self, names[1])

@@ -6,10 +6,10 @@ import torch
 
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.layer_norm import LayerNormed
-from rnnkern.nn.options import with_all_options
+from rnnkern.nn.options import with_options
 
 
-@with_all_options
+@with_options
 class GRU(LayerNormed, torch.nn.GRU):
     r"""Gated recurrent unit over a sequence, in place of :class:`torch.nn.GRU`.
 
@@ -24,8 +24,8 @@ class GRU(LayerNormed, torch.nn.GRU):
     :math:`\mathrm{LN}(W x_t) + b_{ih}` and :math:`\mathrm{LN}(R h_{t-1}) + b_{hh}`.
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``filter``, ``save_gates`` and ``reset``. T
-    steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
+    hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
@@ -39,18 +39,15 @@ class GRU(LayerNormed, torch.nn.GRU):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
-            et al. 2020). The state that is returned is longer by what the filter keeps.
-        save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
-            False on a GPU. True keeps 5*H floats per row and layer (4*H with the reset gate before the product),
-            False H; with ``layer_norm`` 10*H and 7*H. False costs one more product each with W and R: 1.20 times
-            the time of forward and backward (CPU, T, B, H = 100, 32, 100). Also an attribute, which may be set at any
-            time.
+        save_gates: True keeps the gates for the backward, 5 H floats per sequence and step in all; False keeps
+            H and computes the gates again there, which costs one more product with R and one with W. None is
+            True on a CPU and False on a GPU. May be set at any time.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
-            in [0, 1); ``layer_norm`` stands beside ``num_heads``, a filter or a reset gate before the product; an
-            option is unknown or of a wrong type.
+            in [0, 1); ``layer_norm`` stands beside ``num_heads``, a filter or a reset gate before the product.
         As torch.nn: every other wrong argument.
 
     Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.
@@ -70,13 +67,13 @@ class GRU(LayerNormed, torch.nn.GRU):
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
         reset_gate: Literal["after", "before"] = "after", num_heads: int = 1, layer_norm: bool = False,
-        zoneout: float = 0.0, recurrent_dropout: float = 0.0, filter: Filter | None = None,
-        save_gates: bool | None = None,
+        zoneout: float = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
+        filter: Filter | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
             num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
-            filter=filter, save_gates=save_gates,
+            save_gates=save_gates, filter=filter,
         )  # fmt: skip
         if reset_gate not in ("after", "before"):
             raise ValueError(f"reset_gate must be 'after' or 'before', got {reset_gate!r}")

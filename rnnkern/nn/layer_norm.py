@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter, init
 
 from rnnkern.nn import autocast
-from rnnkern.nn.filtered import Filtered
+from rnnkern.nn.filters import Filtered
 
 
 def _normalised_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None) -> Tensor:
@@ -28,7 +28,7 @@ class LayerNormed(Filtered):
             if layer_norm and getattr(self, name) != plain:
                 raise ValueError(f"layer_norm must be False with {name} = {getattr(self, name)}, got True")
         if layer_norm and self.filter:
-            raise ValueError(f"layer_norm must be False with filter = {self.filter}, got True")
+            raise ValueError(f"layer_norm must be False with a filter, got {self.filter}")
         self.layer_norm = layer_norm
         if layer_norm:
             for names in self._all_weights:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.layer_norm import LayerNormed
-from rnnkern.nn.options import with_all_options
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 
 
-@with_all_options
+@with_options
 class LSTM(LayerNormed, torch.nn.LSTM):
     r"""Long short-term memory over a sequence, in place of :class:`torch.nn.LSTM`.
 
@@ -27,8 +27,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         h_t &= \sigma(o) \tanh(\mathrm{LN}(c_t))
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
-    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout``, ``filter``, ``save_gates`` and
-    ``reset``. T steps, B sequences, I inputs, H hidden units, K heads of D = H / K units.
+    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout`` and ``reset``. T steps, B sequences,
+    I inputs, H hidden units, K heads of D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
@@ -46,17 +46,15 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
             step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
             2019); none in evaluation. What flows through c, and to R, stays.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
-            et al. 2020). The state that is returned is longer by what the filter keeps.
-        save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
-            False on a GPU. True keeps 6*H floats per row and layer, False 2*H; with ``layer_norm`` 14*H and 10*H. False
-            costs one more product each with W and R: 1.24 times the time of forward and backward (CPU, T, B, H = 100,
-            32, 100). Also an attribute, which may be set at any time.
+        save_gates: True keeps the gates for the backward, 6 H floats per sequence and step in all; False keeps
+            2 H and computes the gates again there, which costs one more product with R and one with W. None is
+            True on a CPU and False on a GPU. May be set at any time.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
-            not in its range; ``layer_norm`` stands beside ``num_heads``, ``proj_size`` or a filter; an option is
-            unknown or of a wrong type.
+            not in its range; ``layer_norm`` stands beside ``num_heads``, ``proj_size`` or a filter.
         As torch.nn: every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;
@@ -77,13 +75,13 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None,
         dtype: torch.dtype | None = None, *, num_heads: int = 1, layer_norm: bool = False,
-        zoneout: float | tuple[float, float] = 0.0, recurrent_dropout: float = 0.0, recurrent_grad_dropout: float = 0.0,
-        filter: Filter | None = None, save_gates: bool | None = None,
+        zoneout: float | tuple[float, float] = 0.0, recurrent_dropout: float = 0.0,
+        recurrent_grad_dropout: float = 0.0, save_gates: bool | None = None, filter: Filter | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype,
-            num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
-            filter=filter, save_gates=save_gates,
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device=device,
+            dtype=dtype, num_heads=num_heads, layer_norm=layer_norm, zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout, save_gates=save_gates, filter=filter,
         )  # fmt: skip
         rate = recurrent_grad_dropout
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):

@@ -4,11 +4,11 @@ from typing import Unpack
 
 from rnnkern.nn.filters import Momentum
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.options import LayerOptions, with_all_options
+from rnnkern.nn.options import LSTMOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 
 
-@with_all_options
+@with_options
 class MomentumRNN(RNN):
     r"""Elman's network with momentum: :class:`RNN` with ``filter=Momentum(mu, s)``.
 
@@ -17,9 +17,9 @@ class MomentumRNN(RNN):
         h_t &= \phi(v_t + R h_{t-1} + b_{hh})
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
-        mu, s: momentum and step size; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
-        nonlinearity, options: as in :class:`RNN`.
+        input_size, hidden_size, num_layers: I, H and the layers.
+        mu, s: momentum and step; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
+        options: all others of :class:`RNN`.
 
     The state is (h, v), each (layers * directions, B, H); h alone begins with v = 0.
 
@@ -34,14 +34,16 @@ class MomentumRNN(RNN):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 20]))
     """
 
+    _sets = ("filter",)
+
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", *, mu: float = 0.6,
-        s: float = 0.6, **options: Unpack[LayerOptions],
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6,
+        **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        super().__init__(input_size, hidden_size, num_layers, nonlinearity, filter=Momentum(mu, s), **options)
+        super().__init__(input_size, hidden_size, num_layers, filter=Momentum(mu, s), **options)
 
 
-@with_all_options
+@with_options
 class MomentumLSTM(LSTM):
     r"""An LSTM with momentum: :class:`LSTM` with ``filter=Momentum(mu, s)``.
 
@@ -50,9 +52,9 @@ class MomentumLSTM(LSTM):
         i, f, g, o &= v_t + R h_{t-1} + b_{hh}
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the number of layers.
-        mu, s: momentum and step size; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
-        proj_size, recurrent_grad_dropout, options: as in :class:`LSTM`, which has ``layer_norm`` too.
+        input_size, hidden_size, num_layers: I, H and the layers.
+        mu, s: momentum and step; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
+        options: all others of :class:`LSTM`, but for ``layer_norm``.
 
     The state is (h, c, v), v (layers * directions, B, 4*H); (h, c) begins with v = 0.
 
@@ -67,9 +69,10 @@ class MomentumLSTM(LSTM):
     (torch.Size([4, 3, 20]), torch.Size([1, 3, 80]))
     """
 
+    _sets = ("filter",)
+
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6,
-        proj_size: int = 0, recurrent_grad_dropout: float = 0.0, **options: Unpack[LayerOptions],
+        **options: Unpack[LSTMOptions],
     ) -> None:  # fmt: skip
-        options |= {"proj_size": proj_size, "recurrent_grad_dropout": recurrent_grad_dropout}
         super().__init__(input_size, hidden_size, num_layers, filter=Momentum(mu, s), **options)

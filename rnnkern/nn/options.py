@@ -1,68 +1,88 @@
-"""Options that a class passes on to its base: typed for editors, listed in its signature, unknown ones named."""
+"""Signatures that editors, ``help()`` and notebooks show in full, and keywords that are no option named."""
 
 import difflib
 import functools
 import inspect
-from typing import Any, TypedDict, TypeVar, get_args
+from typing import Any, TypedDict
 
 import torch
 
 from rnnkern.nn.filters import Filter
 
-Class = TypeVar("Class", bound=type)
-
 
 class LayerOptions(TypedDict, total=False):
-    """What RNN, LSTM and GRU share, but for ``filter``."""
+    """What classes derived from a layer that stands in for one of torch.nn pass on to it."""
 
-    bias: bool
     batch_first: bool
     dropout: float
     bidirectional: bool
     device: Any
     dtype: torch.dtype | None
     num_heads: int
-    zoneout: float | tuple[float, float]
+    zoneout: float
     recurrent_dropout: float
     save_gates: bool | None
 
 
 class RNNOptions(LayerOptions, total=False):
-    """Of :class:`rnnkern.nn.RNN`, for the classes derived from it."""
+    """Of :class:`rnnkern.nn.RNN`."""
 
     nonlinearity: str
     filter: Filter | None
 
 
-def with_all_options(cls: Class) -> Class:
-    """Decorates a class, whose ``__init__`` may end with ``**options: Unpack[...]`` for its base.
+class LSTMOptions(LayerOptions, total=False):
+    """Of :class:`rnnkern.nn.LSTM`."""
 
-    Its signature, as ``help()`` and notebooks show it, lists those options with the base's defaults in the place of
-    ``**options``. A keyword that is not in the signature raises TypeError with the class and the nearest names.
-    """
+    bias: bool
+    proj_size: int
+    layer_norm: bool
+    recurrent_grad_dropout: float
+
+
+class MemoryOptions(TypedDict, total=False):
+    """Of layers that attend to their past, however much of it."""
+
+    combine: str
+    alignment: str
+    output: str
+    bias: bool
+    batch_first: bool
+    device: Any
+    dtype: torch.dtype | None
+
+
+class RelevancyOptions(MemoryOptions, total=False):
+    """Of layers that attend to a bounded part of their past."""
+
+    buffer_size: int
+    relevant_size: int
+    relevance: str
+
+
+def with_options(cls: type) -> type:
+    """Decorates a class. Where its ``__init__`` ends with ``**options``, its signature has the base's parameters in
+    their place, but for those that the class ``_sets`` itself; a keyword that is none of them raises TypeError with the
+    class and the nearest names that there are."""
     init = cls.__init__
     own = inspect.signature(init)
-    listed = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for rest in (p for p in own.parameters.values() if p.kind is p.VAR_KEYWORD):
-        (typed,) = get_args(rest.annotation)
+    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if len(parameters) < len(own.parameters):
         base = inspect.signature(cls.__mro__[1].__init__).parameters
-        names = [name for name in typed.__annotations__ if name not in own.parameters]
-        listed += [base[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names]
-    signature = own.replace(parameters=listed)
+        missing = [p for name, p in base.items() if name not in own.parameters]
+        own_choice = cls.__dict__.get("_sets", ())
+        parameters += [p.replace(kind=p.KEYWORD_ONLY) for p in missing if p.name not in own_choice]
+    names = [p.name for p in parameters[1:]]
 
     @functools.wraps(init)
     def checked(self, *args, **kwargs) -> None:
         for name in kwargs:
-            if name not in signature.parameters:
-                raise TypeError(_unknown(type(self).__name__, name, list(signature.parameters)[1:]))
+            if name not in names:
+                near = [f"`{n}`" for n in difflib.get_close_matches(name, names)]
+                known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+                raise TypeError(f"{type(self).__name__}: unknown argument `{name}`; {known}")
         init(self, *args, **kwargs)
 
-    checked.__signature__ = signature
+    checked.__signature__ = own.replace(parameters=parameters)
     cls.__init__ = checked
     return cls
-
-
-def _unknown(owner: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known)
-    hint = f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"it takes {', '.join(known)}"
-    return f"{owner}: unknown argument `{name}`; {hint}"

@@ -1,7 +1,7 @@
 """Elman networks with recurrent weights that begin or stay orthogonal or nearly so, or have a Schur form."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +10,23 @@ from torch.nn import Module, init
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
+from rnnkern.nn.options import LayerOptions, RNNOptions, with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.ops import givens_recurrence, recurrence
+from rnnkern.parametrizations import _schur
 
 
+@with_options
 class _OrthogonalRNN(RNN):
     """Published as h' = modrelu(W x + R h; b): no other biases. A subclass says what becomes of R."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = False, **options: Any):
-        super().__init__(input_size, hidden_size, num_layers, bias=bias, **{"nonlinearity": "modrelu"} | options)
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, nonlinearity: str = "modrelu",
+        bias: bool = False, **options: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, hidden_size, num_layers, nonlinearity, bias, **options)
         for names in self._all_weights:
             self._constrain(names[1])
 
@@ -35,9 +41,10 @@ class _OrthogonalRNN(RNN):
 
     def _draw(self, name: str) -> None:
         if parametrize.is_parametrized(self, name):
-            parametrizations.reset(self, name)
+            parametrizations.reset_parameters(self, name)
 
 
+@with_options
 class ExpRNN(_OrthogonalRNN):
     r"""expRNN: a modReLU network with a recurrent weight that stays orthogonal.
 
@@ -51,18 +58,19 @@ class ExpRNN(_OrthogonalRNN):
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
         init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
-        base, every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an optimiser.
+        base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
+            optimiser.
         bias: whether there are additive biases too, as the published network has not.
         options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
 
     The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init``, ``base`` or ``every`` is wrong.
+        ValueError, TypeError: as RNN; ``init``, ``base`` or ``rebase_every`` is wrong.
 
     Source: Lezcano-Casado and Martinez-Rubio 2019; dynamic Lezcano-Casado 2019.
 
-    >>> rnn = rnnkern.nn.ExpRNN(10, 20, base="dynamic", every=100)
+    >>> rnn = rnnkern.nn.ExpRNN(10, 20, base="dynamic", rebase_every=100)
     >>> output, h_n = rnn(torch.randn(4, 3, 10))
     >>> R = rnn.weight_hh_l0
     >>> output.shape, torch.allclose(R.T @ R, torch.eye(20), atol=1e-6)
@@ -73,15 +81,16 @@ class ExpRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "henaff", base: str = "static",
-        every: int = 1, bias: bool = False, **options: Any,
+        rebase_every: int = 1, bias: bool = False, **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        self._how = {"init": init, "base": base, "every": every}
+        self._how = {"init": init, "base": base, "rebase_every": rebase_every}
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
 
     def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, map=self._map, **self._how)
+        parametrizations.orthogonal(self, name, orthogonal_map=self._map, **self._how)
 
 
+@with_options
 class CayleyRNN(ExpRNN):
     r"""scoRNN: a modReLU network with a recurrent weight that stays orthogonal, by the scaled Cayley transform.
 
@@ -91,13 +100,13 @@ class CayleyRNN(ExpRNN):
     Everything else is as in :class:`ExpRNN`.
 
     Args:
-        negatives: how many entries of the diagonal D are -1, the others 1; half of them if not given.
-        input_size, hidden_size, num_layers, init, base, every, bias, options: as :class:`ExpRNN`; ``init`` is
+        num_negative: how many entries of the diagonal D are -1, the others 1; half of them if not given.
+        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as :class:`ExpRNN`; ``init`` is
             ``"cayley"`` if not given.
 
     Source: Helfrich, Willmott and Ye 2018.
 
-    >>> rnn = rnnkern.nn.CayleyRNN(10, 20, negatives=5)
+    >>> rnn = rnnkern.nn.CayleyRNN(10, 20, num_negative=5)
     >>> torch.linalg.det(rnn.weight_hh_l0).round().item()
     -1.0
     """
@@ -106,15 +115,16 @@ class CayleyRNN(ExpRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "cayley",
-        negatives: int | None = None, **options: Any,
+        num_negative: int | None = None, **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
-        self._negatives = negatives
+        self._num_negative = num_negative
         super().__init__(input_size, hidden_size, num_layers, init=init, **options)
 
     def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, map=self._map, negatives=self._negatives, **self._how)
+        parametrizations.orthogonal(self, name, orthogonal_map=self._map, num_negative=self._num_negative, **self._how)
 
 
+@with_options
 class NonNormalRNN(ExpRNN):
     r"""nnRNN: a modReLU network with a recurrent weight in real Schur form.
 
@@ -124,7 +134,7 @@ class NonNormalRNN(ExpRNN):
     ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.schur`: P = B exp(A) is orthogonal, Lambda has
     rotations by theta times gamma along its diagonal, T is strictly lower triangular. The loss is to have ``delta *
     schur_penalty(model)``, and T a weight decay, see :func:`rnnkern.optim.param_groups`. Arguments are those of
-    :class:`ExpRNN`; ``init``, ``base`` and ``every`` are P's.
+    :class:`ExpRNN`; ``init``, ``base`` and ``rebase_every`` are P's.
 
     Source: Kerg et al. 2019.
 
@@ -137,6 +147,7 @@ class NonNormalRNN(ExpRNN):
         parametrizations.schur(self, name, **self._how)
 
 
+@with_options
 class HouseholderRNN(_OrthogonalRNN):
     r"""oRNN: a network with a recurrent weight that is a product of m reflections.
 
@@ -170,15 +181,16 @@ class HouseholderRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, reflections: int | None = None,
-        init: str = "haar", bias: bool = False, **options: Any,
+        init: str = "haar", bias: bool = False, **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
         self._how = {"init": init, "reflections": reflections}
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
 
     def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, map="householder", **self._how)
+        parametrizations.orthogonal(self, name, orthogonal_map="householder", **self._how)
 
 
+@with_options
 class EURNN(_OrthogonalRNN):
     r"""EURNN, real: a network with a recurrent weight that is a product of L layers of plane rotations.
 
@@ -196,7 +208,7 @@ class EURNN(_OrthogonalRNN):
         style: ``"tunable"``, which turns neighbours, or ``"butterfly"``, as in a fast Fourier transform, for which H,
             or the units of a head, must be a power of two.
         init: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
-        inside: True for the layers inside the recurrence, False for the matrix, None for what was measured to be the
+        fused: True for the layers inside the recurrence, False for the matrix, None for what was measured to be the
             faster. It is the matrix always in 16 bits, under autocast, and with a nonlinearity, heads, zoneout, dropout
             of the state or a filter that the layers inside do not serve; True is an error there, but for 16 bits.
         bias: whether there are additive biases too, as the published network has not.
@@ -205,7 +217,7 @@ class EURNN(_OrthogonalRNN):
     The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init``, ``rotation_layers``, ``style`` or ``inside`` is wrong.
+        ValueError, TypeError: as RNN; ``init``, ``rotation_layers``, ``style`` or ``fused`` is wrong.
 
     Source: Jing et al. 2017.
 
@@ -215,22 +227,23 @@ class EURNN(_OrthogonalRNN):
     (True, torch.Size([5, 16]))
     """
 
-    inside: bool | None = None
+    fused: bool | None = None
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, rotation_layers: int | None = None,
-        style: str = "tunable", init: str = "uniform", inside: bool | None = None, bias: bool = False, **options: Any,
+        style: str = "tunable", init: str = "uniform", fused: bool | None = None, bias: bool = False,
+        **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
         self._how = {"init": init, "layers": rotation_layers, "style": style}
-        if not (inside is None or isinstance(inside, bool)):
-            raise TypeError(f"EURNN: `inside` must be True, False or None, got {inside!r}")
+        if not (fused is None or isinstance(fused, bool)):
+            raise TypeError(f"EURNN: `fused` must be True, False or None, got {fused!r}")
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
-        self.inside = inside
-        if inside and (unserved := self._unserved()):
-            raise ValueError(f"EURNN: layers inside the recurrence have no {unserved}: `inside` must be False or None")
+        self.fused = fused
+        if fused and (unserved := self._unserved()):
+            raise ValueError(f"EURNN: layers inside the recurrence have no {unserved}: `fused` must be False or None")
 
     def _constrain(self, name: str) -> None:
-        parametrizations.orthogonal(self, name, map="givens", **self._how)
+        parametrizations.orthogonal(self, name, orthogonal_map="givens", **self._how)
 
     def _unserved(self) -> str:
         """The options that the layers inside do not serve."""
@@ -247,7 +260,7 @@ class EURNN(_OrthogonalRNN):
         """Of a recurrent weight the layers, by name, where all of them go inside."""
         if name.startswith("weight_hh") and not self._unserved():
             x, batch = sequence.x, sequence.state[0].shape[1]
-            found = {names[1]: layers_inside(self, names[1], self.inside, x, batch) for names in self._all_weights}
+            found = {names[1]: layers_inside(self, names[1], self.fused, x, batch) for names in self._all_weights}
             if None not in found.values():
                 return found[name]
         return super()._weight(name, sequence)
@@ -259,7 +272,7 @@ class EURNN(_OrthogonalRNN):
         for k, call in enumerate(calls):
             bias = None if call["bias_ih"] is None else call["bias_ih"] + call["bias"]
             h = F.linear(x, call["weight_ih"], bias)
-            options = call["R"] | {"h0": call["state"][0], "modrelu_bias": call["params"][0]}
+            options = call["R"] | {"state": call["state"][0], "modrelu_bias": call["params"][0]}
             options |= {"batch_sizes": call["batch_sizes"], "reset": call["reset"]}
             options |= {"reverse": self.bidirectional and k == 1}
             if one is recurrence:
@@ -275,6 +288,7 @@ class EURNN(_OrthogonalRNN):
         return results
 
 
+@with_options
 class SpectralRNN(_OrthogonalRNN):
     r"""A network with a recurrent weight whose singular values stay within a margin m around 1.
 
@@ -282,8 +296,8 @@ class SpectralRNN(_OrthogonalRNN):
         h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.singular_band` and computed once per step of an optimiser; U and V train at a tenth
-    of the learning rate by :func:`rnnkern.optim.param_groups`.
+    :func:`rnnkern.parametrizations.spectral_margin` and computed once per step of an optimiser; U and V train at a
+    tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
@@ -307,15 +321,16 @@ class SpectralRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, margin: float = 0.1, init: str = "henaff",
-        bias: bool = False, **options: Any,
+        bias: bool = False, **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
         self._how = {"margin": margin, "init": init}
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
 
     def _constrain(self, name: str) -> None:
-        parametrizations.singular_band(self, name, **self._how)
+        parametrizations.spectral_margin(self, name, **self._how)
 
 
+@with_options
 class OrthogonalInitRNN(_OrthogonalRNN):
     """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
 
@@ -336,7 +351,7 @@ class OrthogonalInitRNN(_OrthogonalRNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, init: str = "haar", bias: bool = False,
-        **options: Any,
+        **options: Unpack[RNNOptions],
     ) -> None:  # fmt: skip
         self._init = init
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
@@ -367,7 +382,7 @@ def schur_penalty(model: Module) -> Tensor:
     >>> rnnkern.nn.schur_penalty(model).item()
     0.0
     """
-    return parametrizations.schur_penalty(model)
+    return _schur.schur_penalty(model)
 
 
 def orthogonal_penalty(model: Module) -> Tensor:

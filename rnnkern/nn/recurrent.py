@@ -71,6 +71,7 @@ class Recurrent(RNNBase):
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
     save_gates: bool | None = None
+    """May be set at any time."""
     _cell: str  # of rnnkern.ops.recurrence
 
     def __init__(

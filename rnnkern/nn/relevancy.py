@@ -1,7 +1,7 @@
 """Recurrent layers that attend to a bounded set of their own past."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.attending import Attending, state_like
+from rnnkern.nn.options import MemoryOptions, RelevancyOptions, with_options
 from rnnkern.ops import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.relevancy import CHOICES
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -27,17 +28,18 @@ class Relevancy(Attending):
 
     _gates, _states, _operator = 1, 1, staticmethod(relevancy_recurrence)
     _plain: ClassVar = {
-        "buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "mix": "half", "bias": True,
-        "alignment": "additive", "screening": "attention", "readout": "h", "batch_first": False,
+        "buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "combine": "half", "bias": True,
+        "alignment": "additive", "relevance": "attention", "output": "h", "batch_first": False,
     }  # fmt: skip
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, buffer_size: int = 10, relevant_size: int = 10, mix: str = "half",
-        alignment: str = "additive", screening: str = "attention", readout: str = "h", bias: bool = True,
+        self, input_size: int, hidden_size: int, *, buffer_size: int = 10, relevant_size: int = 10,
+        combine: str = "half",
+        alignment: str = "additive", relevance: str = "attention", output: str = "h", bias: bool = True,
         batch_first: bool = False, device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
-        chosen = {"mix": mix, "alignment": alignment, "screening": screening, "readout": readout}
+        chosen = {"combine": combine, "alignment": alignment, "relevance": relevance, "output": output}
         super().__init__(
             sizes | {"relevant_size": relevant_size}, {"relevant_size": 0},
             {name: (choice, CHOICES[name]) for name, choice in chosen.items()},
@@ -70,7 +72,7 @@ class Relevancy(Attending):
     def _reset_cell(self) -> None:
         init.xavier_normal_(self.weight_ih_l0)
         if parametrize.is_parametrized(self, "weight_hh_l0"):
-            parametrizations.reset(self, "weight_hh_l0")
+            parametrizations.reset_parameters(self, "weight_hh_l0")
         else:
             gates = self.weight_hh_l0.unflatten(0, (self._gates, self.hidden_size))
             gates.copy_(parametrizations.orthogonal_matrix(gates))
@@ -133,6 +135,7 @@ class Relevancy(Attending):
         return (self._cell, u, call["weights"], state_like(state, u)), sizes | options | rest
 
 
+@with_options
 class RelRNN(Relevancy):
     r"""RelRNN: an Elman network that attends to its last states and to the most relevant of those before.
 
@@ -150,11 +153,11 @@ class RelRNN(Relevancy):
         buffer_size: how many of the last states are attended to, at least 1.
         relevant_size: how many of those before; 0 for none.
         nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, whose bias is ``modrelu_bias_l0`` (n,).
-        mix: ``"half"`` as above, or ``"sum"``, the thesis' equation without the factor 1/2, which does not transfer to
-            longer sequences.
+        combine: ``"half"`` as above, or ``"sum"``, the thesis' equation without the factor 1/2, which does not transfer
+            to longer sequences.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
-        screening: what decides which states stay: ``"attention"`` that they got, ``"random"`` or ``"fifo"``, the last.
-        readout: the output is ``"h"`` or ``"s"``.
+        relevance: what decides which states stay: ``"attention"`` that they got, ``"random"`` or ``"fifo"``, the last.
+        output: the output is ``"h"`` or ``"s"``.
         bias: whether there is b.
         batch_first: input and output are (B, T, .).
         device, dtype: of the parameters.
@@ -179,7 +182,9 @@ class RelRNN(Relevancy):
     torch.Size([30, 4, 8])
     """
 
-    def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Any) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Unpack[RelevancyOptions]
+    ) -> None:
         if nonlinearity not in NONLINEARITIES:
             raise ValueError(f"nonlinearity must be one of {NONLINEARITIES}, got {nonlinearity!r}")
         self.nonlinearity = nonlinearity
@@ -196,6 +201,7 @@ class RelRNN(Relevancy):
             init.uniform_(self.modrelu_bias_l0, -0.01, 0.01)
 
 
+@with_options
 class RelLSTM(Relevancy):
     r"""RelLSTM: an LSTM whose gates see a state that attends to its own past.
 
@@ -208,7 +214,7 @@ class RelLSTM(Relevancy):
     kept per sequence and step.
 
     Args:
-        input_size, hidden_size, buffer_size, relevant_size, mix, alignment, screening, readout, bias, batch_first,
+        input_size, hidden_size, buffer_size, relevant_size, combine, alignment, relevance, output, bias, batch_first,
             device, dtype: as :class:`RelRNN`.
 
     Parameters are named and drawn as RelRNN's; U ``weight_ih_l0`` (4n, I), V ``weight_hh_l0`` (4n, n), orthogonal for
@@ -234,13 +240,14 @@ class RelLSTM(Relevancy):
             init.ones_(self.bias_ih_l0[self.hidden_size : 2 * self.hidden_size])
 
 
+@with_options
 class MemRNN(RelRNN):
     """MemRNN: :class:`RelRNN` that attends to all of its past (Kerg et al. 2020, after Ke et al. 2018).
 
     Time is quadratic in T; what is kept for the backward is linear.
 
     Args:
-        input_size, hidden_size, nonlinearity, mix, alignment, readout, bias, batch_first, device, dtype: as
+        input_size, hidden_size, nonlinearity, combine, alignment, output, bias, batch_first, device, dtype: as
             :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemRNN(10, 20)
@@ -249,27 +256,29 @@ class MemRNN(RelRNN):
     torch.Size([4, 30, 20])
     """
 
-    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
-        super().__init__(input_size, hidden_size, **_all_kept(options))
+    _sets = ("buffer_size", "relevant_size", "relevance")
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, nonlinearity: str = "tanh", **options: Unpack[MemoryOptions]
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, nonlinearity=nonlinearity, buffer_size=UNLIMITED, relevant_size=0, **options
+        )
 
 
+@with_options
 class MemLSTM(RelLSTM):
     """MemLSTM: :class:`RelLSTM` that attends to all of its past.
 
     Args:
-        input_size, hidden_size, mix, alignment, readout, bias, batch_first, device, dtype: as :class:`RelRNN`.
+        input_size, hidden_size, combine, alignment, output, bias, batch_first, device, dtype: as :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemLSTM(10, 20, batch_first=True)
     >>> layer(torch.randn(4, 30, 10))[0].shape
     torch.Size([4, 30, 20])
     """
 
-    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
-        super().__init__(input_size, hidden_size, **_all_kept(options))
+    _sets = ("buffer_size", "relevant_size", "relevance")
 
-
-def _all_kept(options: dict[str, Any]) -> dict[str, Any]:
-    for name in ("buffer_size", "relevant_size", "screening"):
-        if name in options:
-            raise TypeError(f"{name} is not for a layer that keeps all of its past, got {options[name]!r}")
-    return options | {"buffer_size": UNLIMITED, "relevant_size": 0}
+    def __init__(self, input_size: int, hidden_size: int, **options: Unpack[MemoryOptions]) -> None:
+        super().__init__(input_size, hidden_size, buffer_size=UNLIMITED, relevant_size=0, **options)

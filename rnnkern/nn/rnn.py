@@ -4,14 +4,13 @@ from typing import Any
 
 import torch
 
-from rnnkern.nn.filtered import Filtered
-from rnnkern.nn.filters import Filter
-from rnnkern.nn.options import with_all_options
+from rnnkern.nn.filters import Filter, Filtered
+from rnnkern.nn.options import with_options
 
 NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
 
 
-@with_all_options
+@with_options
 class RNN(Filtered, torch.nn.RNN):
     r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
 
@@ -34,15 +33,13 @@ class RNN(Filtered, torch.nn.RNN):
         recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters`, such as ``Momentum(mu=0.6, s=0.6)`` (Nguyen
-            et al. 2020). The state that is returned is longer by what the filter keeps.
-        save_gates: keep the gates for the backward (True) or recompute them there (False); None is True on a CPU and
-            False on a GPU. h alone is kept in either case: no cell of an RNN has gates.
-            Also an attribute, which may be set at any time.
+        save_gates: of no effect, since these cells keep nothing but h; as in LSTM and GRU.
+        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
+            0.99)``. The state that is returned is longer by what the filter carries.
 
     Raises:
         ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is
-            not in [0, 1); an option is unknown or of a wrong type.
+            not in [0, 1).
         As torch.nn: every other wrong argument.
 
     Source: Elman 1990; modReLU Arjovsky et al. 2016, eq. 8, for a real state.
@@ -58,16 +55,16 @@ class RNN(Filtered, torch.nn.RNN):
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
         dtype: torch.dtype | None = None, *, num_heads: int = 1, zoneout: float = 0.0, recurrent_dropout: float = 0.0,
-        filter: Filter | None = None, save_gates: bool | None = None,
+        save_gates: bool | None = None, filter: Filter | None = None,
     ) -> None:  # fmt: skip
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
-        # torch.nn builds the rest and knows two nonlinearities.
+        known = nonlinearity if nonlinearity == "relu" else "tanh"  # to torch.nn, which builds the rest
         super().__init__(
-            input_size, hidden_size, num_layers, nonlinearity if nonlinearity == "relu" else "tanh", bias, batch_first,
-            dropout, bidirectional, device=device, dtype=dtype, num_heads=num_heads, zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout, filter=filter, save_gates=save_gates,
+            input_size, hidden_size, num_layers, known, bias, batch_first, dropout, bidirectional, device=device,
+            dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            save_gates=save_gates, filter=filter,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
         self.mode = f"RNN_{nonlinearity.upper()}"

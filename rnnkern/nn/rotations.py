@@ -12,17 +12,17 @@ from rnnkern.ops._orthogonal.givens_recurrence import DTYPES, pays
 from rnnkern.parametrizations import ComplexGivens, Givens
 
 
-def layers_inside(module: Module, name: str, inside: bool | None, x: Tensor, batch: int) -> dict[str, Any] | None:
+def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batch: int) -> dict[str, Any] | None:
     """What :func:`rnnkern.ops.givens_recurrence` takes of the layers that a weight is made of, or None where the
     recurrence is to take the matrix.
 
     Args:
         module, name: whose weight, and which.
-        inside: True where it can be, False nowhere, None where it is the faster.
+        fused: True where it can be, False nowhere, None where it is the faster.
         x: the input, of which dtype and device are read.
         batch: B.
     """
-    if inside is False or not parametrize.is_parametrized(module, name) or len(module.parametrizations[name]) != 1:
+    if fused is False or not parametrize.is_parametrized(module, name) or len(module.parametrizations[name]) != 1:
         return None
     made = module.parametrizations[name][0]
     if not isinstance(made, (Givens, ComplexGivens)) or torch.is_autocast_enabled(x.device.type):
@@ -31,7 +31,7 @@ def layers_inside(module: Module, name: str, inside: bool | None, x: Tensor, bat
     if angles.dim() != 2 or angles.dtype not in DTYPES or x.dtype != angles.dtype:
         return None
     sequences = None if torch.compiler.is_compiling() else batch  # compiled code is for any
-    if inside is None and not pays(made.sizes[-1], angles.shape[0], sequences, bool(phases), x.device):
+    if fused is None and not pays(made.sizes[-1], angles.shape[0], sequences, bool(phases), x.device):
         return None
     layers = {"angles": angles, "style": made.style}
     return layers | dict(zip(("phases", "diagonal_phases"), phases, strict=False))

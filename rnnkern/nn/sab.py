@@ -11,10 +11,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
 from rnnkern.nn.attending import Attending, state_like
+from rnnkern.nn.options import with_options
 from rnnkern.ops import SABMemory, SABState, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 
 
+@with_options
 class SABLSTM(Attending):
     r"""An LSTM that attends to a few of its remembered states, with gradients through them and through the last steps.
 

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
+from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
 from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
@@ -22,6 +23,7 @@ COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 """``dtype.to_complex()`` for the compiler, which does not know it."""
 
 
+@with_options
 class UnitaryRNN(Layers):
     r"""uRNN, unitary EURNN and full-capacity uRNN: a complex modReLU network with a unitary recurrent weight.
 
@@ -36,13 +38,13 @@ class UnitaryRNN(Layers):
     Args:
         input_size, hidden_size, num_layers: I, H and the layers; a layer above the first has the columns of the output
             as inputs.
-        map: what R is. ``"fourier"``, uRNN's product of 7 H parameters, or ``"givens"``, EURNN's layers of rotations
-            with phases, both by :func:`rnnkern.parametrizations.unitary` and computed once per step of an optimiser,
-            with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`; or
-            ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
+        unitary_map: what R is. ``"fourier"``, uRNN's product of 7 H parameters, or ``"givens"``, EURNN's layers of
+            rotations with phases, both by :func:`rnnkern.parametrizations.unitary` and computed once per step of an
+            optimiser, with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`;
+            or ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
             :class:`rnnkern.optim.CayleySGD`'s to train: under others it does not stay unitary. Of such a network
             choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.
-        rotation_layers, style, inside: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
+        rotation_layers, style, fused: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
         batch_first: input and output are (B, T, ...) instead of (T, B, ...).
         bidirectional: each layer runs in both directions, with parameters of their own, ``..._l{k}_reverse``.
         device, dtype: of the real parameters; float32 or float64.
@@ -52,7 +54,8 @@ class UnitaryRNN(Layers):
     begins as zeros, where the published network learns it.
 
     Raises:
-        ValueError, TypeError: a size is not a positive number, ``map`` is unknown, or an option does not fit it.
+        ValueError, TypeError: a size is not a positive number, ``unitary_map`` is unknown, or an option does not fit
+            it.
 
     Source: fourier Arjovsky et al. 2016; givens Jing et al. 2017; free Wisdom et al. 2016.
 
@@ -63,23 +66,23 @@ class UnitaryRNN(Layers):
     """
 
     _batch_dim = 1
-    inside: bool | None = None
-    _plain: ClassVar = {"num_layers": 1, "map": "fourier", "batch_first": False, "bidirectional": False}
+    fused: bool | None = None
+    _plain: ClassVar = {"num_layers": 1, "unitary_map": "fourier", "batch_first": False, "bidirectional": False}
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, map: str = "fourier",
-        rotation_layers: int | None = None, style: str | None = None, inside: bool | None = None,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, unitary_map: str = "fourier",
+        rotation_layers: int | None = None, style: str | None = None, fused: bool | None = None,
         batch_first: bool = False, bidirectional: bool = False, device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        super().__init__(sizes, {}, {"map": (map, MAPS)})
-        if not (inside is None or isinstance(inside, bool)):
-            raise TypeError(f"UnitaryRNN: `inside` must be True, False or None, got {inside!r}")
-        for name, value in {"rotation_layers": rotation_layers, "style": style, "inside": inside}.items():
-            if value is not None and map != "givens":
+        super().__init__(sizes, {}, {"unitary_map": (unitary_map, MAPS)})
+        if not (fused is None or isinstance(fused, bool)):
+            raise TypeError(f"UnitaryRNN: `fused` must be True, False or None, got {fused!r}")
+        for name, value in {"rotation_layers": rotation_layers, "style": style, "fused": fused}.items():
+            if value is not None and unitary_map != "givens":
                 raise ValueError(f"UnitaryRNN: `{name}` is for the map 'givens' alone, got {value!r}")
-        self.batch_first, self.bidirectional, self.inside = batch_first, bidirectional, inside
+        self.batch_first, self.bidirectional, self.fused = batch_first, bidirectional, fused
         self._directions = ("", "_reverse") if bidirectional else ("",)
         self.output_size = 2 * hidden_size * len(self._directions)
         for layer in range(num_layers):
@@ -89,8 +92,8 @@ class UnitaryRNN(Layers):
                 setattr(self, f"modrelu_bias_l{layer}{direction}", Parameter(W.new_empty(hidden_size)))
                 R = W.new_empty(hidden_size, hidden_size, dtype=W.dtype.to_complex())
                 setattr(self, name := f"weight_hh_l{layer}{direction}", Parameter(R))
-                if map != "free":
-                    parametrizations.unitary(self, name, map, layers=rotation_layers, style=style)
+                if unitary_map != "free":
+                    parametrizations.unitary(self, name, unitary_map, layers=rotation_layers, style=style)
         self.reset_parameters()
 
     def _columns(self, layer: int) -> int:
@@ -105,7 +108,7 @@ class UnitaryRNN(Layers):
                 init.uniform_(getattr(self, f"modrelu_bias_l{layer}{direction}"), -0.01, 0.01)
                 name = f"weight_hh_l{layer}{direction}"
                 if parametrize.is_parametrized(self, name):
-                    parametrizations.reset(self, name)
+                    parametrizations.reset_parameters(self, name)
                 else:
                     weight = getattr(self, name)
                     weight.copy_(parametrizations.unitary_matrix(weight))
@@ -167,12 +170,12 @@ class UnitaryRNN(Layers):
             u = self._projection(x, W)
             state, name = h0[layer * len(self._directions) + k], f"weight_hh_l{layer}{direction}"
             options = {"batch_sizes": batch_sizes, "reset": resets[k], "reverse": k == 1}
-            layers = layers_inside(self, name, self.inside, b, state.shape[0])
+            layers = layers_inside(self, name, self.fused, b, state.shape[0])
             if layers is None:
                 options |= {"params": (b,), "save_u": autocast.recomputed(self._projection, x, W)}
                 calls.append((recurrence, ("modrelu", u, getattr(self, name), (state,)), options))
             else:
-                calls.append((givens_recurrence, (u,), {"h0": state, "modrelu_bias": b} | layers | options))
+                calls.append((givens_recurrence, (u,), {"state": state, "modrelu_bias": b} | layers | options))
         return calls
 
     def _projection(self, x: Tensor, W: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Which implementation runs: one written rule per operator, one way to ask and one way to force."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,8 +8,9 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from rnnkern import _torch_private
+from rnnkern import _extension, _torch_private
 from rnnkern.ops.slow_path import asking, warn_once
 
 IMPLEMENTATIONS = ("reference", "cpu", "cuda", "triton")
@@ -86,6 +88,44 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
     if why is not None:
         raise ValueError(f"{operator}: use({implementation!r}) cannot serve this call: {why}")
     return Choice(implementation, f"forced by use({implementation!r})")
+
+
+def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:
+    """Why the CPU's kernels cannot serve a call with tensors like ``x``, or None; ``why`` is the operator's own."""
+    return (_extension.reason or why) if x.device.type == "cpu" else f"the tensors are on {x.device}"
+
+
+def cuda_refusal(x: Tensor, why: str | None = None) -> str | None:
+    """As :func:`cpu_refusal`, of the CUDA kernels."""
+    if x.device.type != "cuda":
+        return f"the tensors are on {x.device}"
+    return _extension.reason or why or _extension.cuda_refusal(x.device)
+
+
+def operator(check: Callable[..., Any], table: Callable[..., Choice]) -> Callable[[Callable], Callable]:
+    """Decorates a public function, for :func:`explain`.
+
+    Args:
+        check: raises if something is wrong.
+        table: says which implementation serves the call, and why.
+
+    Both take those arguments of the function that they name.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+        asked = [(ask, inspect.signature(ask).parameters) for ask in (check, table)]
+
+        def chosen(*args: Any, **kwargs: Any) -> Choice:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            _, choice = (ask(**{name: bound.arguments[name] for name in names}) for ask, names in asked)
+            return choice
+
+        function._choose = chosen
+        return function
+
+    return decorate
 
 
 def forced() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_in_transform
+from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_fake, is_in_transform
 
 
 def transformed() -> bool:
@@ -38,6 +38,15 @@ def _check_tracing(backward: bool) -> None:
         raise NotImplementedError(
             "torch.jit.trace does not record the gradients of rnnkern's kernels: trace under torch.no_grad(), or "
             f"{restored}"
+        )
+
+
+def check_lengths_are_there(operator: str, batch_sizes: Tensor | None) -> None:
+    """Raises NotImplementedError while the compiler traces a second derivative of packed input."""
+    if batch_sizes is not None and is_fake(batch_sizes):
+        raise NotImplementedError(
+            f"{operator}: second derivatives of packed input cannot be traced by the compiler, since they read the "
+            "lengths; call outside torch.compile, or pad and mask"
         )
 
 

@@ -1,13 +1,13 @@
 """What keeps a weight orthogonal or unitary, nearly so, in Schur form or stable, under any optimiser."""
 
-from rnnkern.parametrizations._candidate import OrthogonalCandidate, orthogonal_candidate
+from rnnkern.parametrizations._candidate import OrthogonalGate, orthogonal_gate
 from rnnkern.parametrizations._factors import Givens, Householder
 from rnnkern.parametrizations._initial import INITS, orthogonal_matrix
 from rnnkern.parametrizations._orthogonal import Orthogonal, orthogonal
-from rnnkern.parametrizations._parametrization import reset
-from rnnkern.parametrizations._schur import Schur, schur, schur_penalty
-from rnnkern.parametrizations._spectral import SingularBand, singular_band
-from rnnkern.parametrizations._stable import discretise, stable
+from rnnkern.parametrizations._parametrization import reset_parameters
+from rnnkern.parametrizations._schur import Schur, schur
+from rnnkern.parametrizations._spectral import SpectralMargin, spectral_margin
+from rnnkern.parametrizations._stable import stable, zero_order_hold
 from rnnkern.parametrizations._unitary import ComplexGivens, Fourier, unitary, unitary_matrix
 
 __all__ = [
@@ -17,18 +17,17 @@ __all__ = [
     "Givens",
     "Householder",
     "Orthogonal",
-    "OrthogonalCandidate",
+    "OrthogonalGate",
     "Schur",
-    "SingularBand",
-    "discretise",
+    "SpectralMargin",
     "orthogonal",
-    "orthogonal_candidate",
+    "orthogonal_gate",
     "orthogonal_matrix",
-    "reset",
+    "reset_parameters",
     "schur",
-    "schur_penalty",
-    "singular_band",
+    "spectral_margin",
     "stable",
     "unitary",
     "unitary_matrix",
+    "zero_order_hold",
 ]

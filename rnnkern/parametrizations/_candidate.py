@@ -8,11 +8,11 @@ from rnnkern.parametrizations._orthogonal import Orthogonal
 from rnnkern.parametrizations._parametrization import register
 
 
-class OrthogonalCandidate(Orthogonal):
-    """Of a weight (..., G*N, N); see :func:`orthogonal_candidate`, which makes one."""
+class OrthogonalGate(Orthogonal):
+    """Of a weight (..., G*N, N); see :func:`orthogonal_gate`, which makes one."""
 
-    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", every: int = 1) -> None:
-        super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, every)
+    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> None:
+        super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, rebase_every)
         self.sizes = tuple(like.shape)
 
     def empty(self, *originals: Tensor) -> Tensor:
@@ -36,13 +36,13 @@ class OrthogonalCandidate(Orthogonal):
             ValueError: the matrix has another shape, or its last N rows are not orthogonal.
         """
         if weight.shape != self.sizes:
-            raise ValueError(f"orthogonal_candidate: the weight must be {self.sizes}, got {tuple(weight.shape)}")
+            raise ValueError(f"orthogonal_gate: the weight must be {self.sizes}, got {tuple(weight.shape)}")
         rows, V = weight.detach().split([self.sizes[-2] - self.sizes[-1], self.sizes[-1]], -2)
         return super().right_inverse(V), rows.to(self.base).clone()
 
 
-def orthogonal_candidate(
-    module: Module, name: str, gates: int = 3, init: str = "henaff", base: str = "static", every: int = 1
+def orthogonal_gate(
+    module: Module, name: str, gates: int = 3, init: str = "henaff", base: str = "static", rebase_every: int = 1
 ) -> Module:
     r"""Keeps the last N rows of a recurrent weight of G gates orthogonal, those of a GORU's new gate, as :math:`B
     \exp(A)`; the others stay free.
@@ -55,7 +55,7 @@ def orthogonal_candidate(
         module: any, with a parameter or buffer ``name`` (..., G*N, N): real, floating, not parametrized yet.
         name: of the weight.
         gates: G.
-        init, base, every: as for :func:`orthogonal`.
+        init, base, rebase_every: as for :func:`orthogonal`.
 
     Returns:
         The module. ``module.<name> = W`` takes a W whose last N rows are orthogonal.
@@ -65,12 +65,12 @@ def orthogonal_candidate(
 
     Source: Jing et al. 2019, with the map of Lezcano-Casado and Martinez-Rubio 2019.
 
-    >>> gru = rnnkern.parametrizations.orthogonal_candidate(torch.nn.GRUCell(3, 5), "weight_hh")
+    >>> gru = rnnkern.parametrizations.orthogonal_gate(torch.nn.GRUCell(3, 5), "weight_hh")
     >>> Q = gru.weight_hh[10:]
     >>> torch.allclose(Q.T @ Q, torch.eye(5), atol=1e-6)
     True
     """
     if isinstance(gates, bool) or not isinstance(gates, int) or gates < 1:
-        raise ValueError(f"orthogonal_candidate: `gates` must be a number from 1 on, got {gates!r}")
-    make = lambda weight: OrthogonalCandidate(weight, init, base, every)  # noqa: E731
-    return register("orthogonal_candidate", module, name, make, gates)
+        raise ValueError(f"orthogonal_gate: `gates` must be a number from 1 on, got {gates!r}")
+    make = lambda weight: OrthogonalGate(weight, init, base, rebase_every)  # noqa: E731
+    return register("orthogonal_gate", module, name, make, gates)

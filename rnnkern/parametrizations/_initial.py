@@ -10,17 +10,17 @@ from torch import Tensor
 INITS = ("henaff", "cayley", "haar", "identity")
 
 
-def orthogonal_matrix(like: Tensor, init: str = "henaff", map: str = "exp") -> Tensor:
+def orthogonal_matrix(like: Tensor, init: str = "henaff", orthogonal_map: str = "exp") -> Tensor:
     r"""Draws an orthogonal matrix of determinant 1.
 
-    ``"henaff"`` and ``"cayley"`` are what ``map`` makes of blocks :math:`\begin{pmatrix} 0 & s \\ -s & 0 \end{pmatrix}`
-    along the diagonal; with an odd N the last entry is 1.
+    ``"henaff"`` and ``"cayley"`` are what ``orthogonal_map`` makes of blocks :math:`\begin{pmatrix} 0 & s \\ -s & 0
+    \end{pmatrix}` along the diagonal; with an odd N the last entry is 1.
 
     Args:
         like: (..., N, N), of which shape, dtype and device are read. Each matrix of a batch is drawn for itself.
         init: ``"henaff"``, s ~ U(-pi, pi) (Henaff et al. 2016); ``"cayley"``, s = tan(t / 2), t ~ U(0, pi / 2)
             (Helfrich et al. 2018); ``"haar"``, uniform over all rotations; ``"identity"``.
-        map: ``"exp"``, ``"cayley"`` or ``"scaled_cayley"``.
+        orthogonal_map: ``"exp"``, ``"cayley"`` or ``"scaled_cayley"``.
 
     Returns:
         (..., N, N), computed in float64 and rounded once.
@@ -38,7 +38,7 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", map: str = "exp") -> T
     if init == "haar":
         return _rotation(torch.randn(*batch, size, size, **options)).to(like.dtype)
     s = skew_entries(torch.rand(*batch, size // 2, **options), init)
-    return _blocks(s if map == "exp" else -2 * s.atan(), size).to(like.dtype)
+    return _blocks(s if orthogonal_map == "exp" else -2 * s.atan(), size).to(like.dtype)
 
 
 def check_init(init: str) -> None:

@@ -31,26 +31,32 @@ class Orthogonal(Parametrization):
     bases = ("base",)
 
     def __init__(
-        self, like: Tensor, map: str = "exp", init: str = "henaff", base: str = "static", every: int = 1,
-        negatives: int | None = None,
+        self, like: Tensor, orthogonal_map: str = "exp", init: str = "henaff", base: str = "static",
+        rebase_every: int = 1,
+        num_negative: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         check_init(init)
         if base not in BASES:
             raise ValueError(f"orthogonal: `base` must be one of {BASES}, got {base!r}")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"orthogonal: `every` must be a number of steps from 1 on, got {every!r}")
+        if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
+            raise ValueError(f"orthogonal: `rebase_every` must be a number of steps from 1 on, got {rebase_every!r}")
         size = like.shape[-1]
-        if negatives is not None and (map != "scaled_cayley" or not 0 <= negatives <= size):
+        if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
             only = f"from 0 to N = {size}, for the map 'scaled_cayley' alone"
-            raise ValueError(f"orthogonal: `negatives` must be {only}, got {negatives}")
-        self.map, self.init, self.dynamic, self.every = map, init, base == "dynamic", every
+            raise ValueError(f"orthogonal: `num_negative` must be {only}, got {num_negative}")
+        self.orthogonal_map, self.init, self.dynamic, self.rebase_every = (
+            orthogonal_map,
+            init,
+            base == "dynamic",
+            rebase_every,
+        )
         self.steps = 0
         self.register_buffer("base", torch.empty_like(like, requires_grad=False))
         self.register_buffer("scale", None)
-        if map == "scaled_cayley":
+        if orthogonal_map == "scaled_cayley":
             self.scale = like.new_ones(size)
-            self.scale[: size // 2 if negatives is None else negatives] = -1
+            self.scale[: size // 2 if num_negative is None else num_negative] = -1
         # On a GPU, where to look takes time: where A is 0, and in which version; None where nobody knows.
         self._zero: tuple[Tensor, int] | None = None
         if self.dynamic:
@@ -67,11 +73,15 @@ class Orthogonal(Parametrization):
 
     def rotated_once(self, A: Tensor) -> Tensor:
         """As :meth:`rotated`, but for second derivatives: at A = 0 the value is B, and the gradient one product."""
-        return _AtBase.apply(A, self.base, 1.0 if self.map == "exp" else -2.0) if self._is_zero(A) else self.rotated(A)
+        return (
+            _AtBase.apply(A, self.base, 1.0 if self.orthogonal_map == "exp" else -2.0)
+            if self._is_zero(A)
+            else self.rotated(A)
+        )
 
     def rotated(self, A: Tensor) -> Tensor:
         """B exp(A), or B (I + A)^-1 (I - A), as B and what is added: next to 1 it would be rounded away."""
-        if self.map == "exp":
+        if self.orthogonal_map == "exp":
             added = ops.skew_exp(A, form="expm1")
         else:
             S = skew(A)
@@ -89,7 +99,7 @@ class Orthogonal(Parametrization):
 
     def draw(self) -> Tensor:
         self._zero = None
-        self.base.copy_(orthogonal_matrix(self.base, self.init, self.map))
+        self.base.copy_(orthogonal_matrix(self.base, self.init, self.orthogonal_map))
         return torch.zeros_like(self.base)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -113,9 +123,9 @@ class Orthogonal(Parametrization):
     def stepped(self, optimised: set[int]) -> None:
         if any(id(x) in optimised for x in self.originals[:1]):
             self.steps += 1
-            if self.steps % self.every == 0:
+            if self.steps % self.rebase_every == 0:
                 self.rebase()
-            if self.steps % (self.every * PROJECT) == 0:
+            if self.steps % (self.rebase_every * PROJECT) == 0:
                 self.base.copy_(ops.project_orthogonal(self.base, steps=1))
 
     @torch.no_grad()
@@ -155,8 +165,8 @@ class Orthogonal(Parametrization):
             steps.listen(self)
 
     def extra_repr(self) -> str:
-        moves = f"dynamic, every={self.every}" if self.dynamic else "static"
-        return f"{tuple(self.base.shape)}, map={self.map}, init={self.init}, base={moves}"
+        moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
+        return f"{tuple(self.base.shape)}, orthogonal_map={self.orthogonal_map}, init={self.init}, base={moves}"
 
 
 def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
@@ -189,12 +199,12 @@ class _AtBase(torch.autograd.Function):
 def orthogonal(
     module: Module,
     name: str,
-    map: str = "exp",
+    orthogonal_map: str = "exp",
     init: str = "henaff",
     base: str = "static",
-    every: int = 1,
+    rebase_every: int = 1,
     *,
-    negatives: int | None = None,
+    num_negative: int | None = None,
     reflections: int | None = None,
     layers: int | None = None,
     style: str | None = None,
@@ -216,7 +226,8 @@ def orthogonal(
         module: any, with a parameter or buffer ``name`` (..., N, N): real, floating, not parametrized yet. The
             parameter stays the same object and becomes A, V or the angles.
         name: of the weight.
-        map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, for those above.
+        orthogonal_map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, for those
+            above.
         init: what the weight begins with, see :func:`orthogonal_matrix`; of the scaled map times D. Reflections turn
             the first m // 2 planes of ``"henaff"``, ``"cayley"`` and ``"identity"``, and if m is odd reflect the last
             axis; with ``"haar"`` the first m columns are those of a random orthogonal matrix. Of layers of rotations
@@ -225,8 +236,8 @@ def orthogonal(
         base: ``"static"``, B stays; ``"dynamic"``, after every K-th step of an optimiser that has A, :math:`B
             \leftarrow B \exp(A)` and :math:`A \leftarrow 0`. What the optimiser remembers stays as it is: it is about
             A, and means at the new base what it meant at the old one, transported by the group's left translation.
-        every: K.
-        negatives: how many entries of D are -1, the first ones; half of them if not given.
+        rebase_every: K.
+        num_negative: how many entries of D are -1, the first ones; half of them if not given.
         reflections: m, from 1 to N; N if not given.
         layers: L; if not given N, which reach every rotation, or :math:`\log_2 N` of a butterfly.
         style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
@@ -241,25 +252,27 @@ def orthogonal(
     Source: exp Lezcano-Casado and Martinez-Rubio 2019, dynamic Lezcano-Casado 2019, scaled Helfrich et al. 2018,
     householder Mhammedi et al. 2017, givens Jing et al. 2017.
 
-    >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(6, 6), "weight", base="dynamic", every=100)
+    >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(6, 6), "weight", base="dynamic", rebase_every=100)
     >>> W = linear.weight
     >>> torch.allclose(W.T @ W, torch.eye(6), atol=1e-6), linear.weight is W
     (True, True)
     """
 
     def make(weight: Tensor) -> Parametrization:
-        if map == "householder":
+        if orthogonal_map == "householder":
             return Householder(weight, init, reflections)
-        if map == "givens":
+        if orthogonal_map == "givens":
             return Givens(weight, init, layers, style)
-        return Orthogonal(weight, map, init, base, every, negatives)
+        return Orthogonal(weight, orthogonal_map, init, base, rebase_every, num_negative)
 
-    if map not in (*MAPS, *FACTORS):
-        raise ValueError(f"orthogonal: `map` must be one of {(*MAPS, *FACTORS)}, got {map!r}")
-    if map in FACTORS and (base != "static" or every != 1 or negatives is not None):
-        raise ValueError(f"orthogonal: `base`, `every` and `negatives` are not for the map {map!r}")
+    if orthogonal_map not in (*MAPS, *FACTORS):
+        raise ValueError(f"orthogonal: `orthogonal_map` must be one of {(*MAPS, *FACTORS)}, got {orthogonal_map!r}")
+    if orthogonal_map in FACTORS and (base != "static" or rebase_every != 1 or num_negative is not None):
+        raise ValueError(
+            f"orthogonal: `base`, `rebase_every` and `num_negative` are not for the map {orthogonal_map!r}"
+        )
     own = {"reflections": ("householder", reflections), "layers": ("givens", layers), "style": ("givens", style)}
     for option, (of, value) in own.items():
-        if value is not None and map != of:
+        if value is not None and orthogonal_map != of:
             raise ValueError(f"orthogonal: `{option}` is for the map {of!r} alone, got {value!r}")
     return register("orthogonal", module, name, make)

@@ -138,7 +138,7 @@ def parametrizations(module: Module, kind: type[Parametrization]) -> list[Any]:
 
 
 @torch.no_grad()
-def reset(module: Module, name: str) -> None:
+def reset_parameters(module: Module, name: str) -> None:
     """Draws a parametrized weight anew, as when it was parametrized.
 
     Args:
@@ -146,7 +146,7 @@ def reset(module: Module, name: str) -> None:
 
     >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(4, 4), "weight")
     >>> before = linear.weight.clone()
-    >>> rnnkern.parametrizations.reset(linear, "weight")
+    >>> rnnkern.parametrizations.reset_parameters(linear, "weight")
     >>> torch.equal(linear.weight, before)
     False
     """

@@ -14,8 +14,8 @@ from rnnkern.parametrizations._parametrization import parametrizations, register
 class Schur(Orthogonal):
     """Of a weight in Schur form; see :func:`schur`, which makes one. The orthogonal P is B exp(A)."""
 
-    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", every: int = 1) -> None:
-        super().__init__(like, "exp", init, base, every)
+    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> None:
+        super().__init__(like, "exp", init, base, rebase_every)
 
     def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
         return ops.schur_weight(self.rotated(A), theta, gamma, T)
@@ -87,7 +87,7 @@ def _rotations(angle: Tensor, size: int) -> Tensor:
     return ops.schur_weight(torch.eye(size, dtype=angle.dtype, device=angle.device), angle, ones, zeros)
 
 
-def schur(module: Module, name: str, init: str = "henaff", base: str = "static", every: int = 1) -> Module:
+def schur(module: Module, name: str, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> Module:
     r"""Gives a square weight of a module the real Schur form of nnRNN.
 
     .. math::
@@ -102,7 +102,7 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
     Args:
         module, name: as for :func:`orthogonal`.
         init: what P begins with, see :func:`orthogonal_matrix`.
-        base, every: of P, as for :func:`orthogonal`.
+        base, rebase_every: of P, as for :func:`orthogonal`.
 
     Returns:
         The module. ``module.<name> = V`` takes any finite V, in O(N^3).
@@ -120,7 +120,7 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
     >>> torch.allclose(linear.weight, V, atol=1e-5)
     True
     """
-    return register("schur", module, name, lambda weight: Schur(weight, init, base, every))
+    return register("schur", module, name, lambda weight: Schur(weight, init, base, rebase_every))
 
 
 def schur_penalty(module: Module) -> Tensor:

@@ -9,8 +9,8 @@ from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
 from rnnkern.parametrizations._parametrization import Parametrization, register
 
 
-class SingularBand(Parametrization):
-    """Of a weight U diag(s) V^T; see :func:`singular_band`, which makes one."""
+class SpectralMargin(Parametrization):
+    """Of a weight U diag(s) V^T; see :func:`spectral_margin`, which makes one."""
 
     rotating = (0, 1)
     bases = ("base_u", "base_v")
@@ -19,7 +19,7 @@ class SingularBand(Parametrization):
         super().__init__()
         check_init(init)
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
-            raise ValueError(f"singular_band: `margin` must be a number from 0 to 1, got {margin!r}")
+            raise ValueError(f"spectral_margin: `margin` must be a number from 0 to 1, got {margin!r}")
         self.margin, self.init = float(margin), init
         self.register_buffer("base_u", torch.empty_like(like, requires_grad=False))
         self.register_buffer("base_v", torch.empty_like(like, requires_grad=False))
@@ -46,16 +46,16 @@ class SingularBand(Parametrization):
         """
         if weight.shape != self.base_u.shape:
             wanted = tuple(self.base_u.shape)
-            raise ValueError(f"singular_band: the weight must be {wanted}, got {tuple(weight.shape)}")
+            raise ValueError(f"spectral_margin: the weight must be {wanted}, got {tuple(weight.shape)}")
         if not weight.isfinite().all():
-            raise ValueError("singular_band: the weight must be finite")
+            raise ValueError("spectral_margin: the weight must be finite")
         U, s, Vh = torch.linalg.svd(weight.detach().double())
         reach = (s - 1) / (2 * self.margin) if self.margin else torch.where((s - 1).abs() <= 1e-6, 0, torch.inf)
         if reach.numel() and not reach.abs().max() < 0.5:
             low, high = 1 - self.margin, 1 + self.margin
             got = f"{s.min():.6g} to {s.max():.6g}"
             raise ValueError(
-                f"singular_band: singular values must be between {low:g} and {high:g}, without the ends, got {got}"
+                f"spectral_margin: singular values must be between {low:g} and {high:g}, without the ends, got {got}"
             )
         self.base_u.copy_(U)
         self.base_v.copy_(Vh.mT)
@@ -63,7 +63,7 @@ class SingularBand(Parametrization):
         return zero, zero.clone(), torch.logit(reach + 0.5).to(zero)
 
 
-def singular_band(module: Module, name: str, margin: float = 0.1, init: str = "henaff") -> Module:
+def spectral_margin(module: Module, name: str, margin: float = 0.1, init: str = "henaff") -> Module:
     r"""Keeps the singular values of a square weight of a module within a margin m around 1.
 
     .. math::
@@ -90,10 +90,10 @@ def singular_band(module: Module, name: str, margin: float = 0.1, init: str = "h
 
     Source: Vorontsov et al. 2017, section 3.1.
 
-    >>> linear = rnnkern.parametrizations.singular_band(torch.nn.Linear(5, 5, bias=False), "weight", margin=0.1)
+    >>> linear = rnnkern.parametrizations.spectral_margin(torch.nn.Linear(5, 5, bias=False), "weight", margin=0.1)
     >>> [tuple(p.shape) for p in linear.parameters()]
     [(5, 5), (5, 5), (5,)]
     >>> torch.allclose(torch.linalg.svdvals(linear.weight), torch.ones(5))
     True
     """
-    return register("singular_band", module, name, lambda weight: SingularBand(weight, margin, init))
+    return register("spectral_margin", module, name, lambda weight: SpectralMargin(weight, margin, init))

@@ -19,30 +19,30 @@ class _Stable(Parametrization):
     """Of eigenvalues g(m), or exp(g(m) dt) where there is a dt; see :func:`stable`, which makes one."""
 
     def __init__(
-        self, like: Tensor, map: str, dt: float | None, b: float, timescales: tuple[float, float]
+        self, like: Tensor, stable_map: str, dt: float | None, b: float, timescales: tuple[float, float]
     ) -> None:  # fmt: skip
         super().__init__()
-        if map not in MAPS:
-            raise ValueError(f"stable: `map` must be one of {MAPS}, got {map!r}")
+        if stable_map not in MAPS:
+            raise ValueError(f"stable: `stable_map` must be one of {MAPS}, got {stable_map!r}")
         if dt is not None and not 0 < dt < math.inf:
             raise ValueError(f"stable: `dt` must be positive or None, got {dt}")
         if not 0 < b < math.inf:
             raise ValueError(f"stable: `b` must be positive, got {b}")
         shortest, longest = timescales
-        least = b if map == "inverse" else 0
+        least = b if stable_map == "inverse" else 0
         if not (0 < shortest <= longest < math.inf and shortest >= least):
             wanted = "positive, in order" + (f" and for the map 'inverse' at least b = {b}" if least else "")
             raise ValueError(f"stable: `timescales` must be {wanted}, got {timescales}")
-        self.map, self.dt, self.b, self.timescales = map, dt, b, (shortest, longest)
+        self.stable_map, self.dt, self.b, self.timescales = stable_map, dt, b, (shortest, longest)
         self._shape, self._begun = tuple(like.shape), (like.dtype, like.device)
 
     def rates(self, m: Tensor) -> Tensor:
         """g(m), like ``m``: eigenvalues of the continuous-time weight."""
-        if self.map == "exp":
+        if self.stable_map == "exp":
             return -m.exp()
-        if self.map == "softplus":
+        if self.stable_map == "softplus":
             return -torch.logaddexp(m, torch.zeros_like(m))
-        return m.clone() if self.map == "direct" else -1 / (m.square() + self.b)
+        return m.clone() if self.stable_map == "direct" else -1 / (m.square() + self.b)
 
     def eigenvalues(self, m: Tensor) -> Tensor:
         """Of the weight, like ``m``."""
@@ -67,8 +67,8 @@ class _Stable(Parametrization):
             g, low, high = eigenvalues, -math.inf, math.inf
         else:
             g, low, high = eigenvalues.log() / self.dt, 0.0, math.inf
-        if self.map != "direct":
-            fastest = -1 / self.b if self.map == "inverse" else -math.inf
+        if self.stable_map != "direct":
+            fastest = -1 / self.b if self.stable_map == "inverse" else -math.inf
             low, high = (fastest, 0.0) if self.dt is None else (math.exp(fastest * self.dt), 1.0)
         within = (eigenvalues >= low) & (eigenvalues < high) & g.isfinite()
         if not within.all():
@@ -80,11 +80,11 @@ class _Stable(Parametrization):
 
     def _preimage(self, g: Tensor) -> Tensor:
         """m for rates in the map's range."""
-        if self.map == "exp":
+        if self.stable_map == "exp":
             return (-g).log()
-        if self.map == "softplus":
+        if self.stable_map == "softplus":
             return (-torch.expm1(g)).log() - g
-        return g if self.map == "direct" else (-1 / g - self.b).clamp(min=0).sqrt()
+        return g if self.stable_map == "direct" else (-1 / g - self.b).clamp(min=0).sqrt()
 
     def checked(self, weight: Tensor) -> Tensor:
         if tuple(weight.shape) != self._shape:
@@ -94,7 +94,7 @@ class _Stable(Parametrization):
         return weight.detach().double()
 
     def extra_repr(self) -> str:
-        return f"{self._shape}, map={self.map}, dt={self.dt}"
+        return f"{self._shape}, stable_map={self.stable_map}, dt={self.dt}"
 
 
 class StableDiagonal(_Stable):
@@ -164,7 +164,7 @@ class DirectMatrix(_Stable):
 
 
 def stable(
-    module: Module, name: str, map: str = "exp", dt: float | None = None, *, b: float = 0.5,
+    module: Module, name: str, stable_map: str = "exp", dt: float | None = None, *, b: float = 0.5,
     timescales: tuple[float, float] = (1.0, 100.0),
 ) -> Module:  # fmt: skip
     r"""Keeps the weight of a continuous-time recurrence :math:`\dot h = W h + \dots` stable, or what becomes of it in
@@ -188,7 +188,7 @@ def stable(
     Args:
         module: any, with a parameter or buffer ``name`` (N,) or (..., N, N): real, floating, not parametrized yet.
         name: of the weight.
-        map: ``"exp"``, ``"softplus"``, ``"inverse"`` or ``"direct"``, for g above.
+        stable_map: ``"exp"``, ``"softplus"``, ``"inverse"`` or ``"direct"``, for g above.
         dt: the time step, in the unit of ``timescales``: the weight is that of a step, :math:`\exp(g(M) \, dt)`. None:
             the weight is W.
         b: of ``"inverse"``, whose W reaches from -1 / b to 0.
@@ -206,19 +206,19 @@ def stable(
 
     >>> module = torch.nn.Module()
     >>> module.weight = torch.nn.Parameter(torch.empty(5))
-    >>> _ = rnnkern.parametrizations.stable(module, "weight", map="softplus", dt=0.1)
+    >>> _ = rnnkern.parametrizations.stable(module, "weight", stable_map="softplus", dt=0.1)
     >>> module.weight.shape, bool(((module.weight > 0.9) & (module.weight < 1)).all())
     (torch.Size([5]), True)
     """
 
     def make(weight: Tensor) -> Parametrization:
-        kind = StableDiagonal if weight.dim() == 1 else DirectMatrix if map == "direct" else StableMatrix
-        return kind(weight, map, dt, b, timescales)
+        kind = StableDiagonal if weight.dim() == 1 else DirectMatrix if stable_map == "direct" else StableMatrix
+        return kind(weight, stable_map, dt, b, timescales)
 
     return register("stable", module, name, make, diagonal=True)
 
 
-def discretise(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
+def zero_order_hold(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
     r"""The exact step of :math:`\dot h = w \odot h + u` over a time in which u stays as it is.
 
     .. math::
@@ -232,7 +232,7 @@ def discretise(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
     Returns:
         :math:`\bar\lambda` and :math:`\bar\beta`, like ``rates``.
 
-    >>> rnnkern.parametrizations.discretise(torch.tensor([0.0, -50.0]), 0.1)[1]
+    >>> rnnkern.parametrizations.zero_order_hold(torch.tensor([0.0, -50.0]), 0.1)[1]
     tensor([0.1000, 0.0199])
     """
     z = rates * dt

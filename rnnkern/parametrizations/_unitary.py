@@ -95,7 +95,7 @@ MAPS = ("fourier", "givens")
 
 
 def unitary(
-    module: Module, name: str, map: str = "fourier", *, layers: int | None = None, style: str | None = None
+    module: Module, name: str, unitary_map: str = "fourier", *, layers: int | None = None, style: str | None = None
 ) -> Module:
     r"""Keeps a square complex weight of a module unitary, whatever an optimiser does to its parameters.
 
@@ -111,10 +111,10 @@ def unitary(
     Args:
         module: any, with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, not parametrized yet.
         name: of the weight.
-        map: ``"fourier"``, of 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the phases of
-            D_1, D_2 and D_3 (..., 3, N), and ``original1``, the vectors of R_1 and R_2 with their parts (..., 2, N, 2).
-            ``"givens"``: ``original0`` and ``original1``, angles and phases (..., L, N // 2), ``original2`` the phases
-            of D (..., N). An optimiser that was made before must be given them.
+        unitary_map: ``"fourier"``, of 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the
+            phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the vectors of R_1 and R_2 with their parts (...,
+            2, N, 2). ``"givens"``: ``original0`` and ``original1``, angles and phases (..., L, N // 2), ``original2``
+            the phases of D (..., N). An optimiser that was made before must be given them.
         layers: L of ``"givens"``; if not given N, which reach every unitary matrix, or :math:`\log_2 N` of a butterfly.
         style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
 
@@ -134,12 +134,12 @@ def unitary(
     """
 
     def make(weight: Tensor) -> Parametrization:
-        return Fourier(weight) if map == "fourier" else ComplexGivens(weight, layers, style)
+        return Fourier(weight) if unitary_map == "fourier" else ComplexGivens(weight, layers, style)
 
-    if map not in MAPS:
-        raise ValueError(f"unitary: `map` must be one of {MAPS}, got {map!r}")
+    if unitary_map not in MAPS:
+        raise ValueError(f"unitary: `unitary_map` must be one of {MAPS}, got {unitary_map!r}")
     for option, value in {"layers": layers, "style": style}.items():
-        if value is not None and map != "givens":
+        if value is not None and unitary_map != "givens":
             raise ValueError(f"unitary: `{option}` is for the map 'givens' alone, got {value!r}")
     return register("unitary", module, name, make, field="complex")
 

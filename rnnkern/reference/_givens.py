@@ -24,7 +24,7 @@ def givens_product(
 
 
 def givens_recurrence(
-    u: Tensor, angles: Tensor, h0: Tensor, modrelu_bias: Tensor, *, phases: Tensor | None = None,
+    u: Tensor, angles: Tensor, state: Tensor, modrelu_bias: Tensor, *, phases: Tensor | None = None,
     diagonal_phases: Tensor | None = None, style: str = "tunable", batch_sizes: Tensor | None = None,
     reset: Tensor | None = None, reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -33,7 +33,7 @@ def givens_recurrence(
     if diagonal_phases is not None:
         W = W * torch.complex(diagonal_phases.cos(), diagonal_phases.sin())
     options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-    h, (last,) = recurrence("modrelu", u, W.to(u.dtype), (h0,), params=(modrelu_bias,), **options)
+    h, (last,) = recurrence("modrelu", u, W.to(u.dtype), (state,), params=(modrelu_bias,), **options)
     return h, last
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 def linear_scan(
     a: Tensor,
     x: Tensor,
-    h0: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     batch_sizes: Tensor | None = None,
     reset: Tensor | None = None,
@@ -19,7 +19,7 @@ def linear_scan(
     rows = rows_of(x, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
     batch = rows[0].shape[0] if rows else x.shape[1] if x.dim() == 3 else 0
-    state = x.new_zeros(batch, x.shape[-1]) if h0 is None else h0
+    state = x.new_zeros(batch, x.shape[-1]) if state is None else state
     found = {}
     for t in reversed(range(len(rows))) if reverse else range(len(rows)):
         alive = rows[t].shape[0]

@@ -1,5 +1,7 @@
 """The moment filter, elementwise: one formula, one loop over time. T steps, B sequences, C channels."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,8 +10,7 @@ from rnnkern.reference._linear_scan import joined, kept, rows_of
 
 def moment_filter(
     u: Tensor,
-    v0: Tensor | None = None,
-    q0: Tensor | None = None,
+    state: Sequence[Tensor] | None = None,
     *,
     mu: float = 0.0,
     s: float = 1.0,
@@ -18,11 +19,12 @@ def moment_filter(
     batch_sizes: Tensor | None = None,
     reset: Tensor | None = None,
     reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.moment_filter`, computed in the dtype of ``u``."""
     rows = rows_of(u, batch_sizes)
     batch = rows[0].shape[0] if rows else u.shape[1] if u.dim() == 3 else 0
-    v, q = (u.new_zeros(batch, u.shape[-1]) if state is None else state for state in (v0, q0))
+    zeros = u.new_zeros(batch, u.shape[-1])
+    v, q, *_ = (*state, zeros) if state else (zeros, zeros)
     found = {}
     for t in reversed(range(len(rows))) if reverse else range(len(rows)):
         alive = rows[t].shape[0]
@@ -30,4 +32,4 @@ def moment_filter(
         q_t = 0.0 if beta is None else beta * kept(q[:alive], reset, t) + (1 - beta) * rows[t].square()
         found[t] = v_t if beta is None else v_t / (q_t + eps).sqrt()
         v, q = torch.cat([v_t, v[alive:]]), q if beta is None else torch.cat([q_t, q[alive:]])
-    return joined(found, u, batch_sizes), v, None if beta is None else q
+    return joined(found, u, batch_sizes), (v,) if beta is None else (v, q)

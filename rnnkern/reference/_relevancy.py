@@ -11,7 +11,7 @@ from rnnkern.reference._recurrence import CELLS
 
 RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
 FACTORS = {"half": 0.5, "sum": 1.0}
-"""Of h_t + c_t, by ``mix``."""
+"""Of h_t + c_t, by ``combine``."""
 
 
 class RelevancyState(NamedTuple):
@@ -67,14 +67,14 @@ def slots_of(state: RelevancyState, steps: int, buffer_size: int) -> int:
     return min(buffer_size, state.buffer.shape[1] + steps)
 
 
-def given_scores(screening: str | Tensor, state: RelevancyState, steps: int) -> Tensor | None:
+def given_scores(relevance: str | Tensor, state: RelevancyState, steps: int) -> Tensor | None:
     """(T, B): the scores of the events to come, or None where attention gives them."""
-    if isinstance(screening, Tensor):
-        return screening
-    if screening == "attention":
+    if isinstance(relevance, Tensor):
+        return relevance
+    if relevance == "attention":
         return None
     shape = (steps, state.s.shape[0])
-    if screening == "random":
+    if relevance == "random":
         return torch.rand(shape, dtype=state.s.dtype, device=state.s.device)
     return (state.time + torch.arange(steps, device=state.s.device).unsqueeze(1)).to(state.s.dtype)  # "fifo"
 
@@ -94,13 +94,13 @@ def relevancy_recurrence(
     *,
     buffer_size: int,
     relevant_size: int,
-    mix: str = "half",
+    combine: str = "half",
     alignment: str = "additive",
-    screening: str | Tensor = "attention",
+    relevance: str | Tensor = "attention",
     params: Sequence[Tensor] = (),
     batch_sizes: Tensor | None = None,
     reset: Tensor | None = None,
-    readout: str = "h",
+    output: str = "h",
     return_memory: bool = False,
 ) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.relevancy_recurrence`."""
@@ -111,7 +111,7 @@ def relevancy_recurrence(
     steps = len(sizes)
     slots = slots_of(state, steps, buffer_size)
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
-    given = given_scores(screening, state, steps)
+    given = given_scores(relevance, state, steps)
     V, W_a, U_a, v = weights
     step = CELLS[cell].step
 
@@ -147,7 +147,7 @@ def relevancy_recurrence(
             query = W_a @ s
             alpha = torch.softmax(torch.stack([score(query, event) for event in members]), 0)
             context = sum(a * event.h for a, event in zip(alpha, members, strict=True))
-            s = FACTORS[mix] * (h + context)
+            s = FACTORS[combine] * (h + context)
             if given is None:
                 for a, event in zip(alpha.detach(), members, strict=True):
                     if any(event is one for one in S):
@@ -155,7 +155,7 @@ def relevancy_recurrence(
             time += 1
             attention = iter(alpha.detach())
             maps = [v.new_zeros(()) if event is None else next(attention) for event in S + R]
-            rows[t][b] = (h if readout == "h" else s, torch.stack(maps), [event.id if event else -1 for event in S + R])
+            rows[t][b] = (h if output == "h" else s, torch.stack(maps), [event.id if event else -1 for event in S + R])
         ends.append((s, c, *_stacked(S, V), *_stacked(R, V), time))
 
     done = [row for step_rows in rows for row in step_rows]

@@ -1,8 +1,8 @@
 """Kernels of skew_exp for GPUs: a small matrix per program, and products of linear combinations.
 
-All evaluate the scheme of degree 8 (csrc/orthogonal/derive.py). How often the result is squared is known on the device
-alone, so that nothing waits for it. The squarings' gradient needs no chain of earlier results: with V_k orthogonal and
-all of them powers of V_0, that of V = V_0^(2^s) is G V^T V_0 after G <- G + V_k^T G V_k for each k < s.
+All evaluate the scheme of degree 8 (python_tests/ops/derive_skew_schemes.py). How often the result is squared is known
+on the device alone, so that nothing waits for it. The squarings' gradient needs no chain of earlier results: with V_k
+orthogonal and all of them powers of V_0, that of V = V_0^(2^s) is G V^T V_0 after G <- G + V_k^T G V_k for each k < s.
 """
 
 import triton
@@ -50,8 +50,8 @@ def _paired_norm(X):
 
 @triton.jit
 def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND: tl.constexpr):
-    """No less than the 2-norm of S, from P1 = S^2, which is symmetric, as in csrc/orthogonal/cpu_bound.h. ``BOUND``:
-    steps of the power method, doublings, inside, rounding (csrc/orthogonal/derive.py)."""
+    """No less than the 2-norm of S, from P1 = S^2, which is symmetric, as in csrc/orthogonal/cpu/bound.h. ``BOUND``:
+    steps of the power method, doublings, inside, rounding (python_tests/ops/derive_skew_schemes.py)."""
     index = tl.arange(0, P1.shape[0]).to(tl.uint32)
     mixed = (index + 1) * 2654435761
     v = (mixed ^ (mixed >> 15)).to(tl.int32, bitcast=True).to(P1.dtype) / 2147483647.0

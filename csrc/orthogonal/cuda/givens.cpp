@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "common/counters.h"
-#include "common/turns.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
 #include "cuda/facts.h"
@@ -13,6 +12,7 @@
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
+#include "orthogonal/cuda/sincos.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/givens_recurrence_call.h"
 
@@ -41,7 +41,7 @@ struct Driver : GivensCall {
   CurrentDevice current;
   void* stream;
   Packing packing{};
-  Tensor table, turns;  // of packed rows, on the device
+  Tensor table, sincos;  // of packed rows, on the device
 
   template <class... Arguments>
   explicit Driver(const Arguments&... arguments) : GivensCall(arguments...), current(u), stream(current.stream()) {
@@ -65,7 +65,7 @@ struct Driver : GivensCall {
       sequences.rows = read<int64_t>(table);
       sequences.lengths = sequences.rows + sequences.steps + 1;
     }
-    turns = empty(u, {2 * packing.bias()});
+    sincos = empty(u, {2 * packing.bias()});
     TurnProblem<T> turning{packing, {}, {}, at()};
     Tensors kept;
     const OptionalTensor from[] = {angles, phases, diagonal};
@@ -81,13 +81,13 @@ struct Driver : GivensCall {
     problem.sequences = sequences;
     problem.stages = int(packing.stages());
     problem.last_stage = int((sizes.layers + problem.stages - 1) % problem.stages);
-    problem.turns = at();
+    problem.sincos = at();
     problem.bias = read<T>(bias);
     problem.u = read<T>(u);
     problem.h0 = read<T>(h0);
   }
 
-  Turn<T>* at() const { return write<Turn<T>>(turns); }
+  SinCos<T>* at() const { return write<SinCos<T>>(sincos); }
 
   void tell(const char* direction) const {
     count(phases ? "givens_recurrence/cuda/complex" : "givens_recurrence/cuda/real", direction,
@@ -110,7 +110,7 @@ struct Driver : GivensCall {
   }
 
   Tensors backward(Tensor h, OptionalTensor grad_h, OptionalTensor grad_last) {
-    take(h, grad_h, grad_last);
+    make_dense(h, grad_h, grad_last);
     for (const OptionalTensor& x : {OptionalTensor(h), grad_h, grad_last}) require_same_device(x);
     const Tensors found = gradients(empty_of_sizes(u, u));
     if (is_empty(found, grad_last)) return found;

@@ -12,7 +12,7 @@ template <class T, int parts, int each>
 struct BackwardKernel {
   using Problem = BackwardProblem<T>;
   static constexpr char header[] = "orthogonal/cuda/givens_backward.cuh";
-  using Rows = Room<T, parts, each, 3>;
+  using Rows = SharedLayout<T, parts, each, 3>;
   using State = Rows::State;
   using Value = Number<T, parts>;
   using Both = Number<T, 2 * parts>;
@@ -20,10 +20,10 @@ struct BackwardKernel {
   enum Kind { before, input, grad };
 
   static int64_t bytes(int64_t sums_on_chip) {
-    device::Carver carver{nullptr};
-    Rows::carve(carver);
-    carver.take<T>(sums_on_chip);
-    return carver.used;
+    device::SharedArena arena{nullptr};
+    Rows::carve(arena);
+    arena.alloc<T>(sums_on_chip);
+    return arena.used;
   }
 
   // Where this lane sums: those of a kind are warp_size apart.
@@ -38,56 +38,56 @@ struct BackwardKernel {
   };
 
   RNNKERN_DEVICE static void run(const Problem& p) {
-    device::Carver carver{device::shared_memory()};
-    const Rows room = Rows::carve(carver);
+    device::SharedArena arena{device::shared_memory()};
+    const Rows shared_layout = Rows::carve(arena);
     const int64_t total = p.packing.total();
     T* const left = p.sums + device::block() * total;
-    T* const sums = p.on_chip ? carver.take<T>(total) : left;
+    T* const sums = p.on_chip ? arena.alloc<T>(total) : left;
     for (int64_t entry = device::lane(); entry < total; entry += warp_size) sums[entry] = 0;
-    room.begin(p.bias, p.packing.sizes.size);
+    shared_layout.begin(p.bias, p.packing.sizes.size);
     RNNKERN_ROLLED
     for (int64_t b = device::block(); b < p.sequences.batch; b += device::blocks())
-      one(p, room, Sums(p.packing, sums), b);
+      one(p, shared_layout, Sums(p.packing, sums), b);
     if (!p.on_chip) return;
     for (int64_t entry = device::lane(); entry < p.packing.total(); entry += warp_size) left[entry] = sums[entry];
   }
 
   // The rows of a step, wherever it is; none before the first.
-  RNNKERN_DEVICE static void fetch(const Problem& p, const Rows& room, int place, int length, int64_t b) {
+  RNNKERN_DEVICE static void fetch(const Problem& p, const Rows& shared_layout, int place, int length, int64_t b) {
     if (place >= 0) {
       const int reals = int(p.sequences.reals);
       const int64_t row = p.sequences.row_at(place, length, b) * reals;
       const T* const from = place > 0 ? p.h + p.sequences.row_at(place - 1, length, b) * reals : p.h0 + b * reals;
-      State::fetch(room.of_step(place, before), from, reals);
-      State::fetch(room.of_step(place, input), p.u + row, reals);
-      if (p.grad_h) State::fetch(room.of_step(place, grad), p.grad_h + row, reals);
+      State::fetch(shared_layout.of_step(place, before), from, reals);
+      State::fetch(shared_layout.of_step(place, input), p.u + row, reals);
+      if (p.grad_h) State::fetch(shared_layout.of_step(place, grad), p.grad_h + row, reals);
     }
     device::commit_copies();
   }
 
-  RNNKERN_DEVICE static void one(const Problem& p, const Rows& room, const Sums& sums, int64_t b) {
+  RNNKERN_DEVICE static void one(const Problem& p, const Rows& shared_layout, const Sums& sums, int64_t b) {
     const GivensSequences& sequences = p.sequences;
     const int reals = int(sequences.reals);
     const int length = int(sequences.length(b));
     Value grads[each] = {};
     device::block_barrier();
-    if (p.grad_last) room.take(grads, p.grad_last + b * reals, reals);
-    for (int k = 1; k < Rows::depth; ++k) fetch(p, room, length - k, length, b);
+    if (p.grad_last) shared_layout.load(grads, p.grad_last + b * reals, reals);
+    for (int k = 1; k < Rows::depth; ++k) fetch(p, shared_layout, length - k, length, b);
     RNNKERN_ROLLED
     for (int place = length; place-- > 0;) {
       const bool reset = sequences.resets(place, length, b);
       Value values[each];
-      fetch(p, room, place - (Rows::depth - 1), length, b);
+      fetch(p, shared_layout, place - (Rows::depth - 1), length, b);
       device::wait_copies<Rows::depth - 1>();
       device::block_barrier();
-      read(values, room.of_step(place, before));
+      read(values, shared_layout.of_step(place, before));
       RNNKERN_UNROLL
       for (Value& number : values) {
         if (reset) number = {};
       }
       rotate_state(p, values);
-      activate_back(p, room, place, values, grads, sums);
-      room.give(grads, p.grad_u + sequences.row_at(place, length, b) * reals, reals);
+      activate_back(p, shared_layout, place, values, grads, sums);
+      shared_layout.give(grads, p.grad_u + sequences.row_at(place, length, b) * reals, reals);
       unrotate_state(p, values, grads, sums);
       RNNKERN_UNROLL
       for (Value& number : grads) {
@@ -95,15 +95,15 @@ struct BackwardKernel {
       }
     }
     device::block_barrier();
-    room.give(grads, p.grad_h0 + b * reals, reals);
+    shared_layout.give(grads, p.grad_h0 + b * reals, reals);
   }
 
   // z = u + y; the gradient of h, with what comes to this step's own, becomes that of z.
-  RNNKERN_DEVICE static void activate_back(const Problem& p, const Rows& room, int place, const Value (&values)[each],
-                                           Value (&grads)[each], const Sums& sums) {
-    const T* const u = room.of_step(place, input) + State::own();
-    const T* const own = room.of_step(place, grad) + State::own();
-    const T* const bias = room.bias + Row<T, each>::own();
+  RNNKERN_DEVICE static void activate_back(const Problem& p, const Rows& shared_layout, int place,
+                                           const Value (&values)[each], Value (&grads)[each], const Sums& sums) {
+    const T* const u = shared_layout.of_step(place, input) + State::own();
+    const T* const own = shared_layout.of_step(place, grad) + State::own();
+    const T* const bias = shared_layout.bias + Row<T, each>::own();
     RNNKERN_UNROLL
     for (int k = 0; k < each; ++k) {
       T z[parts];
@@ -125,12 +125,12 @@ struct BackwardKernel {
       x[i / parts].of[i % parts] = values[i / parts].of[i % parts];
       x[i / parts].of[parts + i % parts] = grads[i / parts].of[i % parts];
     }
-    over_layers<2, true, parts, each>(p, [&](int layer, int stage, const auto& turns) {
+    over_layers<2, true, parts, each>(p, [&](int layer, int stage, const auto& sincos) {
       const int64_t first = int64_t(layer) * (each / 2 * warp_size);
       over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Both& a, Both& b) {
         if constexpr (parts == 2)
-          sums.phases[first + k * warp_size] += rotate_back(turns.phase(k), a.of[0], a.of[1], a.of[2], a.of[3]);
-        const Turn<T> angle = turns.angle(k);
+          sums.phases[first + k * warp_size] += rotate_back(sincos.phase(k), a.of[0], a.of[1], a.of[2], a.of[3]);
+        const SinCos<T> angle = sincos.angle(k);
         T found = 0;
         RNNKERN_UNROLL
         for (int part = 0; part < parts; ++part)
@@ -139,10 +139,10 @@ struct BackwardKernel {
       });
     });
     if constexpr (parts == 2) {
-      const Turn<T>* const diagonal = p.turns + p.packing.diagonal() + device::lane();
+      const SinCos<T>* const diagonal = p.sincos + p.packing.diagonal() + device::lane();
       RNNKERN_UNROLL
       for (int k = 0; k < each; ++k) {
-        const Turn<T> turn = diagonal[k * warp_size];
+        const SinCos<T> turn = diagonal[k * warp_size];
         sums.diagonal[k * warp_size] += rotate_back(turn, x[k].of[0], x[k].of[1], x[k].of[2], x[k].of[3]);
       }
     }

@@ -15,11 +15,11 @@ struct TurnKernel {
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int64_t entry = int64_t(device::block()) * threads + device::thread();
     if (entry >= p.packing.bias()) return;
-    Turn<T> turn{1, 0};
+    SinCos<T> turn{1, 0};
     p.packing.find(entry, [&](int tensor, int64_t place, bool of_use) {
       if (of_use) turn = {p.cosines[tensor][place], p.sines[tensor][place]};
     });
-    p.turns[entry] = turn;
+    p.sincos[entry] = turn;
   }
 };
 

@@ -48,7 +48,7 @@ RNNKERN_DEVICE Number<T, reals> choose(bool first, const Number<T, reals>& x, co
 
 // (a, b) becomes (c a - s b, s a + c b).
 template <class T>
-RNNKERN_DEVICE void rotate(Turn<T> turn, T& a, T& b) {
+RNNKERN_DEVICE void rotate(SinCos<T> turn, T& a, T& b) {
   const T x = a, y = b;
   a = turn.cosine * x - turn.sine * y;
   b = turn.sine * x + turn.cosine * y;
@@ -56,9 +56,9 @@ RNNKERN_DEVICE void rotate(Turn<T> turn, T& a, T& b) {
 
 // Rotates a pair back, of values and gradients; returns what its angle's gradient has of it.
 template <class T>
-RNNKERN_DEVICE T rotate_back(Turn<T> turn, T& a, T& b, T& grad_a, T& grad_b) {
+RNNKERN_DEVICE T rotate_back(SinCos<T> turn, T& a, T& b, T& grad_a, T& grad_b) {
   const T found = grad_b * a - grad_a * b;
-  const Turn<T> back{turn.cosine, -turn.sine};
+  const SinCos<T> back{turn.cosine, -turn.sine};
   rotate(back, a, b);
   rotate(back, grad_a, grad_b);
   return found;
@@ -123,12 +123,12 @@ RNNKERN_DEVICE void over_pairs(bool butterfly, int stage, X (&x)[each], F f) {
 // What a lane has of a layer: in registers, or where it is, to be read when it is needed.
 template <class T, int parts, int each, bool held>
 struct LayerTurns {
-  const Turn<T>* at;
+  const SinCos<T>* at;
   int64_t to_phases;
-  Turn<T> angles[held ? each / 2 : 1], phases[held && parts == 2 ? each / 2 : 1];
+  SinCos<T> angles[held ? each / 2 : 1], phases[held && parts == 2 ? each / 2 : 1];
 
   RNNKERN_DEVICE void load(const Problem<T>& p, int layer) {
-    at = p.turns + int64_t(layer) * (each / 2 * warp_size) + device::lane();
+    at = p.sincos + int64_t(layer) * (each / 2 * warp_size) + device::lane();
     to_phases = p.packing.phases();
     if constexpr (held) {
       RNNKERN_UNROLL
@@ -139,13 +139,13 @@ struct LayerTurns {
     }
   }
 
-  RNNKERN_DEVICE Turn<T> angle(int k) const { return held ? angles[held ? k : 0] : at[k * warp_size]; }
-  RNNKERN_DEVICE Turn<T> phase(int k) const {
+  RNNKERN_DEVICE SinCos<T> angle(int k) const { return held ? angles[held ? k : 0] : at[k * warp_size]; }
+  RNNKERN_DEVICE SinCos<T> phase(int k) const {
     return held ? phases[held && parts == 2 ? k : 0] : at[to_phases + k * warp_size];
   }
 };
 
-// f(layer, stage, its turns) of all layers, from the last one on or from the first. Where registers are left beside
+// f(layer, stage, its sincos) of all layers, from the last one on or from the first. Where registers are left beside
 // `sets` states, the next layer's turns are on their way meanwhile.
 template <int sets, bool backwards, int parts, int each, class T, class F>
 RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
@@ -175,16 +175,16 @@ RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
 template <class T, int parts, int each>
 RNNKERN_DEVICE void rotate_state(const Problem<T>& p, Number<T, parts> (&x)[each]) {
   if constexpr (parts == 2) {
-    const Turn<T>* const diagonal = p.turns + p.packing.diagonal() + device::lane();
+    const SinCos<T>* const diagonal = p.sincos + p.packing.diagonal() + device::lane();
     RNNKERN_UNROLL
     for (int k = 0; k < each; ++k) rotate(diagonal[k * warp_size], x[k].of[0], x[k].of[1]);
   }
-  over_layers<1, false, parts, each>(p, [&](int, int stage, const auto& turns) {
+  over_layers<1, false, parts, each>(p, [&](int, int stage, const auto& sincos) {
     over_pairs(p.packing.sizes.butterfly, stage, x, [&](int k, Number<T, parts>& a, Number<T, parts>& b) {
-      const Turn<T> angle = turns.angle(k);
+      const SinCos<T> angle = sincos.angle(k);
       RNNKERN_UNROLL
       for (int part = 0; part < parts; ++part) rotate(angle, a.of[part], b.of[part]);
-      if constexpr (parts == 2) rotate(turns.phase(k), a.of[0], a.of[1]);
+      if constexpr (parts == 2) rotate(sincos.phase(k), a.of[0], a.of[1]);
     });
   });
 }
@@ -234,18 +234,18 @@ RNNKERN_DEVICE void write(const Number<T, parts> (&x)[each], T* row) {
 
 // The rows of a block in shared memory: of `kinds` tensors those of the next steps, the one that is written, and b.
 template <class T, int parts, int each, int kinds>
-struct Room {
+struct SharedLayout {
   using State = Row<T, parts * each>;
   static constexpr int depth = each * parts * int(sizeof(T) / 4) <= most_words / 2 ? 4 : 2;  // steps
 
   T *ring, *out, *bias;
 
-  static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver) {
-    Room room;
-    room.ring = carver.take<T>(depth * kinds * State::size);
-    room.out = carver.take<T>(State::size);
-    room.bias = carver.take<T>(Row<T, each>::size);
-    return room;
+  static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena) {
+    SharedLayout shared_layout;
+    shared_layout.ring = arena.alloc<T>(depth * kinds * State::size);
+    shared_layout.out = arena.alloc<T>(State::size);
+    shared_layout.bias = arena.alloc<T>(Row<T, each>::size);
+    return shared_layout;
   }
 
   // Zero beyond N from then on.
@@ -264,7 +264,7 @@ struct Room {
   }
 
   // A row of (B, C) through `out`, which nobody may be reading.
-  RNNKERN_DEVICE void take(Number<T, parts> (&x)[each], const T* from, int reals) const {
+  RNNKERN_DEVICE void load(Number<T, parts> (&x)[each], const T* from, int reals) const {
     State::fetch(out, from, reals);
     device::commit_copies();
     device::wait_copies<0>();

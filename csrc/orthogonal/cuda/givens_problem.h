@@ -11,7 +11,7 @@ namespace rnnkern::givens {
 using device::warp_size;
 
 template <class T>
-struct alignas(2 * sizeof(T)) Turn {
+struct alignas(2 * sizeof(T)) SinCos {
   T cosine, sine;
 };
 
@@ -85,7 +85,7 @@ template <class T>
 struct TurnProblem {
   Packing packing;
   const T *cosines[3], *sines[3];
-  Turn<T>* turns;
+  SinCos<T>* sincos;
 };
 
 // The sum of every entry over parts.
@@ -102,7 +102,7 @@ struct Problem {
   Packing packing;
   GivensSequences sequences;
   int stages, last_stage;  // as Packing has them, and that of the last layer
-  const Turn<T>* turns;
+  const SinCos<T>* sincos;
   const T *bias, *u, *h0;
 };
 

@@ -1,5 +1,5 @@
 // The recurrence on a CUDA device, backward, a chunk of steps at a time from the last one processed to the first: the
-// gates of the chunk again, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
+// gates of the chunk recompute, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
 // gradient of the bias, by products and sums over the chunk. What is added up over chunks is added in their order.
 #include "recurrence/cuda/driver.h"
 #include "recurrence/recurrence.h"
@@ -22,14 +22,14 @@ struct BackwardDriver : CudaDriver<S> {
   const CellInfo& cell;
   const Gradients& grad;
   Tensor h, grad_h, grad_scale, cells, saved, candidates;
-  bool again;                                          // compute the gates again
+  bool recompute;                                      // compute the gates again
   Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // (K, G*D, D), (K, G*D), (P, H) in arithmetic precision
   Tensors carry, dparams;                              // likewise; these, and some dbias_sum, as StepBackward has them
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
   Tensor dh, dW_hr_partial;                            // where h is projected
   Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
   // Of the stepwise loop: the step processed before, whose product is in from_R.
-  Tensor step_dr, from_R, step_dh, from_W_hr, room;
+  Tensor step_dr, from_R, step_dh, from_W_hr, shared_layout;
   int64_t finished = -1, finished_alive = 0;
   Multiplication first, second;
   int64_t alive = -1;
@@ -37,8 +37,8 @@ struct BackwardDriver : CudaDriver<S> {
   BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
       : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.width)) {
     const size_t known = size_t(cell.states > 1), has_candidates = call.keeps_candidates();
-    again = cell.saved > 0 && saved_.size() == known;
-    const size_t has_gates = cell.saved > 0 && !again;
+    recompute = cell.saved > 0 && saved_.size() == known;
+    const size_t has_gates = cell.saved > 0 && !recompute;
     STD_TORCH_CHECK(saved_.size() == known + has_gates + has_candidates, "recurrence_backward: wrong `saved`");
     STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
                     "recurrence_backward: wrong `grad_state`");
@@ -109,7 +109,7 @@ struct BackwardDriver : CudaDriver<S> {
   void allocate(int64_t rows) {
     previous = this->buffer(rows, head_width);
     dropped = noise.mask ? this->buffer(rows, head_width) : previous;
-    if (again) {
+    if (recompute) {
       r = this->buffer(rows, gate_columns());
       gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
     }
@@ -121,7 +121,7 @@ struct BackwardDriver : CudaDriver<S> {
       from_W_hr = this->buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) room = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
+    if (cell.normalised) shared_layout = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
       step_dr = this->buffer(call.steps.batch, gate_columns());
@@ -135,8 +135,8 @@ struct BackwardDriver : CudaDriver<S> {
         rows * call.width, {this->sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
         stream);
     if (noise.mask) drop(from, rows, previous, dropped);
-    if (again) compute_gates(from, row, rows);
-    const A* chunk_gates = again ? read<A>(gates) : saved_from(row);
+    if (recompute) compute_gates(from, row, rows);
+    const A* chunk_gates = recompute ? read<A>(gates) : saved_from(row);
     if constexpr (sizeof(S) < 8) {
       if (!plan.stepwise()) run_resident(from, steps, rows, chunk_gates);
     }
@@ -233,7 +233,7 @@ struct BackwardDriver : CudaDriver<S> {
     p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
     p.bias = call.bias ? read<S>(*call.bias) : nullptr;
     p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
-    p.room = cell.normalised ? write<A>(room) : nullptr;
+    p.shared_layout = cell.normalised ? write<A>(shared_layout) : nullptr;
     p.noise = noise;
     p.t = t;
     p.alive = t < 0 ? 0 : call.steps.rows(t);

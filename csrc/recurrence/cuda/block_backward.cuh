@@ -95,9 +95,9 @@ struct BlockBackwardKernel {
     const Sequence& seq = p.sequence;
     const int d = int(seq.head_size());
     const int heads = int(seq.heads), head = device::block() % heads, b0 = device::block() / heads * Tile::columns;
-    device::Carver carver{device::shared_memory()};
-    char* memory = carver.take<char>(Tile::shared_size);
-    S* x = carver.take<S>(2 * Tile::x_size);
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    S* x = arena.alloc<S>(2 * Tile::x_size);
     for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
     tile.load(matrix_of_head(p.R, head, Cell::gates, d), d, memory);

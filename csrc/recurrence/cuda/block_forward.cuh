@@ -38,9 +38,9 @@ struct BlockForwardKernel {
     const int d = int(seq.head_size());
     const int heads = int(seq.heads), head = device::block() % heads, b0 = device::block() / heads * Tile::columns;
     const int hidden = int(seq.hidden), first_unit = head * d;
-    device::Carver carver{device::shared_memory()};
-    char* memory = carver.take<char>(Tile::shared_size);
-    S* x = carver.take<S>(buffers * Tile::x_size);  // h of this step and of the next, and a second product's operand
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    S* x = arena.alloc<S>(buffers * Tile::x_size);  // h of this step and of the next, and a second product's operand
     S* operand = x + 2 * Tile::x_size;
     for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;

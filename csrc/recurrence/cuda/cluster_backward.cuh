@@ -1,8 +1,8 @@
 // The cluster kernel, backward: dpre and dh alone, for a range of steps whose gates are there. Each block keeps the
 // rows of R of its own units, as the forward does. From dr of its own units it has a part of dh of all units; it sends
 // every block the part for that block's units, in float32, and these add up what came in the order of the blocks. Two
-// groups of sequences take turns: what came of a group's last exchange is taken in when its turn comes again. What is
-// written when, of which two each, taken in turns by the exchanges, parts by those of a group:
+// groups of sequences take turns: what came of a group's last exchange is taken in when its turn comes recompute. What
+// is written when, of which two each, taken in turns by the exchanges, parts by those of a group:
 //   dr of own units: a block's warps pass a barrier, when they have read it, before the next dr but one.
 //   parts of dh: a block sends those of exchange e + 2 when it has all of e + 1, to which every block has sent its
 //     share behind a barrier of its threads, which had then added up those of e.
@@ -103,16 +103,16 @@ struct ClusterBackwardKernel {
     const Sequence& seq = p.sequence;
     const int hidden = int(seq.hidden);
     const ClusterGroups rows(seq, int(p.columns), cluster, Tile::columns);
-    device::Carver carver{device::shared_memory()};
-    char* memory = carver.take<char>(Tile::shared_size);
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
     Exchange exchange;
-    exchange.x = carver.take<S>(2 * Tile::x_size);
-    exchange.parts = carver.take<float>(groups * 2 * parts_size);
-    exchange.arrived = carver.take<device::Mbarrier>(groups * 2);
+    exchange.x = arena.alloc<S>(2 * Tile::x_size);
+    exchange.parts = arena.alloc<float>(groups * 2 * parts_size);
+    exchange.arrived = arena.alloc<device::Mbarrier>(groups * 2);
     exchange.rank = device::cluster_rank();
     // Of the group whose turn it is not, what a thread has of the other in registers.
-    A* waiting = carver.take<A>(groups == 2 ? values * carried * threads : 0) + device::thread();
-    int* waiting_length = carver.take<int>(groups == 2 ? values * 2 * threads : 0) + device::thread();
+    A* waiting = arena.alloc<A>(groups == 2 ? values * carried * threads : 0) + device::thread();
+    int* waiting_length = arena.alloc<int>(groups == 2 ? values * 2 * threads : 0) + device::thread();
     for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) exchange.x[i] = S{};  // padding counts too
     exchange.tile.load(p.R, hidden, exchange.rank, memory);
     if (device::thread() == 0) {

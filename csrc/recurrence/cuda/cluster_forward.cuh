@@ -56,16 +56,16 @@ struct ClusterForwardKernel {
     const Sequence& seq = p.sequence;
     const int hidden = int(seq.hidden), rank = device::cluster_rank(), first_unit = rank * units;
     const ClusterGroups rows(seq, int(p.columns), cluster, Tile::columns);
-    device::Carver carver{device::shared_memory()};
-    char* memory = carver.take<char>(Tile::shared_size);
-    char* sums = carver.take<char>(groups * Tile::sums_size);
+    device::SharedArena arena{device::shared_memory()};
+    char* memory = arena.alloc<char>(Tile::shared_size);
+    char* sums = arena.alloc<char>(groups * Tile::sums_size);
     // Of each group h of this step and of the next, and a second product's operand.
-    S* all_x = carver.take<S>(groups * buffers * Tile::x_size);
-    auto* all_arrived = carver.take<device::Mbarrier>(groups * buffers);
-    A* vector = carver.take<A>(vectors * units);
+    S* all_x = arena.alloc<S>(groups * buffers * Tile::x_size);
+    auto* all_arrived = arena.alloc<device::Mbarrier>(groups * buffers);
+    A* vector = arena.alloc<A>(vectors * units);
     // Of the group whose turn it is not, what a thread has of the other in registers.
-    A* waiting = carver.take<A>(groups == 2 ? values * Cell::states * threads : 0) + device::thread();
-    int* waiting_length = carver.take<int>(groups == 2 ? values * threads : 0) + device::thread();
+    A* waiting = arena.alloc<A>(groups == 2 ? values * Cell::states * threads : 0) + device::thread();
+    int* waiting_length = arena.alloc<int>(groups == 2 ? values * threads : 0) + device::thread();
     for (int i = device::thread(); i < groups * buffers * Tile::x_size; i += threads) {
       all_x[i] = S{};  // padding is multiplied too
     }
@@ -174,7 +174,7 @@ struct ClusterForwardKernel {
         device::wait(arrived + k % 2, (k - 1) / 2 % 2);
         if (device::thread() == 0) device::expect(arrived + k % 2, bytes(g));
       }
-      tile.take(sums + g * Tile::sums_size);
+      tile.use(sums + g * Tile::sums_size);
       tile.template multiply<0, Cell::first_gates>(x + k % 2 * Tile::x_size, n);
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {

@@ -95,14 +95,16 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   static constexpr int pitch = D + K::word, x_size = columns * pitch;  // padded: ldmatrix meets no bank twice
   static constexpr int rows = 16 * (tiles[0] > tiles[1] ? tiles[0] : tiles[1]), sum_pitch = rows + 4;
   // Of 24 fragments of tfloat32 the compiler would have 128 registers do, for two blocks at once, and spill.
-  static constexpr int room = K::one == 1 && own_all * depth == 24 ? 20 : own_all <= 3 ? (K::one == 1 ? 43 : 44) : 40;
-  using Weights = MmaWeights<own_all * depth, threads, room>;
+  static constexpr int shared_layout = K::one == 1 && own_all * depth == 24 ? 20
+                                       : own_all <= 3                       ? (K::one == 1 ? 43 : 44)
+                                                                            : 40;
+  using Weights = MmaWeights<own_all * depth, threads, shared_layout>;
   static constexpr int64_t shared_size = Weights::shared_size, sums_size = int64_t(parts) * columns * sum_pitch * 4;
 
   Weights weights;
   float* sums;  // (parts, columns, rows): read until this thread sends what comes of it, written when all have
 
-  RNNKERN_DEVICE void take(char* memory) { sums = reinterpret_cast<float*>(memory); }
+  RNNKERN_DEVICE void use(char* memory) { sums = reinterpret_cast<float*>(memory); }
 
   RNNKERN_DEVICE static int row_warp() { return device::warp() % row_warps; }
   RNNKERN_DEVICE static int part() { return device::warp() / row_warps; }
@@ -280,7 +282,7 @@ struct ClusterFmaForward : ClusterShape<Cell, float, D> {
   Weights weights;
   float sums[gates];
 
-  RNNKERN_DEVICE void take(char*) {}
+  RNNKERN_DEVICE void use(char*) {}
   RNNKERN_DEVICE static int unit(int) { return device::thread() / 8; }
   RNNKERN_DEVICE static int column(int) { return (device::thread() & 2) + device::thread() / 4 % 2; }
   RNNKERN_DEVICE static bool idle(int, int) { return false; }

@@ -30,15 +30,15 @@ struct GridBackwardKernel {
     int64_t used;
 
     RNNKERN_HOST_DEVICE Memory(char* base, const GridSize& size) {
-      device::Carver carver{base};
-      last = carver.take<char>(Last::shared_size(last_gates * size.members));
-      first = carver.take<char>(Cell::two_products ? First::shared_size(last_first * size.members) : 0);
-      scratch = carver.take<char>(Last::scratch);
-      partials = carver.take<float>(2 * Partials::size(1));
-      carry = carver.take<A>(int64_t(size.sets) * Cell::states * Thread::count);
-      dparams = carver.take<A>(int64_t(size.sets) * Cell::params * Thread::count);
-      lengths = carver.take<int>(int64_t(size.sets) * grid_columns);
-      used = carver.used;
+      device::SharedArena arena{base};
+      last = arena.alloc<char>(Last::shared_size(last_gates * size.members));
+      first = arena.alloc<char>(Cell::two_products ? First::shared_size(last_first * size.members) : 0);
+      scratch = arena.alloc<char>(Last::scratch);
+      partials = arena.alloc<float>(2 * Partials::size(1));
+      carry = arena.alloc<A>(int64_t(size.sets) * Cell::states * Thread::count);
+      dparams = arena.alloc<A>(int64_t(size.sets) * Cell::params * Thread::count);
+      lengths = arena.alloc<int>(int64_t(size.sets) * grid_columns);
+      used = arena.used;
     }
   };
 

@@ -30,14 +30,14 @@ struct GridForwardKernel {
     int64_t used;
 
     RNNKERN_HOST_DEVICE Memory(char* base, const GridSize& size) {
-      device::Carver carver{base};
-      first = carver.take<char>(First::shared_size(size.members));
-      second = carver.take<char>(Cell::two_products ? Second::shared_size(size.members) : 0);
-      scratch = carver.take<char>(First::scratch);
-      partials = carver.take<float>(2 * Partials::size(most_gates()));
-      state = carver.take<A>(int64_t(size.sets) * Cell::states * Thread::count);
-      lengths = carver.take<int>(int64_t(size.sets) * grid_columns);
-      used = carver.used;
+      device::SharedArena arena{base};
+      first = arena.alloc<char>(First::shared_size(size.members));
+      second = arena.alloc<char>(Cell::two_products ? Second::shared_size(size.members) : 0);
+      scratch = arena.alloc<char>(First::scratch);
+      partials = arena.alloc<float>(2 * Partials::size(most_gates()));
+      state = arena.alloc<A>(int64_t(size.sets) * Cell::states * Thread::count);
+      lengths = arena.alloc<int>(int64_t(size.sets) * grid_columns);
+      used = arena.used;
     }
   };
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "recurrence/cuda/block_tile.cuh"
-#include "recurrence/cuda/grid_words.cuh"
+#include "recurrence/cuda/grid_mailbox.cuh"
 
 namespace rnnkern {
 
@@ -121,7 +121,7 @@ struct GridMma {
   template <bool registers>
   RNNKERN_DEVICE void multiply_round(float (&c)[chains][tiles][4], GridReader<flight>& reader, int n) const {
     uint32_t b[flight][2];
-    reader.take(n, count, b);
+    reader.receive(n, count, b);
     reader.request(n + flight, count);
     RNNKERN_UNROLL
     for (int f = 0; f < flight; ++f) {
@@ -197,7 +197,7 @@ struct GridFma {
     RNNKERN_ROLLED
     for (int n = 0; n * grid_warps < slices; n += flight) {
       uint32_t cells[flight][2];
-      reader.take(n, count, cells);
+      reader.receive(n, count, cells);
       float* here = x + n / flight % 2 * x_size;
       RNNKERN_UNROLL
       for (int f = 0; f < flight; ++f) {

@@ -15,7 +15,7 @@ constexpr int64_t least_cluster_chunk = 256;
 constexpr int64_t most_size = INT32_MAX / 8;
 constexpr int64_t most_hidden = int64_t(1) << 24;  // block kernels count what lies between sequences of a tile in int
 constexpr int64_t rows_per_multiprocessor = 32;
-constexpr int64_t most_turns = 2;  // of clusters one after the other; then a step's product is large enough by itself
+constexpr int64_t max_waves = 2;  // of clusters one after the other; then a step's product is large enough by itself
 
 int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
 
@@ -35,7 +35,7 @@ Plan plan_block(const Wanted& wanted) {
   const Sizes& sizes = wanted.sizes;
   if (wanted.place >= resident_cells) return refused("the cell runs step by step alone");
   if (wanted.noisy) return refused("zoneout and dropout have no block kernel");
-  if (const std::string why = cuda::left_out(KernelKind::block); !why.empty()) return refused(why);
+  if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   const int64_t d = sizes.hidden / sizes.heads;
   const int padded = BlockSizes::least(d, [](int) { return true; });
   if (padded == 0) return refused("heads of " + std::to_string(d) + " units do not fit one block");
@@ -57,7 +57,7 @@ Plan plan_block(const Wanted& wanted) {
 Plan plan_cluster(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const int64_t batch = wanted.sizes.batch, hidden = wanted.sizes.hidden;
-  if (const std::string why = cuda::left_out(KernelKind::cluster); !why.empty()) return refused(why);
+  if (const std::string why = cuda::kernel_filter(KernelKind::cluster); !why.empty()) return refused(why);
   const bool tf32 = wanted.dtype == ScalarType::Float && wanted.allows_tf32();
   const auto kernels_of = [&](int size) {
     if (tf32) return ResidentKernels<device::tfloat32>::cluster(wanted.place, size);
@@ -74,9 +74,9 @@ Plan plan_cluster(const Wanted& wanted) {
   }
   const int64_t resident = facts.resident(kernels.forward.cluster);
   if (resident == 0) return refused("no cluster of " + blocks + " blocks runs here");
-  const int64_t most = most_turns * resident * std::max(kernels.forward.columns, kernels.backward.columns);
+  const int64_t most = max_waves * resident * std::max(kernels.forward.columns, kernels.backward.columns);
   if (batch > most) {
-    return refused("B is above " + std::to_string(most) + ", what clusters take in " + std::to_string(most_turns) +
+    return refused("B is above " + std::to_string(most) + ", what clusters take in " + std::to_string(max_waves) +
                    " turns");
   }
   // Over all clusters before any has more: a step takes longer with each sequence.
@@ -95,17 +95,17 @@ Plan plan_cluster(const Wanted& wanted) {
 Plan plan_grid(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const int64_t batch = wanted.sizes.batch, hidden = wanted.sizes.hidden;
-  if (const std::string why = cuda::left_out(KernelKind::grid); !why.empty()) return refused(why);
+  if (const std::string why = cuda::kernel_filter(KernelKind::grid); !why.empty()) return refused(why);
   const int64_t members = parts(hidden, units_of_member(wanted.dtype == ScalarType::Float ? 4 : 2));
   if (members > facts.multiprocessors) {
     return refused(std::to_string(hidden) + " units need " + std::to_string(members) +
                    " blocks at once, and here run " + std::to_string(facts.multiprocessors));
   }
-  const int64_t tiles = parts(batch, grid_columns), room = facts.multiprocessors / members;
-  const int64_t sets = parts(tiles, room);
+  const int64_t tiles = parts(batch, grid_columns), shared_layout = facts.multiprocessors / members;
+  const int64_t sets = parts(tiles, shared_layout);
   if (sets > most_grid_sets) {
     return refused(std::to_string(batch) + " sequences are more than the " +
-                   std::to_string(room * most_grid_sets * grid_columns) + " that the grid kernel takes here");
+                   std::to_string(shared_layout * most_grid_sets * grid_columns) + " that the grid kernel takes here");
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
   const Residents kernels = by_narrow_storage(wanted.dtype, [&](auto of) { return of.grid(wanted.place, size); });

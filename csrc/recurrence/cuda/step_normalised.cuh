@@ -13,7 +13,7 @@ constexpr int norm_threads = 128, norm_warps = norm_threads / device::warp_size;
 // Every thread's x[i] becomes the mean over the row of the sum of all threads' x[i].
 template <int count, class A>
 RNNKERN_DEVICE void row_means(A (&x)[count], int64_t elements) {
-  A* const of_warps = device::Carver{device::shared_memory()}.take<A>(count * norm_warps);
+  A* const of_warps = device::SharedArena{device::shared_memory()}.alloc<A>(count * norm_warps);
   RNNKERN_UNROLL
   for (int i = 0; i < count; ++i) {
     x[i] = device::warp_sum(x[i]);
@@ -100,10 +100,10 @@ struct NormalisedStepForwardKernel {
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int64_t row = device::block(), hidden = p.hidden, columns = gates * hidden;
-    const bool reset = p.reset && p.reset[row], again = p.previous;  // again: for what is saved alone
+    const bool reset = p.reset && p.reset[row], recompute = p.previous;  // again: for what is saved alone
     A* const saved = p.saved + row * Cell::saved * hidden;
     const auto enter = [&](int64_t unit, A(&old)[Cell::states]) {
-      if (again) {
+      if (recompute) {
         old[0] = widen(p.previous[row * hidden + unit]);
       } else if (!reset) {
         RNNKERN_UNROLL
@@ -125,10 +125,10 @@ struct NormalisedStepForwardKernel {
       Cell::forward(u, r, old, static_cast<const A*>(nullptr), next, save);
       RNNKERN_UNROLL
       for (int i = 0; i < Cell::saved; ++i) saved[i * hidden + unit] = save[i];
-      if (Cell::states == 1 && !again) put(p, row, unit, old, next);
+      if (Cell::states == 1 && !recompute) put(p, row, unit, old, next);
     });
     if constexpr (Cell::states > 1) {
-      if (again) return;
+      if (recompute) return;
       const auto fetch = [&](int64_t unit, A(&old)[Cell::states], A(&save)[own]) {
         enter(unit, old);
         RNNKERN_UNROLL
@@ -197,7 +197,7 @@ struct NormalisedStepBackwardKernel {
     if (!alive) return;
 
     // What comes to c by way of its norm: `room` has the gradient of what the norm gave.
-    A* const room = p.room + b * columns;
+    A* const shared_layout = p.shared_layout + b * columns;
     RowNorm<A> norm_c;
     A of_c[2] = {};
     if constexpr (Cell::states > 1) {
@@ -213,9 +213,9 @@ struct NormalisedStepBackwardKernel {
         const A dy = Cell::output_backward(input.save, y, dh - kept(p, 0, b, unit, dh));
         p.dparams[1][index] += dy * x;
         p.dparams[2][index] += dy;
-        room[unit] = dy * widen(p.params[1][unit]);
-        of_c[0] += room[unit];
-        of_c[1] += room[unit] * x;
+        shared_layout[unit] = dy * widen(p.params[1][unit]);
+        of_c[0] += shared_layout[unit];
+        of_c[1] += shared_layout[unit] * x;
       });
       row_means(of_c, hidden);
     }
@@ -236,7 +236,7 @@ struct NormalisedStepBackwardKernel {
       if constexpr (Cell::states > 1) {
         const A c = Cell::next_c(input.save, input.old);
         input.next[1] = affine(norm_c(c), p.params[1], p.params[2], unit);
-        grad[1] += norm_c.backward(c, room[unit], of_c);
+        grad[1] += norm_c.backward(c, shared_layout[unit], of_c);
       }
       RNNKERN_UNROLL
       for (int g = 0; g < gates; ++g) {
@@ -253,9 +253,9 @@ struct NormalisedStepBackwardKernel {
         p.du[(p.row + b) * columns + i] = device::narrow<S>(du[g]);
         p.dparams[0][b * columns + i] += dr[g] * x[g];
         if (p.dbias) p.dbias[b * columns + i] += dr[g];
-        room[i] = dr[g] * widen(p.params[0][i]);
-        of_r[0] += room[i];
-        of_r[1] += room[i] * x[g];
+        shared_layout[i] = dr[g] * widen(p.params[0][i]);
+        of_r[0] += shared_layout[i];
+        of_r[1] += shared_layout[i] * x[g];
       }
     });
     row_means(of_r, columns);
@@ -263,7 +263,7 @@ struct NormalisedStepBackwardKernel {
       RNNKERN_UNROLL
       for (int g = 0; g < gates; ++g) {
         const int64_t i = g * hidden + unit;
-        const S rounded = device::narrow<S>(norm.backward(products[i], room[i], of_r));
+        const S rounded = device::narrow<S>(norm.backward(products[i], shared_layout[i], of_r));
         p.dr[(p.here + b) * columns + i] = rounded;
         p.step_dr[b * columns + i] = rounded;
       }

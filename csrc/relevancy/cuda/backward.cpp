@@ -1,9 +1,9 @@
 // The relevancy recurrence on a CUDA device, backward: keys and queries of all steps again, by a product each; the
 // steps in reverse, each a kernel for the attention, a product for its event's key, the cell, and a product for V and
 // W_a; the gradients of the weights, by products over all steps.
-#include "relevancy/cuda/attend_backward.cuh"
-#include "relevancy/cuda/cell_step.cuh"
 #include "relevancy/cuda/driver.h"
+#include "relevancy/cuda/stepwise_attention_backward.cuh"
+#include "relevancy/cuda/stepwise_cell.cuh"
 #include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
@@ -153,8 +153,8 @@ struct BackwardDriver : Driver<T> {
   void loop() const {
     const int64_t n = hidden, batch = rows.batch;
     const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
-    const Tensor dalpha = made({batch, this->kappa()}), room = made({batch, this->kappa()});
-    AttendBackward<T> attend{};
+    const Tensor dalpha = made({batch, this->kappa()}), shared_layout = made({batch, this->kappa()});
+    StepwiseAttentionBackward<T> attend{};
     attend.history = history;
     attend.h = values.known();
     attend.keys = keys.known();
@@ -166,7 +166,7 @@ struct BackwardDriver : Driver<T> {
     attend.alpha = this->keeps_all() ? nullptr : read<T>(kept_alpha);
     attend.mix = this->mix;
     attend.dot = this->dot;
-    attend.room = write<T>(room);
+    attend.shared_layout = write<T>(shared_layout);
     attend.dalpha = write<T>(dalpha);
     attend.ds = write<T>(ds);
     attend.query = write<T>(queries);
@@ -192,7 +192,7 @@ struct BackwardDriver : Driver<T> {
 
     if constexpr (std::is_same_v<T, float>) {
       if (this->plan.backward) {
-        SampleBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr};
+        PerSequenceBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr};
         const Resident kernel = this->plan.kernels(this->place, slots, relevant_size).backward;
         return this->start_resident(kernel, p, true);
       }
@@ -204,7 +204,7 @@ struct BackwardDriver : Driver<T> {
       row -= alive;
       attend.t = step.t = t;
       attend.alive = step.alive = alive;
-      cuda::launch<AttendBackwardKernel<T>>({alive, Bench<T>::bytes()}, attend, stream);
+      cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
       product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
       CellKernels<T>::start(this->place, step, stream);
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);

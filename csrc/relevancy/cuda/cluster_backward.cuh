@@ -20,14 +20,14 @@
 #pragma once
 
 #include "relevancy/cuda/cluster_tile.cuh"
-#include "relevancy/cuda/sample_slots.cuh"
+#include "relevancy/cuda/per_sequence_slots.cuh"
 
 namespace rnnkern::relevancy {
 
 // `held` of V and W_a, `held_keys` of U_a: as of ClusterRows.
 template <class Cell, int D, int R, int held, int held_keys>
 struct ClusterBackwardKernel {
-  using Problem = SampleBackward;
+  using Problem = PerSequenceBackward;
   static constexpr char header[] = "relevancy/cuda/cluster_backward.cuh";
   using T = ClusterTile<D, R>;
   using Gates = ClusterRows<T, Cell::gates + 1, held>;
@@ -35,8 +35,8 @@ struct ClusterBackwardKernel {
   static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
   static constexpr int pitch = T::units + 4;  // of what the parts of a unit read side by side: other banks
 
-  struct Room {
-    SampleSlots memory;              // `ids`: 0 where there is an event, else -1; `scores`: dalpha
+  struct SharedLayout {
+    PerSequenceSlots memory;         // `ids`: 0 where there is an event, else -1; `scores`: dalpha
     float *h, *keys, *dh, *dkeys;    // (kappa, pitch) of the block's units, by where an event lies
     float* parts;                    // (R, count): of dalpha, and where alpha was not kept of scores
     float *through_key, *ds;         // (R, pitch): of U_a^T dkey and ds of the block's units
@@ -46,65 +46,72 @@ struct ClusterBackwardKernel {
     device::Mbarrier* arrived;       // parts, through_key, ds
     int whole;                       // kappa, rounded up to whole pairs
 
-    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
-      Room room;
+    static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
+      SharedLayout shared_layout;
       const int64_t kappa = slots + relevant_size;
-      room.memory = SampleSlots::carve(carver, slots, relevant_size);
-      room.whole = int((kappa + 1) / 2 * 2);
-      for (float** x : {&room.h, &room.keys, &room.dh, &room.dkeys}) *x = carver.take<float>(kappa * pitch);
-      room.parts = carver.take<float>(int64_t(R) * 2 * room.whole);
-      for (float** x : {&room.through_key, &room.ds}) *x = carver.take<float>(R * pitch);
-      for (float** x : {&room.dsum, &room.query, &room.v, &room.dkey}) *x = carver.take<float>(T::units);
-      room.gates = carver.take<float>((Cell::gates + 1) * T::units);
-      room.of_gates = Gates::carve(carver);
-      room.of_keys = Keys::carve(carver);
-      room.arrived = carver.take<device::Mbarrier>(3);
-      return room;
+      shared_layout.memory = PerSequenceSlots::carve(arena, slots, relevant_size);
+      shared_layout.whole = int((kappa + 1) / 2 * 2);
+      for (float** x : {&shared_layout.h, &shared_layout.keys, &shared_layout.dh, &shared_layout.dkeys})
+        *x = arena.alloc<float>(kappa * pitch);
+      shared_layout.parts = arena.alloc<float>(int64_t(R) * 2 * shared_layout.whole);
+      for (float** x : {&shared_layout.through_key, &shared_layout.ds}) *x = arena.alloc<float>(R * pitch);
+      for (float** x : {&shared_layout.dsum, &shared_layout.query, &shared_layout.v, &shared_layout.dkey})
+        *x = arena.alloc<float>(T::units);
+      shared_layout.gates = arena.alloc<float>((Cell::gates + 1) * T::units);
+      shared_layout.of_gates = Gates::carve(arena);
+      shared_layout.of_keys = Keys::carve(arena);
+      shared_layout.arrived = arena.alloc<device::Mbarrier>(3);
+      return shared_layout;
     }
   };
   static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
-    device::Carver carver{nullptr};
-    Room::carve(carver, slots, relevant_size);
-    return carver.used;
+    device::SharedArena arena{nullptr};
+    SharedLayout::carve(arena, slots, relevant_size);
+    return arena.used;
   }
 
   // The slots as they were after step t, where nothing later knows of their events but the gradients of the last
   // memory.
-  RNNKERN_DEVICE static void recall(const AttendBackward<float>& p, const Room& room, int64_t b, int64_t t, int unit) {
+  RNNKERN_DEVICE static void recall(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
+                                    int64_t b, int64_t t, int unit) {
     const bool real = unit < p.history.rows.hidden;
-    for (int slot = 0; slot < room.memory.members(); ++slot) {
+    for (int slot = 0; slot < shared_layout.memory.members(); ++slot) {
       const int32_t event = p.history.event(b, t, slot);
       const bool there = event != no_event && real;
-      const int i = room.memory.where[slot] * pitch + T::unit();
-      if (T::part() == 0) room.h[i] = there ? p.history.at(p.h, b, event)[unit] : 0;
-      if (T::part() == 1) room.keys[i] = there ? p.history.at(p.keys, b, event)[unit] : 0;
-      if (T::part() == 2) room.dh[i] = there ? p.history.at(p.dh, b, event)[unit] : 0;
-      if (T::part() == 3) room.dkeys[i] = 0;
-      if (device::thread() == 0) room.memory.ids[slot] = event != no_event ? 0 : -1;
+      const int i = shared_layout.memory.where[slot] * pitch + T::unit();
+      if (T::part() == 0) shared_layout.h[i] = there ? p.history.at(p.h, b, event)[unit] : 0;
+      if (T::part() == 1) shared_layout.keys[i] = there ? p.history.at(p.keys, b, event)[unit] : 0;
+      if (T::part() == 2) shared_layout.dh[i] = there ? p.history.at(p.dh, b, event)[unit] : 0;
+      if (T::part() == 3) shared_layout.dkeys[i] = 0;
+      if (device::thread() == 0) shared_layout.memory.ids[slot] = event != no_event ? 0 : -1;
     }
   }
 
   // What has come to the events that the call began with.
-  RNNKERN_DEVICE static void end(const AttendBackward<float>& p, const Room& room, int64_t b, int unit) {
+  RNNKERN_DEVICE static void end(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
+                                 int64_t b, int unit) {
     if (unit >= p.history.rows.hidden) return;
-    room.memory.each(T::part(), T::parts, [&](int slot) {
+    shared_layout.memory.each(T::part(), T::parts, [&](int slot) {
       const int32_t event = p.history.event(b, -1, slot);
       if (event == no_event) return;
-      const int i = room.memory.where[slot] * pitch + T::unit();
-      p.history.at(p.dh, b, event)[unit] = room.dh[i];
-      p.history.at(p.dkeys, b, event)[unit] = room.dkeys[i];
+      const int i = shared_layout.memory.where[slot] * pitch + T::unit();
+      p.history.at(p.dh, b, event)[unit] = shared_layout.dh[i];
+      p.history.at(p.dkeys, b, event)[unit] = shared_layout.dkeys[i];
     });
   }
 
   // The block's part of dalpha of a slot, or behind these of its score; every lane of the warp has it.
-  RNNKERN_DEVICE static float part_of(const AttendBackward<float>& p, const Room& room, int k) {
-    const SampleSlots& memory = room.memory;
-    const int slot = k < room.whole ? k : k - room.whole;
+  RNNKERN_DEVICE static float part_of(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
+                                      int k) {
+    const PerSequenceSlots& memory = shared_layout.memory;
+    const int slot = k < shared_layout.whole ? k : k - shared_layout.whole;
     if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
     const int place = memory.where[slot] * pitch;
-    if (k >= room.whole) return score(room.query, false, room.keys + place, room.v, T::units, p.dot);
+    if (k >= shared_layout.whole)
+      return score(shared_layout.query, false, shared_layout.keys + place, shared_layout.v, T::units, p.dot);
     float sum = 0;
-    for (int i = device::lane(); i < T::units; i += device::warp_size) sum += room.dsum[i] * room.h[place + i];
+    for (int i = device::lane(); i < T::units; i += device::warp_size)
+      sum += shared_layout.dsum[i] * shared_layout.h[place + i];
     return warp_sum(sum);
   }
 
@@ -118,39 +125,40 @@ struct ClusterBackwardKernel {
 
   RNNKERN_DEVICE static void work(const Problem& problem) {
     using device::lane, device::thread;
-    const AttendBackward<float>& p = problem.attend;
+    const StepwiseAttentionBackward<float>& p = problem.attend;
     const CellBackward<float>& cell = problem.cell;
     const History& history = p.history;
     const Rows& rows = cell.rows;
-    device::Carver carver{device::shared_memory()};
-    const Room room = Room::carve(carver, history.slots, history.relevant_size);
-    const SampleSlots& memory = room.memory;
+    device::SharedArena arena{device::shared_memory()};
+    const SharedLayout shared_layout = SharedLayout::carve(arena, history.slots, history.relevant_size);
+    const PerSequenceSlots& memory = shared_layout.memory;
     const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b), kappa = memory.members();
     const int own = T::unit(), part = T::part(), unit = device::cluster_rank() * T::units + own;
     const bool real = unit < n, mine = part == 0 && real;
-    const int count = p.alpha ? room.whole : 2 * room.whole, parts_bytes = R * count * 4, sums_bytes = D * 4;
+    const int count = p.alpha ? shared_layout.whole : 2 * shared_layout.whole, parts_bytes = R * count * 4,
+              sums_bytes = D * 4;
     if (thread() == 0) {
-      for (int k = 0; k < 3; ++k) device::init(room.arrived + k, 1);
+      for (int k = 0; k < 3; ++k) device::init(shared_layout.arrived + k, 1);
       device::init_fence();
-      device::expect(room.arrived, parts_bytes);
-      for (int k = 1; k < 3; ++k) device::expect(room.arrived + k, sums_bytes);
+      device::expect(shared_layout.arrived, parts_bytes);
+      for (int k = 1; k < 3; ++k) device::expect(shared_layout.arrived + k, sums_bytes);
     }
     const auto value_of = [=](const float* weight, int row, int column) {
       return row < n && column < n ? weight[row * n + column] : 0.0f;
     };
     Gates of_gates;
-    of_gates.rest = room.of_gates;
+    of_gates.rest = shared_layout.of_gates;
     of_gates.load([&](int g, int row, int column) {
       return value_of(g < Cell::gates ? problem.V + g * n * n : problem.W_a, row, column);
     });
     Keys U_a;
-    U_a.rest = room.of_keys;
+    U_a.rest = shared_layout.of_keys;
     U_a.load([&](int, int row, int column) { return value_of(problem.U_a, row, column); });
     for (int k = thread(); k < kappa; k += threads) memory.where[k] = k;
     const float v = real ? p.v[unit] : 0;
-    if (part == 0) room.v[own] = v;
+    if (part == 0) shared_layout.v[own] = v;
     device::block_barrier();
-    recall(p, room, b, length - 1, unit);
+    recall(p, shared_layout, b, length - 1, unit);
 
     float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dv = 0;
     RNNKERN_UNROLL
@@ -173,8 +181,8 @@ struct ClusterBackwardKernel {
       const bool reset = rows.resets(t, b);
       const float dsum = p.mix * (ds + grad_s), q = query;
       if (part == 0) {
-        room.dsum[own] = dsum;
-        room.query[own] = q;
+        shared_layout.dsum[own] = dsum;
+        shared_layout.query[own] = q;
       }
       device::block_barrier();
 
@@ -191,21 +199,22 @@ struct ClusterBackwardKernel {
         RNNKERN_UNROLL
         for (int k = 0; k < Cell::saved; ++k) save[k] = cell.gates[(row * Cell::saved + k) * n + unit];
       }
-      T::give_pairs(count, room.parts, room.arrived, [&](int k) { return part_of(p, room, k); });
-      T::receive(room.arrived, turn, parts_bytes);
+      T::give_pairs(count, shared_layout.parts, shared_layout.arrived,
+                    [&](int k) { return part_of(p, shared_layout, k); });
+      T::receive(shared_layout.arrived, turn, parts_bytes);
       for (int k = thread(); k < kappa; k += threads) {
         float sum = 0, e = 0;
         RNNKERN_UNROLL
         for (int r = 0; r < R; ++r) {
-          sum += room.parts[r * count + k];
-          if (!p.alpha) e += room.parts[r * count + room.whole + k];
+          sum += shared_layout.parts[r * count + k];
+          if (!p.alpha) e += shared_layout.parts[r * count + shared_layout.whole + k];
         }
         memory.scores[k] = sum;
         memory.e[k] = e;
         if (p.alpha) memory.weights[k] = k == thread() ? kept : p.alpha[row * kappa + k];
       }
       device::block_barrier();
-      if (!p.alpha) {  // by a softmax of its own, as in attend_backward.h
+      if (!p.alpha) {  // by a softmax of its own, as in stepwise_attention_backward.cuh
         memory.weigh(threads, true);
         device::block_barrier();
       }
@@ -216,15 +225,16 @@ struct ClusterBackwardKernel {
       });
       mean = warp_sum(mean);
       const int place = memory.where[slot] * pitch + own;
-      const float h = room.h[place];
+      const float h = shared_layout.h[place];
       memory.each(part, T::parts, [&](int k) {
         if (memory.ids[k] < 0) return;
         const int i = memory.where[k] * pitch + own;
-        const float a = memory.weights[k], de = a * (memory.scores[k] - mean), key = room.keys[i];
+        const float a = memory.weights[k], de = a * (memory.scores[k] - mean), key = shared_layout.keys[i];
         const float th = p.dot ? q * key : tanh(q + key), through = p.dot ? de * v : de * v * (1 - th * th);
-        const float of_event = room.dh[i] + a * dsum, of_key = room.dkeys[i] + (p.dot ? through * q : through);
-        room.dh[i] = of_event;
-        room.dkeys[i] = of_key;
+        const float of_event = shared_layout.dh[i] + a * dsum,
+                    of_key = shared_layout.dkeys[i] + (p.dot ? through * q : through);
+        shared_layout.dh[i] = of_event;
+        shared_layout.dkeys[i] = of_key;
         dquery += p.dot ? through * key : through;
         dv += de * th;
         if (k == slot) {
@@ -235,26 +245,26 @@ struct ClusterBackwardKernel {
       dquery = T::total(dquery);
       dh = T::total(dh);
       dkey = T::total(dkey);
-      if (part == 0) room.dkey[own] = dkey;
+      if (part == 0) shared_layout.dkey[own] = dkey;
       if (mine) {
         p.dkeys.steps[row * n + unit] = dkey;
         p.query[row * n + unit] = dquery;
       }
       device::block_barrier();
 
-      U_a.send(room.dkey, room.through_key, pitch, room.arrived + 1);
+      U_a.send(shared_layout.dkey, shared_layout.through_key, pitch, shared_layout.arrived + 1);
       fetch(t - 1);
       if (reset) {
-        recall(p, room, b, t - 1, unit);
+        recall(p, shared_layout, b, t - 1, unit);
       } else {
-        if (part == 0) room.h[place] = recalled;
-        if (part == 1) room.keys[place] = recalled;
-        if (part == 2) room.dh[place] = 0;
-        if (part == 3) room.dkeys[place] = 0;
+        if (part == 0) shared_layout.h[place] = recalled;
+        if (part == 1) shared_layout.keys[place] = recalled;
+        if (part == 2) shared_layout.dh[place] = 0;
+        if (part == 3) shared_layout.dkeys[place] = 0;
         if (thread() == 0) memory.withdraw(slot, taken, back != no_event);
       }
-      T::receive(room.arrived + 1, turn, sums_bytes);
-      float next[2] = {h}, grad[2] = {dh + dsum + grad_h + T::sum(room.through_key, pitch), dc};
+      T::receive(shared_layout.arrived + 1, turn, sums_bytes);
+      float next[2] = {h}, grad[2] = {dh + dsum + grad_h + T::sum(shared_layout.through_key, pitch), dc};
       float du[Cell::gates], dr[Cell::gates];
       Cell::backward(save, old, next, params, grad, du, dr, dparams);
       dc = reset ? 0.0f : grad[1];
@@ -262,19 +272,19 @@ struct ClusterBackwardKernel {
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::gates; ++g) {
           if (real) cell.du[(row * Cell::gates + g) * n + unit] = du[g];
-          room.gates[g * T::units + own] = real ? dr[g] : 0;
+          shared_layout.gates[g * T::units + own] = real ? dr[g] : 0;
         }
-        room.gates[Cell::gates * T::units + own] = dquery;
+        shared_layout.gates[Cell::gates * T::units + own] = dquery;
       }
       device::block_barrier();
 
-      of_gates.send(room.gates, room.ds, pitch, room.arrived + 2);
-      T::receive(room.arrived + 2, turn, sums_bytes);
-      const float sum = T::sum(room.ds, pitch);
+      of_gates.send(shared_layout.gates, shared_layout.ds, pitch, shared_layout.arrived + 2);
+      T::receive(shared_layout.arrived + 2, turn, sums_bytes);
+      const float sum = T::sum(shared_layout.ds, pitch);
       ds = reset ? 0.0f : sum;
     }
     device::block_barrier();
-    end(p, room, b, unit);
+    end(p, shared_layout, b, unit);
     dv = T::total(dv);
     if (mine) {
       p.ds[b * n + unit] = ds;

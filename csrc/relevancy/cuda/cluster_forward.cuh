@@ -15,21 +15,21 @@
 #pragma once
 
 #include "relevancy/cuda/cluster_tile.cuh"
-#include "relevancy/cuda/sample_slots.cuh"
+#include "relevancy/cuda/per_sequence_slots.cuh"
 
 namespace rnnkern::relevancy {
 
 template <class Cell, int D, int R, int held>
 struct ClusterForwardKernel {
-  using Problem = SampleForward;
+  using Problem = PerSequenceForward;
   static constexpr char header[] = "relevancy/cuda/cluster_forward.cuh";
   using T = ClusterTile<D, R>;
   using Query = ClusterWeights<T, Cell::gates + 1, held>;
   using Keys = ClusterWeights<T, 1, held>;
   static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
 
-  struct Room {
-    SampleSlots memory;
+  struct SharedLayout {
+    PerSequenceSlots memory;
     float *values, *keys;       // (kappa, D), (kappa, units), by where an event lies
     float* parts;               // (R, pitch): of the scores
     float *s, *h;               // (D,)
@@ -38,64 +38,65 @@ struct ClusterForwardKernel {
     device::Mbarrier* arrived;  // h, parts
     int pitch;                  // kappa, rounded up to whole pairs
 
-    static RNNKERN_HOST_DEVICE Room carve(device::Carver& carver, int64_t slots, int64_t relevant_size) {
-      Room room;
+    static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
+      SharedLayout shared_layout;
       const int64_t kappa = slots + relevant_size;
-      room.memory = SampleSlots::carve(carver, slots, relevant_size);
-      room.pitch = int((kappa + 1) / 2 * 2);
-      room.values = carver.take<float>(kappa * D);
-      room.keys = carver.take<float>(kappa * T::units);
-      room.parts = carver.take<float>(int64_t(R) * room.pitch);
-      for (float** x : {&room.s, &room.h}) *x = carver.take<float>(D);
-      for (float** x : {&room.query, &room.v}) *x = carver.take<float>(T::units);
-      room.of_query = Query::carve(carver);
-      room.of_keys = Keys::carve(carver);
-      room.arrived = carver.take<device::Mbarrier>(2);
-      return room;
+      shared_layout.memory = PerSequenceSlots::carve(arena, slots, relevant_size);
+      shared_layout.pitch = int((kappa + 1) / 2 * 2);
+      shared_layout.values = arena.alloc<float>(kappa * D);
+      shared_layout.keys = arena.alloc<float>(kappa * T::units);
+      shared_layout.parts = arena.alloc<float>(int64_t(R) * shared_layout.pitch);
+      for (float** x : {&shared_layout.s, &shared_layout.h}) *x = arena.alloc<float>(D);
+      for (float** x : {&shared_layout.query, &shared_layout.v}) *x = arena.alloc<float>(T::units);
+      shared_layout.of_query = Query::carve(arena);
+      shared_layout.of_keys = Keys::carve(arena);
+      shared_layout.arrived = arena.alloc<device::Mbarrier>(2);
+      return shared_layout;
     }
   };
   static int64_t shared_bytes(int64_t slots, int64_t relevant_size) {
-    device::Carver carver{nullptr};
-    Room::carve(carver, slots, relevant_size);
-    return carver.used;
+    device::SharedArena arena{nullptr};
+    SharedLayout::carve(arena, slots, relevant_size);
+    return arena.used;
   }
 
-  RNNKERN_DEVICE static void begin(const Problem& p, const Room& room, int64_t b, const Keys& U_a) {
+  RNNKERN_DEVICE static void begin(const Problem& p, const SharedLayout& shared_layout, int64_t b, const Keys& U_a) {
     const int n = int(p.rows.hidden), unit = device::cluster_rank() * T::units + T::unit();
-    const SampleSlots& memory = room.memory;
+    const PerSequenceSlots& memory = shared_layout.memory;
     memory.read(p.memory, b, threads);
-    for (int i = device::thread(); i < D; i += threads) room.s[i] = i < n ? p.last_s[b * n + i] : 0;
-    if (T::part() == 0) room.v[T::unit()] = unit < n ? p.v[unit] : 0;
+    for (int i = device::thread(); i < D; i += threads) shared_layout.s[i] = i < n ? p.last_s[b * n + i] : 0;
+    if (T::part() == 0) shared_layout.v[T::unit()] = unit < n ? p.v[unit] : 0;
     memory.each_row(b, 0, 1, [&](int slot, int64_t row, bool of_buffer) {
       const float* const from = (of_buffer ? p.memory.buffer : p.memory.relevant) + row * n;
-      for (int i = device::thread(); i < D; i += threads) room.values[slot * D + i] = i < n ? from[i] : 0;
+      for (int i = device::thread(); i < D; i += threads) shared_layout.values[slot * D + i] = i < n ? from[i] : 0;
     });
     device::block_barrier();
     for (int slot = 0; slot < memory.members(); ++slot) {
       float key[1];
-      U_a.multiply(room.values + slot * D, key);
-      if (T::part() == 0) room.keys[slot * T::units + T::unit()] = key[0];
+      U_a.multiply(shared_layout.values + slot * D, key);
+      if (T::part() == 0) shared_layout.keys[slot * T::units + T::unit()] = key[0];
     }
   }
 
   // Each block its own units, the first of them what has none.
-  RNNKERN_DEVICE static void end(const Problem& p, const Room& room, int64_t b, int64_t now) {
+  RNNKERN_DEVICE static void end(const Problem& p, const SharedLayout& shared_layout, int64_t b, int64_t now) {
     const int n = int(p.rows.hidden), rank = device::cluster_rank(), unit = rank * T::units + T::unit();
-    const SampleSlots& memory = room.memory;
+    const PerSequenceSlots& memory = shared_layout.memory;
     if (rank == 0) memory.write(p.memory, b, now, threads);
     if (unit >= n) return;
-    if (T::part() == 0) p.last_s[b * n + unit] = room.s[unit];
+    if (T::part() == 0) p.last_s[b * n + unit] = shared_layout.s[unit];
     memory.each_row(b, T::part(), T::parts, [&](int slot, int64_t row, bool of_buffer) {
-      const float h = memory.ids[slot] >= 0 ? room.values[memory.where[slot] * D + unit] : 0;
+      const float h = memory.ids[slot] >= 0 ? shared_layout.values[memory.where[slot] * D + unit] : 0;
       (of_buffer ? p.memory.buffer : p.memory.relevant)[row * n + unit] = h;
     });
   }
 
   // The block's part of the score of a slot, which every lane of the warp has.
-  RNNKERN_DEVICE static float score_part(const Problem& p, const Room& room, int slot) {
-    const SampleSlots& memory = room.memory;
+  RNNKERN_DEVICE static float score_part(const Problem& p, const SharedLayout& shared_layout, int slot) {
+    const PerSequenceSlots& memory = shared_layout.memory;
     if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
-    return score(room.query, false, room.keys + memory.where[slot] * T::units, room.v, T::units, p.dot);
+    return score(shared_layout.query, false, shared_layout.keys + memory.where[slot] * T::units, shared_layout.v,
+                 T::units, p.dot);
   }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -108,31 +109,31 @@ struct ClusterForwardKernel {
 
   RNNKERN_DEVICE static void work(const Problem& p) {
     using device::thread, device::warp;
-    device::Carver carver{device::shared_memory()};
-    const Room room = Room::carve(carver, p.memory.slots, p.memory.relevant_size);
-    const SampleSlots& memory = room.memory;
+    device::SharedArena arena{device::shared_memory()};
+    const SharedLayout shared_layout = SharedLayout::carve(arena, p.memory.slots, p.memory.relevant_size);
+    const PerSequenceSlots& memory = shared_layout.memory;
     const Rows& rows = p.rows;
     const int64_t b = device::block() / R, n = rows.hidden, length = rows.length(b);
     const int rank = device::cluster_rank(), own = T::unit(), unit = rank * T::units + own;
     const bool real = unit < n, mine = T::part() == 0 && real;
-    const int h_bytes = D * 4, parts_bytes = R * room.pitch * 4;
+    const int h_bytes = D * 4, parts_bytes = R * shared_layout.pitch * 4;
     if (thread() == 0) {
-      for (int k = 0; k < 2; ++k) device::init(room.arrived + k, 1);
+      for (int k = 0; k < 2; ++k) device::init(shared_layout.arrived + k, 1);
       device::init_fence();
-      device::expect(room.arrived, h_bytes);
-      device::expect(room.arrived + 1, parts_bytes);
+      device::expect(shared_layout.arrived, h_bytes);
+      device::expect(shared_layout.arrived + 1, parts_bytes);
     }
     const auto rows_of = [&](const float* weight) {
       return [=](int column) { return real && column < n ? weight[unit * n + column] : 0.0f; };
     };
     Query weights;
-    weights.rest = room.of_query;
+    weights.rest = shared_layout.of_query;
     RNNKERN_UNROLL
     for (int g = 0; g <= Cell::gates; ++g) weights.load(g, rows_of(g < Cell::gates ? p.V + g * n * n : p.W_a));
     Keys U_a;
-    U_a.rest = room.of_keys;
+    U_a.rest = shared_layout.of_keys;
     U_a.load(0, rows_of(p.U_a));
-    begin(p, room, b, U_a);
+    begin(p, shared_layout, b, U_a);
     int64_t now = p.memory.time[b];
     float params[Cell::params + 1], c = 0, u[Cell::gates] = {};
     RNNKERN_UNROLL
@@ -151,15 +152,16 @@ struct ClusterForwardKernel {
       const int64_t row = rows.offset(t) + b;
       const bool reset = rows.resets(t, b);
       float sums[Cell::gates + 1], old[2] = {}, next[2], save[Cell::saved + 1];
-      weights.multiply(room.s, sums);
+      weights.multiply(shared_layout.s, sums);
       RNNKERN_UNROLL
       for (int g = 0; g <= Cell::gates; ++g) sums[g] = reset ? 0.0f : sums[g];
       old[1] = reset ? 0.0f : c;
       Cell::forward(u, sums, old, params, next, save);
       c = next[1];
-      T::give(real ? next[0] : 0.0f, room.h, room.arrived);  // before anything else: the others wait for it
+      T::give(real ? next[0] : 0.0f, shared_layout.h,
+              shared_layout.arrived);  // before anything else: the others wait for it
       fetch(t + 1);
-      if (T::part() == 0) room.query[own] = sums[Cell::gates];
+      if (T::part() == 0) shared_layout.query[own] = sums[Cell::gates];
       if (mine) {
         p.h[row * n + unit] = next[0];
         if (Cell::states > 1 && p.cells) p.cells[row * n + unit] = c;
@@ -173,18 +175,19 @@ struct ClusterForwardKernel {
 
       const int place = memory.taken[1];
       float key[1];
-      T::receive(room.arrived, t, h_bytes);
-      U_a.multiply(room.h, key);
-      if (T::part() == 0) room.keys[place * T::units + own] = key[0];
-      for (int i = thread(); i < D; i += threads) room.values[place * D + i] = room.h[i];
+      T::receive(shared_layout.arrived, t, h_bytes);
+      U_a.multiply(shared_layout.h, key);
+      if (T::part() == 0) shared_layout.keys[place * T::units + own] = key[0];
+      for (int i = thread(); i < D; i += threads) shared_layout.values[place * D + i] = shared_layout.h[i];
       device::block_barrier();
 
-      T::give_pairs(room.pitch, room.parts, room.arrived + 1, [&](int k) { return score_part(p, room, k); });
-      T::receive(room.arrived + 1, t, parts_bytes);
+      T::give_pairs(shared_layout.pitch, shared_layout.parts, shared_layout.arrived + 1,
+                    [&](int k) { return score_part(p, shared_layout, k); });
+      T::receive(shared_layout.arrived + 1, t, parts_bytes);
       memory.each(thread(), threads, [&](int k) {
         float e = 0;
         RNNKERN_UNROLL
-        for (int r = 0; r < R; ++r) e += room.parts[r * room.pitch + k];
+        for (int r = 0; r < R; ++r) e += shared_layout.parts[r * shared_layout.pitch + k];
         memory.e[k] = e;
       });
       device::block_barrier();
@@ -194,16 +197,16 @@ struct ClusterForwardKernel {
       for (int i = thread(); i < D; i += threads) {
         float sum = 0;
         memory.each(0, 1, [&](int k) {
-          if (memory.ids[k] >= 0) sum += memory.weights[k] * room.values[memory.where[k] * D + i];
+          if (memory.ids[k] >= 0) sum += memory.weights[k] * shared_layout.values[memory.where[k] * D + i];
         });
-        const float s = p.mix * (room.values[place * D + i] + sum);
-        room.s[i] = s;
+        const float s = p.mix * (shared_layout.values[place * D + i] + sum);
+        shared_layout.s[i] = s;
         if (i / T::units == rank && i < n) p.s[row * n + i] = s;
       }
       if (rank == 0) memory.tell(p, row, threads);
       device::block_barrier();
     }
-    end(p, room, b, now);
+    end(p, shared_layout, b, now);
     if (Cell::states > 1 && mine) p.last_c[b * n + unit] = c;
     device::cluster_barrier();  // nobody leaves while others may still send
   }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "relevancy/cells.h"
-#include "relevancy/cuda/attend_block.cuh"
+#include "relevancy/cuda/stepwise_attention_block.cuh"
 
 namespace rnnkern::relevancy {
 
@@ -87,8 +87,8 @@ struct ClusterWeights {
   float own[rows][held * 4];
   Four* rest;  // (rows, rest_quads, threads)
 
-  static RNNKERN_HOST_DEVICE Four* carve(device::Carver& carver) {
-    return carver.take<Four>(int64_t(rows) * rest_quads * T::threads);
+  static RNNKERN_HOST_DEVICE Four* carve(device::SharedArena& arena) {
+    return arena.alloc<Four>(int64_t(rows) * rest_quads * T::threads);
   }
 
   // Row k of this thread's unit: at(column).
@@ -137,8 +137,8 @@ struct ClusterRows {
   float own[T::columns][held > 0 ? held * 4 : 1];
   Four* rest;  // (columns, rest_quads, threads)
 
-  static RNNKERN_HOST_DEVICE Four* carve(device::Carver& carver) {
-    return carver.take<Four>(int64_t(T::columns) * rest_quads * T::threads);
+  static RNNKERN_HOST_DEVICE Four* carve(device::SharedArena& arena) {
+    return arena.alloc<Four>(int64_t(T::columns) * rest_quads * T::threads);
   }
 
   RNNKERN_DEVICE Four* kept(int column, int quad) const {

@@ -1,9 +1,9 @@
 // The relevancy recurrence on a CUDA device, forward: one kernel for all steps, where a block or a cluster has each
 // sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
 // and attends.
-#include "relevancy/cuda/attend_forward.cuh"
-#include "relevancy/cuda/cell_step.cuh"
 #include "relevancy/cuda/driver.h"
+#include "relevancy/cuda/stepwise_attention_forward.cuh"
+#include "relevancy/cuda/stepwise_cell.cuh"
 #include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
@@ -75,7 +75,7 @@ struct ForwardDriver : Driver<T> {
 
   // All steps by one kernel that keeps the weights.
   void run_resident(const To& to) const {
-    SampleForward p{};
+    PerSequenceForward p{};
     p.rows = rows;
     p.memory = memory;
     p.u = read<T>(u);
@@ -101,11 +101,11 @@ struct ForwardDriver : Driver<T> {
   }
 
   // `room` for alpha where it is not kept.
-  void run_stepwise(const To& to, const Tensor& room) {
+  void run_stepwise(const To& to, const Tensor& shared_layout) {
     const int64_t kappa = this->kappa();
     prepare_keys();
     CellForward<T> step{};
-    AttendForward<T> attend{};
+    StepwiseAttentionForward<T> attend{};
     step.hidden = attend.hidden = hidden;
     attend.products = (cell.gates + 1) * hidden;
     step.r = attend.r = read<T>(r);
@@ -140,13 +140,13 @@ struct ForwardDriver : Driver<T> {
       step.cells = to.cells ? to.cells + row * hidden : nullptr;
       attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
       attend.s = write<T>(s) + row * hidden;
-      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(room);
+      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(shared_layout);
       attend.ids = to.ids ? to.ids + row * kappa : nullptr;
       attend.slots = to.taken ? to.taken + row : nullptr;
       product(products, in, to_r);
       CellKernels<T>::start(this->place, step, stream);
       product(made_key, made_h, to_key);
-      cuda::launch<AttendForwardKernel<T>>({alive, Bench<T>::bytes()}, attend, stream);
+      cuda::launch<StepwiseAttentionForwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
     }
   }
 

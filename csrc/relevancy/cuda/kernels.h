@@ -18,7 +18,7 @@ struct CellKernels {
   static std::vector<const cuda::Kernel*> all(int place);
 };
 
-using SampleSizes = cuda::Sizes<64, 128, 256>;         // n of kernels of one sample per block
+using PerSequenceSizes = cuda::Sizes<64, 128, 256>;    // n of kernels of one sample per block
 using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n of kernels of one sample per cluster
 
 // A kernel that keeps the weights for all steps, and what one of its blocks takes.
@@ -38,7 +38,7 @@ struct Residents {
 
 // W is how the chip holds V, W_a and U_a: float, or 16 bits where they have no more.
 template <class W>
-struct SampleKernels {
+struct PerSequenceKernels {
   static Residents of(int place, int padded, int64_t slots, int64_t relevant_size);
 };
 

@@ -15,9 +15,10 @@ constexpr int64_t turns = 4, turns_of_clusters = 2;
 constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
 
 Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
-  if (stored == ScalarType::BFloat16) return SampleKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
-  if (stored == ScalarType::Half) return SampleKernels<device::float16>::of(place, padded, slots, relevant_size);
-  return SampleKernels<float>::of(place, padded, slots, relevant_size);
+  if (stored == ScalarType::BFloat16)
+    return PerSequenceKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
+  if (stored == ScalarType::Half) return PerSequenceKernels<device::float16>::of(place, padded, slots, relevant_size);
+  return PerSequenceKernels<float>::of(place, padded, slots, relevant_size);
 }
 
 bool has(ScalarType stored, int place, int padded) { return on_block(stored, place, padded, 1, 0).forward.kernel; }
@@ -28,11 +29,11 @@ Plan refused(std::string why) { return {.reason = std::move(why)}; }
 Plan plan_block(const Wanted& wanted) {
   const Sizes& sizes = wanted.sizes;
   const int place = wanted.place, gates = cells[place].gates;
-  if (const std::string why = cuda::left_out(KernelKind::block); !why.empty()) return refused(why);
+  if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   if (wanted.dtype == ScalarType::Double) return refused("float64 has no block kernel");
   if (wanted.facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.buffer_size > most_slots) return refused("a memory without bound has no block kernel");
-  const int padded = SampleSizes::least(
+  const int padded = PerSequenceSizes::least(
       sizes.hidden, [&](int size) { return has(wanted.dtype, place, size) || has(ScalarType::Float, place, size); });
   if (padded == 0) {
     return refused("weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(gates) +
@@ -56,9 +57,9 @@ Plan plan_block(const Wanted& wanted) {
   return plan;
 }
 
-Plan plan_cluster(const Wanted& wanted, int64_t most_turns) {
+Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
   const Sizes& sizes = wanted.sizes;
-  if (const std::string why = cuda::left_out(KernelKind::cluster); !why.empty()) return refused(why);
+  if (const std::string why = cuda::kernel_filter(KernelKind::cluster); !why.empty()) return refused(why);
   if (wanted.dtype == ScalarType::Double) return refused("nor a cluster kernel");
   if (sizes.buffer_size > most_slots) return refused("nor a cluster kernel");
   if (wanted.facts.major < 9) return refused("clusters need compute capability 9.0");
@@ -72,8 +73,8 @@ Plan plan_cluster(const Wanted& wanted, int64_t most_turns) {
   const int blocks = kernels.forward.cluster;
   const int64_t resident = wanted.facts.resident(blocks);
   if (resident == 0) return refused("no cluster of " + std::to_string(blocks) + " blocks runs here");
-  if (sizes.batch > most_turns * resident) {
-    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(most_turns) +
+  if (sizes.batch > max_waves * resident) {
+    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(max_waves) +
                    " for each of " + std::to_string(resident) + " clusters");
   }
   if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {

@@ -64,7 +64,7 @@ struct CellForward {
 // One sample per block: the event of this step enters the memory, the one that leaves is screened, and the state
 // attends to what is there.
 template <class T>
-struct AttendForward {
+struct StepwiseAttentionForward {
   int64_t rows, hidden, products;  // products: (G+1)*n
   Memory<T> memory;
   const T *h, *key, *r, *v;  // (rows, n), (rows, n), (rows, (G+1)*n) with the query in the last n columns, (n,)
@@ -80,7 +80,7 @@ struct AttendForward {
 
 // One sample per block, all steps. `memory` is what the call begins with, and then what it leaves; of it the keys are
 // not read.
-struct SampleForward {
+struct PerSequenceForward {
   Rows rows;
   Memory<float> memory;
   const float *u, *V, *W_a, *U_a, *v;  // (rows, G*n), ...
@@ -168,7 +168,7 @@ struct Previous {
 // One sample per block: step t, backward through the attention. Everything of the event of step t is then known but
 // what comes to its h through its key.
 template <class T>
-struct AttendBackward {
+struct StepwiseAttentionBackward {
   History history;
   int64_t t, alive;
   Events<const T> h, keys;
@@ -177,10 +177,10 @@ struct AttendBackward {
   const T* alpha;                // (rows, kappa), or null
   T mix;
   bool dot;
-  T *room, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
-  T* ds;             // (B, n): in, the gradient of s after this step but for grad_s; out, that of the attention's sum
-  T* query;          // (rows, n): in the query, out its gradient
-  T* dv;             // (B, n), added to
+  T *shared_layout, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
+  T* ds;     // (B, n): in, the gradient of s after this step but for grad_s; out, that of the attention's sum
+  T* query;  // (rows, n): in the query, out its gradient
+  T* dv;     // (B, n), added to
 };
 
 // One unit of one sample per thread: step t, backward through the cell.
@@ -198,8 +198,8 @@ struct CellBackward {
 };
 
 // One sample per block or cluster, all steps: `t`, `alive`, `through_key` and `step` are not read.
-struct SampleBackward {
-  AttendBackward<float> attend;
+struct PerSequenceBackward {
+  StepwiseAttentionBackward<float> attend;
   CellBackward<float> cell;
   const float *V, *W_a, *U_a;
   float* packed;  // room for packed weights, or null

@@ -2,25 +2,26 @@
 #include <thread>
 #include <vector>
 
-#include "recurrence/cpu_includes.h"
+#include "recurrence/cpu/includes.h"
 
 #include "common/simd_target.h"
 
-#include "recurrence/cpu_kernels.h"
+#include "recurrence/cpu/kernels.h"
 
 using namespace rnnkern;
 
 namespace {
 
 template <class Problem>
-void run(void (*kernel)(const Problem&, Member), int64_t (*room_of)(const Problem&, int), Problem& problem, int team) {
-  std::vector<double> room(room_of(problem, team));
-  problem.room = room.data();
+void run(void (*kernel)(const Problem&, ThreadContext), int64_t (*room_of)(const Problem&, int), Problem& problem,
+         int team) {
+  std::vector<double> workspace(room_of(problem, team));
+  problem.workspace = workspace.data();
   Barrier barrier;
   std::vector<std::thread> others;
   for (int rank = 1; rank < team; ++rank)
-    others.emplace_back([&, rank] { kernel(problem, Member{rank, team, &barrier}); });
-  kernel(problem, Member{0, team, &barrier});
+    others.emplace_back([&, rank] { kernel(problem, ThreadContext{rank, team, &barrier}); });
+  kernel(problem, ThreadContext{0, team, &barrier});
   for (std::thread& other : others) other.join();
 }
 
@@ -59,7 +60,7 @@ extern "C" void run_cell(const CellNumbers* cell, const Strips<double>* strips, 
     b.dstate[s] = dstate[s];
   }
   if (!cell->saved && zoneout[0] > 0) f.candidates = candidates.data();
-  run(any_forward<double>, forward_room<double>, f, team);
+  run(any_forward<double>, forward_workspace<double>, f, team);
   b.cell = f.cell;
   b.strips = f.strips;
   b.steps = f.steps;
@@ -78,5 +79,5 @@ extern "C" void run_cell(const CellNumbers* cell, const Strips<double>* strips, 
   b.dbias = cell->recurrent ? dbias : nullptr;
   b.dbias_ih = dbias_ih;
   b.dparams[0] = dparam;
-  run(any_backward<double>, backward_room<double>, b, team);
+  run(any_backward<double>, backward_workspace<double>, b, team);
 }

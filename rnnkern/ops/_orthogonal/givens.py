@@ -1,17 +1,60 @@
-"""Layers of plane rotations: the public function, its checks and its choice of implementation."""
+"""Layers of plane rotations: the public function, its checks, its choice of implementation and its derivatives."""
 
 import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._orthogonal import givens_autograd
-from rnnkern.ops._orthogonal.orthogonal import REAL, cpu_refusal, without_autocast
+from rnnkern.ops._orthogonal.orthogonal import REAL, without_autocast
 from rnnkern.ops.checks import check_dtype, check_like, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import as_batch
+from rnnkern.reference._givens import givens_layers
 
 STYLES = ("tunable", "butterfly")
 
 
+def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None) -> int:
+    """Returns N."""
+    check_dtype("givens_product", "angles", angles, REAL)
+    if phases is not None:
+        check_like("givens_product", "phases", phases, "angles", angles)
+        check_dtype("givens_product", "phases", phases, (torch.float32, torch.float64))
+        check_shape("givens_product", "phases", phases, "like `angles`", tuple(angles.shape))
+    if angles.dim() < 2:
+        raise ValueError(f"givens_product: `angles` must be (..., L, N // 2), got {shape_of(angles)}")
+    if style not in STYLES:
+        raise ValueError(f"givens_product: `style` must be one of {STYLES}, got {style!r}")
+    pairs, batch = angles.shape[-1], tuple(angles.shape[:-2])
+    if x is None:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size // 2 != pairs):
+            wanted = f"{2 * pairs} or {2 * pairs + 1} for `angles` (..., L, {pairs})"
+            raise ValueError(f"givens_product: `size` must be {wanted}, got {size!r}")
+        count = 2 * pairs if size is None else size
+    else:
+        if phases is None:
+            check_like("givens_product", "x", x, "angles", angles)
+        else:
+            check_dtype("givens_product", "x", x, (angles.dtype.to_complex(),))
+        if x.dim() < 1 or x.shape[-1] // 2 != pairs:
+            wanted = f"(..., N) with N // 2 = {pairs} as in `angles`"
+            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
+        if batch and (x.dim() != angles.dim() or tuple(x.shape[:-2]) != batch):
+            wanted = f"(..., R, N) with the batch of `angles`, {batch}"
+            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
+        count = x.shape[-1]
+        if size not in (None, count):
+            raise ValueError(f"givens_product: `size` must be N = {count} of `x`, or None, got {size!r}")
+    if style == "butterfly" and (count < 1 or count & (count - 1)):
+        raise ValueError(f"givens_product: N must be a power of two for the style 'butterfly', got {count}")
+    return count
+
+
+def _choose(angles: Tensor, phases: Tensor | None) -> Choice:
+    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "`phases` have no kernel"})
+
+
+@operator(_check, _choose)
 @without_autocast
 def givens_product(
     angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
@@ -67,58 +110,39 @@ def givens_product(
     turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
     if x is None:
         columns = torch.eye(count, dtype=turns.dtype, device=turns.device).expand(*angles.shape[:-2], count, count)
-        return givens_autograd.givens_product(turns, columns, True, style == "butterfly").to(angles.dtype)
+        return _givens_product(turns, columns, True, style == "butterfly")[0].to(angles.dtype)
     rows = x.to(turns.dtype)
     rows = rows.reshape(-1, count) if angles.dim() == 2 else rows
-    return givens_autograd.givens_product(turns, rows, False, style == "butterfly").reshape(x.shape).to(x.dtype)
+    return _givens_product(turns, rows, False, style == "butterfly")[0].reshape(x.shape).to(x.dtype)
 
 
-def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None = None) -> int:
-    """Returns N."""
-    check_dtype("givens_product", "angles", angles, REAL)
-    if phases is not None:
-        check_like("givens_product", "phases", phases, "angles", angles)
-        check_dtype("givens_product", "phases", phases, (torch.float32, torch.float64))
-        check_shape("givens_product", "phases", phases, "like `angles`", tuple(angles.shape))
-    if angles.dim() < 2:
-        raise ValueError(f"givens_product: `angles` must be (..., L, N // 2), got {shape_of(angles)}")
-    if style not in STYLES:
-        raise ValueError(f"givens_product: `style` must be one of {STYLES}, got {style!r}")
-    pairs, batch = angles.shape[-1], tuple(angles.shape[:-2])
-    if x is None:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size // 2 != pairs):
-            wanted = f"{2 * pairs} or {2 * pairs + 1} for `angles` (..., L, {pairs})"
-            raise ValueError(f"givens_product: `size` must be {wanted}, got {size!r}")
-        count = 2 * pairs if size is None else size
-    else:
-        if phases is None:
-            check_like("givens_product", "x", x, "angles", angles)
-        else:
-            check_dtype("givens_product", "x", x, (angles.dtype.to_complex(),))
-        if x.dim() < 1 or x.shape[-1] // 2 != pairs:
-            wanted = f"(..., N) with N // 2 = {pairs} as in `angles`"
-            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
-        if batch and (x.dim() != angles.dim() or tuple(x.shape[:-2]) != batch):
-            wanted = f"(..., R, N) with the batch of `angles`, {batch}"
-            raise ValueError(f"givens_product: `x` must be {wanted}, got {shape_of(x)}")
-        count = x.shape[-1]
-        if size not in (None, count):
-            raise ValueError(f"givens_product: `size` must be N = {count} of `x`, or None, got {size!r}")
-    if style == "butterfly" and (count < 1 or count & (count - 1)):
-        raise ValueError(f"givens_product: N must be a power of two for the style 'butterfly', got {count}")
-    return count
+# ---- derivatives
 
 
-def _choose(angles: Tensor, phases: Tensor | None = None) -> Choice:
-    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "`phases` have no kernel"})
+def _reference_backward(grad, angles, y, columns, butterfly, needs_x):
+    """Rotates the result back and takes the gradient of the layers."""
+    style = "butterfly" if butterfly else "tunable"
+
+    def forward(angles, x):
+        return givens_layers(angles, x.mT, style).mT if columns else givens_layers(angles, x, style)
+
+    x = givens_layers(angles, y.mT if columns else y, style, inverse=True)
+    return torch.func.vjp(forward, angles, x.mT if columns else x)[1](grad)
 
 
-def _choose_checked(
-    angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
-    phases: Tensor | None = None,
-) -> Choice:  # fmt: skip
-    _check(angles, x, style, size, phases)
-    return _choose(angles, phases)
-
-
-givens_product._choose = _choose_checked
+_givens_product = differentiable(
+    "givens_product",
+    forward=lambda training, *args: torch.ops.rnnkern.givens_product.default(*args),
+    results=1,
+    saves=lambda args, outputs: (args[0], outputs[0], *args[2:]),
+    gradients=(0, 1),
+    optional=(1,),
+    reference_backward=_reference_backward,
+    leaves=range(3),
+    fold=as_batch,
+    shapes=lambda angles, x, columns, butterfly: x.new_empty(x.shape),
+    backward_shapes=lambda grad, angles, y, columns, butterfly, needs_x: [
+        like.new_empty(like.shape) for like in (angles, y)[: 1 + needs_x]
+    ],
+)
+"""(angles, x, columns, butterfly): of float32 or float64; x is (..., R, N), or (..., N, R) by columns."""

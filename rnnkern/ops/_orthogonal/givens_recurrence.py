@@ -1,18 +1,22 @@
-"""A recurrence through layers of rotations: the public function, its checks and its choice of implementation."""
+"""A recurrence through layers of rotations: the public function, its checks, its choice of implementation and its
+derivatives. Kernels take complex numbers as the real and imaginary parts of N in turns."""
 
 import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
-from rnnkern.ops._orthogonal import givens_recurrence_autograd
 from rnnkern.ops._orthogonal.givens import STYLES
-from rnnkern.ops._orthogonal.orthogonal import cpu_refusal, without_autocast
+from rnnkern.ops._orthogonal.orthogonal import without_autocast
 from rnnkern.ops._recurrence.complex import of_parts, state_in_parts
 from rnnkern.ops.checks import check_batch_sizes, check_dtype, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, operator
+from rnnkern.ops.folds import one_by_one, over_sequences
 from rnnkern.ops.programs import told
+from rnnkern.ops.transforms import check_lengths_are_there
 
 OP = "givens_recurrence"
+_operators = torch.ops.rnnkern
 REALS = {
     torch.float32: torch.float32, torch.float64: torch.float64,
     torch.complex64: torch.float32, torch.complex128: torch.float64,
@@ -28,11 +32,73 @@ matrix, on one thread with AVX-512: measured at some sizes (those of real number
 perf.givens_recurrence``), between and beyond them supposed."""
 
 
+def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse) -> None:
+    check_dtype(OP, "u", u, DTYPES)
+    wanted = REALS[u.dtype]
+    turning = {"phases": phases, "diagonal_phases": diagonal_phases}
+    turning = {name: x for name, x in turning.items() if x is not None}
+    for name, x in {"angles": angles, "modrelu_bias": modrelu_bias, **turning}.items():
+        check_dtype(OP, name, x, (wanted,))
+        if x.device != u.device:
+            raise TypeError(f"{OP}: `{name}` must be on {u.device} like `u`, got {x.device}")
+    check_like(OP, "state", state, "u", u)
+    for name in turning:
+        if not u.is_complex():
+            raise TypeError(f"{OP}: `{name}` are of complex numbers, got a `u` of {u.dtype}")
+    if not isinstance(reverse, bool):
+        raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
+    if style not in STYLES:
+        raise ValueError(f"{OP}: `style` must be one of {STYLES}, got {style!r}")
+    if u.dim() != (3 if batch_sizes is None else 2):
+        symbols = "(T, B, N)" if batch_sizes is None else "(sum of batch_sizes, N) when `batch_sizes` is given"
+        raise ValueError(f"{OP}: `u` must be {symbols}, got {shape_of(u)}")
+    size = u.shape[-1]
+    batch = u.shape[1] if batch_sizes is None else state.shape[0] if state.dim() else 0
+    check_shape(OP, "state", state, "(B, N)", (batch, size))
+    check_shape(OP, "modrelu_bias", modrelu_bias, "(N,)", (size,))
+    if angles.dim() != 2 or angles.shape[1] != size // 2:
+        raise ValueError(f"{OP}: `angles` must be (L, N // 2) with N // 2 = {size // 2}, got {shape_of(angles)}")
+    for name, x in turning.items():
+        like, symbols = (angles, "like `angles`") if name == "phases" else (modrelu_bias, "(N,)")
+        check_shape(OP, name, x, symbols, shape_of(like))
+    if style == "butterfly" and (size < 1 or size & (size - 1)):
+        raise ValueError(f"{OP}: N must be a power of two for the style 'butterfly', got {size}")
+    steps = u.shape[0]
+    if batch_sizes is not None:
+        steps = check_batch_sizes(OP, batch_sizes, u.shape[0], batch, "u", "state")
+    if reset is not None:
+        check_reset(OP, reset, u, steps, batch)
+
+
+def _cuda_refusal(u: Tensor) -> str | None:
+    large = f"a state of {u.shape[-1]} numbers of {u.dtype} outgrows the registers of a warp"
+    return cuda_refusal(u, large if u.shape[-1] > MOST_NUMBERS[u.dtype] else None)
+
+
+def _choose(u: Tensor) -> Choice:
+    return choose(OP, {"cuda": _cuda_refusal(u), "cpu": cpu_refusal(u)})
+
+
+def _explain(u: Tensor) -> Choice:
+    return told(
+        _choose(u), u.device, u.dtype.to_real(),
+        lambda dtype, facts, _: f'{{"programs": {_programs(dtype, u)}}}',
+        lambda _: "a warp for each sequence",
+    )  # fmt: skip
+
+
+def _programs(dtype: str, u: Tensor) -> str:
+    if dtype not in ("float32", "float64"):
+        return "[]"
+    return torch.ops.rnnkern.givens_programs(dtype, u.is_complex(), u.shape[-1])
+
+
+@operator(_check, _explain)
 @without_autocast
 def givens_recurrence(
     u: Tensor,
     angles: Tensor,
-    h0: Tensor,
+    state: Tensor,
     modrelu_bias: Tensor,
     *,
     phases: Tensor | None = None,
@@ -58,7 +124,7 @@ def givens_recurrence(
             float64, complex64 or complex128.
         angles: (L, N // 2), in radians, of u's dtype or that of its parts; of the layers as in
             :func:`rnnkern.ops.givens_product`.
-        h0: (B, N), the initial state, of u's dtype.
+        state: (B, N), :math:`h_0`, of u's dtype.
         modrelu_bias: b, (N,), real.
         phases: (L, N // 2), :math:`\phi` of the layers, for complex u alone; None for zeros.
         diagonal_phases: (N,), :math:`\omega`, for complex u alone; None for zeros.
@@ -87,57 +153,19 @@ def givens_recurrence(
     >>> torch.allclose(h, rnnkern.ops.recurrence("modrelu", u, W, (h0,), params=(b,))[0], atol=1e-5)
     True
     """
-    _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
+    _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
     options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
     if u.is_complex():
         phases = torch.zeros_like(angles) if phases is None else phases
         diagonal_phases = torch.zeros_like(modrelu_bias) if diagonal_phases is None else diagonal_phases
     if _choose(u).implementation == "reference":
         turns = {"phases": phases, "diagonal_phases": diagonal_phases, "style": style}
-        return reference.givens_recurrence(u, angles, h0, modrelu_bias, **turns, **options)
-    rows, state = (state_in_parts(x) if x.is_complex() else x for x in (u, h0))
-    h, last = givens_recurrence_autograd.givens_recurrence(
+        return reference.givens_recurrence(u, angles, state, modrelu_bias, **turns, **options)
+    rows, state = (state_in_parts(x) if x.is_complex() else x for x in (u, state))
+    h, last = _givens_recurrence(
         rows, angles, phases, diagonal_phases, modrelu_bias, state, *options.values(), style == "butterfly"
     )
     return (of_parts(h), of_parts(last)) if u.is_complex() else (h, last)
-
-
-def _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse) -> None:
-    check_dtype(OP, "u", u, DTYPES)
-    wanted = REALS[u.dtype]
-    turning = {"phases": phases, "diagonal_phases": diagonal_phases}
-    turning = {name: x for name, x in turning.items() if x is not None}
-    for name, x in {"angles": angles, "modrelu_bias": modrelu_bias, **turning}.items():
-        check_dtype(OP, name, x, (wanted,))
-        if x.device != u.device:
-            raise TypeError(f"{OP}: `{name}` must be on {u.device} like `u`, got {x.device}")
-    check_like(OP, "h0", h0, "u", u)
-    for name in turning:
-        if not u.is_complex():
-            raise TypeError(f"{OP}: `{name}` are of complex numbers, got a `u` of {u.dtype}")
-    if not isinstance(reverse, bool):
-        raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
-    if style not in STYLES:
-        raise ValueError(f"{OP}: `style` must be one of {STYLES}, got {style!r}")
-    if u.dim() != (3 if batch_sizes is None else 2):
-        symbols = "(T, B, N)" if batch_sizes is None else "(sum of batch_sizes, N) when `batch_sizes` is given"
-        raise ValueError(f"{OP}: `u` must be {symbols}, got {shape_of(u)}")
-    size = u.shape[-1]
-    batch = u.shape[1] if batch_sizes is None else h0.shape[0] if h0.dim() else 0
-    check_shape(OP, "h0", h0, "(B, N)", (batch, size))
-    check_shape(OP, "modrelu_bias", modrelu_bias, "(N,)", (size,))
-    if angles.dim() != 2 or angles.shape[1] != size // 2:
-        raise ValueError(f"{OP}: `angles` must be (L, N // 2) with N // 2 = {size // 2}, got {shape_of(angles)}")
-    for name, x in turning.items():
-        like, symbols = (angles, "like `angles`") if name == "phases" else (modrelu_bias, "(N,)")
-        check_shape(OP, name, x, symbols, shape_of(like))
-    if style == "butterfly" and (size < 1 or size & (size - 1)):
-        raise ValueError(f"{OP}: N must be a power of two for the style 'butterfly', got {size}")
-    steps = u.shape[0]
-    if batch_sizes is not None:
-        steps = check_batch_sizes(OP, batch_sizes, u.shape[0], batch, "u", "h0")
-    if reset is not None:
-        check_reset(OP, reset, u, steps, batch)
 
 
 def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: torch.device) -> bool:
@@ -158,37 +186,64 @@ def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: to
     return layers * next(shares, size + 1) <= size
 
 
-def _choose(u: Tensor) -> Choice:
-    """The written table."""
-    return choose(OP, {"cuda": _cuda_refusal(u), "cpu": cpu_refusal(u)})
+# ---- derivatives: of (u, angles, phases, diagonal, bias, state, batch_sizes, reset, reverse, butterfly)
+
+SEQUENCES = (-2, None, None, None, None, -2, None, -1, None, None)
+"""Which dimension of each argument is that of the sequences, from the end."""
 
 
-def _cuda_refusal(u: Tensor) -> str | None:
-    if u.device.type != "cuda":
-        return f"the tensors are on {u.device}"
-    if not _extension.available:
-        return _extension.reason
-    if u.shape[-1] > MOST_NUMBERS[u.dtype]:
-        return f"a state of {u.shape[-1]} numbers of {u.dtype} outgrows the registers of a warp"
-    return _extension.cuda_refusal(u.device)
+def _fold(function, info, dims, args):
+    """Of the forward: where weights are shared, members are sequences of one call. In the backward each has sums of its
+    own."""
+    shared = len(args) == len(SEQUENCES) and info.batch_size > 0
+    if not shared or any(dim is not None and at is None for dim, at in zip(dims, SEQUENCES, strict=True)):
+        return one_by_one(function, info, dims, args)
+    args = list(args)
+    if args[6] is not None:
+        args[6] = args[6] * info.batch_size
+    return over_sequences(function, info, dims, args, SEQUENCES)
 
 
-def _choose_checked(
-    u, angles, h0, modrelu_bias, *, phases=None, diagonal_phases=None, style="tunable", batch_sizes=None, reset=None,
-    reverse=False,
-) -> Choice:  # fmt: skip
-    _check(u, angles, h0, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse)
-    return told(
-        _choose(u), u.device, u.dtype.to_real(),
-        lambda dtype, facts, _: f'{{"programs": {_programs(dtype, u)}}}',
-        lambda _: "a warp for each sequence",
-    )  # fmt: skip
+def _reference_backward(
+    grad_h, grad_last, u, angles, phases, diagonal, bias, state, h, batch_sizes, reset, reverse, butterfly
+):
+    check_lengths_are_there(OP, batch_sizes)
+    options = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+    options["style"] = "butterfly" if butterfly else "tunable"
+
+    def forward(u, angles, bias, state, *turns):
+        if not turns:
+            return reference.givens_recurrence(u, angles, state, bias, **options)
+        named = dict(zip(("phases", "diagonal_phases"), turns, strict=True))
+        found = reference.givens_recurrence(of_parts(u), angles, of_parts(state), bias, **named, **options)
+        return tuple(map(state_in_parts, found))
+
+    turns = () if phases is None else (phases, diagonal)
+    grads = (
+        torch.zeros_like(u) if grad_h is None else grad_h,
+        torch.zeros_like(state) if grad_last is None else grad_last,
+    )
+    return torch.func.vjp(forward, u, angles, bias, state, *turns)[1](grads)
 
 
-def _programs(dtype: str, u: Tensor) -> str:
-    if dtype not in ("float32", "float64"):
-        return "[]"
-    return torch.ops.rnnkern.givens_programs(dtype, u.is_complex(), u.shape[-1])
+def _shapes(u, angles, phases, diagonal, bias, state, *rest):
+    return [u.new_empty(u.shape), state.new_empty(state.shape)]
 
 
-givens_recurrence._choose = _choose_checked
+def _backward_shapes(grad_h, grad_last, u, angles, phases, diagonal, bias, state, *rest):
+    there = (u, angles, bias, state, *((phases, diagonal) if phases is not None else ()))
+    return [x.new_empty(x.shape) for x in there]
+
+
+_givens_recurrence = differentiable(
+    "givens_recurrence",
+    forward=lambda training, *args: _operators.givens_recurrence.default(*args),
+    results=2,
+    saves=lambda args, outputs: (*args[:6], outputs[0], *args[6:]),
+    gradients=(0, 1, 4, 5, 2, 3),
+    reference_backward=_reference_backward,
+    leaves=range(8),
+    fold=_fold,
+    shapes=_shapes,
+    backward_shapes=_backward_shapes,
+)

@@ -1,15 +1,29 @@
-"""Products of Householder reflections: the public function, its checks and its choice of implementation."""
+"""Products of Householder reflections: the public function, its kernels, which are ATen's products and triangular
+solutions, and its derivatives."""
 
 import torch
 from torch import Tensor
 
 from rnnkern import _extension, reference
-from rnnkern.ops._orthogonal import householder_autograd
-from rnnkern.ops._orthogonal.orthogonal import DTYPES, cpu_refusal, without_autocast
+from rnnkern.ops._orthogonal.orthogonal import DTYPES, without_autocast
 from rnnkern.ops.checks import check_dtype, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import as_batch
 
 
+def _check(V: Tensor) -> None:
+    check_dtype("householder_product", "V", V, DTYPES)
+    if V.dim() < 2 or V.shape[-1] > V.shape[-2]:
+        raise ValueError(f"householder_product: `V` must be (..., N, m) with m <= N, got {shape_of(V)}")
+
+
+def _choose(V: Tensor) -> Choice:
+    cuda = _extension.reason if V.device.type == "cuda" else f"the tensors are on {V.device}"
+    return choose("householder_product", {"cpu": cpu_refusal(V), "cuda": cuda})
+
+
+@operator(_check, _choose)
 @without_autocast
 def householder_product(V: Tensor) -> Tensor:
     r"""The product of Householder reflections :math:`H_1 H_2 \cdots H_m`, :math:`H_k = I - 2 v_k v_k^H / (v_k^H v_k)`,
@@ -40,23 +54,86 @@ def householder_product(V: Tensor) -> Tensor:
     _check(V)
     if _choose(V).implementation == "reference":
         return reference.householder_product(V)
-    return householder_autograd.householder_product(V.to(torch.promote_types(V.dtype, torch.float32))).to(V.dtype)
+    return _householder_product(V.to(torch.promote_types(V.dtype, torch.float32)))[0].to(V.dtype)
 
 
-def _check(V: Tensor) -> None:
-    check_dtype("householder_product", "V", V, DTYPES)
-    if V.dim() < 2 or V.shape[-1] > V.shape[-2]:
-        raise ValueError(f"householder_product: `V` must be (..., N, m) with m <= N, got {shape_of(V)}")
+# ---- kernels
 
 
-def _choose(V: Tensor) -> Choice:
-    cuda = _extension.reason if V.device.type == "cuda" else f"the tensors are on {V.device}"
-    return choose("householder_product", {"cpu": cpu_refusal(V), "cuda": cuda})
+def forward(V: Tensor, training: bool) -> list[Tensor]:
+    """[Q, and when training: W = S^-1 U^H (..., m, N), S (..., m, m), the lengths of the vectors (..., 1, m)]."""
+    *batch, size, _ = V.shape
+    Q = torch.eye(size, dtype=V.dtype, device=V.device).expand(*batch, size, size)
+    if V.numel() == 0:
+        kept = [x.zero_() for x in _kept_shapes(V)] if training else []
+        return [Q.contiguous(), *kept]
+    U, norm = _normalised(V)
+    G = U.mH @ U
+    half = G.diagonal(dim1=-2, dim2=-1).real / 2  # as it was rounded, so that what the product is to be is orthogonal
+    S = torch.triu(G, 1) + torch.diag_embed(torch.where(half == 0, 0.5, half)).to(V.dtype)
+    W = torch.linalg.solve_triangular(S, U.mH, upper=True)
+    Q = torch.baddbmm(*(x.reshape(-1, *x.shape[-2:]) for x in (Q, U, W)), alpha=-1).reshape(Q.shape)
+    return [Q, W.contiguous(), S, norm] if training else [Q]
 
 
-def _choose_checked(V: Tensor) -> Choice:
-    _check(V)
-    return _choose(V)
+def _normalised(V: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors at length 1, and the lengths; of a vector of zeros zeros, and 1."""
+    largest = V.abs().amax(-2, keepdim=True)
+    scale = torch.where(largest == 0, 1, largest)  # no square leaves the range of the dtype
+    length = torch.linalg.vector_norm(V / scale, dim=-2, keepdim=True)
+    length = torch.where(largest == 0, 1, length)
+    return V / scale / length, scale * length
 
 
-householder_product._choose = _choose_checked
+def backward(grad: Tensor, V: Tensor, W: Tensor, S: Tensor, norm: Tensor) -> Tensor:
+    """The gradient of V.
+
+    Through Q = I - U W, S W = U^H and the strict upper triangle of S = U^H U; the lengths of U are constant, and what
+    points along U is taken out.
+    """
+    if V.numel() == 0:
+        return torch.empty_like(V, memory_format=torch.contiguous_format)
+    U, _ = _normalised(V)
+    Z = torch.linalg.solve_triangular(S.mH, U.mH @ -grad, upper=False)  # the gradient of U^H through W
+    upper = torch.triu(Z @ -W.mH, 1)  # of S
+    U_bar = U @ (upper + upper.mH) + Z.mH - grad @ W.mH
+    along = (U.conj() * U_bar).real.sum(-2, keepdim=True)
+    return ((U_bar - U * along) / norm).contiguous()
+
+
+# ---- derivatives
+
+
+def _kept_shapes(V):
+    *batch, size, reflections = V.shape
+    square = V.new_empty(*batch, reflections, reflections)
+    return V.new_empty(*batch, reflections, size), square, V.new_empty(*batch, 1, reflections, dtype=V.dtype.to_real())
+
+
+def _forward_shapes(V, training):
+    Q = V.new_empty(*V.shape[:-2], V.shape[-2], V.shape[-2])
+    return [Q, *_kept_shapes(V)] if training else [Q]
+
+
+def _reference_backward(grad, V, W, S, norm):
+    return torch.func.vjp(reference.householder_product, V)[1](grad)
+
+
+_householder_product = differentiable(
+    "householder_product",
+    forward=lambda training, V: torch.ops.rnnkern.householder_product.default(V, training),
+    results=1,
+    saves=lambda args, outputs: (*args, *outputs[1:]),
+    gradients=(0,),
+    reference_backward=_reference_backward,
+    leaves=(0, 1),
+    fold=as_batch,
+    shapes=_forward_shapes,
+    backward_shapes=lambda grad, V, W, S, norm: V.new_empty(V.shape),
+)
+
+if _extension.available:
+    torch.library.impl("rnnkern::householder_product", "CPU")(forward)
+    torch.library.impl("rnnkern::householder_product", "CUDA")(forward)
+    torch.library.impl("rnnkern::householder_product_backward", "CPU")(backward)
+    torch.library.impl("rnnkern::householder_product_backward", "CUDA")(backward)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
-from rnnkern.ops._orthogonal import schur as schur_autograd
-from rnnkern.ops._orthogonal import skew_exp as orthogonal_autograd
+from rnnkern import reference
+from rnnkern.ops._orthogonal import schur, triton  # noqa: F401  (one registers kernels)
+from rnnkern.ops._orthogonal import skew_exp as skew_exponential
 from rnnkern.ops.checks import check_like, check_square
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -35,6 +35,17 @@ def without_autocast(function: Callable) -> Callable:
     return call
 
 
+def _check_skew_exp(A: Tensor, form: str) -> None:
+    check_square("skew_exp", "A", A, DTYPES)
+    if form not in FORMS:
+        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
+
+
+def _choose_skew_exp(A: Tensor) -> Choice:
+    return choose("skew_exp", {"cpu": cpu_refusal(A), "triton": triton_refusal(A.device)})
+
+
+@operator(_check_skew_exp, _choose_skew_exp)
 @without_autocast
 def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
     r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
@@ -57,18 +68,18 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
         ValueError: ``A`` is no batch of square matrices, or ``form`` is none of the two.
         TypeError: ``A`` is no tensor, or of another dtype.
 
-    Equations: docs, "Orthogonal weights"; :mod:`rnnkern.reference._orthogonal`.
+    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.skew_exp`.
 
     >>> V = rnnkern.ops.skew_exp(torch.randn(8, 8))
     >>> torch.allclose(V.T @ V, torch.eye(8), atol=1e-5)
     True
     """
     _check_skew_exp(A, form)
-    if _choose(A).implementation == "reference":
+    if _choose_skew_exp(A).implementation == "reference":
         return reference.skew_exp(A, form=form)
     S = _as_real(A) if A.is_complex() else A
     arithmetic = torch.promote_types(S.dtype, torch.float32 if S.shape[-1] >= LEAST_IN_FLOAT32 else torch.float64)
-    V = orthogonal_autograd.skew_exp(S.to(arithmetic), form == "expm1")
+    V = skew_exponential.skew_exp(S.to(arithmetic), form == "expm1")[0]
     return (_from_real(V) if A.is_complex() else V).to(A.dtype)
 
 
@@ -83,29 +94,6 @@ def _as_real(A: Tensor) -> Tensor:
 def _from_real(V: Tensor) -> Tensor:
     size = V.shape[-1] // 2
     return torch.complex(V[..., :size, :size], V[..., size:, :size])
-
-
-def _check_skew_exp(A: Tensor, form: str) -> None:
-    check_square("skew_exp", "A", A, DTYPES)
-    if form not in FORMS:
-        raise ValueError(f"skew_exp: `form` must be one of {FORMS}, got {form!r}")
-
-
-def cpu_refusal(x: Tensor) -> str | None:
-    return _extension.reason if x.device.type == "cpu" else f"the tensors are on {x.device}"
-
-
-def _choose(A: Tensor) -> Choice:
-    """The written table."""
-    return choose("skew_exp", {"cpu": cpu_refusal(A), "triton": triton_refusal(A.device)})
-
-
-def _choose_checked(A: Tensor, *, form: str = "exp") -> Choice:
-    _check_skew_exp(A, form)
-    return _choose(A)
-
-
-skew_exp._choose = _choose_checked
 
 
 @without_autocast
@@ -145,6 +133,25 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
     return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
 
 
+def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
+    check_square("schur_weight", "P", P, REAL)
+    size, batch = P.shape[-1], tuple(P.shape[:-2])
+    wanted = {
+        "theta": (theta, "(..., N // 2)", (*batch, size // 2)),
+        "gamma": (gamma, "(..., (N + 1) // 2)", (*batch, (size + 1) // 2)),
+        "T": (T, "(..., N, N)", (*batch, size, size)),
+    }
+    for name, (tensor, symbols, shape) in wanted.items():
+        check_like("schur_weight", name, tensor, "P", P)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"schur_weight: `{name}` must be {symbols} = {shape}, got {tuple(tensor.shape)}")
+
+
+def _choose_schur_weight(P: Tensor) -> Choice:
+    return choose("schur_weight", {"cpu": cpu_refusal(P)})
+
+
+@operator(_check_schur_weight, _choose_schur_weight)
 @without_autocast
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
@@ -174,33 +181,7 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
     if _choose_schur_weight(P).implementation == "reference":
         return reference.schur_weight(P, theta, gamma, T)
     arithmetic = torch.promote_types(P.dtype, torch.float32)
-    return schur_autograd.schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T))).to(P.dtype)
-
-
-def _check_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> None:
-    check_square("schur_weight", "P", P, REAL)
-    size, batch = P.shape[-1], tuple(P.shape[:-2])
-    wanted = {
-        "theta": (theta, "(..., N // 2)", (*batch, size // 2)),
-        "gamma": (gamma, "(..., (N + 1) // 2)", (*batch, (size + 1) // 2)),
-        "T": (T, "(..., N, N)", (*batch, size, size)),
-    }
-    for name, (tensor, symbols, shape) in wanted.items():
-        check_like("schur_weight", name, tensor, "P", P)
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"schur_weight: `{name}` must be {symbols} = {shape}, got {tuple(tensor.shape)}")
-
-
-def _choose_schur_weight(P: Tensor) -> Choice:
-    return choose("schur_weight", {"cpu": cpu_refusal(P)})
-
-
-def _choose_checked_schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Choice:
-    _check_schur_weight(P, theta, gamma, T)
-    return _choose_schur_weight(P)
-
-
-schur_weight._choose = _choose_checked_schur_weight
+    return schur.schur_weight(*(x.to(arithmetic) for x in (P, theta, gamma, T)))[0].to(P.dtype)
 
 
 @without_autocast

@@ -1,4 +1,4 @@
-"""Written by csrc/orthogonal/derive.py, which says what they are: the polynomials of skew_exp.
+"""Written by python_tests/ops/derive_skew_schemes.py, which says what they are: the polynomials of skew_exp.
 
 For each dtype (degree, limit of the 2-norm, products), each product (left, right, added): sums over S and
 the products before, with the part of I as the last of ``right``. Above it, how the 2-norm is bounded."""

@@ -26,7 +26,7 @@ DEGREE = 8
 LARGEST_NORM = 1000
 """Of S: as many squarings are launched, and no matrix of that norm is squared more often, whatever its bound."""
 BOUND = (POWER_STEPS, DOUBLINGS, INSIDE, ROUNDING)
-"""Of the 2-norm, as in csrc/orthogonal/cpu_bound.h."""
+"""Of the 2-norm, as in csrc/orthogonal/cpu/bound.h."""
 LARGEST_FUSED = 512
 """Rows of a matrix whose products are Triton's."""
 LARGEST = 64

@@ -89,7 +89,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, *args):
-        return over_members(differentiable, info.batch_size, dims, args)
+        return over_members(differentiable, info, dims, args)
 
 
 differentiable = applied_whole(Recurrence, "recurrence")
@@ -161,7 +161,7 @@ class RecurrenceBackward(torch.autograd.Function):
     def vmap(info, dims, *args):
         cell, _, wanted, *_ = args
         share = wanted.isdisjoint(WEIGHTS) and not CELLS[cell].params
-        return over_members(RecurrenceBackward.apply, info.batch_size, dims, args, share)
+        return over_members(RecurrenceBackward.apply, info, dims, args, share)
 
     jvp = no_forward_mode("recurrence")
 

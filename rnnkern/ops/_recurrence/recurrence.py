@@ -1,4 +1,4 @@
-"""Fused recurrence over time: the public function, its checks, its choice of implementation and its derivatives."""
+"""Fused recurrence over time: the public function, and its choice of implementation."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,33 +6,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rnnkern import _extension, reference
+from rnnkern import reference
 from rnnkern.ops._recurrence.autograd import (
     KERNEL_CELLS,
-    Rates,
     Recomputed,
     differentiable,
     hidden_size,
     operator_rates,
 )
+from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
-from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose, forced
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator
 from rnnkern.ops.programs import told
 from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import CELLS
 
 _operators = torch.ops.rnnkern
 
-LEAST_RATE = 2.0**-32
-"""Of zoneout and dropout: what is less draws nothing from 32 bits, and counts as 0."""
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+def _choose(cell: str, u: Tensor) -> Choice:
+    """A cell with a kernel on the device runs it, in every dtype."""
+    cell = COMPLEX[cell] if u.is_complex() else cell
+    why = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
+    return choose("recurrence", {"cuda": cuda_refusal(u, why), "cpu": cpu_refusal(u, why)})
 
-COMPLEX = {"modrelu": "complex_modrelu"}
-"""Cells of complex numbers, and what computes them part by part."""
+
+def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) -> Choice:
+    rates, _ = noise(zoneout, dropout, seed, len(state), u)
+    steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+    parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
+    sizes = (steps, state[0].shape[0], parts * hidden_size(cell, u, weight_ih), R.shape[0] if R.dim() == 3 else 1)
+    kernel_cell = COMPLEX[cell] if u.is_complex() else cell
+    return told(
+        _choose(cell, u), u.device, dtype,
+        lambda dtype, facts, tf32: _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32),
+        lambda plan: f"{plan['kernel']}, for {plan['reason']}",
+    )  # fmt: skip
 
 
+@operator(check, _explain)
 def recurrence(
     cell: str,
     u: Tensor,
@@ -115,7 +127,7 @@ def recurrence(
     """
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
           bias_ih)  # fmt: skip
-    rates, seed = _noise(zoneout, dropout, seed, len(state), u)
+    rates, seed = noise(zoneout, dropout, seed, len(state), u)
     implementation = _choose(cell, u).implementation
     if implementation == "reference":
         return reference.recurrence(
@@ -194,173 +206,3 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
     return _operators.recurrence.default(
         cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih
     )  # fmt: skip
-
-
-def _choose(cell: str, u: Tensor) -> Choice:
-    """The written table: a cell with a kernel on the device runs it, in every dtype."""
-    why = None
-    if u.is_complex():
-        cell = COMPLEX[cell]
-    if not _extension.available:
-        why = _extension.reason
-    elif cell not in KERNEL_CELLS:
-        why = f"the cell {cell!r} has no kernel"
-    cpu = cuda = why
-    if u.device.type != "cpu":
-        cpu = f"the tensors are on {u.device}"
-    if u.device.type != "cuda":
-        cuda = f"the tensors are on {u.device}"
-    elif why is None:
-        cuda = _extension.cuda_refusal(u.device)
-    return choose("recurrence", {"cuda": cuda, "cpu": cpu})
-
-
-def _choose_checked(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False,
-                    grad_scale=None, save_gates=None, save_u=False, weight_ih=None, bias_ih=None, zoneout=0.0,
-                    dropout=0.0, seed=None) -> Choice:  # fmt: skip
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
-          bias_ih)  # fmt: skip
-    rates, _ = _noise(zoneout, dropout, seed, len(state), u)
-    steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
-    sizes = (steps, state[0].shape[0], parts * hidden_size(cell, u, weight_ih), R.shape[0] if R.dim() == 3 else 1)
-    kernel_cell = COMPLEX[cell] if u.is_complex() else cell
-    return told(
-        _choose(cell, u), u.device, dtype,
-        lambda dtype, facts, tf32: _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32),
-        lambda plan: f"{plan['kernel']}, for {plan['reason']}",
-    )  # fmt: skip
-
-
-recurrence._choose = _choose_checked
-
-
-# ---- checks: real and fake tensors alike
-
-
-def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
-          weight_ih=None, bias_ih=None) -> None:  # fmt: skip
-    """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
-    if not isinstance(cell, str) or cell not in CELLS:
-        raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
-    _, gates, states, names, _ = CELLS[cell]
-    check_like("recurrence", "u", u, "u", u)
-    dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
-    if u.dtype not in dtypes:
-        raise TypeError(f"recurrence: `u` must be of a dtype of {dtypes}, got {u.dtype}")
-    for name, group, wanted in (("state", state, ("h0", "c0")[:states]), ("params", params, names)):
-        if not isinstance(group, (tuple, list)):
-            raise TypeError(f"recurrence: `{name}` must be a tuple of tensors, got {type(group).__name__}")
-        if len(group) != len(wanted):
-            raise ValueError(
-                f"recurrence: `{name}` of the cell {cell!r} must be ({', '.join(wanted)}), "
-                f"{len(wanted)} tensors, got {len(group)}"
-            )
-    optional = {"bias": bias, "weight_ih": weight_ih, "bias_ih": bias_ih}
-    real = ("u.real", u.real) if u.is_complex() else ("u", u)
-    for name, tensor in (("R", R), *optional.items()):
-        if tensor is not None or name == "R":
-            check_like("recurrence", name, tensor, "u", u)
-    if grad_scale is not None:
-        check_like("recurrence", "grad_scale", grad_scale, *real)
-    for name, group, like in (("state", state, ("u", u)), ("params", params, real)):
-        for k, tensor in enumerate(group):
-            check_like("recurrence", f"{name}[{k}]", tensor, *like)
-    for name, flag in (("reverse", reverse), ("save_gates", save_gates)):
-        if not isinstance(flag, bool) and (name == "reverse" or flag is not None):
-            raise TypeError(f"recurrence: `{name}` must be a bool, got {flag!r}")
-    if not isinstance(save_u, (bool, Recomputed)):
-        raise TypeError(f"recurrence: `save_u` must be a bool, got {save_u!r}")
-
-    if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
-        raise ValueError(f"recurrence: `u` must be {wanted}, got {shape_of(u)}")
-    hidden = _check_projection(cell, gates, u, weight_ih, bias_ih)
-    width = _check_params(cell, names, params, hidden)
-    if R.dim() == 3:
-        heads = R.shape[0]
-        if cell == "lstm_projected" or CELLS[cell].normalised:
-            raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {shape_of(R)}")
-        if heads == 0 or hidden % heads:
-            raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {shape_of(R)}")
-        d = hidden // heads
-        check_shape("recurrence", "R", R, "(K, G*D, D)", (heads, gates * d, d))
-    else:
-        check_shape("recurrence", "R", R, "(G*H, H)" if width == hidden else "(G*H, P)", (gates * hidden, width))
-    if bias is not None:
-        check_shape("recurrence", "bias", bias, "(G*H,)", (gates * hidden,))
-
-    if state[0].dim() != 2:
-        raise ValueError(f"recurrence: `state[0]` must be (B, H), got {shape_of(state[0])}")
-    batch = state[0].shape[0] if batch_sizes is not None else u.shape[1]
-    for k, s in enumerate(state):
-        columns = width if k == 0 else hidden
-        check_shape("recurrence", f"state[{k}]", s, "(B, H)" if columns == hidden else "(B, P)", (batch, columns))
-    steps = u.shape[0]
-    if batch_sizes is not None:
-        steps = check_batch_sizes("recurrence", batch_sizes, u.shape[0], batch)
-    if reset is not None:
-        check_reset("recurrence", reset, u, steps, batch)
-    if grad_scale is not None and tuple(grad_scale.shape) not in ((steps,), (steps, batch)):
-        raise ValueError(
-            f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
-            f"got {shape_of(grad_scale)}"
-        )
-
-
-def _noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor | None]:
-    """Returns the rates as the operator takes them and the seed where anything is drawn from it."""
-    if zoneout == 0 and dropout == 0 and seed is None:
-        return (), None
-    rates = (zoneout,) * states if isinstance(zoneout, (int, float)) else zoneout
-    if not isinstance(rates, (tuple, list)) or len(rates) != states:
-        raise ValueError(f"recurrence: `zoneout` must be a float or {states} of them, one per state, got {zoneout!r}")
-    for name, rate in (*(("zoneout", rate) for rate in rates), ("dropout", dropout)):
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            raise TypeError(f"recurrence: `{name}` must be a float, got {type(rate).__name__}")
-        if not 0 <= rate < 1:
-            raise ValueError(f"recurrence: `{name}` must be in [0, 1), got {rate}")
-        if rate and u.is_complex():
-            raise ValueError(f"recurrence: `{name}` must be 0 for a complex `u`, got {rate}")
-    if seed is not None:
-        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
-            got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
-            raise TypeError(f"recurrence: `seed` must be an int64 tensor, got {got}")
-        if seed.device != u.device:
-            raise TypeError(f"recurrence: `seed` must be on {u.device} like `u`, got {seed.device}")
-        if seed.numel() != 1:
-            raise ValueError(f"recurrence: `seed` must have one element, got {shape_of(seed)}")
-    rates = tuple(float(rate) if rate >= LEAST_RATE else 0.0 for rate in (*rates, dropout if seed is not None else 0))
-    return (rates, seed) if any(rates) else ((), None)
-
-
-def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None) -> int:
-    """Returns H."""
-    rows = u.shape[-1] if weight_ih is None else weight_ih.shape[0] if weight_ih.dim() == 2 else 0
-    if rows % gates or rows == 0:
-        wanted = f"G*H, a positive multiple of G = {gates} for the cell {cell!r}"
-        if weight_ih is None:
-            raise ValueError(f"recurrence: the last size of `u` must be {wanted}, got {shape_of(u)}")
-        raise ValueError(f"recurrence: `weight_ih` must be (G*H, I), G*H {wanted[5:]}, got {shape_of(weight_ih)}")
-    if weight_ih is not None:
-        check_shape("recurrence", "weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
-    if bias_ih is not None:
-        if weight_ih is None:
-            raise ValueError("recurrence: `bias_ih` needs `weight_ih` beside it, got None")
-        check_shape("recurrence", "bias_ih", bias_ih, "(G*H,)", (rows,))
-    return rows // gates
-
-
-def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hidden: int) -> int:
-    """Returns the number of columns of h."""
-    if cell == "lstm_projected":
-        (weight,) = params
-        if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:
-            raise ValueError(
-                f"recurrence: `params[0]` (weight_hr) must be (P, H) = (P, {hidden}), got {shape_of(weight)}"
-            )
-        return weight.shape[0]
-    for k, name in enumerate(names):
-        symbols, size = ("G*H", CELLS[cell].gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
-        check_shape("recurrence", f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
-    return hidden

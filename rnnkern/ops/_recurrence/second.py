@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern._torch_private import is_fake
+from rnnkern.ops.transforms import check_lengths_are_there
 
 
 def differentiate_backward(
@@ -28,11 +28,7 @@ def differentiate_backward(
         Gradients of (u, weight_ih, bias_ih, R, bias, *state, *params), and of ``upstream``.
     """
     u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed = tensors
-    if batch_sizes is not None and is_fake(batch_sizes):
-        raise NotImplementedError(
-            "recurrence: second derivatives of packed input cannot be traced by the compiler, since they read the "
-            "lengths; call outside torch.compile, or pad and mask"
-        )
+    check_lengths_are_there("recurrence", batch_sizes)
     names = ["u", "weight_ih", "bias_ih", "R", "bias"]
     states, own = ([f"{kind}{k}" for k in range(len(group))] for kind, group in (("s", state), ("p", params)))
     leaves = dict(zip((*names, *states, *own), (u, weight_ih, bias_ih, R, bias, *state, *params), strict=True))

@@ -4,8 +4,8 @@ reference around that, which selects the same events again."""
 import torch
 
 from rnnkern import _extension
-from rnnkern.ops._recurrence.vmap import one_by_one
 from rnnkern.ops._relevancy.second import differentiate_backward
+from rnnkern.ops.folds import one_by_one
 from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode
 from rnnkern.reference import CELLS, RelevancyState
 
@@ -37,7 +37,7 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
 def _over_members(function, info, dims, args):
     if info.batch_size == 0:
         raise ValueError("relevancy_recurrence: torch.vmap must be over at least one member, got a dimension of size 0")
-    return one_by_one(function, info.batch_size, [None, *dims[1:]], args)  # the first, `call`, has one for each
+    return one_by_one(function, info, [None, *dims[1:]], args)  # the first, `call`, has one for each
 
 
 def _split(cell, tensors):

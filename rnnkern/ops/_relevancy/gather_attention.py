@@ -1,13 +1,15 @@
-"""Attention to chosen states: the public function, its checks and its choice of implementation."""
+"""Attention to chosen states: the public function, its checks, its choice of implementation and its derivatives."""
 
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
+from rnnkern import reference
 from rnnkern._torch_private import FakeTensor, is_wrapped
-from rnnkern.ops._relevancy import gather_autograd, gather_triton  # noqa: F401  (one registers kernels)
+from rnnkern.ops._relevancy import gather_triton  # noqa: F401  (registers kernels)
 from rnnkern.ops.checks import check_like, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import in_first_dimension
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 from rnnkern.reference._gather_attention import ALIGNMENTS
 
@@ -15,6 +17,49 @@ OP = "gather_attention"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: str) -> None:
+    if alignment not in ALIGNMENTS:
+        raise ValueError(f"{OP}: `alignment` must be one of {ALIGNMENTS}, got {alignment!r}")
+    check_like(OP, "q", q, "q", q)
+    if q.dtype not in DTYPES:
+        raise TypeError(f"{OP}: `q` must be of a dtype of {DTYPES}, got {q.dtype}")
+    for name, x in (("u", u), ("h", h), ("v", v)):
+        check_like(OP, name, x, "q", q)
+    if not isinstance(idx, Tensor) or idx.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{OP}: `idx` must be an int32 or int64 tensor, got {getattr(idx, 'dtype', type(idx).__name__)}"
+        )
+    if idx.device != q.device:
+        raise TypeError(f"{OP}: `idx` must be on {q.device} like `q`, got {idx.device}")
+    if q.dim() != 3 or q.shape[-1] == 0:
+        raise ValueError(f"{OP}: `q` must be (B, T, n) with n of at least 1, got {shape_of(q)}")
+    batch, steps, hidden = q.shape
+    if u.dim() != 3 or u.shape[0] != batch or u.shape[2] != hidden:
+        raise ValueError(f"{OP}: `u` must be (B, M, n) = ({batch}, M, {hidden}), got {shape_of(u)}")
+    memories = u.shape[1]
+    check_shape(OP, "h", h, "(B, M, n)", (batch, memories, hidden))
+    if idx.dim() != 3 or tuple(idx.shape[:2]) != (batch, steps):
+        raise ValueError(f"{OP}: `idx` must be (B, T, kappa) = ({batch}, {steps}, kappa), got {shape_of(idx)}")
+    if v.dim() not in (1, 2) or v.shape[-1] != hidden or (v.dim() == 2 and (v.shape[0] == 0 or batch % v.shape[0])):
+        raise ValueError(
+            f"{OP}: `v` must be (n,) = ({hidden},) or (G, n) with G that divides B = {batch}, got {shape_of(v)}"
+        )
+    if _readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
+        raise ValueError(f"{OP}: `idx` must name memories below M = {memories}, got {most}")
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether values are there, and cost no wait."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return False
+    return not is_wrapped(x)
+
+
+def _choose(q: Tensor) -> Choice:
+    return choose(OP, {"cpu": cpu_refusal(q), "triton": triton_refusal(q.device)})
+
+
+@operator(_check, _choose)
 def gather_attention(
     q: Tensor,
     u: Tensor,
@@ -57,7 +102,7 @@ def gather_attention(
             cannot serve the call.
         TypeError: an argument's type, dtype or device is wrong.
 
-    Equations: docs, "Attention to chosen states"; :mod:`rnnkern.reference._gather_attention`.
+    Equations: docs, "Attention to chosen states"; :func:`rnnkern.reference.gather_attention`.
 
     >>> q, u, h = torch.randn(1, 2, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 4)
     >>> idx = torch.tensor([[[2, -1], [-1, -1]]], dtype=torch.int32)
@@ -74,57 +119,35 @@ def gather_attention(
         out, weights = reference.gather_attention(q, u, h, idx, v, alignment=alignment, return_weights=True)
     else:
         v = v.reshape(-1, v.shape[-1])
-        out, weights = gather_autograd.gather_attention(q, u, h, idx, v, alignment == "dot", return_weights)
+        results = _gather_attention(q, u, h, idx, v, alignment == "dot", return_weights)
+        out, weights = results[0], results[-1] if return_weights else None
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
 
 
-def _choose(q: Tensor) -> Choice:
-    """The written table."""
-    cpu = _extension.reason if q.device.type == "cpu" else f"the tensors are on {q.device}"
-    return choose(OP, {"cpu": cpu, "triton": triton_refusal(q.device)})
+# ---- derivatives: of (q, u, h, idx, v, dot, weights), with v as (G, n)
 
 
-def _choose_checked(q, u, h, idx, v, *, alignment="additive", return_weights=False) -> Choice:
-    _check(q, u, h, idx, v, alignment)
-    return _choose(q)
+def _reference_backward(grad, q, u, h, idx, v, lse, dot):
+    def attention(q, u, h, v):
+        return reference.gather_attention(q, u, h, idx, v, alignment="dot" if dot else "additive")
+
+    return torch.func.vjp(attention, q, u, h, v)[1](grad)
 
 
-gather_attention._choose = _choose_checked
+def _shapes(q, u, h, idx, v, dot, training, weights):
+    lse = [q.new_empty(q.shape[:2])] if training else []
+    return [q.new_empty(q.shape), *lse, *([q.new_empty(idx.shape)] if weights else [])]
 
 
-def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: str) -> None:
-    if alignment not in ALIGNMENTS:
-        raise ValueError(f"{OP}: `alignment` must be one of {ALIGNMENTS}, got {alignment!r}")
-    check_like(OP, "q", q, "q", q)
-    if q.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `q` must be of a dtype of {DTYPES}, got {q.dtype}")
-    for name, x in (("u", u), ("h", h), ("v", v)):
-        check_like(OP, name, x, "q", q)
-    if not isinstance(idx, Tensor) or idx.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            f"{OP}: `idx` must be an int32 or int64 tensor, got {getattr(idx, 'dtype', type(idx).__name__)}"
-        )
-    if idx.device != q.device:
-        raise TypeError(f"{OP}: `idx` must be on {q.device} like `q`, got {idx.device}")
-    if q.dim() != 3 or q.shape[-1] == 0:
-        raise ValueError(f"{OP}: `q` must be (B, T, n) with n of at least 1, got {shape_of(q)}")
-    batch, steps, hidden = q.shape
-    if u.dim() != 3 or u.shape[0] != batch or u.shape[2] != hidden:
-        raise ValueError(f"{OP}: `u` must be (B, M, n) = ({batch}, M, {hidden}), got {shape_of(u)}")
-    memories = u.shape[1]
-    check_shape(OP, "h", h, "(B, M, n)", (batch, memories, hidden))
-    if idx.dim() != 3 or tuple(idx.shape[:2]) != (batch, steps):
-        raise ValueError(f"{OP}: `idx` must be (B, T, kappa) = ({batch}, {steps}, kappa), got {shape_of(idx)}")
-    if v.dim() not in (1, 2) or v.shape[-1] != hidden or (v.dim() == 2 and (v.shape[0] == 0 or batch % v.shape[0])):
-        raise ValueError(
-            f"{OP}: `v` must be (n,) = ({hidden},) or (G, n) with G that divides B = {batch}, got {shape_of(v)}"
-        )
-    if _readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
-        raise ValueError(f"{OP}: `idx` must name memories below M = {memories}, got {most}")
-
-
-def _readable(x: Tensor) -> bool:
-    """Whether values are there, and cost no wait."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
-        return False
-    return not is_wrapped(x)
+_gather_attention = differentiable(
+    "gather_attention",
+    forward=lambda training, *args: torch.ops.rnnkern.gather_attention.default(*args[:6], training, args[6]),
+    results=1,
+    saves=lambda args, outputs: (*args[:5], outputs[1], args[5]),
+    gradients=(0, 1, 2, 4),
+    reference_backward=_reference_backward,
+    leaves=(0, 1, 2, 3, 5),
+    fold=in_first_dimension,
+    shapes=_shapes,
+    backward_shapes=lambda grad, q, u, h, idx, v, lse, dot: [x.new_empty(x.shape) for x in (q, u, h, v)],
+)

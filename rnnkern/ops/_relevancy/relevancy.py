@@ -16,10 +16,10 @@ from rnnkern.reference._relevancy import FACTORS, RELEVANCY_CELLS
 OP = "relevancy_recurrence"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CHOICES = {
-    "mix": tuple(FACTORS),
+    "combine": tuple(FACTORS),
     "alignment": ("additive", "dot"),
-    "screening": ("attention", "random", "fifo"),
-    "readout": ("h", "s"),
+    "relevance": ("attention", "random", "fifo"),
+    "output": ("h", "s"),
 }
 
 
@@ -31,13 +31,13 @@ def relevancy_recurrence(
     *,
     buffer_size: int,
     relevant_size: int,
-    mix: str = "half",
+    combine: str = "half",
     alignment: str = "additive",
-    screening: str | Tensor = "attention",
+    relevance: str | Tensor = "attention",
     params: Sequence[Tensor] = (),
     batch_sizes: Tensor | None = None,
     reset: Tensor | None = None,
-    readout: str = "h",
+    output: str = "h",
     return_memory: bool = False,
 ) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
     r"""A recurrence whose state attends to the last states and to the most relevant of those before (Kerg 2022, ch. 4,
@@ -63,15 +63,15 @@ def relevancy_recurrence(
             former call returned, and the two calls are one to the bit.
         buffer_size: of S, at least 1. With T or more nothing leaves: full attention, its memory linear in T.
         relevant_size: of R; 0 for a window.
-        mix: ``"half"``, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j`, the thesis' equation, which does not
-            transfer to longer sequences.
+        combine: ``"half"``, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j`, the thesis' equation, which does
+            not transfer to longer sequences.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
-        screening: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, R holds the last that
+        relevance: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, R holds the last that
             left; or scores of the caller's, (T, B).
         params: of ``"modrelu"`` its bias ``(b,)``, (n,).
         batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
         reset: (T, B) bool, also when packed. Where true, s, c and all that is remembered are emptied before step t.
-        readout: ``"h"``, or ``"s"`` to return :math:`s_t` in its place.
+        output: ``"h"``, or ``"s"`` to return :math:`s_t` in its place.
         return_memory: return also what each step attended to.
 
     Returns:
@@ -89,31 +89,31 @@ def relevancy_recurrence(
 
     >>> u, V, W_a, U_a = (torch.randn(*sizes) for sizes in ((9, 2, 3), (3, 3), (3, 3), (3, 3)))
     >>> weights, sizes = (V, W_a, U_a, torch.randn(3)), {"buffer_size": 4, "relevant_size": 2}
-    >>> h, state = relevancy_recurrence("tanh", u, weights, (torch.zeros(2, 3),), screening="fifo", **sizes)
+    >>> h, state = relevancy_recurrence("tanh", u, weights, (torch.zeros(2, 3),), relevance="fifo", **sizes)
     >>> h.shape, state.ids.tolist()
     (torch.Size([9, 2, 3]), [[4, 3], [4, 3]])
     """
-    steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
-                   reset, readout)  # fmt: skip
+    steps = _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params,
+                   batch_sizes, reset, output)  # fmt: skip
     arithmetic = torch.promote_types(u.dtype, torch.float32)
     dtype, u = u.dtype, u.to(arithmetic)
     weights, params = ([x.to(arithmetic) for x in group] for group in (weights, params))
     if not isinstance(state, RelevancyState):
         state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size)
-    scores = reference.given_scores(screening, state, steps)
+    scores = reference.given_scores(relevance, state, steps)
     scores = None if scores is None else scores.to(arithmetic)
     if _choose(cell, u).implementation == "reference":
         h, *rest = reference.relevancy_recurrence(
-            cell, u, weights, state, buffer_size=buffer_size, relevant_size=relevant_size, mix=mix, alignment=alignment,
-            screening="attention" if scores is None else scores, params=params, batch_sizes=batch_sizes, reset=reset,
-            readout=readout, return_memory=return_memory,
+            cell, u, weights, state, buffer_size=buffer_size, relevant_size=relevant_size, combine=combine,
+            alignment=alignment, relevance="attention" if scores is None else scores, params=params,
+            batch_sizes=batch_sizes, reset=reset, output=output, return_memory=return_memory,
         )  # fmt: skip
         return h.to(dtype), *rest
-    call = (cell, buffer_size, FACTORS[mix], alignment == "dot", _name(dtype))
+    call = (cell, buffer_size, FACTORS[combine], alignment == "dot", _name(dtype))
     h, s, last, maps = relevancy_autograd.relevancy_recurrence(
         call, u, weights, state, params, batch_sizes, reset, scores, return_memory
     )
-    out = (h if readout == "h" else s).to(dtype)
+    out = (h if output == "h" else s).to(dtype)
     return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)
 
 
@@ -130,11 +130,11 @@ def _choose(cell: str, u: Tensor) -> Choice:
 
 
 def _choose_checked(
-    cell, u, weights, state, *, buffer_size, relevant_size, mix="half", alignment="additive", screening="attention",
-    params=(), batch_sizes=None, reset=None, readout="h", return_memory=False,
+    cell, u, weights, state, *, buffer_size, relevant_size, combine="half", alignment="additive", relevance="attention",
+    params=(), batch_sizes=None, reset=None, output="h", return_memory=False,
 ) -> Choice:  # fmt: skip
-    steps = _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes,
-                   reset, readout)  # fmt: skip
+    steps = _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params,
+                   batch_sizes, reset, output)  # fmt: skip
     batch, hidden = state[0].shape
     sizes = (steps, batch, hidden, buffer_size, relevant_size)
     return told(
@@ -151,8 +151,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, screening, params, batch_sizes, reset,
-           readout) -> int:  # fmt: skip
+def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params, batch_sizes,
+           reset, output) -> int:  # fmt: skip
     """Returns T."""
     if cell not in RELEVANCY_CELLS:
         raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
@@ -160,8 +160,8 @@ def _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, 
     check_like(OP, "u", u, "u", u)
     if u.dtype not in DTYPES:
         raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
-    for name, choice in (("mix", mix), ("alignment", alignment), ("screening", screening), ("readout", readout)):
-        if not (isinstance(choice, Tensor) and name == "screening") and choice not in CHOICES[name]:
+    for name, choice in (("combine", combine), ("alignment", alignment), ("relevance", relevance), ("output", output)):
+        if not (isinstance(choice, Tensor) and name == "relevance") and choice not in CHOICES[name]:
             raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
     for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
         if isinstance(size, bool) or not isinstance(size, int) or size < least:
@@ -203,9 +203,9 @@ def _check(cell, u, weights, state, buffer_size, relevant_size, mix, alignment, 
             check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
     if reset is not None:
         check_reset(OP, reset, u, steps, batch)
-    if isinstance(screening, Tensor):
-        check_like(OP, "screening", screening, "u", u)
-        check_shape(OP, "screening", screening, "(T, B)", (steps, batch))
+    if isinstance(relevance, Tensor):
+        check_like(OP, "relevance", relevance, "u", u)
+        check_shape(OP, "relevance", relevance, "(T, B)", (steps, batch))
     return steps
 
 

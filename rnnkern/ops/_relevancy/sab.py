@@ -1,129 +1,23 @@
-"""Sparse attentive backtracking: the public function, its checks and its choice of implementation."""
+"""Sparse attentive backtracking: the public function, its checks, its choice of implementation and its
+derivatives."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
-from rnnkern.ops._relevancy import sab_autograd
+from rnnkern import reference
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import one_by_one
+from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.reference import SABMemory, SABState
 
 OP = "sab_recurrence"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ALIGNMENTS = {"separable": ("w",), "mlp": ("W", "w")}
 """With the names of their weights."""
-
-
-def sab_recurrence(
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor] | SABState,
-    attention_weights: Sequence[Tensor],
-    *,
-    top_k: int,
-    attend_every: int,
-    truncation: int,
-    alignment: str = "separable",
-    bias: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    return_memory: bool = False,
-) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:
-    r"""Sparse attentive backtracking (Ke et al. 2018, algorithm 1, with the weights of its published code): an LSTM
-    that attends to at most k = ``top_k`` of its remembered states at each step.
-
-    The memory M of a sample begins with its first h. At step t an LSTM's step makes :math:`\tilde h_t` and its cell
-    from :math:`u_t + R h_{t-1} + b`, and each memory gets a score :math:`e_j`. While M has at most k members, their
-    scores are their weights. After, :math:`\delta` is the k-th largest score plus 1e-7, and
-
-    .. math::
-        w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
-        a_t = \sum_j w_j m_j, \quad h_t = \tilde h_t + a_t
-
-    so that at most k - 1 weights are not zero; of equal scores the older counts as the larger. :math:`h_t` goes on to
-    the next step, and every ``attend_every``-th into M. T steps, B samples, n hidden units.
-
-    Args:
-        u: (T, B, 4*n), or packed (sum of ``batch_sizes``, 4*n), gates in PyTorch's order; float32 or float64, or
-            bfloat16 or float16, for which all is computed and carried on in float32.
-        R: (4*n, n).
-        state: ``(h0, c0)``, each (B, n), to begin; or the :class:`SABState` that a former call returned, and the two
-            calls are one to the bit.
-        attention_weights: ``(w,)`` of (2*n,) if separable, ``(W, w)`` of (d, 2*n) and (d,) for any d of the mlp. The
-            first n columns are for :math:`\tilde h_t`, the others for the memory.
-        top_k: k, at least 1.
-        attend_every: a sample's h enters M at each step of its sequence that this divides, counted from 1.
-        truncation: no gradient flows through h and c from before each step that this divides into the step; what flows
-            through M is never cut.
-        alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, the code's, whose weights do not
-            depend on :math:`\tilde h_t` once there are more than k memories; or ``"mlp"``,
-            :math:`e_j = w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the article.
-        bias: (4*n,).
-        batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
-        reset: (T, B) bool, also when packed. Where true a sequence begins at step t: h and c are zeros, M holds
-            that h alone, and steps are counted anew.
-        return_memory: return also what each step attended to.
-
-    Returns:
-        :math:`[h_t; a_t]`, like ``u`` with 2*n columns, a the attention's context; the :class:`SABState`; and with
-        ``return_memory`` the :class:`SABMemory`. Gradients flow from the first and from the state's ``h``, ``c`` and
-        ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts of ``state``.
-
-    Raises:
-        ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
-            serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
-            packed input that the compiler traces.
-
-    Equations: docs, "Sparse attentive backtracking"; :mod:`rnnkern.reference._sab`.
-
-    >>> u, R, w, h0 = torch.randn(9, 2, 12), torch.randn(12, 3), torch.randn(6), torch.zeros(2, 3)
-    >>> out, state = sab_recurrence(u, R, (h0, h0), (w,), top_k=2, attend_every=3, truncation=5)
-    >>> out.shape, state.memory.shape, state.time.tolist()
-    (torch.Size([9, 2, 6]), torch.Size([2, 4, 3]), [9, 9])
-    """
-    _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes, reset)
-    arithmetic = torch.promote_types(u.dtype, torch.float32)
-    dtype, u, R = u.dtype, u.to(arithmetic), R.to(arithmetic)
-    attention_weights = [x.to(arithmetic) for x in attention_weights]
-    bias = None if bias is None else bias.to(arithmetic)
-    if not isinstance(state, SABState):
-        state = reference.begin_sab(*(x.to(arithmetic) for x in state))
-    options = {"top_k": top_k, "attend_every": attend_every, "truncation": truncation}
-    if _choose(u).implementation == "reference":
-        out, end, memory = reference.sab_recurrence(
-            u, R, state, attention_weights, **options, alignment=alignment, bias=bias, batch_sizes=batch_sizes,
-            reset=reset, return_memory=True,
-        )  # fmt: skip
-    else:
-        *before, steps = state
-        out, h, c, memory, time, *attended = sab_autograd.sab_recurrence(
-            (steps, *options.values()), u, R, bias, attention_weights, before, batch_sizes, reset
-        )
-        steps += u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-        end, memory = SABState(h, c, memory, time, steps), SABMemory(*attended)
-    out = out.to(dtype)
-    return (out, end, memory) if return_memory else (out, end)
-
-
-def _choose(u: Tensor) -> Choice:
-    """The written table."""
-    return choose(OP, {"cpu": _extension.reason if u.device.type == "cpu" else f"the tensors are on {u.device}"})
-
-
-def _choose_checked(
-    u, R, state, attention_weights, *, top_k, attend_every, truncation, alignment="separable", bias=None,
-    batch_sizes=None, reset=None, return_memory=False,
-) -> Choice:  # fmt: skip
-    _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes, reset)
-    return _choose(u)
-
-
-sab_recurrence._choose = _choose_checked
 
 
 def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes,
@@ -189,3 +83,172 @@ def _check_state(state: SABState, u: Tensor, batch: int, hidden: int, attend_eve
         check_shape(OP, f"state.{name}", getattr(state, name), symbols, sizes)
     check_like(OP, "state.time", state.time, "an index", torch.empty(0, dtype=torch.int64, device=u.device))
     check_shape(OP, "state.time", state.time, "(B,)", (batch,))
+
+
+def _choose(u: Tensor) -> Choice:
+    return choose(OP, {"cpu": cpu_refusal(u)})
+
+
+@operator(_check, _choose)
+def sab_recurrence(
+    u: Tensor,
+    R: Tensor,
+    state: Sequence[Tensor] | SABState,
+    attention_weights: Sequence[Tensor],
+    *,
+    top_k: int,
+    attend_every: int,
+    truncation: int,
+    alignment: str = "separable",
+    bias: Tensor | None = None,
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    return_memory: bool = False,
+) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:
+    r"""Sparse attentive backtracking (Ke et al. 2018, algorithm 1, with the weights of its published code): an LSTM
+    that attends to at most k = ``top_k`` of its remembered states at each step.
+
+    The memory M of a sample begins with its first h. At step t an LSTM's step makes :math:`\tilde h_t` and its cell
+    from :math:`u_t + R h_{t-1} + b`, and each memory gets a score :math:`e_j`. While M has at most k members, their
+    scores are their weights. After, :math:`\delta` is the k-th largest score plus 1e-7, and
+
+    .. math::
+        w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
+        a_t = \sum_j w_j m_j, \quad h_t = \tilde h_t + a_t
+
+    so that at most k - 1 weights are not zero; of equal scores the older counts as the larger. :math:`h_t` goes on to
+    the next step, and every ``attend_every``-th into M. T steps, B samples, n hidden units.
+
+    Args:
+        u: (T, B, 4*n), or packed (sum of ``batch_sizes``, 4*n), gates in PyTorch's order; float32 or float64, or
+            bfloat16 or float16, for which all is computed and carried on in float32.
+        R: (4*n, n).
+        state: ``(h0, c0)``, each (B, n), to begin; or the :class:`SABState` that a former call returned, and the two
+            calls are one to the bit.
+        attention_weights: ``(w,)`` of (2*n,) if separable, ``(W, w)`` of (d, 2*n) and (d,) for any d of the mlp. The
+            first n columns are for :math:`\tilde h_t`, the others for the memory.
+        top_k: k, at least 1.
+        attend_every: a sample's h enters M at each step of its sequence that this divides, counted from 1.
+        truncation: no gradient flows through h and c from before each step that this divides into the step; what flows
+            through M is never cut.
+        alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, the code's, whose weights do not
+            depend on :math:`\tilde h_t` once there are more than k memories; or ``"mlp"``,
+            :math:`e_j = w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the article.
+        bias: (4*n,).
+        batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
+        reset: (T, B) bool, also when packed. Where true a sequence begins at step t: h and c are zeros, M holds
+            that h alone, and steps are counted anew.
+        return_memory: return also what each step attended to.
+
+    Returns:
+        :math:`[h_t; a_t]`, like ``u`` with 2*n columns, a the attention's context; the :class:`SABState`; and with
+        ``return_memory`` the :class:`SABMemory`. Gradients flow from the first and from the state's ``h``, ``c`` and
+        ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts of ``state``.
+
+    Raises:
+        ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
+            serve the call.
+        TypeError: an argument's type, dtype or device is wrong.
+        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
+            packed input that the compiler traces.
+
+    Equations: docs, "Sparse attentive backtracking"; :func:`rnnkern.reference.sab_recurrence`.
+
+    >>> u, R, w, h0 = torch.randn(9, 2, 12), torch.randn(12, 3), torch.randn(6), torch.zeros(2, 3)
+    >>> out, state = sab_recurrence(u, R, (h0, h0), (w,), top_k=2, attend_every=3, truncation=5)
+    >>> out.shape, state.memory.shape, state.time.tolist()
+    (torch.Size([9, 2, 6]), torch.Size([2, 4, 3]), [9, 9])
+    """
+    _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes, reset)
+    arithmetic = torch.promote_types(u.dtype, torch.float32)
+    dtype, u, R = u.dtype, u.to(arithmetic), R.to(arithmetic)
+    attention_weights = [x.to(arithmetic) for x in attention_weights]
+    bias = None if bias is None else bias.to(arithmetic)
+    if not isinstance(state, SABState):
+        state = reference.begin_sab(*(x.to(arithmetic) for x in state))
+    options = {"top_k": top_k, "attend_every": attend_every, "truncation": truncation}
+    if _choose(u).implementation == "reference":
+        out, end, memory = reference.sab_recurrence(
+            u, R, state, attention_weights, **options, alignment=alignment, bias=bias, batch_sizes=batch_sizes,
+            reset=reset, return_memory=True,
+        )  # fmt: skip
+    else:
+        *before, steps = state
+        out, h, c, memory, time, *attended = _sab_recurrence(
+            u, R, bias, attention_weights, before, batch_sizes, reset, steps, *options.values()
+        )[:7]
+        steps += u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+        end, memory = SABState(h, c, memory, time, steps), SABMemory(*attended)
+    out = out.to(dtype)
+    return (out, end, memory) if return_memory else (out, end)
+
+
+# ---- derivatives: of (u, R, bias, [attention], [h, c, memory, time], batch_sizes, reset, steps, top_k, attend_every,
+# truncation), with the steps of former calls
+
+
+def _backward_arguments(grads, saved, needs):
+    """Either no gradient of the state, or all three."""
+    *args, out, kept = saved
+    grad_out, *grad_state = grads
+    if all(g is None for g in grad_state):
+        return grad_out, [], *args, out, kept
+    u, _, _, _, (h, c, memory, _), batch_sizes, _, steps, _, attend_every, _ = args
+    slots = 1 + (steps + (u.shape[0] if batch_sizes is None else batch_sizes.shape[0])) // attend_every
+    shapes = (h.shape, c.shape, (memory.shape[0], slots, memory.shape[2]))
+    grad_state = [u.new_zeros(shape) if g is None else g for g, shape in zip(grad_state, shapes, strict=True)]
+    return grad_out, grad_state, *args, out, kept
+
+
+def _reference_backward(
+    grad_out, grad_state, u, R, bias, attention, state, batch_sizes, reset, steps, top_k, attend_every, truncation, out,
+    kept,
+):  # fmt: skip
+    check_lengths_are_there(OP, batch_sizes)
+    *state, time = state
+
+    def forward(u, R, bias, attention, state):
+        out, (h, c, memory, *_) = reference.sab_recurrence(
+            u, R, SABState(*state, time, steps), attention, top_k=top_k, attend_every=attend_every,
+            truncation=truncation, alignment="mlp" if len(attention) > 1 else "separable",
+            bias=bias if bias.numel() else None, batch_sizes=batch_sizes, reset=reset,
+        )  # fmt: skip
+        return out, [h, c, memory]
+
+    bias = u.new_empty(0) if bias is None else bias
+    (out, last), pull = torch.func.vjp(forward, u, R, bias, attention, state)
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    du, dR, dbias, dattention, dstate = pull((grad_out, grad_state or [torch.zeros_like(x) for x in last]))
+    return du, dR, dbias, *dattention, *dstate
+
+
+def _shapes(u, R, bias, attention, state, batch_sizes, reset, steps, top_k, attend_every, truncation, training):
+    h, c, memory, time = state
+    steps = steps + (u.shape[0] if batch_sizes is None else batch_sizes.shape[0])
+    rows, hidden = u.shape[:-1], h.shape[1]
+    results = [
+        u.new_empty(*rows, 2 * hidden), h.new_empty(h.shape), c.new_empty(c.shape),
+        memory.new_empty(memory.shape[0], 1 + steps // attend_every, hidden), time.new_empty(time.shape),
+        u.new_empty(*rows, top_k), u.new_empty(*rows, top_k, dtype=torch.int32),
+    ]  # fmt: skip
+    return [*results, u.new_empty(rows), u.new_empty(*rows, hidden)] if training else results
+
+
+def _backward_shapes(grad_out, grad_state, u, R, bias, attention, state, *rest):
+    like = (u, R, u.new_empty(0) if bias is None else bias, *attention, *state[:3])
+    return [x.new_empty(x.shape) for x in like]
+
+
+_sab_recurrence = differentiable(
+    "sab_recurrence",
+    forward=lambda training, *args: torch.ops.rnnkern.sab_recurrence.default(*args, training),
+    results=4,
+    saves=lambda args, outputs: (*args, outputs[0], list(outputs[5:])),
+    gradients=range(5),
+    reference_backward=_reference_backward,
+    backward_arguments=_backward_arguments,
+    leaves=range(7),
+    fold=one_by_one,
+    shapes=_shapes,
+    backward_shapes=_backward_shapes,
+)

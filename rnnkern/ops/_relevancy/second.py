@@ -45,15 +45,15 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     asked = {name: g for name, g in zip(order, grads, strict=True) if g is not None}
     if not given or not asked:
         return None, [None] * 4, [None] * len(own), [None] * len(passed_on), [None] * len(results)
-    mix = next(name for name, value in FACTORS.items() if value == factor)
+    combine = next(name for name, value in FACTORS.items() if value == factor)
 
     def forward(leaves):
-        def outputs(readout):
+        def outputs(output):
             return reference.relevancy_recurrence(
                 cell, leaves["u"], [leaves[w] for w in WEIGHTS], whole._replace(**{p: leaves[p] for p in passed_on}),
-                buffer_size=buffer_size, relevant_size=whole.ids.shape[1], mix=mix,
-                alignment="dot" if dot else "additive", screening="attention" if scores is None else scores,
-                params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, readout=readout,
+                buffer_size=buffer_size, relevant_size=whole.ids.shape[1], combine=combine,
+                alignment="dot" if dot else "additive", relevance="attention" if scores is None else scores,
+                params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, output=output,
             )  # fmt: skip
 
         found = {}

@@ -1,23 +1,59 @@
-"""Linear scans: the public function, its checks and its choice of implementation."""
+"""Linear scans: the public function, its checks, its choice of implementation and its derivatives."""
 
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
-from rnnkern.ops._scan import scan_autograd, scan_triton  # noqa: F401  (one registers kernels)
-from rnnkern.ops.checks import check_like, check_rows, first_batch, shape_of
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern import reference
+from rnnkern.ops._scan import scan_triton  # noqa: F401  (registers kernels)
+from rnnkern.ops.checks import check_dtype, check_like, check_rows, first_batch, shape_of
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import over_channels
+from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "linear_scan"
 HALVES = (torch.bfloat16, torch.float16)
-DTYPES = (torch.float32, torch.float64, *HALVES, torch.complex64, torch.complex128)
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+DTYPES = (*COMPLEX, *HALVES, *COMPLEX.values())
 
 
+def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
+    for name, given in (("x", x), ("a", a)):
+        check_dtype(OP, name, given, DTYPES)
+    dtype = _promoted(a, x)
+    check_like(OP, "a", a, "x", x, a.dtype if dtype is not None else None)
+    for name, flag in (("reverse", reverse), ("return_sequence", return_sequence)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
+    if state is not None:
+        check_like(OP, "state", state, "x", x, dtype)
+    check_rows(OP, "x", x, {"state": state}, batch_sizes, reset)
+    channels = x.shape[-1]
+    if tuple(a.shape) != (channels,):
+        sizes = zip(a.shape, x.shape, strict=False)
+        if a.dim() != x.dim() or a.shape[-1] != channels or any(n not in (1, m) for n, m in sizes):
+            wanted = f"(C,) = ({channels},) or broadcast to the shape of `x`, {shape_of(x)}"
+            raise ValueError(f"{OP}: `a` must be {wanted}, got {shape_of(a)}")
+
+
+def _promoted(a: Tensor, x: Tensor) -> torch.dtype | None:
+    """The dtype of the result; None where ``a`` and ``x`` do not go together."""
+    pair = {a.dtype, x.dtype}
+    if len(pair) == 1:
+        return x.dtype
+    return next((dtype for real, dtype in COMPLEX.items() if pair == {real, dtype}), None)
+
+
+def _choose(x: Tensor) -> Choice:
+    return choose(OP, {"cpu": cpu_refusal(x), "triton": triton_refusal(x.device)})
+
+
+@operator(_check, _choose)
 def linear_scan(
     a: Tensor,
     x: Tensor,
-    h0: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     batch_sizes: Tensor | None = None,
     reset: Tensor | None = None,
@@ -33,20 +69,22 @@ def linear_scan(
     T steps, B sequences, C channels; all elementwise.
 
     Args:
-        a: (C,), the same at all steps, or like ``x``. A constant one is never spread over time.
+        a: (C,), the same at all steps, or of a shape that broadcasts to that of ``x``, such as (T, 1, C). (C,) factors
+            are never expanded over time.
         x: (T, B, C), or packed (sum of ``batch_sizes``, C) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32,
-            float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in float32.
-        h0: (B, C), the initial state; None for zero. Compiled code needs one beside ``batch_sizes``, which say B
-            otherwise.
+            float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in float32. Of ``a`` and
+            ``x`` one may be complex and the other real, of the same precision.
+        state: (B, C), :math:`h_0`, of the dtype of the result; None for zero. Compiled code needs one beside
+            ``batch_sizes``, which say B otherwise.
         batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
         reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
         reverse: run from each sequence's last step to its first.
         return_sequence: False for the final state alone: h is None, and without derivatives it is never written.
 
     Returns:
-        h, like ``x``, and the final state, (B, C), taken at each sequence's own last step. Gradients flow from both to
-        ``a``, ``x`` and ``h0``, and gradients of those; complex ones are PyTorch's. Beside ``a`` and ``h0``, h alone is
-        kept for them.
+        h, like ``x``, complex if one of ``a`` and ``x`` is, and the final state, (B, C), taken at each sequence's own
+        last step. Gradients flow from both to ``a``, ``x`` and ``state``, and gradients of those; complex ones are
+        PyTorch's. Beside ``a`` and ``state``, h alone is kept for them.
 
     Raises:
         ValueError: a size, a rank or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
@@ -54,50 +92,63 @@ def linear_scan(
         TypeError: an argument's type, dtype or device is wrong.
         NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not.
 
-    Equations: docs, "Linear scans"; :mod:`rnnkern.reference._linear_scan`.
+    Equations: docs, "Linear scans"; :func:`rnnkern.reference.linear_scan`.
 
     >>> h, last = linear_scan(torch.tensor([0.5]), torch.ones(3, 1, 1))
     >>> h.flatten().tolist(), last.tolist()
     ([1.0, 1.5, 1.75], [[1.75]])
     """
-    _check(a, x, h0, batch_sizes, reset, reverse, return_sequence)
-    if h0 is None and batch_sizes is not None:
-        h0 = x.new_zeros(first_batch(batch_sizes), x.shape[-1])
-    dtype, implementation = x.dtype, _choose(x).implementation
-    if dtype in HALVES and implementation != "triton":
-        a, x, h0 = (None if y is None else y.float() for y in (a, x, h0))
+    _check(a, x, state, batch_sizes, reset, reverse, return_sequence)
+    dtype = _promoted(a, x)
+    if state is None and batch_sizes is not None:
+        state = x.new_zeros(first_batch(batch_sizes), x.shape[-1], dtype=dtype)
+    implementation = _choose(x).implementation
+    arithmetic = torch.float32 if dtype in HALVES and implementation != "triton" else dtype
+    a, x, state = (None if y is None else y.to(arithmetic) for y in (a, x, state))
+    a = a if a.dim() == 1 else a.expand(x.shape)
     if implementation == "reference":
-        h, last = reference.linear_scan(a, x, h0, batch_sizes=batch_sizes, reset=reset, reverse=reverse)
+        h, last = reference.linear_scan(a, x, state, batch_sizes=batch_sizes, reset=reset, reverse=reverse)
     else:
-        h, last = scan_autograd.linear_scan(a, x, h0, batch_sizes, reset, reverse, return_sequence)
+        *h, last = _linear_scan(a, x, state, batch_sizes, reset, reverse, return_sequence)
+        h = h[0] if return_sequence else None
     return h.to(dtype) if return_sequence else None, last.to(dtype)
 
 
-def _choose(x: Tensor) -> Choice:
-    """The written table."""
-    cpu = _extension.reason if x.device.type == "cpu" else f"the tensors are on {x.device}"
-    return choose(OP, {"cpu": cpu, "triton": triton_refusal(x.device)})
+# ---- derivatives
 
 
-def _choose_checked(a, x, h0=None, *, batch_sizes=None, reset=None, reverse=False, return_sequence=True) -> Choice:
-    _check(a, x, h0, batch_sizes, reset, reverse, return_sequence)
-    return _choose(x)
+def _forward(training, a, x, state, batch_sizes, reset, reverse, sequence):
+    return torch.ops.rnnkern.linear_scan.default(a, x, state, batch_sizes, reset, reverse, sequence or training)
 
 
-linear_scan._choose = _choose_checked
+def _reference_backward(grad_h, grad_last, a, state, h, batch_sizes, reset, reverse, needs_a):
+    check_lengths_are_there(OP, batch_sizes)
+    zero = h.new_zeros(h.shape[1:] if state is None else state.shape)
+    return reference.linear_scan_backward(
+        torch.zeros_like(h) if grad_h is None else grad_h, zero if grad_last is None else grad_last, a,
+        zero if state is None else state, h, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
+    )  # fmt: skip
 
 
-def _check(a, x, h0, batch_sizes, reset, reverse, return_sequence) -> None:
-    check_like(OP, "x", x, "x", x)
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `x` must be of a dtype of {DTYPES}, got {x.dtype}")
-    check_like(OP, "a", a, "x", x)
-    for name, flag in (("reverse", reverse), ("return_sequence", return_sequence)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{OP}: `{name}` must be a bool, got {flag!r}")
-    if h0 is not None:
-        check_like(OP, "h0", h0, "x", x)
-    check_rows(OP, "x", x, {"h0": h0}, batch_sizes, reset)
-    channels = x.shape[-1]
-    if tuple(a.shape) not in ((channels,), tuple(x.shape)):
-        raise ValueError(f"{OP}: `a` must be (C,) = ({channels},) or like `x` {shape_of(x)}, got {shape_of(a)}")
+def _shapes(a, x, state, batch_sizes, reset, reverse, sequence):
+    return [*([x.new_empty(x.shape)] if sequence else []), x.new_empty(x.shape[1:] if state is None else state.shape)]
+
+
+def _backward_shapes(grad_h, grad_last, a, state, h, batch_sizes, reset, reverse, needs_a):
+    before = h.new_empty(h.shape[1:] if state is None else state.shape)
+    return [h.new_empty(h.shape), before, *([a.new_empty(a.shape)] if needs_a else [])]
+
+
+_linear_scan = differentiable(
+    "linear_scan",
+    forward=_forward,
+    results=2,
+    saves=lambda args, outputs: (args[0], args[2], outputs[0], *args[3:6]),
+    gradients=(1, 2, 0),
+    optional=(0,),
+    reference_backward=_reference_backward,
+    leaves=range(5),
+    fold=over_channels,
+    shapes=_shapes,
+    backward_shapes=_backward_shapes,
+)

@@ -1,14 +1,18 @@
-"""Moment filters: the public function, its checks and its choice of implementation."""
+"""Moment filters: the public function, its checks, its choice of implementation and its derivatives."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from rnnkern import _extension, reference
-from rnnkern.ops._scan import filter_autograd, filter_triton  # noqa: F401  (one registers kernels)
+from rnnkern import reference
+from rnnkern.ops._scan import filter_triton  # noqa: F401  (registers kernels)
 from rnnkern.ops.checks import check_dtype, check_like, check_rows, first_batch
-from rnnkern.ops.dispatch import Choice, choose
+from rnnkern.ops.differentiable import differentiable
+from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, operator
+from rnnkern.ops.folds import over_channels
+from rnnkern.ops.transforms import check_lengths_are_there
 from rnnkern.ops.triton_launch import refusal as triton_refusal
 
 OP = "moment_filter"
@@ -16,95 +20,12 @@ HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
 EPS = 1e-2
 """Beside q under the root. The slope at u = 0 is s / sqrt(EPS), 10 s, after nothing but zeros."""
+EVERY = 16
+"""Steps from one state that is kept to the next (csrc/scan/cpu/problem.h has the most): the backward makes v and q
+between them again."""
 
 
-def moment_filter(
-    u: Tensor,
-    v0: Tensor | None = None,
-    q0: Tensor | None = None,
-    *,
-    mu: float = 0.0,
-    s: float = 1.0,
-    beta: float | None = None,
-    eps: float = EPS,
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Filters a sequence by running moments, as an optimiser does gradients (Nguyen et al. 2020, eq. 8, 14 and 16).
-
-    .. math::
-        v_t &= \mu v_{t-1} + s \, u_t \\
-        q_t &= \beta q_{t-1} + (1 - \beta) \, u_t^2 \\
-        y_t &= v_t / \sqrt{q_t + \epsilon}
-
-    T steps, B sequences, C channels; all elementwise. Without ``beta`` there is no q, and y is v.
-
-    Args:
-        u: (T, B, C), or packed (sum of ``batch_sizes``, C) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32 or
-            float64, or bfloat16 or float16, for which all is computed in float32.
-        v0: (B, C), the first moment before the first step, float32 where ``u`` has 16 bits; None for zero. Compiled
-            code needs one beside ``batch_sizes``, which say B otherwise.
-        q0: like ``v0``, the second moment, which must not be negative; only with ``beta``.
-        mu, s: the factor of the first moment, and the step. Numbers, as are the next two: no gradient flows to them.
-        beta: in [0, 1]; None for momentum alone.
-        eps: positive.
-        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
-        reset: (T, B) bool, also when packed. Where true v and q are zeroed before step t in processing order.
-        reverse: run from each sequence's last step to its first.
-
-    Returns:
-        y, like ``u``, and v and q, (B, C), taken at each sequence's own last step; q is None without ``beta``.
-        Gradients flow from all to ``u``, ``v0`` and ``q0``, and gradients of those. With ``beta`` u is kept for them,
-        and v and q at each sixteenth step; without, nothing.
-
-    Raises:
-        ValueError: a size, a rank or a value is wrong, or :func:`rnnkern.use` forces an implementation that cannot
-            serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not.
-
-    Equations: docs, "Linear scans"; :mod:`rnnkern.reference._moment_filter`.
-
-    >>> y, v, q = moment_filter(torch.ones(3, 1, 1), mu=0.5, s=1.0)
-    >>> y.flatten().tolist(), v.tolist(), q
-    ([1.0, 1.5, 1.75], [[1.75]], None)
-    """
-    _check(u, v0, q0, mu, s, beta, eps, batch_sizes, reset, reverse)
-    wide = _wide(u)
-    if v0 is None and batch_sizes is not None:
-        v0 = u.new_zeros(first_batch(batch_sizes), u.shape[-1], dtype=wide)
-    mu, s, eps = float(mu), float(s), float(eps)
-    beta = None if beta is None else float(beta)
-    if _choose(u).implementation == "reference":
-        rule = {"mu": mu, "s": s, "beta": beta, "eps": eps}
-        layout = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
-        y, v, q = reference.moment_filter(u.to(wide), v0, q0, **rule, **layout)
-        return y.to(u.dtype), v, q
-    return filter_autograd.moment_filter(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps)
-
-
-def _wide(u: Tensor) -> torch.dtype:
-    return torch.float32 if u.dtype in HALVES else u.dtype
-
-
-def _choose(u: Tensor) -> Choice:
-    """The written table."""
-    cpu = _extension.reason if u.device.type == "cpu" else f"the tensors are on {u.device}"
-    return choose(OP, {"cpu": cpu, "triton": triton_refusal(u.device)})
-
-
-def _choose_checked(
-    u, v0=None, q0=None, *, mu=0.0, s=1.0, beta=None, eps=EPS, batch_sizes=None, reset=None, reverse=False
-) -> Choice:
-    _check(u, v0, q0, mu, s, beta, eps, batch_sizes, reset, reverse)
-    return _choose(u)
-
-
-moment_filter._choose = _choose_checked
-
-
-def _check(u, v0, q0, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
+def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
     check_dtype(OP, "u", u, DTYPES)
     if not isinstance(reverse, bool):
         raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
@@ -119,10 +40,163 @@ def _check(u, v0, q0, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
         raise ValueError(f"{OP}: `beta` must be in [0, 1], got {beta}")
     if eps <= 0:
         raise ValueError(f"{OP}: `eps` must be positive, got {eps}")
-    if beta is None and q0 is not None:
-        raise ValueError(f"{OP}: `q0` must be None without `beta`, got a tensor")
-    states = {"v0": v0, "q0": q0}
-    for name, state in states.items():
-        if state is not None:
-            check_like(OP, name, state, "u", u, _wide(u))
+    names = ("v",) if beta is None else ("v", "q")
+    if state is not None and (not isinstance(state, (tuple, list)) or len(state) != len(names)):
+        got = f"{len(state)} of them" if isinstance(state, (tuple, list)) else type(state).__name__
+        raise TypeError(f"{OP}: `state` must be ({', '.join(names)}), a tuple of tensors, got {got}")
+    states = {f"state[{k}]": part for k, part in enumerate(state or [None])}
+    for name, part in states.items():
+        if part is not None:
+            check_like(OP, name, part, "u", u, _wide(u))
     check_rows(OP, "u", u, states, batch_sizes, reset)
+
+
+def _wide(u: Tensor) -> torch.dtype:
+    return torch.float32 if u.dtype in HALVES else u.dtype
+
+
+def _choose(u: Tensor) -> Choice:
+    return choose(OP, {"cpu": cpu_refusal(u), "triton": triton_refusal(u.device)})
+
+
+@operator(_check, _choose)
+def moment_filter(
+    u: Tensor,
+    state: Sequence[Tensor] | None = None,
+    *,
+    mu: float = 0.0,
+    s: float = 1.0,
+    beta: float | None = None,
+    eps: float = EPS,
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    r"""Filters a sequence by running moments, as an optimiser does gradients (Nguyen et al. 2020, eq. 8, 14 and 16).
+
+    .. math::
+        v_t &= \mu v_{t-1} + s \, u_t \\
+        q_t &= \beta q_{t-1} + (1 - \beta) \, u_t^2 \\
+        y_t &= v_t / \sqrt{q_t + \epsilon}
+
+    T steps, B sequences, C channels; all elementwise. Without ``beta`` there is no q, and y is v.
+
+    Args:
+        u: (T, B, C), or packed (sum of ``batch_sizes``, C) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32 or
+            float64, or bfloat16 or float16, for which all is computed in float32.
+        state: the moments before the first step, ``(v,)``, with ``beta`` ``(v, q)``, each (B, C), float32 where ``u``
+            has 16 bits; q must not be negative. None for zeros. Compiled code needs one beside ``batch_sizes``, which
+            say B otherwise.
+        mu, s: the factor of the first moment, and the step. Numbers, as are the next two: no gradient flows to them.
+        beta: in [0, 1]; None for momentum alone.
+        eps: positive.
+        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
+        reset: (T, B) bool, also when packed. Where true v and q are zeroed before step t in processing order.
+        reverse: run from each sequence's last step to its first.
+
+    Returns:
+        y, like ``u``, and the final state, ``(v,)`` or ``(v, q)``, taken at each sequence's own last step. Gradients
+        flow from all to ``u`` and ``state``, and gradients of those. With ``beta`` u is kept for them, and v and q at
+        each sixteenth step; without, nothing.
+
+    Raises:
+        ValueError: a size, a rank or a value is wrong, or :func:`rnnkern.use` forces an implementation that cannot
+            serve the call.
+        TypeError: an argument's type, dtype or device is wrong.
+        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not.
+
+    Equations: docs, "Linear scans"; :func:`rnnkern.reference.moment_filter`.
+
+    >>> y, (v,) = moment_filter(torch.ones(3, 1, 1), mu=0.5, s=1.0)
+    >>> y.flatten().tolist(), v.tolist()
+    ([1.0, 1.5, 1.75], [[1.75]])
+    """
+    _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse)
+    if state is None and batch_sizes is not None:
+        zeros = u.new_zeros(first_batch(batch_sizes), u.shape[-1], dtype=_wide(u))
+        state = (zeros,) if beta is None else (zeros, zeros)
+    rule = float(mu), float(s), None if beta is None else float(beta), float(eps)
+    if _choose(u).implementation == "reference":
+        named = dict(zip(("mu", "s", "beta", "eps"), rule, strict=True))
+        layout = {"batch_sizes": batch_sizes, "reset": reset, "reverse": reverse}
+        y, state = reference.moment_filter(u.to(_wide(u)), state, **named, **layout)
+        return y.to(u.dtype), state
+    v0, q0, *_ = (*(state or ()), None, None)
+    y, *moments = _moment_filter(u, v0, q0, batch_sizes, reset, reverse, *rule)
+    return y, tuple(moments[: 1 if beta is None else 2])
+
+
+# ---- derivatives
+
+
+def _forward(training, u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps):
+    every = EVERY if training and beta is not None else 0
+    return torch.ops.rnnkern.moment_filter.default(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, every)
+
+
+def _saves(args, outputs):
+    u, v0, q0, *rest = args
+    kept = outputs[3] if len(outputs) == 4 else None
+    like = u.shape, u.dtype
+    return None if kept is None else u, v0, q0, kept, *rest, EVERY, like
+
+
+def _backward_arguments(grads, saved, needs):
+    u, *rest, (shape, dtype) = saved
+    if u is None:  # momentum alone asks for no more of u than its sizes
+        u = grads[1].new_zeros(shape, dtype=dtype) if grads[0] is None else grads[0].detach()
+    return *grads, u, *rest
+
+
+def _reference_backward(
+    grad_y, grad_v, grad_q, u, v0, q0, kept, batch_sizes, reset, reverse, mu, s, beta, eps, every
+):  # fmt: skip
+    check_lengths_are_there(OP, batch_sizes)
+    wide = u.to(_wide(u))
+    zero = wide.new_zeros(u.shape[1:] if v0 is None else v0.shape)
+    count = 1 if beta is None else 2
+    state = tuple(zero if x is None else x for x in (v0, q0)[:count])
+
+    def forward(u, state):
+        return reference.moment_filter(
+            u, state, mu=mu, s=s, beta=beta, eps=eps, batch_sizes=batch_sizes, reset=reset, reverse=reverse
+        )
+
+    grads = [zero if g is None else g for g in (grad_v, grad_q)[:count]]
+    grad_u, grad_state = torch.func.vjp(forward, wide, state)[1](
+        (torch.zeros_like(wide) if grad_y is None else grad_y.to(wide), tuple(grads))
+    )
+    return grad_u.to(u.dtype), *grad_state
+
+
+def _states(u, v0, beta):
+    shape = u.shape[1:] if v0 is None else v0.shape
+    return [u.new_empty(shape, dtype=_wide(u)) for _ in range(1 if beta is None else 2)]
+
+
+def _shapes(u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, every):
+    v, *q = _states(u, v0, beta)
+    results = [u.new_empty(u.shape), v, *q]
+    if q and every:
+        steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+        results.append(v.new_empty(torch.sym_max((steps - 1) // every, 0), 2, *v.shape))
+    return results
+
+
+def _backward_shapes(grad_y, grad_v, grad_q, u, v0, q0, kept, batch_sizes, reset, reverse, mu, s, beta, eps, every):
+    return [u.new_empty(u.shape), *_states(u, v0, beta)]
+
+
+_moment_filter = differentiable(
+    "moment_filter",
+    forward=_forward,
+    results=3,
+    saves=_saves,
+    gradients=(0, 1, 2),
+    reference_backward=_reference_backward,
+    leaves=range(6),
+    fold=over_channels,
+    backward_arguments=_backward_arguments,
+    shapes=_shapes,
+    backward_shapes=_backward_shapes,
+)

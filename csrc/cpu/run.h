@@ -1,0 +1,55 @@
+// How a CPU driver runs a kernel: by how many threads, and where its workspace is.
+#pragma once
+
+#include <omp.h>
+
+#include <type_traits>
+
+#include "common/caching_allocator.h"
+#include "common/team.h"
+
+namespace rnnkern {
+
+inline int at_most_all(int64_t threads) {
+  const int64_t most = omp_in_parallel() ? 1 : get_num_threads();
+  return int(threads < most ? threads : most);
+}
+
+// f(member), by a team of so many.
+template <class F>
+void in_team(int threads, F f) {
+  if (threads == 1) return f(ThreadContext{0, 1, nullptr});
+  Barrier barrier;
+#pragma omp parallel num_threads(threads)
+  f(ThreadContext{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+}
+
+// Gives a problem its workspace, which is there as long as what is returned.
+template <class Problem>
+Tensor make_workspace(Problem& problem, int64_t elements, const Tensor& like) {
+  const Tensor memory = cached_empty(like, {elements}, like.scalar_type());
+  problem.workspace = write<std::remove_pointer_t<decltype(problem.workspace)>>(memory);
+  return memory;
+}
+
+template <class Problem>
+void run(Kernel<Problem> kernel, Problem problem, int threads, const Tensor& like) {
+  const Tensor memory = make_workspace(problem, kernel.workspace(problem, threads), like);
+  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
+}
+
+// Members take parts of their own, `apart`, or share out each one.
+template <class Problem>
+void run_parts(KernelOfParts<Problem> kernel, Problem problem, int64_t parts, bool apart, int threads,
+               const Tensor& like) {
+  const int64_t workspace = kernel.workspace(problem, apart ? 1 : threads);
+  const Tensor memory = make_workspace(problem, workspace * (apart ? threads : 1), like);
+  in_team(threads, [&](ThreadContext me) {
+    if (!apart) return kernel.run(problem, {0, parts}, me);
+    Problem mine = problem;
+    mine.workspace += me.rank * workspace;
+    kernel.run(mine, me.share(parts), ThreadContext{0, 1, nullptr});
+  });
+}
+
+}  // namespace rnnkern

@@ -1,0 +1,112 @@
+// A recurrence through layers of rotations on a CPU: what is allocated, and in which order the layers are gone through.
+#include <algorithm>
+
+#include "orthogonal/cpu/givens_call.h"
+#include "orthogonal/givens.h"
+#include "orthogonal/givens_recurrence_call.h"
+
+namespace rnnkern {
+namespace {
+
+constexpr int64_t reals_in_cache = 128;  // of each lane: one tile of values and one of gradients beside it
+
+// An order in which a piece of the state stays in the cache for as many layers as it can. Of neighbours, a layer's
+// piece begins one place before that of the layer before, for which it waits; of butterflies, pieces are those that
+// layers of close pairs stay within.
+std::vector<GivensPiece> pieces_of(const GivensSizes& sizes, int64_t length) {
+  std::vector<GivensPiece> found;
+  const auto add = [&](int64_t layer, int64_t first) {
+    const int64_t last = std::min(first + length / 2, layer_of(sizes, layer).pairs);
+    first = std::max<int64_t>(first, 0);
+    if (first < last) found.push_back({layer, first, last});
+  };
+  if (!sizes.butterfly) {
+    for (int64_t begin = 0; begin < sizes.size + sizes.layers; begin += length)
+      for (int64_t layer = 0; layer < sizes.layers; ++layer) add(layer, (begin - layer - layer % 2) / 2);
+    return found;
+  }
+  const auto reach = [&](int64_t layer) { return 2 * layer_of(sizes, layer).stride; };
+  for (int64_t layer = 0, next; layer < sizes.layers; layer = next) {
+    next = layer + 1;
+    while (next < sizes.layers && reach(next) > reach(next - 1) && reach(next) <= length) ++next;
+    for (int64_t first = 0; first < sizes.pairs(); first += length / 2)
+      for (int64_t k = layer; k < next; ++k) add(k, first);
+  }
+  return found;
+}
+
+struct Call : GivensCall {
+  std::vector<GivensPiece> pieces;
+
+  template <class... Arguments>
+  explicit Call(const Arguments&... arguments)
+      : GivensCall(arguments...), pieces(pieces_of(sizes, reals_in_cache / parts())) {}
+
+  template <class Problem, class T>
+  Problem problem() const {
+    Problem made{};
+    made.sizes = sizes;
+    made.sequences = sequences;
+    made.pieces = pieces.data();
+    made.piece_count = int64_t(pieces.size());
+    made.angles = read<T>(angles);
+    made.phases = read<T>(phases);
+    made.diagonal = read<T>(diagonal);
+    made.bias = read<T>(bias);
+    made.u = read<T>(u);
+    made.h0 = read<T>(h0);
+    return made;
+  }
+
+  int64_t rotations() const { return u.numel() / std::max<int64_t>(1, sizes.size) * sizes.angles(); }
+};
+
+const char* family(const Call& call) {
+  return call.phases ? "givens_recurrence/cpu/complex" : "givens_recurrence/cpu/real";
+}
+
+}  // namespace
+
+Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, OptionalTensor diagonal, Tensor bias,
+                              Tensor h0, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
+                              bool butterfly) {
+  const Call call(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly);
+  return by_dtype_of_givens(call.u, [&](auto zero) {
+    using T = decltype(zero);
+    const Tensors results = call.results(reusable_like(call.u));
+    if (call.is_empty(results, h0)) return results;
+    count_kernel(family(call), "forward", call.u);
+    auto problem = call.problem<GivensRecurrenceForward<T>, T>();
+    problem.h = write<T>(results[0]);
+    problem.last = write<T>(results[1]);
+    run(kernels_in_use<GivensKernels<T>>().recurrence_forward, problem, threads_for(call.rotations()), call.u);
+    return results;
+  });
+}
+
+Tensors givens_recurrence_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last, Tensor u, Tensor angles,
+                                       OptionalTensor phases, OptionalTensor diagonal, Tensor bias, Tensor h0, Tensor h,
+                                       OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool butterfly) {
+  const Call call(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly);
+  call.make_dense(h, grad_h, grad_last);
+  return by_dtype_of_givens(call.u, [&](auto zero) {
+    using T = decltype(zero);
+    const Tensors results = call.gradients(reusable_like(call.u));
+    if (call.is_empty(results, grad_last)) return results;
+    count_kernel(family(call), "backward", call.u);
+    auto problem = call.problem<GivensRecurrenceBackward<T>, T>();
+    problem.h = read<T>(h);
+    problem.grad_h = read<T>(grad_h);
+    problem.grad_last = read<T>(grad_last);
+    problem.grad_u = write<T>(results[0]);
+    problem.grad_angles = write<T>(results[1]);
+    problem.grad_bias = write<T>(results[2]);
+    problem.grad_h0 = write<T>(results[3]);
+    problem.grad_phases = phases ? write<T>(results[4]) : nullptr;
+    problem.grad_diagonal = phases ? write<T>(results[5]) : nullptr;
+    run(kernels_in_use<GivensKernels<T>>().recurrence_backward, problem, threads_for(call.rotations()), call.u);
+    return results;
+  });
+}
+
+}  // namespace rnnkern

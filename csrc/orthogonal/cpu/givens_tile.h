@@ -1,0 +1,163 @@
+// Sequences side by side, one in each lane of a register: real number k of all of them is row k of a tile, so that a
+// rotation is the same for all lanes. Once per SIMD level.
+#pragma once
+
+#include "orthogonal/cpu/givens_kernels.h"
+
+namespace rnnkern {
+namespace {
+
+// What a row of the input or of h has for each lane; null where a lane has none.
+template <class Pointer>
+struct LaneRows {
+  Pointer of[RNNKERN_VECTOR_BYTES / sizeof(*Pointer())];
+  bool any;
+};
+
+// Rows into a tile, or added to it; lanes without one are zero.
+template <bool add, class T>
+void load_rows(const LaneRows<const T*>& rows, int64_t reals, T* tile) {
+  using V = Vec<T>;
+  for (int64_t i = 0; i < reals; i += V::width) {
+    V v[V::width];
+    for (int64_t lane = 0; lane < V::width; ++lane)
+      v[lane] = rows.of[lane] ? V::load(rows.of[lane] + i, reals - i) : V(T(0));
+    transpose<T>(v);
+    for (int64_t k = 0; k < smaller(V::width, reals - i); ++k) {
+      T* const to = tile + (i + k) * V::width;
+      (add ? V::load(to) + v[k] : v[k]).store(to);
+    }
+  }
+}
+
+template <class T>
+void store_rows(const T* tile, int64_t reals, const LaneRows<T*>& rows) {
+  using V = Vec<T>;
+  for (int64_t i = 0; i < reals; i += V::width) {
+    V v[V::width];
+    for (int64_t k = 0; k < V::width; ++k) v[k] = i + k < reals ? V::load(tile + (i + k) * V::width) : V(T(0));
+    transpose<T>(v);
+    for (int64_t lane = 0; lane < V::width; ++lane)
+      if (rows.of[lane]) v[lane].store(rows.of[lane] + i, reals - i);
+  }
+}
+
+// The sequences first..first + count - 1.
+template <class T>
+struct Tile {
+  const GivensSequences& sequences;
+  int64_t first, count;
+
+  // How many have a step: the first of them, since lengths never grow.
+  int64_t alive(int64_t step) const {
+    int64_t lane = 0;
+    while (lane < count && step < sequences.length(first + lane)) ++lane;
+    return lane;
+  }
+
+  bool is_reset(int64_t step, int64_t lane) const {
+    return sequences.reset && sequences.reset[step * sequences.batch + first + lane];
+  }
+
+  bool any_reset(int64_t step, int64_t alive) const {
+    bool any = false;
+    for (int64_t lane = 0; sequences.reset && lane < alive; ++lane) any = any || is_reset(step, lane);
+    return any;
+  }
+
+  // Rows that `row` says of each lane.
+  template <class Pointer, class F>
+  LaneRows<Pointer> rows(F row) const {
+    LaneRows<Pointer> found{};
+    for (int64_t lane = 0; lane < count; ++lane) {
+      found.of[lane] = row(lane);
+      found.any = found.any || found.of[lane];
+    }
+    return found;
+  }
+
+  template <class Pointer>
+  LaneRows<Pointer> at(Pointer x, int64_t step, int64_t alive) const {
+    return rows<Pointer>([&](int64_t lane) {
+      return x && lane < alive ? x + sequences.row(step, first + lane) * sequences.reals : nullptr;
+    });
+  }
+
+  // The state that each lane comes to a step with.
+  LaneRows<const T*> before(int64_t step, int64_t alive, const T* h, const T* h0) const {
+    return rows<const T*>([&](int64_t lane) -> const T* {
+      const int64_t sequence = first + lane, from = sequences.reverse ? step + 1 : step - 1;
+      if (lane >= alive || is_reset(step, lane)) return nullptr;
+      if (step == sequences.first_step(sequence)) return h0 + sequence * sequences.reals;
+      return h + sequences.row(from, sequence) * sequences.reals;
+    });
+  }
+
+  // Of a tensor (B, N) the rows of lanes for which `step` is the one that `ends` says.
+  template <class Pointer>
+  LaneRows<Pointer> where(Pointer x, int64_t step, int64_t (GivensSequences::*ends)(int64_t) const) const {
+    return rows<Pointer>([&](int64_t lane) {
+      const int64_t sequence = first + lane;
+      const bool here = x && sequences.length(sequence) && (sequences.*ends)(sequence) == step;
+      return here ? x + sequence * sequences.reals : nullptr;
+    });
+  }
+};
+
+template <class T>
+int64_t tile_count(const GivensSequences& sequences) {
+  return (sequences.batch + Vec<T>::width - 1) / Vec<T>::width;
+}
+
+template <class T>
+Tile<T> tile_at(const GivensSequences& sequences, int64_t tile) {
+  const int64_t first = tile * Vec<T>::width;
+  return {sequences, first, smaller(Vec<T>::width, sequences.batch - first)};
+}
+
+// Cosine and sine of all angles and phases, once for the whole sequence.
+template <class T>
+struct GivensSinCos {
+  T *angles, *phases, *diagonal;
+
+  GivensSinCos(const GivensRecurrence<T>& problem, Workspace<T>& workspace)
+      : angles(workspace.alloc(2 * problem.sizes.angles())),
+        phases(workspace.alloc(problem.is_complex() ? 2 * problem.sizes.angles() : 0)),
+        diagonal(workspace.alloc(problem.is_complex() ? 2 * problem.numbers() : 0)) {}
+
+  void compute(const GivensRecurrence<T>& problem, ThreadContext me) const {
+    turn(problem.angles, problem.sizes.angles(), angles, me);
+    if (problem.is_complex()) {
+      turn(problem.phases, problem.sizes.angles(), phases, me);
+      turn(problem.diagonal, problem.numbers(), diagonal, me);
+    }
+    me.barrier();
+  }
+};
+
+// F_L ... F_1 D of a tile. A phase turns a number's real part against its imaginary one.
+template <int parts, class T>
+void rotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& sincos, T* tile) {
+  using V = Vec<T>;
+  constexpr int64_t each = parts * V::width;
+  if constexpr (parts == 2)
+    for (int64_t i = 0; i < problem.numbers(); ++i)
+      rotate(V(sincos.diagonal[2 * i]), V(sincos.diagonal[2 * i + 1]), tile + i * each, tile + i * each + V::width);
+  for (int64_t k = 0; k < problem.piece_count; ++k) {
+    const GivensPiece piece = problem.pieces[k];
+    const GivensLayer layer = layer_of(problem.sizes, piece.layer);
+    const int64_t at = 2 * piece.layer * problem.sizes.pairs(), apart = layer.stride * each;
+    for (int64_t j = piece.first; j < piece.last; ++j) {
+      const V c(sincos.angles[at + 2 * j]), s(sincos.angles[at + 2 * j + 1]);
+      T* const a = tile + layer.first(j) * each;
+      rotate(c, s, a, a + apart);
+      if constexpr (parts == 2) {
+        rotate(c, s, a + V::width, a + apart + V::width);
+        rotate(V(sincos.phases[at + 2 * j]), V(sincos.phases[at + 2 * j + 1]), a, a + V::width);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

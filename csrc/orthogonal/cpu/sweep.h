@@ -1,0 +1,192 @@
+// The products of a scheme and the squarings that follow, and the same backwards. Once per SIMD level. Place 0 of a
+// basis is S, place k the k-th product.
+#pragma once
+
+#include "orthogonal/cpu/bound.h"
+
+namespace rnnkern {
+namespace {
+
+// to = X^2 - I of X = I + E: E is small where S is, and keeps its digits. Each of many squarings doubles the error that
+// it is given, so that sums are in double.
+template <class T>
+void square(const Factors<T>& factors, const T* E, T* to, T identity, ThreadContext me) {
+  Output<T> output{to};
+  output.rest.add(E, T(2));
+  output.rest.identity = identity;
+  product<double>(factors, Sum<T>(E), Sum<T>(E), &output, 1, me);
+}
+
+template <class T>
+struct ForwardWorkspace {
+  T *S, *kept, *vectors;
+  Factors<T> factors;
+
+  ForwardWorkspace(const SkewForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : S(workspace.alloc(problem.size * problem.size)),
+        kept(problem.kept ? nullptr : workspace.alloc(kept_products<T> * problem.size * problem.size)),
+        vectors(workspace.alloc(3 * problem.size)),
+        factors(problem.size, workspace, me.size) {}
+};
+
+template <class T>
+void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
+  const auto workspace = lay_out<ForwardWorkspace<T>>(problem, me);
+  const int64_t n = problem.size, elements = n * n;
+  const T last_identity = T(!problem.minus_identity);
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
+    T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : workspace.kept;
+    T* const result = problem.result + m * elements;
+    const T* basis[most_products] = {workspace.S, kept, kept + elements, kept + 2 * elements};
+    const Sum<T> A(problem.A + m * elements);
+    from_below<-1>(A, n, workspace.S, me);
+    me.barrier();
+    Output<T> first{kept}, second{kept + elements};
+    product<T, true>(workspace.factors, Sum<T>(workspace.S), Sum<T>(workspace.S), &first, 1, me);
+    from_below<1>(Sum<T>(kept), n, kept, me);
+    me.barrier();
+    // Where P alone leaves a doubt, the second product of another plan has what decides, and is made over.
+    Bounds bound = bounds(kept, n, workspace.vectors, me);
+    const bool made = bound.in_doubt<T>();
+    const Plan<T> guess = Plan<T>::of_degree_8(Plan<T>(bound.least).squarings);
+    if (made) {
+      product<T>(workspace.factors, guess.left(2, basis), guess.right(2, basis), &second, 1, me);
+      const T half = T(0.5 / guess.fourth());
+      Sum<T> square;
+      square.add(second.to, half);
+      square.add(second.to, half, true);
+      // What is to hold the result is free as yet, and S is there again soon.
+      if (closer(bound, workspace.factors, kept, square, workspace.S, result, workspace.vectors, me)) {
+        from_below<-1>(A, n, workspace.S, me);
+        me.barrier();
+      }
+    }
+    const Plan<T> plan = bound.plan<T>();
+    if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
+    // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
+    // fro between there and the result, and end in the result.
+    T *E = result, *next = workspace.S;
+    if (plan.squarings % 2) std::swap(E, next);
+    for (int k = 2; k <= plan.scheme->products; ++k) {
+      const bool last = k == plan.scheme->products;
+      Output<T> output{last ? E : kept + (k - 1) * elements};
+      output.rest = plan.added(k, basis);
+      if (last && !plan.squarings) output.rest.identity = last_identity;
+      if (k > 2 || !made) {
+        product<T>(workspace.factors, plan.left(k, basis), plan.right(k, basis), &output, 1, me);
+      } else if (last || !(plan == guess)) {
+        Sum<T> over = plan.second_of(guess, second.to);
+        for (int term = 0; term < output.rest.count; ++term)
+          over.add(output.rest.terms[term].x, output.rest.terms[term].factor);
+        over.identity = output.rest.identity;
+        assign(over, n, output.to, me);
+        me.barrier();
+      }
+    }
+    for (int k = 1; k <= plan.squarings; ++k) {
+      square(workspace.factors, E, next, k == plan.squarings ? last_identity : T(0), me);
+      std::swap(E, next);
+    }
+  }
+}
+
+template <class T>
+struct BackwardWorkspace {
+  T *S, *chain;
+  T* bars[most_products];
+  Factors<T> factors;
+
+  BackwardWorkspace(const SkewBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : S(workspace.alloc(problem.size * problem.size)),
+        chain(problem.squarings ? workspace.alloc((problem.squarings + 1) * problem.size * problem.size) : nullptr),
+        factors(problem.size, workspace, me.size) {
+    for (int k = 0; k <= kept_products<T>; ++k) bars[k] = workspace.alloc(problem.size * problem.size);
+  }
+};
+
+// The gradient before the squarings: that of E' = 2 E + E^2 is G X^T + X^T G with X = I + E. The chain of E is computed
+// again, and gradients take the places of what has been used.
+template <class T>
+const T* unsquare(const Plan<T>& plan, const T* const* basis, const T* grad, const BackwardWorkspace<T>& workspace,
+                  ThreadContext me) {
+  const int64_t elements = workspace.factors.n * workspace.factors.n;
+  const int last = plan.scheme->products;
+  Output<T> output{workspace.chain};
+  output.rest = plan.added(last, basis);
+  product<T>(workspace.factors, plan.left(last, basis), plan.right(last, basis), &output, 1, me);
+  for (int k = 1; k < plan.squarings; ++k)
+    square(workspace.factors, workspace.chain + (k - 1) * elements, workspace.chain + k * elements, T(0), me);
+  for (int k = plan.squarings - 1; k >= 0; --k) {
+    T* const to = workspace.chain + (k + 1) * elements;
+    Sum<T> X(workspace.chain + k * elements, true);
+    X.identity = T(1);
+    Output<T> half{workspace.bars[0]}, whole{to};
+    product<T>(workspace.factors, Sum<T>(grad), X, &half, 1, me);
+    whole.rest.add(workspace.bars[0], T(1));
+    product<T>(workspace.factors, X, Sum<T>(grad), &whole, 1, me);
+    grad = to;
+  }
+  return grad;
+}
+
+// A factor's gradient goes to those of what it is a sum of, together with what they have already.
+template <class T>
+struct Into {
+  Output<T> outputs[most_products];
+  int places[most_products], count = 0;
+
+  Into(const Plan<T>& plan, const double (&factor)[most_products], int product, T* const* bars, bool* begun) {
+    for (int place = 0; place < product; ++place) {
+      if (factor[place] == 0) continue;
+      Output<T>& output = outputs[count++];
+      output.to = bars[place];
+      output.factor = plan.factor(factor[place], place);
+      if (begun[place]) output.rest.add(bars[place], T(1));
+      places[count - 1] = place;
+      begun[place] = true;
+    }
+  }
+  // All that is added stands in the factor too.
+  void add(const Plan<T>& plan, const double (&added)[most_products], const T* grad) {
+    for (int k = 0; k < count; ++k) outputs[k].rest.add(grad, plan.factor(added[places[k]], places[k]));
+  }
+};
+
+template <class T>
+void backward(const SkewBackward<T>& problem, Range matrices, ThreadContext me) {
+  const auto workspace = lay_out<BackwardWorkspace<T>>(problem, me);
+  const int64_t n = problem.size, elements = n * n;
+  for (int64_t m = matrices.begin; m < matrices.end; ++m) {
+    const T* const kept = problem.kept + m * kept_products<T> * elements;
+    const T* const basis[most_products] = {workspace.S, kept, kept + elements, kept + 2 * elements};
+    const Plan<T> plan(problem.plan + m * plan_size);
+    from_below<-1>(Sum<T>(problem.A + m * elements), n, workspace.S, me);
+    me.barrier();
+    const T* grad = problem.grad + m * elements;
+    if (plan.squarings) grad = unsquare(plan, basis, grad, workspace, me);
+    bool begun[most_products] = {};
+    for (int k = plan.scheme->products; k >= 2; --k) {
+      const SkewProduct& step = plan.scheme->product[k - 1];
+      const T* const given = k == plan.scheme->products ? grad : workspace.bars[k];
+      Into<T> right(plan, step.right, k, workspace.bars, begun);
+      right.add(plan, step.added, given);
+      product<T>(workspace.factors, plan.left(k, basis).transpose(), Sum<T>(given), right.outputs, right.count, me);
+      const Into<T> left(plan, step.left, k, workspace.bars, begun);
+      product<T>(workspace.factors, Sum<T>(given), plan.right(k, basis).transpose(), left.outputs, left.count, me);
+    }
+    // P = S S: of its gradient's part P_bar S^T + S^T P_bar the skew part is wanted, half of -(D - D^T), D = Z S with
+    // Z = P_bar + P_bar^T; the rest of S's gradient joins before both are made skew.
+    Sum<T> Z(workspace.bars[1]);
+    Z.add(workspace.bars[1], T(1), true);
+    Output<T> W{workspace.bars[0], T(-1)};
+    W.rest.add(workspace.bars[0], T(1));
+    product<T>(workspace.factors, Z, Sum<T>(workspace.S), &W, 1, me);
+    Sum<T> skew(workspace.bars[0]);
+    skew.add(workspace.bars[0], T(-1), true);
+    from_below<0>(skew, n, problem.grad_A + m * elements, me);
+    me.barrier();
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

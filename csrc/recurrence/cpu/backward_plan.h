@@ -1,0 +1,108 @@
+// How the backward cuts its workspace. Included by kernels.h, once per SIMD level.
+#pragma once
+
+#include <optional>
+
+#include "cpu/weight_gradient.h"
+#include "recurrence/cpu/step.h"
+
+namespace rnnkern {
+namespace {
+
+// Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
+// gradients of r and of u, the operands of a second product, what was projected and the gradient of what it became,
+// the gates where they are computed recompute.
+template <class S>
+struct BackwardPlan {
+  using T = Arithmetic<S>;
+  using F = OperandT<S>;
+
+  int64_t chunk;              // steps
+  int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
+  int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
+  Workspace<T> workspace;
+  T* zeros;
+  F *dr, *du, *operand, *dh, *m;
+  T *dR_workspace, *second_dR_workspace, *dW_workspace, *dW_hr_workspace, *step_bias, *step_bias_ih;
+  PartialSums<T> dR, dW, dW_hr, dbias, dbias_ih;
+  Product<F> first, second, input, projection;
+  Zoneouts<T> zoneout;
+  Dropout<T> dropout;
+  F* dropped;  // a member's rows of what R multiplied, where that was not h
+  std::optional<StepProducts<S>> recompute;
+  T *u = nullptr, *saved = nullptr, *h_before = nullptr;
+  T* norms;  // a member's room of a normalised row
+  // A member's rows: what equations take in another form than memory holds it, what goes to the old state around them,
+  // the new state of equations that run recompute, and a gradient that goes nowhere.
+  T *du_row, *dr_row, *u_row, *old_row, *next_row, *grad_row, *operand_row, *around, *made, *lost;
+
+  BackwardPlan(const Backward<S>& p, ThreadContext me)
+      : chunk(chunk_steps(p, p.above, me.size)),
+        stride(p.cell.gates * p.weights.hidden + 64 / sizeof(F)),
+        dh_stride(p.weights.width + 64 / sizeof(F)),
+        parts(p.split_hidden ? 1 : me.size),
+        workspace{p.workspace},
+        zeros(workspace.alloc(zeros_size(p.weights))),
+        dr(workspace.template alloc_as<F>(rows(p) * stride)),
+        du(p.cell.joint ? dr : workspace.template alloc_as<F>(rows(p) * stride)),
+        operand(p.cell.two_products() ? workspace.template alloc_as<F>(rows(p) * p.weights.hidden) : nullptr),
+        dh(p.cell.projected ? workspace.template alloc_as<F>(rows(p) * dh_stride) : nullptr),
+        m(p.cell.projected ? workspace.template alloc_as<F>(rows(p) * p.weights.hidden) : nullptr),
+        dR_workspace(p.dR ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R), me) : nullptr),
+        second_dR_workspace(p.dR && p.cell.two_products()
+                                ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R), me)
+                                : nullptr),
+        dW_workspace(p.dW ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W), me) : nullptr),
+        dW_hr_workspace(p.dW_hr ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W_hr), me) : nullptr),
+        step_bias(p.dbias ? workspace.alloc(p.cell.recurrent * p.weights.hidden, me) : nullptr),
+        step_bias_ih(p.dbias_ih ? workspace.alloc(p.cell.gates * p.weights.hidden, me) : nullptr),
+        dR(p.dR, parts, p.weights.R, workspace),
+        dW(p.dW, parts, p.weights.W, workspace),
+        dW_hr(p.dW_hr, parts, p.weights.W_hr, workspace),
+        dbias(p.dbias, p.cell.normalised ? me.size : parts, p.cell.recurrent, p.weights.hidden, p.weights.hidden,
+              workspace),
+        dbias_ih(p.dbias_ih, p.cell.normalised ? me.size : parts, p.cell.gates, p.weights.hidden, p.weights.hidden,
+                 workspace),
+        first(p.weights.R, 0, p.cell.first_gates, true, false, workspace, zeros, me),
+        second(p.weights.R, p.cell.first_gates, p.cell.recurrent - p.cell.first_gates, true, false, workspace, zeros,
+               me),
+        input(p.dx ? p.weights.W : Matrix<T>{}, 0, p.cell.gates, true, false, workspace, zeros, me),
+        projection(p.weights.W_hr, 0, 1, true, false, workspace, zeros, me),
+        zoneout(p.noise, p.cell, p.steps.batch, p.weights, workspace),
+        dropout(p.noise, p.steps.batch, p.weights.width, workspace),
+        dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
+                                    : nullptr),
+        norms(p.cell.normalised ? workspace.alloc(p.cell.workspace_size(p.weights.hidden), me) : nullptr) {
+    const CellNumbers& cell = p.cell;
+    const int64_t hidden = p.weights.hidden;
+    auto rows_if = [&](bool needed, int values) { return needed ? workspace.alloc(values * hidden, me) : nullptr; };
+    du_row = rows_if(has_bf16_dot<S> && !cell.joint, cell.gates);
+    dr_row = rows_if(has_bf16_dot<S>, cell.recurrent);
+    old_row = rows_if(narrow<S>, 1);
+    next_row = rows_if(narrow<S>, 1);
+    grad_row = rows_if(cell.projected || cell.two_products() || (narrow<S> && p.grad_h), 1);
+    operand_row = rows_if(has_bf16_dot<S>, 1);
+    around = rows_if(p.noise.any(), cell.states);
+    lost = rows_if(cell.two_products() && p.reset, 1);
+    if (!cell.saved || p.saved) return;
+    recompute.emplace(p, rows(p), false, false, workspace, me);
+    saved = workspace.alloc(rows(p) * cell.saved * hidden);
+    made = rows_if(true, cell.states);
+    u_row = rows_if(narrow<S> && !p.x, cell.gates);
+    if (p.x) u = workspace.alloc(rows(p) * cell.gates * hidden);
+    if (StepProducts<S>::widens) h_before = workspace.alloc(p.steps.batch * p.weights.width, me);
+  }
+
+  static int64_t zeros_size(const Weights<T>& weights) {
+    return larger(larger(weights.hidden, weights.width), max_vectors * Vec<T>::width);
+  }
+  int64_t rows(const Backward<S>& p) const { return chunk * p.steps.batch; }
+};
+
+template <class S>
+int64_t backward_workspace(const Backward<S>& p, int team) {
+  return BackwardPlan<S>(p, ThreadContext{0, team, nullptr}).workspace.used;
+}
+
+}  // namespace
+}  // namespace rnnkern

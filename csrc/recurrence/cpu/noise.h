@@ -1,0 +1,139 @@
+// Zoneout and dropout of a member's sequences and units. Included by kernels.h, once per SIMD level.
+#pragma once
+
+#include "cpu/storage.h"
+#include "cpu/workspace.h"
+#include "recurrence/cpu/sequence.h"
+
+namespace rnnkern {
+namespace {
+
+// For units begin..end-1 of sequence b at step t: `hit` where the draw is below the threshold, else `miss`.
+template <class T>
+void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, int64_t units, int64_t begin,
+          int64_t end, T hit, T miss, T* row) {
+  constexpr int lanes = 16;
+  const int64_t part = quarter(units), first = begin / part, last = (end - 1) / part;
+  for (int64_t n = 0; n < part; n += lanes) {
+    uint32_t words[4][lanes];
+    for (int l = 0; l < lanes; ++l) {
+      uint32_t x[4] = {uint32_t(n + l), uint32_t(b), uint32_t(t), stream};
+      philox(seed, x);
+      for (int w = 0; w < 4; ++w) words[w][l] = x[w];
+    }
+    for (int64_t w = first; w <= last; ++w) {
+      const int64_t unit = w * part + n;
+      const int64_t from = larger(begin - unit, 0), to = smaller(smaller(end - unit, part - n), lanes);
+      for (int64_t l = from; l < to; ++l) row[unit + l] = words[w][l] < below ? hit : miss;
+    }
+  }
+}
+
+// Zoneout of one of the state's tensors.
+template <class T>
+struct Zoneout {
+  using V = Vec<T>;
+
+  T rate = 0;
+  uint64_t seed = 0;
+  uint32_t below = 0, stream = 0;
+  int64_t units = 0;
+  T* kept = nullptr;  // (B, units) of a step: 1 where the old value stays; null where the mean is taken
+
+  Zoneout() = default;
+  Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Workspace<T>& workspace)
+      : rate(T(noise.zoneout[state])),
+        below(threshold(noise.zoneout[state])),
+        stream(zoneout_stream(state)),
+        units(units) {
+    if (rate == 0 || !noise.seed) return;
+    seed = uint64_t(*noise.seed);
+    kept = workspace.alloc(batch * units);
+  }
+
+  RNNKERN_INLINE bool on() const { return __builtin_expect(rate > 0, 0); }
+
+  // What a step draws for some of its units.
+  void draw_step(int64_t t, int64_t row0, int64_t row1, int64_t begin, int64_t end) const {
+    if (!kept || begin >= end) return;
+    for (int64_t b = row0; b < row1; ++b)
+      draw(seed, below, stream, t, b, units, begin, end, T(1), T(0), kept + b * units);
+  }
+
+  // The weight of the old value.
+  RNNKERN_INLINE V weight(int64_t b, int64_t unit, int64_t lanes) const {
+    return kept ? V::load(kept + b * units + unit, lanes) : V(rate);
+  }
+  RNNKERN_INLINE V mix(V old, V next, int64_t b, int64_t unit, int64_t lanes) const {
+    if (!kept) return V(rate) * old + V(T(1) - rate) * next;
+    return select(weight(b, unit, lanes) == V(0), next, old);
+  }
+};
+
+// The zoneout of the state of a cell.
+template <class T>
+struct Zoneouts {
+  Zoneout<T> of[most_states];
+  int states;
+
+  Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights,
+           Workspace<T>& workspace)
+      : states(cell.states) {
+    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, workspace);
+  }
+
+  RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }
+
+  // What step t draws for a member: for the columns of h and the units that it computes, or, where rows are
+  // normalised, for whole rows.
+  void draw_step(const CellNumbers& cell, const WorkRange& share, int64_t t, int64_t row1, Units columns,
+                 Units units) const {
+    int64_t row0 = share.row0;
+    if (cell.normalised) {
+      row0 = share.copy0, row1 = smaller(share.copy1, row1);
+      columns = units = {0, of[0].units};
+    }
+    for (int s = 0; s < states; ++s) {
+      const Units mine = s ? units : columns;
+      of[s].draw_step(t, row0, row1, mine.begin, mine.end);
+    }
+  }
+};
+
+// Dropout of what R multiplies.
+template <class T>
+struct Dropout {
+  using V = Vec<T>;
+
+  T* mask = nullptr;  // (B, P): 0 or 1 / (1 - rate); null where nothing is dropped
+  int64_t units;
+
+  Dropout(const Noise& noise, int64_t batch, int64_t units, Workspace<T>& workspace) : units(units) {
+    if (noise.dropout > 0) mask = workspace.alloc(batch * units);
+  }
+
+  RNNKERN_INLINE bool on() const { return __builtin_expect(mask != nullptr, 0); }
+
+  void draw_all(const Noise& noise, int64_t row0, int64_t row1) const {
+    if (!mask) return;
+    for (int64_t b = row0; b < row1; ++b)
+      draw(uint64_t(*noise.seed), threshold(noise.dropout), dropout_stream, 0, b, units, 0, units, T(0),
+           T(1 / (1 - noise.dropout)), mask + b * units);
+  }
+
+  RNNKERN_INLINE V apply(V h, int64_t b, int64_t unit, int64_t lanes) const {
+    return on() ? h * V::load(mask + b * units + unit, lanes) : h;
+  }
+};
+
+// What R multiplies of the h of sequence b.
+template <class T, class S, class F>
+void drop(const Dropout<T>& dropout, int64_t b, const S* h, F* to) {
+  for (int64_t unit = 0; unit < dropout.units; unit += Vec<T>::width) {
+    const int64_t lanes = dropout.units - unit;
+    store(dropout.apply(load(h + unit, lanes), b, unit, lanes), to + unit, lanes);
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,180 @@
+// The strips of a cell whose product is normalised: rows as a whole. R h waits among what is saved until all of a row
+// is there; then one member takes the row's norms and equations, whoever took part in the product. Included once per
+// SIMD level.
+#pragma once
+
+#include <cmath>
+#include <optional>
+
+#include "cells/cell.h"
+#include "recurrence/cpu/vectors.h"
+
+namespace rnnkern {
+namespace {
+
+template <class T>
+RNNKERN_INLINE Vec<T> first_lanes(Vec<T> x, int64_t lanes) {
+  return lanes >= Vec<T>::width ? x : select(among_first<T>(lanes), x, Vec<T>(T(0)));
+}
+
+// The mean of f(i, lanes) over n elements, by four sums that do not wait for one another.
+template <class T, class F>
+RNNKERN_INLINE T mean_of(int64_t n, F f) {
+  using V = Vec<T>;
+  V sums[4] = {V(0), V(0), V(0), V(0)};
+  int64_t i = 0;
+  for (; i + 4 * V::width <= n; i += 4 * V::width) {
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) sums[k] = sums[k] + f(i + k * V::width, V::all);
+  }
+  for_vectors<V>(i, n, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA { sums[0] = sums[0] + f(j, lanes); });
+  T lanes[V::width];
+  ((sums[0] + sums[1]) + (sums[2] + sums[3])).store(lanes);
+  for (int half = V::width / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  return lanes[0] / T(n);
+}
+
+// (x - mean) / sqrt(variance + eps), of a row x of n elements.
+template <class T>
+struct Norm {
+  using V = Vec<T>;
+  static constexpr T eps = T(norm_eps);
+
+  const T* x;
+  int64_t n;
+  V mean, rstd;
+
+  Norm(const T* x, int64_t n) : x(x), n(n) {
+    mean = V(mean_of<T>(n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(x + i, lanes); }));
+    const T variance = mean_of<T>(n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+      const V d = first_lanes(V::load(x + i, lanes) - mean, lanes);
+      return d * d;
+    });
+    rstd = V(T(1) / std::sqrt(variance + eps));
+  }
+
+  RNNKERN_INLINE V operator()(int64_t i, int64_t lanes) const { return (V::load(x + i, lanes) - mean) * rstd; }
+
+  // store(i, lanes, dL/dx), from the gradient of what the norm gave. The row of it may be written over by what is
+  // taken.
+  template <class Store>
+  RNNKERN_INLINE void backward(const T* grad, Store store) const {
+    const V level(mean_of<T>(n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(grad + i, lanes); }));
+    const V along(mean_of<T>(
+        n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(grad + i, lanes) * (*this)(i, lanes); }));
+    for_vectors<V>(0, n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+      store(i, lanes, rstd * (V::load(grad + i, lanes) - level - (*this)(i, lanes) * along));
+    });
+  }
+};
+
+// norm * gain + bias; no bias where it is null.
+template <class T>
+RNNKERN_INLINE Vec<T> affine(const Norm<T>& norm, const T* gain, const T* bias, int64_t i, int64_t lanes) {
+  const Vec<T> scaled = norm(i, lanes) * Vec<T>::load(gain + i, lanes);
+  return bias ? scaled + Vec<T>::load(bias + i, lanes) : scaled;
+}
+
+template <class T>
+RNNKERN_INLINE void add(Vec<T> x, T* sum, int64_t lanes) {
+  (Vec<T>::load(sum, lanes) + x).store(sum, lanes);
+}
+
+// forward of a cell whose product is normalised, of a whole row; c' waits in s.room for its norm.
+template <class Equations, class T>
+void normalised_forward(const ForwardStrip<T>& s) {
+  using V = Vec<T>;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V u[gates], r[gates], old[states], next[states], save[Equations::saved];
+    load_gates(u, gates, s.u, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) r[g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) old[k] = V::load(s.old[k] + unit, lanes);
+    Equations::forward(u, r, old, static_cast<const V*>(nullptr), next, save);
+    store_gates(save, own, s.saved, s.hidden, unit, lanes);
+    next[states - 1].store((states > 1 ? s.workspace : s.next[0]) + unit, lanes);
+  });
+  if constexpr (states > 1) {
+    const Norm<T> norm_c(s.workspace, s.hidden);
+    for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      V save[own];
+      load_gates(save, own, s.saved, s.hidden, unit, lanes);
+      Equations::output(save, affine(norm_c, s.params[1], s.params[2], unit, lanes)).store(s.next[0] + unit, lanes);
+      V::load(s.workspace + unit, lanes).store(s.next[1] + unit, lanes);
+    });
+  }
+}
+
+// c' recompute.
+template <class Equations, class T>
+void cells_again(const BackwardStrip<T>& s, T* to) {
+  using V = Vec<T>;
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own], old[2] = {V(0), V::load(s.old[1] + unit, lanes)};
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    Equations::next_c(save, old).store(to + unit, lanes);
+  });
+}
+
+// What comes to c by way of its norm is added to grad[1]; s.grad[0] is dL/dh'.
+template <class Equations, class T>
+void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_workspace) {
+  using V = Vec<T>;
+  constexpr int own = Equations::saved - Equations::gates;
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[own];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    const V y = affine(norm_c, s.params[1], s.params[2], unit, lanes);
+    const V dy = Equations::output_backward(save, y, V::load(s.grad[0] + unit, lanes));
+    add(dy * norm_c(unit, lanes), s.dparams[1] + unit, lanes);
+    add(dy, s.dparams[2] + unit, lanes);
+    (dy * V::load(s.params[1] + unit, lanes)).store(dc_workspace + unit, lanes);
+  });
+  norm_c.backward(dc_workspace,
+                  [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { add(dc, s.grad[1] + unit, lanes); });
+}
+
+// backward of such a cell, of a whole row.
+template <class Equations, class T>
+void normalised_backward(const BackwardStrip<T>& s) {
+  using V = Vec<T>;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  T *const dr_workspace = s.workspace, *const dc_workspace = dr_workspace + gates * s.hidden;
+  std::optional<Norm<T>> norm_c;
+  if constexpr (states > 1) {
+    const T* cells = s.next[1];
+    if (s.mixed)
+      cells_again<Equations>(s, s.workspace + (gates + 1) * s.hidden), cells = s.workspace + (gates + 1) * s.hidden;
+    norm_c.emplace(cells, s.hidden);
+    output_backward<Equations>(s, *norm_c, dc_workspace);
+  }
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[Equations::saved], old[states], next[states], grad[states], du[gates], dr[gates];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) save[own + g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) {
+      old[k] = V::load(s.old[k] + unit, lanes);
+      grad[k] = V::load(s.grad[k] + unit, lanes);
+    }
+    next[0] = V::load(s.next[0] + unit, lanes);
+    if constexpr (states > 1) next[1] = affine(*norm_c, s.params[1], s.params[2], unit, lanes);
+    Equations::backward(save, old, next, static_cast<const V*>(nullptr), grad, du, dr, static_cast<V*>(nullptr));
+    for (int k = 0; k < states; ++k) grad[k].store(s.grad[k] + unit, lanes);
+    store_gates(du, gates, s.du, s.hidden, unit, lanes);
+    if (s.dr_sum) add_gates(dr, 0, gates, s.dr_sum, s.hidden, unit, lanes);
+    if (s.du_sum) add_gates(du, 0, gates, s.du_sum, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) {
+      const int64_t i = g * s.hidden + unit;
+      add(dr[g] * norm(i, lanes), s.dparams[0] + i, lanes);
+      (dr[g] * V::load(s.params[0] + i, lanes)).store(dr_workspace + i, lanes);
+    }
+  });
+  norm.backward(dr_workspace, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,197 @@
+// The serial loop's products: rows of a small matrix times R, packed once per call so that every load is a full vector.
+// Once per SIMD level.
+#pragma once
+
+#include "cpu/gemm.h"
+#include "cpu/kernel.h"
+#include "recurrence/problem.h"
+
+namespace rnnkern {
+namespace {
+
+// to[k][j] = from[j][k] for j < rows and k < columns, with as many columns as go together in place of one, at most a
+// vector's width of both; the lanes beyond `rows` are zero.
+template <class F, class T>
+void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
+  using V = Vec<T>;
+  V v[V::width];
+  for (int j = 0; j < V::width; ++j) v[j] = j < rows ? load_factors<F>(from + j * from_stride, columns) : V(0);
+  transpose(v);
+  for (int64_t k = 0; k * k_pack<F> < columns; ++k) v[k].store(to + k * to_stride);
+}
+
+// A run of outputs of one head: units, all gates of the product beside one another, or columns where it is transposed.
+template <class T>
+struct Panel {
+  int64_t unit, units;  // first output, how many there are (the last vector may be partly padding)
+  int vectors;          // vectors of outputs
+  int64_t operand;      // first column of the operand
+  const T *weights, *init;
+};
+
+// A product of the loop by some gates of a matrix M: M h forward, M^T dr backward. F is what it multiplies.
+template <class F>
+struct Product {
+  using T = Arithmetic<F>;
+  static constexpr int width = Vec<T>::width;
+
+  Matrix<T> matrix;
+  int first_gate, gates;  // of the gates of the matrix, those in this product
+  bool transposed;
+  bool streamed;  // for a product that runs once: each panel is packed over the one before, or read where it lies
+  int64_t outputs, vectors, panels_per_head;
+  int64_t segments, stride, length;  // of the operand, see ProductTile
+  T *packed = nullptr, *init = nullptr;
+  const T* zeros;
+
+  Product(const Matrix<T>& matrix, int first_gate, int gates, bool transposed, bool streamed, Workspace<T>& workspace,
+          const T* zeros, ThreadContext me)
+      : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
+    outputs = transposed ? matrix.columns : matrix.units;
+    vectors = (outputs + width - 1) / width;
+    const int64_t per_panel = gates ? max_vectors / columns() : 1;  // no gates: a product that the cell does not have
+    panels_per_head = (vectors + per_panel - 1) / per_panel;
+    if (matrix.heads == 1) panels_per_head = smaller((panels_per_head + me.size - 1) / me.size * me.size, vectors);
+    segments = transposed && matrix.heads > 1 ? gates : 1;
+    stride = matrix.heads * matrix.units;
+    length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
+    if (!matrix.values || !gates) return;
+    const int64_t lanes = (streamed ? max_vectors : matrix.heads * vectors * columns()) * width;
+    packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc(lanes * depth());
+    init = streamed ? workspace.alloc(lanes, me) : workspace.alloc(lanes);
+  }
+
+  int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
+  int64_t depth() const { return segments * ((length + k_pack<F> - 1) / k_pack<F>); }  // of what is packed
+  int64_t panels() const { return packed ? matrix.heads * panels_per_head : 0; }
+
+  Panel<T> panel(int64_t index) const {
+    const int64_t head = index / panels_per_head, j = index % panels_per_head;
+    const int64_t first = vectors * j / panels_per_head, last = vectors * (j + 1) / panels_per_head;
+    const int64_t column = streamed ? 0 : (head * vectors + first) * width * columns();
+    const int64_t operand = transposed ? first_gate * stride + head * matrix.units : head * matrix.columns;
+    return {head * outputs + first * width,
+            smaller(last * width, outputs) - first * width,
+            int(last - first),
+            operand,
+            packed + column * depth(),
+            transposed ? zeros : init + column};
+  }
+
+  int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : matrix.heads * outputs; }
+
+  // A member's share of the panels, which all members need.
+  void pack(ThreadContext me) const {
+    if (streamed) return;
+    const int64_t all = panels();
+    for (int64_t index = all * me.rank / me.size; index < all * (me.rank + 1) / me.size; ++index) {
+      pack(panel(index), index / panels_per_head);
+    }
+  }
+
+  // For the panels and rows given: the tile of each, then finish(row, panel, results of the row), which are vectors of
+  // units, all gates of each beside one another.
+  template <class Operand, class Finish>
+  RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
+                          Finish finish) const {
+    alignas(64) T out[accumulators * width];
+    const F* a[accumulators];
+    const int64_t rows = row1 - row0;
+    if (rows <= 0) return;
+    for (int64_t index = panel0; index < panel1; ++index) {
+      const Panel<T> q = panel(index);
+      const bool unpacked = streamed && rows <= rows_to_dot;
+      if (streamed && !unpacked) pack(q, index / panels_per_head);
+      const int tile_vectors = q.vectors * columns(), most = unpacked ? 1 : max_rows(tile_vectors);
+      const int64_t blocks = (rows + most - 1) / most;
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
+        if (unpacked) {
+          dot(q, index / panels_per_head, operand(begin) + q.operand, out);
+        } else {
+          for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
+          tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+        }
+        // In one place, inline: what surrounds the equations would take as long as they do.
+        for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t rows_to_dot = 4;  // more are worth packing for
+
+  // The results of one row, from weights that are not packed: sums over k in as many parts as a vector has lanes.
+  void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
+    using V = Vec<T>;
+    const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
+    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    for (int v = 0; v < q.vectors; ++v) {
+      const int64_t unit = first + v * width, last = smaller(units - unit, width) - 1;
+      for (int g = 0; g < gates; ++g) {
+        const T* rows[width];
+        V sums[width];
+        for (int j = 0; j < width; ++j) rows[j] = values + (g * units + unit + smaller(j, last)) * depth;
+        constexpr int together = width < 8 ? width : 8;
+        for (int j0 = 0; j0 < width; j0 += together) {
+          V some[together];
+#pragma GCC unroll 8
+          for (int j = 0; j < together; ++j) some[j] = V(0);
+          for (int64_t k = 0; k < depth; k += width) {
+            const V x = load(a + k, depth - k);
+#pragma GCC unroll 8
+            for (int j = 0; j < together; ++j) some[j] = some[j] + x * V::load(rows[j0 + j] + k, depth - k);
+          }
+#pragma GCC unroll 8
+          for (int j = 0; j < together; ++j) sums[j0 + j] = some[j];
+        }
+        transpose(sums);
+        for (int size = width / 2; size > 0; size /= 2)
+          for (int j = 0; j < size; ++j) sums[j] = sums[j] + sums[j + size];
+        if (matrix.bias)
+          sums[0] = sums[0] + V::load(matrix.bias + (first_gate + g) * stride + head * units + unit, units - unit);
+        sums[0].store(out + (v * gates + g) * width);
+      }
+    }
+  }
+
+  // One panel of the matrix, and of the bias, padded with zeros.
+  void pack(const Panel<T>& q, int64_t head) const {
+    const int64_t first = q.unit - head * outputs, row = q.vectors * columns() * width;
+    const int64_t units = matrix.units, depth = matrix.columns;
+    const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
+    T* out = const_cast<T*>(q.weights);
+    if (transposed) {
+      const bool padded = q.units < q.vectors * width;
+      for (int64_t k = 0; k < segments * length; ++k) {
+        const T* from = values + k * depth + first;
+        if constexpr (has_bf16_dot<F>) {
+          const bool second = k % length % 2;
+          if (k && !second) out += row;
+          for (int64_t j = 0; j < row; j += width) put_half(second, from + j, q.units - j, out + j);
+        } else {
+          if (padded) std::memset(out + k * row, 0, sizeof(T) * row);
+          std::memcpy(out + k * row, from, sizeof(T) * q.units);
+        }
+      }
+      return;
+    }
+    T* bias = const_cast<T*>(q.init);
+    for (int g = 0; g < gates; ++g) {
+      for (int v = 0; v < q.vectors; ++v) {
+        const int64_t unit = first + v * width, column = (int64_t(v) * gates + g) * width;
+        const int64_t lanes = smaller(units - unit, width);
+        const T* from = values + (g * units + unit) * depth;
+        constexpr int64_t most = width * k_pack<F>;
+        for (int64_t k = 0; k < depth; k += most)
+          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), out + k / k_pack<F> * row + column, row);
+        Vec<T> start(T(0));
+        if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
+        start.store(bias + column);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern

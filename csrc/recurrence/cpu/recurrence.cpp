@@ -1,0 +1,352 @@
+// The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "cpu/levels.h"
+#include "recurrence/call.h"
+#include "recurrence/cpu/team.h"
+#include "recurrence/recurrence.h"
+
+namespace rnnkern {
+namespace {
+
+// Of the level in use: a cell's kernels, and its strips.
+template <class S>
+Kernels<S> kernels(int place) {
+  constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
+  return at_level_in_use<multiplies_bfloat16>([&]<SimdLevel level>() { return Kernels<S>::template at<level>(place); });
+}
+
+template <class S>
+Strips<Arithmetic<S>> strips(int place) {
+  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(place); });
+}
+
+void count_kernel(const char* direction, const Call& call) {
+  rnnkern::count_kernel("recurrence/cpu", direction, call.cell.name);
+}
+
+// In what S is computed in: x itself where it is so already.
+template <class S>
+Tensor widened(const Tensor& x) {
+  if constexpr (!narrow<S>) return x;
+  const Tensor wide = empty_of_sizes(x, x, arithmetic<S>);
+  copy(wide, x);
+  return wide;
+}
+
+// As S is stored.
+template <class S>
+Tensor narrowed(const Call& call, const Tensor& wide) {
+  if constexpr (!narrow<S>) return wide;
+  const Tensor stored = empty_of_sizes(call.u, wide);
+  copy(stored, wide);
+  return stored;
+}
+
+// All that does not grow with the sequence.
+template <class S>
+void widen(Call& call) {
+  call.R = widened<S>(call.R);
+  if (call.W) call.W = widened<S>(*call.W);
+  if (call.bias_ih) call.bias_ih = widened<S>(*call.bias_ih);
+  for (Tensor& x : call.state) x = widened<S>(x);
+  for (Tensor& x : call.params) x = widened<S>(x);
+  if (call.bias) call.bias = widened<S>(*call.bias);
+}
+
+// A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and what makes the operator's
+// results of it when it has. `call` outlives all.
+template <class Problem, class Collect>
+struct Prepared {
+  Problem problem;
+  Kernel<Problem> kernel;
+  Tensor first;
+  Collect collect;
+};
+
+// h is written to `h` if it is given.
+template <class S>
+auto forward(const Call& call, bool training, bool save_gates, const OptionalTensor& h = {}) {
+  using T = Arithmetic<S>;
+  constexpr ScalarType wide = arithmetic<S>;
+  Forward<S> p{};
+  p.cell = call.cell;
+  p.strips = strips<S>(call.place);
+  p.steps = call.steps;
+  p.weights = call.weights<T>();
+  (call.W ? p.x : p.u) = read<S>(call.u);
+  p.reset = read<bool>(call.reset);
+  p.noise = call.noise;
+
+  Tensors outputs{h ? *h : call.rows_like_u(call.width)};
+  p.h = write<S>(outputs[0]);
+  for (int s = 0; s < call.cell.states; ++s) {
+    outputs.push_back(empty_of_sizes(call.u, call.state[s], wide));
+    p.state[s] = read<T>(call.state[s]);
+    p.final_state[s] = write<T>(outputs.back());
+  }
+  for (int s = 1; training && s < call.cell.states; ++s) {
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
+    p.states[s] = write<T>(outputs.back());
+  }
+  if (training && save_gates && call.cell.saved > 0) {
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.cell.saved * call.hidden), wide));
+    p.saved = write<T>(outputs.back());
+  }
+  if (training && call.keeps_candidates()) {
+    outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
+    p.candidates = write<T>(outputs.back());
+  }
+  return Prepared{p, kernels<S>(call.place).forward, outputs[0], [&call, outputs]() mutable {
+                    for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
+                    return outputs;
+                  }};
+}
+
+// Which gradients are wanted of those that cost something by themselves.
+struct Needs {
+  bool x, R, bias, W, bias_ih;
+};
+
+// `call` is widened but for h0.
+template <class S>
+auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
+              const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
+  using T = Arithmetic<S>;
+  constexpr ScalarType wide = arithmetic<S>;
+  const CellInfo& cell = call.cell;
+  const int64_t columns = cell.gates * call.hidden, recurrent = cell.recurrent * call.hidden, batch = call.steps.batch;
+  Backward<S> p{};
+  p.cell = cell;
+  p.strips = strips<S>(call.place);
+  p.steps = call.steps;
+  p.weights = call.weights<T>();
+  (call.W ? p.x : p.u) = read<S>(call.u);
+  p.reset = read<bool>(call.reset);
+  p.noise = call.noise;
+
+  Tensors kept;  // contiguous forms, alive until the end
+  auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
+    kept.push_back(call.sized(name, x, elements));
+    return read<S>(kept.back());
+  };
+  auto keep_wide = [&](const char* name, const Tensor& x, int64_t elements) {
+    kept.push_back(widened<S>(call.sized(name, x, elements)));
+    return read<T>(kept.back());
+  };
+  auto keep_saved = [&](const Tensor& x, int64_t elements) {
+    kept.push_back(call.sized("saved", x, elements, wide));
+    return read<T>(kept.back());
+  };
+  if (grad_scale) {
+    const bool per_sequence = grad_scale->dim() == 2;
+    p.grad_scale = keep_wide("grad_scale", *grad_scale, call.steps.count * (per_sequence ? batch : 1));
+    p.scale_step = per_sequence ? batch : 1;
+    p.scale_row = per_sequence ? 1 : 0;
+  }
+  p.h0 = read<S>(h0);
+  p.h = keep("h", h, call.rows * call.width);
+  const size_t states = cell.states - 1, has_candidates = call.keeps_candidates();
+  const size_t has_gates = saved.size() - states - has_candidates;
+  STD_TORCH_CHECK(saved.size() >= states + has_candidates && has_gates <= size_t(cell.saved > 0),
+                  "recurrence_backward: wrong `saved`");
+  for (int s = 1; s < cell.states; ++s) {
+    p.state[s] = read<T>(call.state[s]);
+    p.states[s] = keep_saved(saved[s - 1], call.rows * call.hidden);
+  }
+  p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
+  p.candidates = has_candidates ? keep_saved(saved.back(), call.rows * call.hidden) : nullptr;
+  p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.width) : nullptr;
+  STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
+                  "recurrence_backward: wrong `grad_state`");
+
+  auto weight_gradient = [&](const OptionalTensor& weight, bool needed, T*& gradient) {
+    const Tensor made = needed ? empty_of_sizes(*weight, *weight) : empty(call.u, {0}, wide);
+    gradient = needed ? write<T>(made) : nullptr;
+    return made;
+  };
+  auto bias_gradient = [&](bool needed, int64_t elements, T*& gradient) {
+    const Tensor made = empty(call.u, {needed ? elements : 0}, wide);
+    gradient = needed ? write<T>(made) : nullptr;
+    return made;
+  };
+  const bool wants_du = !call.W || needs.x;
+  Tensors outputs{wants_du ? empty_of_sizes(call.u, call.u) : empty(call.u, {0}),
+                  weight_gradient(call.R, needs.R, p.dR)};
+  if (wants_du) (call.W ? p.dx : p.du) = write<S>(outputs[0]);
+  const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
+  outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), recurrent, p.dbias));
+  const Tensor dbias_ih = bias_gradient(needs.bias_ih, columns, p.dbias_ih);
+  T* const same_as_dbias = cell.joint ? std::exchange(p.dbias_ih, nullptr) : nullptr;
+  for (int s = 0; s < cell.states; ++s) {
+    p.grad_state[s] = grad_state.empty() ? nullptr : keep_wide("grad_state", grad_state[s], call.state[s].numel());
+    outputs.push_back(empty(call.u, {batch, s ? call.hidden : call.width}, wide));
+    p.dstate[s] = write<T>(outputs.back());
+  }
+  Tensors dparams;
+  const Tensor dW_hr = weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected, p.dW_hr);
+  for (int i = 0; i < cell.params; ++i) {
+    dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
+    p.dparams[i] = write<T>(dparams.back());
+  }
+  const Tensor first = outputs[0];
+  auto collect = [=, &call, kept = std::move(kept)]() mutable {
+    if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
+    for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
+    if (call.cell.projected) outputs.push_back(dW_hr);
+    if (call.W) {
+      outputs.push_back(dW);
+      outputs.push_back(dbias_ih);
+    }
+    for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
+    return outputs;
+  };
+  return Prepared{p, kernels<S>(call.place).backward, first, std::move(collect)};
+}
+
+// Of a list that holds what belongs to the first problem and then as much of the second: one problem's.
+Tensors half(const Tensors& both, bool second) {
+  STD_TORCH_CHECK(both.size() % 2 == 0, "recurrence_pair: a list has ", both.size(), " tensors");
+  const auto middle = both.begin() + both.size() / 2;
+  return second ? Tensors(middle, both.end()) : Tensors(both.begin(), middle);
+}
+
+Tensor only(const Tensors& both, bool second) {
+  STD_TORCH_CHECK(both.size() == 2, "recurrence_pair: a list has ", both.size(), " tensors, not 2");
+  return both[second];
+}
+
+OptionalTensor only(const OptionalTensors& both, bool second) {
+  return both && !both->empty() ? OptionalTensor(only(*both, second)) : OptionalTensor();
+}
+
+// The calls of both problems. The second of two layers reads `between`, the h of the first: made here, or known.
+std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tensor& u, const Tensors& R,
+                               const Tensors& state, const OptionalTensors& bias, const OptionalTensors& params,
+                               const OptionalTensor& batch_sizes, const OptionalTensors& reset,
+                               const Tensors& weight_ih, const OptionalTensors& bias_ih,
+                               const OptionalTensor& between = {}) {
+  auto one = [&](bool second, const Tensor& x) {
+    return Call(cell, x, only(R, second), half(state, second), only(bias, second),
+                half(params.value_or(Tensors()), second), batch_sizes, only(reset, second), second && !stacked,
+                only(weight_ih, second), only(bias_ih, second));
+  };
+  const Call first = one(false, dense(u));
+  return {first, one(true, !stacked ? first.u : between ? dense(*between) : first.rows_like_u(first.width))};
+}
+
+template <class P>
+Tensors results_of(const Call& call, P prepared) {
+  run(prepared.kernel, prepared.problem, call);
+  return prepared.collect();
+}
+
+template <class P>
+Tensors results_of_both(P& first, P& second) {
+  Tensors results = first.collect();
+  for (Tensor& x : second.collect()) results.push_back(std::move(x));
+  return results;
+}
+
+}  // namespace
+
+std::string recurrence_cells() {
+  std::string text = "{";
+  int place = 0;
+  for (const CellInfo& cell : cell_list) {
+    text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
+            "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
+            ", \"params\": " + std::to_string(cell.tensors()) + ", \"saved\": " + std::to_string(cell.saved) +
+            ", \"first_gates\": " + std::to_string(cell.first_gates) +
+            ", \"recurrent\": " + std::to_string(cell.recurrent) + ", \"joint\": " + (cell.joint ? "true" : "false") +
+            ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
+    ++place;
+  }
+  return text + "}";
+}
+
+Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
+                       OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
+                       OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
+                       OptionalTensor seed) {
+  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih,
+            bias_ih);
+  call.set_noise(zoneout, dropout, seed);
+  count_kernel("forward", call);
+  return by_storage(u, [&](auto zero) {
+    widen<decltype(zero)>(call);
+    return results_of(call, forward<decltype(zero)>(call, training, save_gates));
+  });
+}
+
+Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
+                                Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
+                                OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
+                                bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
+                                bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
+                                OptionalTensor seed) {
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
+  call.set_noise(zoneout, dropout, seed);
+  if (call.backward_reads_u(saved)) call.u = dense(call.u);
+  const Tensor h0 = call.state[0];
+  count_kernel("backward", call);
+  return by_storage(u, [&](auto zero) {
+    widen<decltype(zero)>(call);
+    return results_of(
+        call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
+                                       {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih}));
+  });
+}
+
+Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
+                            OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
+                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih) {
+  std::array<Call, 2> calls =
+      both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+  for (const Call& call : calls) count_kernel("forward", call);
+  return by_storage(u, [&](auto zero) {
+    using S = decltype(zero);
+    for (Call& call : calls) widen<S>(call);
+    auto first = forward<S>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
+    auto second = forward<S>(calls[1], training, save_gates);
+    if (stacked) {
+      run_in_turn(first.kernel, first.problem, second.problem, &Forward<S>::below, calls[0]);
+    } else {
+      run_both(first.kernel, first.problem, second.problem, calls[0]);
+    }
+    return results_of_both(first, second);
+  });
+}
+
+Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTensor grad_h,
+                                     OptionalTensor grad_h_second, Tensors grad_state, Tensor u, Tensors R,
+                                     Tensors state, OptionalTensors bias, OptionalTensors params,
+                                     OptionalTensor batch_sizes, OptionalTensors reset, Tensors h, Tensors saved,
+                                     Tensors weight_ih, OptionalTensors bias_ih, bool needs_u, bool needs_R,
+                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih) {
+  std::array<Call, 2> calls = both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih,
+                                         bias_ih, only(OptionalTensors(h), false));
+  const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
+  for (const Call& call : calls) count_kernel("backward", call);
+  return by_storage(u, [&](auto zero) {
+    using S = decltype(zero);
+    for (Call& call : calls) widen<S>(call);
+    auto one = [&](bool second, const OptionalTensor& grad) {
+      return backward<S>(
+          calls[second], h0[second], grad, half(grad_state, second), {}, only(h, second), half(saved, second),
+          {needs_u || (stacked && second), needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
+    };
+    auto second = one(true, grad_h_second);
+    auto first = one(false, stacked ? OptionalTensor(second.first) : grad_h);
+    if (stacked) {
+      run_in_turn(first.kernel, second.problem, first.problem, &Backward<S>::above, calls[0]);
+    } else {
+      run_both(first.kernel, first.problem, second.problem, calls[0]);
+    }
+    return results_of_both(first, second);
+  });
+}
+
+}  // namespace rnnkern

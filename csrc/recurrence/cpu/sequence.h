@@ -1,0 +1,161 @@
+// What both directions of the loop over time share: who does which part, the state that enters a step, rows of gates.
+// Included by kernels.h, once per SIMD level.
+#pragma once
+
+#include "common/simd.h"
+#include "recurrence/problem.h"
+
+namespace rnnkern {
+namespace {
+
+// What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or
+// all).
+struct WorkRange {
+  int64_t row0, row1;    // sequences it computes
+  int64_t copy0, copy1;  // sequences whose states it copies in and out
+  bool split_hidden;
+  ThreadContext me;
+
+  WorkRange(const Steps& steps, bool split_hidden, ThreadContext me) : split_hidden(split_hidden), me(me) {
+    copy0 = split_hidden ? steps.batch * me.rank / me.size : boundary(steps, me.rank, me.size);
+    copy1 = split_hidden ? steps.batch * (me.rank + 1) / me.size : boundary(steps, me.rank + 1, me.size);
+    row0 = split_hidden ? 0 : copy0;
+    row1 = split_hidden ? steps.batch : copy1;
+  }
+
+  // The first sequence of a member, such that all have as many steps to do: sequences are sorted, longest first.
+  static int64_t boundary(const Steps& steps, int rank, int size) {
+    if (rank == size || !steps.offsets) return steps.batch * rank / size;
+    int64_t low = 0, high = steps.batch;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      int64_t work = 0;
+      for (int64_t t = 0; t < steps.count; ++t) work += smaller(steps.rows(t), middle);
+      if (work * size < steps.total() * rank) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  int64_t first_panel(int64_t panels) const { return split_hidden ? panels * me.rank / me.size : 0; }
+  int64_t last_panel(int64_t panels) const { return split_hidden ? panels * (me.rank + 1) / me.size : panels; }
+
+  // Everybody's results of a product are needed by everybody.
+  void barrier() const {
+    if (split_hidden) me.barrier();
+  }
+};
+
+struct Units {
+  int64_t begin, end;
+};
+
+// Of a row that comes next: such short runs are not foreseen by the processor.
+template <class T>
+RNNKERN_INLINE void prefetch(const T* row, Units units) {
+  for (int64_t unit = units.begin; unit < units.end; unit += 64 / sizeof(T)) __builtin_prefetch(row + unit);
+}
+
+// With nothing to copy the pointers may be null, which the library's functions do not take.
+template <class T>
+void copy(T* to, const T* from, int64_t elements) {
+  if (elements > 0) std::memcpy(to, from, sizeof(T) * elements);
+}
+
+template <class T>
+void clear(T* to, int64_t elements) {
+  if (elements > 0) std::memset(to, 0, sizeof(T) * elements);
+}
+
+// Steps that are taken at once: their rows are enough for a block of each member.
+template <class Problem>
+int64_t chunk_steps(const Problem& p, const Progress* input, int team) {
+  const int64_t wanted = int64_t(chunk_rows) * (p.split_hidden ? 1 : team) / larger(p.steps.batch, 1);
+  const int64_t most = input || p.progress ? p.steps.count / turns : p.steps.count;
+  return larger(smaller(smaller(wanted, chunk_rows), most), 1);
+}
+
+// Steps begin..end-1 in processing order, the rows of a member counted through.
+struct Chunk {
+  const Steps& steps;
+  int64_t begin, end, row0;
+
+  Chunk(const Steps& steps, int64_t begin, int64_t end, const WorkRange& share)
+      : steps(steps), begin(begin), end(end), row0(share.row0) {
+    start_[0] = 0;
+    for (int64_t k = begin; k < end; ++k)
+      start_[k - begin + 1] = start_[k - begin] + larger(smaller(share.row1, steps.rows(steps.at(k))) - row0, 0);
+  }
+
+  int64_t rows() const { return start_[end - begin]; }
+  // The place of sequence b's row of step k among them.
+  int64_t place(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
+
+  struct Row {
+    int64_t k, b, row;  // step in processing order, sequence, row of the (rows, columns) tensors
+  };
+  // Cheap where places are asked for in order.
+  Row at(int64_t place) const {
+    while (place < start_[step_]) --step_;
+    while (place >= start_[step_ + 1]) ++step_;
+    const int64_t b = row0 + place - start_[step_], k = begin + step_;
+    return {k, b, steps.offset(steps.at(k)) + b};
+  }
+
+ private:
+  int64_t start_[chunk_rows + 1];
+  mutable int64_t step_ = 0;
+};
+
+// The state of one sequence as it enters step t: from the step before, the initial state, or zeros after a reset.
+template <class S>
+struct PreviousState {
+  const Steps& steps;
+  const S* initial;  // (B, H)
+  const S* zeros;
+  const bool* reset;
+  int64_t hidden, t, rows_before;
+  const S* before;
+
+  // The states that entered are those in `carried` (B, H).
+  RNNKERN_INLINE PreviousState(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
+                               int64_t t)
+      : steps(steps),
+        initial(carried),
+        zeros(zeros),
+        reset(reset),
+        hidden(hidden),
+        t(t),
+        rows_before(0),
+        before(carried) {}
+
+  // They are in the (rows, H) of all steps.
+  RNNKERN_INLINE PreviousState(const Steps& steps, const S* initial, const S* sequence, const S* zeros,
+                               const bool* reset, int64_t hidden, int64_t t)
+      : PreviousState(steps, initial, zeros, reset, hidden, t) {
+    const int64_t tb = steps.before(t);
+    const bool first = tb < 0 || tb >= steps.count;
+    rows_before = first ? 0 : steps.rows(tb);
+    before = first ? initial : sequence + steps.offset(tb) * hidden;
+  }
+
+  RNNKERN_INLINE bool is_reset(int64_t b) const { return reset && reset[t * steps.batch + b]; }
+  RNNKERN_INLINE const S* operator()(int64_t b) const {
+    if (is_reset(b)) return zeros;
+    return (b < rows_before ? before : initial) + b * hidden;
+  }
+};
+
+template <class T>
+void fold(T* step, T* total, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    total[i] += step[i];
+    step[i] = 0;
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern

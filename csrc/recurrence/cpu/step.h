@@ -1,0 +1,168 @@
+// One step forward, which the backward takes again where gates were not kept, and the input projection of a chunk of
+// steps. Included by kernels.h, once per SIMD level.
+#pragma once
+
+#include "recurrence/cpu/noise.h"
+#include "recurrence/cpu/product.h"
+#include "recurrence/cpu/sequence.h"
+#include "recurrence/cpu/vectors.h"
+
+namespace rnnkern {
+namespace {
+
+// A cell behind its strips.
+template <class T>
+struct StripCell : CellNumbers, Strips<T> {};
+
+// The bias of a product that is normalised comes after the norm.
+template <class T>
+Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
+  if (normalised) R.bias = nullptr;
+  return R;
+}
+
+// Units that a member computes: those of its panels, or its part of all where there is no product.
+template <class F>
+Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden) {
+  const int64_t panels = product.panels();
+  if (panels) return {product.first_unit(share.first_panel(panels)), product.first_unit(share.last_panel(panels))};
+  if (!share.split_hidden) return {0, hidden};
+  return {hidden * share.me.rank / share.me.size, hidden * (share.me.rank + 1) / share.me.size};
+}
+
+// The products of a step, R h by the gates of the first and of a second product, and of the input projection.
+template <class S>
+struct StepProducts {
+  using T = Arithmetic<S>;
+  using V = Vec<T>;
+  using F = OperandT<S>;
+  static constexpr bool widens = !std::is_same_v<F, S>;
+
+  const CellNumbers cell;
+  Product<F> first, second, input;
+  T* widened;      // a member's rows of x in T, where products do not take them as they are stored
+  T* operand_row;  // a member's row of the second product's operand, where products take it in another form
+  T* norms;        // a member's room of a normalised row
+
+  template <class Problem>
+  StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Workspace<T>& workspace,
+               ThreadContext me)
+      : cell(p.cell),
+        first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, workspace, nullptr,
+              me),
+        second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, workspace, nullptr,
+               me),
+        input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me),
+        widened(widens && p.x ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
+        operand_row(has_bf16_dot<S> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
+        norms(cell.normalised ? workspace.alloc(cell.workspace_size(p.weights.hidden), me) : nullptr) {}
+
+  void pack(ThreadContext me) const {
+    first.pack(me);
+    second.pack(me);
+    input.pack(me);
+  }
+
+  // u (places of the chunk, G*H) = x W^T + b.
+  void project(const S* x, const WorkRange& share, const Chunk& chunk, T* u) const {
+    const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
+    const int gates = cell.gates;
+    if constexpr (widens)
+      for (int64_t i = 0; i < chunk.rows(); ++i) widen(x + chunk.at(i).row * inputs, widened + i * inputs, inputs);
+    auto operand = [&](int64_t i) -> const F* {
+      if constexpr (widens)
+        return widened + i * inputs;
+      else
+        return x + chunk.at(i).row * inputs;
+    };
+    input.run(share.first_panel(input.panels()), share.last_panel(input.panels()), 0, chunk.rows(), operand,
+              [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                T* const row = u + i * gates * hidden;
+                for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                  const T* const from = results + (unit - q.unit) * gates;
+                  for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(row + g * hidden + unit, lanes);
+                });
+              });
+    share.barrier();
+  }
+
+  // One step of a member's sequences up to row1 and of its units. factors(b) is the h that enters, as products take it;
+  // saved_row(b) is where gates are saved, or at least those of the first product until the second, or R h until its
+  // norm, or null. fill(strip, b) sets u and the old and new state; done(strip, b) takes the results. Members meet
+  // between products, not at the end.
+  template <class Cell, class SavedRow, class Fill, class Done>
+  RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const WorkRange& share, int64_t row1,
+                           const PreviousState<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
+                           Fill fill, Done done) const {
+    const int64_t hidden = weights.hidden;
+    auto strip_of = [&](Units units, int64_t b) RNNKERN_INLINE_LAMBDA {
+      ForwardStrip<T> strip;
+      strip.begin = units.begin, strip.end = units.end, strip.hidden = hidden;
+      for (int i = 0; i < equations.params; ++i) strip.params[i] = weights.params[i];
+      fill(strip, b);
+      strip.saved = saved_row(b);
+      return strip;
+    };
+    auto set_products = [&](ForwardStrip<T>& strip, const T* results, int gates) RNNKERN_INLINE_LAMBDA {
+      strip.r = results, strip.lanes = strip.r_gate = V::width, strip.r_vector = gates * V::width;
+    };
+    if (equations.normalised) {
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  T* const products = saved_row(b) + cell.own_saved() * hidden;
+                  for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                    const T* const from = results + (unit - q.unit) * cell.recurrent;
+                    for (int g = 0; g < cell.recurrent; ++g)
+                      V::load(from + g * V::width).store(products + g * hidden + unit, lanes);
+                  });
+                });
+      share.barrier();
+      for (int64_t b = share.copy0; b < smaller(share.copy1, row1); ++b) {
+        ForwardStrip<T> strip = strip_of({0, hidden}, b);
+        strip.bias = weights.R.bias;
+        strip.workspace = norms;
+        equations.forward(strip);
+        done(strip, b);
+      }
+      return;
+    }
+    if (equations.two_products()) {
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+                [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  ForwardStrip<T> strip = strip_of({q.unit, q.unit + q.units}, b);
+                  set_products(strip, results, equations.first_gates);
+                  F* const to = operand + b * hidden;
+                  strip.operand = in_arithmetic(to, operand_row);
+                  equations.prepare(strip);
+                  if (dropout.on() || has_bf16_dot<S>)
+                    for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+                      const V x = V::load(strip.operand + unit, lanes);
+                      store(dropout.apply(x, b, unit, lanes), to + unit, lanes);
+                    });
+                });
+      share.barrier();
+    }
+    auto rest = [&](Units units, int64_t b, const T* results) RNNKERN_INLINE_LAMBDA {
+      ForwardStrip<T> strip = strip_of(units, b);
+      set_products(strip, results, equations.recurrent - (equations.two_products() ? equations.first_gates : 0));
+      equations.forward(strip);
+      done(strip, b);
+    };
+    if (equations.recurrent == 0) {
+      const Units units = units_of(first, share, hidden);
+      for (int64_t b = share.row0; b < row1; ++b) rest(units, b, nullptr);
+      return;
+    }
+    const Product<F>& product = equations.two_products() ? second : first;
+    auto rows_of_operand = [&](int64_t b) -> const F* {
+      return equations.two_products() ? operand + b * hidden : factors(b);
+    };
+    product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
+                rows_of_operand, [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                  rest({q.unit, q.unit + q.units}, b, results);
+                });
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,128 @@
+// Who runs a call on a CPU: how many threads, what they share out, where their workspace is. Included by cpu.cpp.
+#pragma once
+
+#include <optional>
+
+#include "cpu/run.h"
+#include "recurrence/call.h"
+
+namespace rnnkern {
+namespace {
+
+// Elements of the weights that every step multiplies by.
+int64_t step_weights(const Call& call) { return call.R.numel() + (call.cell.projected ? call.params[0].numel() : 0); }
+
+// Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
+// core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
+// too where a part of dR for each thread would take too much memory.
+bool split_hidden(const Call& call, int threads) {
+  const int64_t bytes = step_weights(call) * int64_t(call.R.element_size()), batch = call.steps.batch;
+  return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
+         bytes * threads > (int64_t(1) << 28);
+}
+
+// Multiplications per sequence and step.
+int64_t row_work(const Call& call) { return step_weights(call) + (call.W ? call.W->numel() : 0); }
+
+constexpr int64_t worth_waking = 131072;  // multiplications
+
+// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
+// has to wake the team for it.
+int64_t useful_threads(const Call& call) {
+  const int64_t least = call.steps.count == 1 ? worth_waking : 32768;
+  return 1 + call.steps.batch * row_work(call) / least;
+}
+
+int team_size(const Call& call) { return at_most_all(useful_threads(call)); }
+
+// Of two such calls at once. Their halves of the team do not meet, so that all steps together have to be worth it.
+int team_size_of_both(const Call& call) {
+  return call.rows * row_work(call) * 2 < worth_waking ? 1 : at_most_all(2 * useful_threads(call));
+}
+
+// Workspace of a small call: an allocation would be a good part of its time.
+constexpr int64_t small_workspace = 1 << 16;  // bytes
+alignas(64) thread_local char small_rooms[small_workspace];
+
+template <class T>
+struct Workspace {
+  std::optional<Tensor> memory;
+  T* begin;
+
+  Workspace(int64_t elements, const Tensor& like) {
+    if (elements * int64_t(sizeof(T)) <= small_workspace) {
+      begin = reinterpret_cast<T*>(small_rooms);
+    } else {
+      memory = cached_empty(like, {elements}, sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float);
+      begin = write<T>(*memory);
+    }
+  }
+};
+
+template <class Problem>
+void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
+  const int threads = team_size(call);
+  problem.split_hidden = split_hidden(call, threads);
+  const Workspace<typename Problem::T> workspace(kernel.workspace(problem, threads), call.u);
+  problem.workspace = workspace.begin;
+  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
+}
+
+// By half of a team each, of which neither meets the other.
+template <class Problem>
+void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
+  Problem* const problems[] = {&first, &second};
+  int64_t rooms[2];
+  for (const int half : {0, 1}) rooms[half] = kernel.workspace(*problems[half], half_size(threads, half));
+  const Workspace<typename Problem::T> workspace(rooms[0] + rooms[1], call.u);
+  first.workspace = workspace.begin;
+  second.workspace = workspace.begin + rooms[0];
+  Barrier barriers[2];
+#pragma omp parallel num_threads(threads)
+  in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers,
+            [&](int half, ThreadContext me) { kernel.run(*problems[half], me); });
+}
+
+// Two problems of the same sizes side by side, by half of the team each. An odd team shares out many sequences evenly
+// and would share out two problems unevenly: it takes one after the other.
+template <class Problem>
+void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call) {
+  const int threads = team_size_of_both(call);
+  if (threads == 1 || (threads % 2 && !split_hidden(call, threads))) {
+    run(kernel, first, call);
+    run(kernel, second, call);
+    return;
+  }
+  const int half = half_size(threads, 0), other = half_size(threads, 1);
+  first.split_hidden = split_hidden(call, half);
+  second.split_hidden = split_hidden(call, other);
+  run_halves(kernel, first, second, call, threads);
+}
+
+// Whether two layers are faster by half of the team each than one after the other by all of it: where sequences are too
+// few to share out, a core's cache holds a layer's weights as well as half of them, and there is work to overlap.
+bool worth_in_turn(const Call& call, int threads) {
+  const int64_t bytes = step_weights(call) * int64_t(call.R.element_size());
+  return threads % 2 == 0 && call.steps.batch < 4 * threads && call.steps.count >= 4 * turns &&
+         bytes <= (int64_t(1) << 18) && call.rows * row_work(call) >= (int64_t(1) << 21);
+}
+
+// Two problems of the same sizes, of which the second reads what the first makes and waits for it at `input`.
+template <class Problem>
+void run_in_turn(Kernel<Problem> kernel, Problem& first, Problem& second, const Progress* Problem::* input,
+                 const Call& call) {
+  const int threads = team_size_of_both(call);
+  if (!worth_in_turn(call, threads)) {
+    run(kernel, first, call);
+    run(kernel, second, call);
+    return;
+  }
+  Progress progress;
+  first.progress = &progress;
+  second.*input = &progress;
+  first.split_hidden = second.split_hidden = true;
+  run_halves(kernel, first, second, call, threads);
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,3 +1,0 @@
-#include "recurrence/cpu_kernels.h"
-
-template rnnkern::Kernels<float> rnnkern::Kernels<float>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);

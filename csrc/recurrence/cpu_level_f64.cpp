@@ -1,3 +1,0 @@
-#include "recurrence/cpu_kernels.h"
-
-template rnnkern::Kernels<double> rnnkern::Kernels<double>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);

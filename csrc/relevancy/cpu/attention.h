@@ -1,0 +1,118 @@
+// What a sample does with its memory at one step. Members of the memory are given as rows, in the order of their slots,
+// and sums run in that order. Once per SIMD level.
+#pragma once
+
+#include "cpu/kernel.h"
+
+namespace rnnkern {
+namespace {
+
+// exp(x) for x up to about 0; what would be no normal number is 0.
+template <class T>
+RNNKERN_INLINE Vec<T> decay(Vec<T> x) {
+  const Vec<T> least(-ExpFacts<T>::limit);
+  const Exp<T> e(select(x < least, least, x));
+  return select(x < least, Vec<T>(0), e.scale + e.scale * e.fraction);
+}
+
+// Of e = v . tanh(query + key), or v . (query * key), what is multiplied by v.
+template <bool dot, class T>
+RNNKERN_INLINE Vec<T> aligned(Vec<T> query, Vec<T> key) {
+  return dot ? query * key : tanh(query + key);
+}
+
+// e[j] of each key; rows are n long, v padded with zeros.
+template <bool dot, class T>
+void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t n, T* e) {
+  using V = Vec<T>;
+  for (int64_t j = 0; j < count; ++j) {
+    const T* const key = keys[j];
+    V sum(T(0));
+    for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+      sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k, lanes), V::load(key + k, lanes));
+    });
+    e[j] = horizontal_sum(sum);
+  }
+}
+
+// exp(e - shift) in place, of as many vectors as hold them: what lies beyond could be anything, and becomes 1.
+template <class T>
+void decay_all(T* e, int64_t count, T shift) {
+  using V = Vec<T>;
+  for (int64_t j = count; j % V::width; ++j) e[j] = shift;
+  for (int64_t j = 0; j < count; j += V::width) decay(V::load(e + j) - V(shift)).store(e + j);
+}
+
+// In place.
+template <class T>
+void softmax(T* e, int64_t count) {
+  T most = -std::numeric_limits<T>::infinity();
+  for (int64_t j = 0; j < count; ++j) most = e[j] > most ? e[j] : most;
+  decay_all(e, count, most);
+  T sum = 0;
+  for (int64_t j = 0; j < count; ++j) sum += e[j];
+  for (int64_t j = 0; j < count; ++j) e[j] /= sum;
+}
+
+// s = mix (h + sum over j of alpha[j] events[j]).
+template <class T>
+void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T mix, int64_t width, T* s) {
+  using V = Vec<T>;
+  constexpr int together = 4;
+  int64_t k = 0;
+  for (; k + together * V::width <= width; k += together * V::width) {
+    V sum[together] = {V(T(0)), V(T(0)), V(T(0)), V(T(0))};
+    for (int64_t j = 0; j < count; ++j)
+#pragma GCC unroll 4
+      for (int r = 0; r < together; ++r) sum[r] = sum[r] + V(alpha[j]) * V::load(events[j] + k + r * V::width);
+#pragma GCC unroll 4
+    for (int r = 0; r < together; ++r) (V(mix) * (V::load(h + k + r * V::width) + sum[r])).store(s + k + r * V::width);
+  }
+  for (; k < width; k += V::width) {
+    V sum(T(0));
+    for (int64_t j = 0; j < count; ++j) sum = sum + V(alpha[j]) * V::load(events[j] + k);
+    (V(mix) * (V::load(h + k) + sum)).store(s + k);
+  }
+}
+
+// Pointers to what a sample attended to and to what has come to the gradients of it, one for each member.
+template <class T>
+struct Attended {
+  const T **events, **keys;
+  T **grad_events, **grad_keys;
+};
+
+// Adds to the gradients of events and keys what comes from the gradient of the sum alpha . events, and to dv; writes
+// dquery. Rows of events, keys and the query are n long, all others padded to whole vectors. `de` is (count,) of
+// workspace.
+template <bool dot, class T>
+void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, const T* dcontext, const T* query,
+                     const T* v, int64_t n, T* de, T* dquery, T* dv) {
+  using V = Vec<T>;
+  T weighted = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    V sum(T(0));
+    for (int64_t k = 0; k < n; k += V::width) sum = sum + V::load(dcontext + k) * V::load(members.events[j] + k, n - k);
+    de[j] = horizontal_sum(sum);
+    weighted += alpha[j] * de[j];
+  }
+  for (int64_t j = 0; j < count; ++j) de[j] = alpha[j] * (de[j] - weighted);
+  for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+    const V q = V::load(query + k, lanes), factor = V::load(v + k), dc = V::load(dcontext + k);
+    V dq(T(0)), dfactor = V::load(dv + k);
+    for (int64_t j = 0; j < count; ++j) {
+      const V u = V::load(members.keys[j] + k, lanes), d(de[j]), x = aligned<dot>(q, u);
+      T *const of_event = members.grad_events[j] + k, *const of_key = members.grad_keys[j] + k;
+      const V dx = d * factor, du = dot ? dx * q : dx * (V(T(1)) - x * x);
+      dfactor = dfactor + d * x;
+      dq = dq + (dot ? dx * u : du);
+      (V::load(of_event) + V(alpha[j]) * dc).store(of_event);
+      (V::load(of_key) + du).store(of_key);
+    }
+    dq.store(dquery + k);
+    dfactor.store(dv + k);
+  });
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,102 @@
+// gather_attention on a CPU: what is checked for the sake of memory, what is allocated, and how many threads take it.
+#include "cpu/levels.h"
+#include "cpu/run.h"
+#include "relevancy/cpu/gather_problem.h"
+#include "relevancy/gather_attention.h"
+
+namespace rnnkern {
+namespace {
+
+constexpr int64_t worth_sharing = 16384;  // units of pairs, a tanh each
+
+constexpr const char* dtypes = "gather_attention: `q` must be float32 or float64";
+
+// Dense, of one dtype and of sizes that belong together.
+GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
+  STD_TORCH_CHECK(q.dim() == 3 && u.dim() == 3 && h.dim() == 3 && idx.dim() == 3 && v.dim() == 2,
+                  "gather_attention: `q`, `u`, `h` and `idx` must have three dimensions, `v` two");
+  for (const Tensor* x : {&u, &h, &v})
+    STD_TORCH_CHECK(x->scalar_type() == q.scalar_type(), "gather_attention: `q`, `u`, `h`, `v` must be of one dtype");
+  STD_TORCH_CHECK(idx.scalar_type() == ScalarType::Int, "gather_attention: `idx` must be int32");
+  const int64_t batch = q.size(0), hidden = q.size(2), groups = v.size(0);
+  bool fit = u.size(0) == batch && u.size(2) == hidden && v.size(1) == hidden && groups > 0 && batch % groups == 0;
+  fit = fit && h.size(0) == batch && h.size(1) == u.size(1) && h.size(2) == hidden;
+  STD_TORCH_CHECK(
+      fit && idx.size(0) == batch && idx.size(1) == q.size(1),
+      "gather_attention: `u` and `h` must be (B, M, n), `idx` (B, T, kappa), `v` (G, n) for (B, T, n) of `q`");
+  for (Tensor* x : {&q, &u, &h, &idx, &v}) *x = dense(*x);
+  return {batch, q.size(1), u.size(1), idx.size(2), hidden, batch / groups};
+}
+
+// Members take parts of their own where there are as many.
+template <class Problem>
+void run(KernelOfParts<Problem> kernel, const Problem& problem, int64_t parts, const Tensor& like) {
+  const GatherSizes& sizes = problem.sizes;
+  const int threads = at_most_all(1 + sizes.batch * sizes.steps * sizes.slots * sizes.hidden / worth_sharing);
+  run_parts(kernel, problem, parts, parts >= threads, threads, like);
+}
+
+}  // namespace
+
+Tensors gather_attention_cpu(Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, bool dot, bool training,
+                             bool weights) {
+  const GatherSizes sizes = check(q, u, h, idx, v);
+  return by_float_or_double(q, dtypes, [&](auto zero) {
+    using T = decltype(zero);
+    Tensors results = {empty_of_sizes(q, q)};
+    if (training) results.push_back(empty(q, {sizes.batch, sizes.steps}));
+    if (weights) results.push_back(empty_of_sizes(q, idx, q.scalar_type()));
+    if (!q.numel()) return results;
+    count_kernel("gather_attention/cpu", "forward", q);
+    const GatherForward<T> problem{.sizes = sizes,
+                                   .dot = dot,
+                                   .q = read<T>(q),
+                                   .u = read<T>(u),
+                                   .h = read<T>(h),
+                                   .v = read<T>(v),
+                                   .idx = read<int32_t>(idx),
+                                   .out = write<T>(results[0]),
+                                   .lse = training ? write<T>(results[1]) : nullptr,
+                                   .weights = weights ? write<T>(results.back()) : nullptr};
+    run(kernels_in_use<GatherKernels<T>>().forward, problem, sizes.batch * sizes.steps, q);
+    return results;
+  });
+}
+
+Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h, Tensor idx, Tensor v, Tensor lse,
+                                      bool dot) {
+  const GatherSizes sizes = check(q, u, h, idx, v);
+  for (const Tensor* x : {&grad, &lse})
+    STD_TORCH_CHECK(x->scalar_type() == q.scalar_type(), "gather_attention_backward: all must be of the dtype of `q`");
+  STD_TORCH_CHECK(grad.numel() == q.numel() && lse.numel() == sizes.batch * sizes.steps,
+                  "gather_attention_backward: `grad` and `lse` must be as the forward made them");
+  for (Tensor* x : {&grad, &lse}) *x = dense(*x);
+  return by_float_or_double(q, dtypes, [&](auto zero) {
+    using T = decltype(zero);
+    const Tensors results = {empty_of_sizes(q, q), empty_of_sizes(q, u), empty_of_sizes(q, h), empty_of_sizes(q, v)};
+    fill_zero(results[3]);
+    if (!sizes.batch || !sizes.hidden) return results;
+    count_kernel("gather_attention/cpu", "backward", q);
+    const Tensor each = empty(q, {sizes.batch, sizes.hidden});
+    const GatherBackward<T> problem{.sizes = sizes,
+                                    .dot = dot,
+                                    .q = read<T>(q),
+                                    .u = read<T>(u),
+                                    .h = read<T>(h),
+                                    .v = read<T>(v),
+                                    .idx = read<int32_t>(idx),
+                                    .grad = read<T>(grad),
+                                    .lse = read<T>(lse),
+                                    .grad_q = write<T>(results[0]),
+                                    .grad_u = write<T>(results[1]),
+                                    .grad_h = write<T>(results[2]),
+                                    .grad_v = write<T>(each)};
+    run(kernels_in_use<GatherKernels<T>>().backward, problem, sizes.batch, q);
+    for (int64_t b = 0; b < sizes.batch; ++b)  // in order, whoever made them
+      for (int64_t k = 0; k < sizes.hidden; ++k)
+        write<T>(results[3])[b / sizes.share * sizes.hidden + k] += read<T>(each)[b * sizes.hidden + k];
+    return results;
+  });
+}
+
+}  // namespace rnnkern

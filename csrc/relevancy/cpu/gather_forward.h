@@ -1,0 +1,95 @@
+// out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j). Once per SIMD level.
+#pragma once
+
+#include "relevancy/cpu/attention.h"
+#include "relevancy/cpu/gather_problem.h"
+
+namespace rnnkern {
+namespace {
+
+inline bool is_member(int32_t j, const GatherSizes& sizes) { return j >= 0 && j < sizes.memories; }
+
+// The scores of `count` keys at once, which read q and v once.
+template <int count, bool dot, class T>
+RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, T* e) {
+  using V = Vec<T>;
+  V sums[count];
+  for (V& sum : sums) sum = V(0);
+  for (int64_t k = 0; k < n; k += V::width) {
+    const V of_q = V::load(q + k, n - k), of_v = V::load(v + k, n - k);
+#pragma GCC unroll 4
+    for (int c = 0; c < count; ++c) sums[c] = sums[c] + of_v * aligned<dot>(of_q, V::load(u[c] + k, n - k));
+  }
+  for (int c = 0; c < count; ++c) e[c] = horizontal_sum(sums[c]);
+}
+
+template <class T>
+struct GatherForwardWorkspace {
+  T* scores;
+  T* members;  // the slots that have one, as int32
+
+  GatherForwardWorkspace(const GatherForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
+      : scores(workspace.alloc(problem.sizes.slots, me)), members(workspace.alloc(problem.sizes.slots, me)) {}
+};
+
+template <bool dot, class T>
+void gather_row(const GatherForward<T>& problem, int64_t row, const GatherForwardWorkspace<T>& workspace) {
+  using V = Vec<T>;
+  const GatherSizes& sizes = problem.sizes;
+  const int64_t n = sizes.hidden, b = row / sizes.steps;
+  const T *const q = problem.q + row * n, *const v = problem.v + b / sizes.share * n;
+  const T *const u = problem.u + b * sizes.memories * n, *const h = problem.h + b * sizes.memories * n;
+  const int32_t* const idx = problem.idx + row * sizes.slots;
+  T *const out = problem.out + row * n, *const e = workspace.scores;
+  int32_t* const members = reinterpret_cast<int32_t*>(workspace.members);
+
+  int64_t count = 0;
+  for (int64_t slot = 0; slot < sizes.slots; ++slot)
+    if (is_member(idx[slot], sizes)) members[count++] = int32_t(slot);
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) {
+    const T* keys[4];
+    for (int c = 0; c < 4; ++c) keys[c] = u + idx[members[k + c]] * n;
+    score<4, dot>(q, v, keys, n, e + k);
+  }
+  for (; k < count; ++k) {
+    const T* const key = u + idx[members[k]] * n;
+    score<1, dot>(q, v, &key, n, e + k);
+  }
+
+  T most = -std::numeric_limits<T>::infinity();
+  double sum = 0;
+  for (k = 0; k < count; ++k) most = e[k] > most ? e[k] : most;
+  for (k = 0; k < count; ++k) sum += e[k] = std::exp(e[k] - most);
+  for (k = 0; k < count; ++k) e[k] = T(e[k] / sum);
+  if (problem.lse) problem.lse[row] = count ? T(most + std::log(sum)) : 0;
+  if (problem.weights) {
+    T* const weights = problem.weights + row * sizes.slots;
+    std::memset(weights, 0, sizeof(T) * sizes.slots);
+    for (k = 0; k < count; ++k) weights[members[k]] = e[k];
+  }
+  for (int64_t unit = 0; unit < n; unit += V::width) {
+    const auto term = [&](int64_t k)
+                          RNNKERN_INLINE_LAMBDA { return V(e[k]) * V::load(h + idx[members[k]] * n + unit, n - unit); };
+    V a(0), b(0), c(0), d(0);
+    for (k = 0; k + 4 <= count; k += 4) {
+      a = a + term(k);
+      b = b + term(k + 1);
+      c = c + term(k + 2);
+      d = d + term(k + 3);
+    }
+    for (; k < count; ++k) a = a + term(k);
+    ((a + b) + (c + d)).store(out + unit, n - unit);
+  }
+}
+
+template <class T>
+void gather_forward(const GatherForward<T>& problem, Range rows, ThreadContext me) {
+  const auto workspace = lay_out<GatherForwardWorkspace<T>>(problem, me);
+  const auto row = problem.dot ? gather_row<true, T> : gather_row<false, T>;
+  const auto [first, last] = me.share(rows.end - rows.begin);
+  for (int64_t at = first; at < last; ++at) row(problem, rows.begin + at, workspace);
+}
+
+}  // namespace
+}  // namespace rnnkern

@@ -1,0 +1,50 @@
+// What a kernel of attention to chosen states is told: pointers and sizes, all checked and allocated by the caller.
+// Tensors are dense.
+#pragma once
+
+#include <cstdint>
+
+#include "common/simd_level.h"
+#include "common/team.h"
+
+namespace rnnkern {
+
+struct GatherSizes {
+  int64_t batch, steps, memories, slots, hidden;  // B, T, M, kappa, n
+  int64_t share;                                  // samples that have one v in common
+};
+
+template <class T>
+struct GatherForward {
+  GatherSizes sizes;
+  bool dot;
+  const T *q, *u, *h, *v;
+  const int32_t* idx;
+  T *out, *lse, *weights;  // the last two may be null
+  T* workspace;
+};
+
+template <class T>
+struct GatherBackward {
+  GatherSizes sizes;
+  bool dot;
+  const T *q, *u, *h, *v;
+  const int32_t* idx;
+  const T *grad, *lse;
+  T *grad_q, *grad_u, *grad_h;
+  T* grad_v;  // (B, n): of each sample
+  T* workspace;
+};
+
+// PartialSums are rows in the forward, samples in the backward.
+template <class T>
+struct GatherKernels {
+  KernelOfParts<GatherForward<T>> forward;
+  KernelOfParts<GatherBackward<T>> backward;
+
+  // Defined by the level source, once per SIMD level.
+  template <SimdLevel>
+  static GatherKernels at();
+};
+
+}  // namespace rnnkern

@@ -1,0 +1,157 @@
+// The kernels that run one unit of one row per thread: the cell, forward and backward, and what copies and adds up
+// between products.
+#pragma once
+
+#include "relevancy/cells.h"
+#include "relevancy/cuda/problem.h"
+
+namespace rnnkern::relevancy {
+
+constexpr int step_threads = 256;
+
+// The row and column that this thread has of (rows, columns).
+struct Place {
+  int64_t row, column;
+
+  RNNKERN_DEVICE explicit Place(int64_t columns) {
+    const int64_t index = int64_t(device::block()) * step_threads + device::thread();
+    row = index / columns;
+    column = index % columns;
+  }
+};
+
+template <class T>
+struct RememberKernel {
+  using Problem = Remember<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Memory<T>& to = p.to;
+    const int64_t n = p.hidden, kappa = to.members(), L = to.slots, rho = to.relevant_size, given = p.slots;
+    const Place at(kappa * n);
+    const int64_t b = at.row, place = at.column / n, i = at.column % n;
+    if (b >= p.batch) return;
+    if (place < L) {
+      const int64_t from = b * given + place, slot = b * L + place;
+      const bool holds = place < given && p.buffer_ids[from] >= 0;
+      to.buffer[slot * n + i] = holds ? p.buffer[from * n + i] : T(0);
+      if (i > 0) return;
+      to.buffer_scores[slot] = holds ? p.buffer_scores[from] : T(0);
+      to.buffer_ids[slot] = holds ? p.buffer_ids[from] : -1;
+    } else {
+      const int64_t slot = b * rho + place - L;
+      const bool holds = p.ids[slot] >= 0;
+      to.relevant[slot * n + i] = holds ? p.relevant[slot * n + i] : T(0);
+      if (i > 0) return;
+      to.scores[slot] = holds ? p.scores[slot] : T(0);
+      to.ids[slot] = holds ? p.ids[slot] : -1;
+    }
+  }
+};
+
+template <class Cell, class T>
+struct CellForwardKernel {
+  using Problem = CellForward<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t n = p.hidden;
+    const Place at(n);
+    if (at.row >= p.rows) return;
+    const int64_t index = at.row * n + at.column;
+    const bool reset = p.reset && p.reset[at.row];
+    T u[Cell::gates], r[Cell::gates], old[2] = {}, next[2], params[Cell::params + 1], save[Cell::saved + 1];
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      u[g] = p.u[(at.row * Cell::gates + g) * n + at.column];
+      r[g] = reset ? T(0) : p.r[(at.row * (Cell::gates + 1) + g) * n + at.column];
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::params; ++i) params[i] = p.params[i][at.column];
+    if (Cell::states > 1 && !reset) old[1] = p.c[index];
+    Cell::forward(u, r, old, params, next, save);
+    p.h[index] = p.now[index] = next[0];
+    if constexpr (Cell::states > 1) {
+      p.c[index] = next[1];
+      if (p.cells) p.cells[index] = next[1];
+    }
+    RNNKERN_UNROLL
+    for (int i = 0; i < Cell::saved; ++i) {
+      if (p.gates) p.gates[(at.row * Cell::saved + i) * n + at.column] = save[i];
+    }
+  }
+};
+
+template <class Cell, class T>
+struct CellBackwardKernel {
+  using Problem = CellBackward<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const int64_t n = p.rows.hidden;
+    const Place at(n);
+    const int64_t b = at.row, i = at.column, index = b * n + i;
+    if (b >= p.alive) return;
+    const int64_t row = p.rows.offset(p.t) + b;
+    const bool reset = p.rows.resets(p.t, b);
+    T old[2] = {}, next[2] = {}, save[Cell::saved + 1], params[Cell::params + 1], dparams[Cell::params + 1] = {};
+    T grad[2] = {}, du[Cell::gates], dr[Cell::gates];
+    next[0] = p.h[row * n + i];
+    grad[0] = p.dh[row * n + i] + p.through_key[index];
+    if constexpr (Cell::states > 1) {
+      if (!reset) old[1] = p.t > 0 ? p.cells[(p.rows.offset(p.t - 1) + b) * n + i] : p.c0[index];
+      grad[1] = p.dc[index];
+    }
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::saved; ++k) save[k] = p.gates[(row * Cell::saved + k) * n + i];
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) params[k] = p.params[k][i];
+    Cell::backward(save, old, next, params, grad, du, dr, dparams);
+    T* const step = p.step + b * (Cell::gates + 1) * n + i;
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      p.du[(row * Cell::gates + g) * n + i] = du[g];
+      step[g * n] = reset ? T(0) : dr[g];
+    }
+    step[Cell::gates * n] = reset ? T(0) : p.dquery[row * n + i];
+    if (Cell::states > 1) p.dc[index] = reset ? T(0) : grad[1];
+    RNNKERN_UNROLL
+    for (int k = 0; k < Cell::params; ++k) p.dparams[k][index] += dparams[k];
+  }
+};
+
+template <class T>
+struct PreviousKernel {
+  using Problem = Previous<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
+  static constexpr int threads = step_threads;
+
+  // One sample's row of one step per thread: without a search for the step that a packed row belongs to.
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Rows& rows = p.rows;
+    const Place at(rows.hidden);
+    const int64_t t = at.row / rows.batch, b = at.row % rows.batch, i = at.column;
+    if (t >= rows.count || t >= rows.length(b)) return;
+    const T s = rows.resets(t, b) ? T(0)
+                : t == 0          ? p.s0[b * rows.hidden + i]
+                                  : p.s[(rows.offset(t - 1) + b) * rows.hidden + i];
+    p.previous[(rows.offset(t) + b) * rows.hidden + i] = s;
+  }
+};
+
+template <class T>
+struct AddKernel {
+  using Problem = Add<T>;
+  static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
+  static constexpr int threads = step_threads;
+
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    const Place at(1);
+    if (at.row < p.count) p.to[at.row] += p.from[at.row];
+  }
+};
+
+}  // namespace rnnkern::relevancy

@@ -1,0 +1,145 @@
+// What both directions share: which columns and steps a thread goes through in which order, and products of a state
+// with a factor, real or complex. Once per SIMD level.
+#pragma once
+
+#include "cpu/kernel.h"
+#include "scan/cpu/problem.h"
+
+namespace rnnkern {
+namespace {
+
+constexpr int64_t few_vectors = 8;  // a thread that has no more columns keeps their state in registers for the sequence
+
+// Steps first..last-1 in the order of processing, as they are where time is counted from the sequences' beginning. Of
+// a group that ends before or, in reverse, begins after, only those that it has.
+struct Span {
+  int64_t first, last;
+
+  Span(const ScanSizes& sizes, int64_t group, int64_t first_, int64_t last_) : first(first_), last(last_) {
+    const int64_t length = sizes.length(group);
+    if (sizes.reverse)
+      first = larger(first, sizes.steps - length);
+    else
+      last = smaller(last, length);
+  }
+};
+
+inline int64_t step_at(const ScanSizes& sizes, int64_t place) {
+  return sizes.reverse ? sizes.steps - 1 - place : place;
+}
+
+// f(group, column, vectors, lanes, first, last) for blocks of columns of this thread's share, over steps first..last-1
+// in the order of processing, `few` or all of them: `vectors`, a constant, of which the last has `lanes`. A block's
+// calls come in the order of the steps, or from the last on.
+template <class T, bool backward, class F>
+void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
+  using V = Vec<T>;
+  constexpr int64_t line = 64 / sizeof(T);
+  constexpr std::integral_constant<int, 1> one{};
+  constexpr std::integral_constant<int, 4> four{};
+  const int64_t lines = (sizes.width + line - 1) / line, all = lines * sizes.groups;
+  const int64_t begin = all * me.rank / me.size, end = all * (me.rank + 1) / me.size;
+  const bool narrow = (end - begin) * line <= few_vectors * V::width;
+  const int64_t tile = narrow ? larger(sizes.steps, 1) : few, tiles = (sizes.steps + tile - 1) / tile;
+  for (int64_t done = 0; done < tiles; ++done) {
+    const int64_t first = (backward ? tiles - 1 - done : done) * tile, last = smaller(sizes.steps, first + tile);
+    for (int64_t at = begin; at < end;) {
+      const int64_t group = at / lines, from = at % lines, count = smaller(lines - from, end - at);
+      const int64_t stop = smaller(sizes.width, (from + count) * line);
+      int64_t column = from * line;
+      for (; column + 4 * V::width <= stop; column += 4 * V::width) f(group, column, four, V::all, first, last);
+      for (; column + V::width <= stop; column += V::width) f(group, column, one, V::all, first, last);
+      if (column < stop) f(group, column, one, stop - column, first, last);
+      at += count;
+    }
+  }
+}
+
+// a b + c, rounded once where the level can. Left to the compiler, that would depend on what stands around it, and so
+// would the bits.
+template <class T>
+RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
+#if RNNKERN_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4)
+    return _mm512_fmadd_ps(a.v, b.v, c.v);
+  else
+    return _mm512_fmadd_pd(a.v, b.v, c.v);
+#elif RNNKERN_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4)
+    return _mm256_fmadd_ps(a.v, b.v, c.v);
+  else
+    return _mm256_fmadd_pd(a.v, b.v, c.v);
+#else
+  return a * b + c;
+#endif
+}
+
+// The loop over lanes in common/simd.h asks each of them whether it must set errno; and of the plain intrinsic GCC 12
+// says that something is not initialised.
+template <class T>
+RNNKERN_INLINE Vec<T> root(Vec<T> x) {
+#if RNNKERN_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4)
+    return _mm512_maskz_sqrt_ps(__mmask16(-1), x.v);
+  else
+    return _mm512_maskz_sqrt_pd(__mmask8(-1), x.v);
+#elif RNNKERN_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4)
+    return _mm256_sqrt_ps(x.v);
+  else
+    return _mm256_sqrt_pd(x.v);
+#elif defined(__x86_64__)
+  if constexpr (sizeof(T) == 4)
+    return _mm_sqrt_ps(x.v);
+  else
+    return _mm_sqrt_pd(x.v);
+#else
+  return sqrt(x);
+#endif
+}
+
+// Each real part beside its imaginary one, exchanged.
+template <class T>
+RNNKERN_INLINE Vec<T> exchanged(Vec<T> x) {
+  typename Vec<T>::RawBits places;
+  for (int lane = 0; lane < Vec<T>::width; ++lane) places[lane] = lane ^ 1;
+  return Vec<T>(__builtin_shuffle(x.v, places));
+}
+
+// What multiplies a state: of complex numbers the real parts twice, and the imaginary ones with the signs that the
+// product wants.
+template <bool complex, class T>
+struct Factor {
+  Vec<T> re, im;
+
+  Factor() = default;
+  RNNKERN_INLINE explicit Factor(Vec<T> a, bool conjugate = false) : re(a), im(a) {
+    if constexpr (complex) {
+      typename Vec<T>::RawBits even, odd;
+      typename Vec<T>::Raw signs;
+      for (int lane = 0; lane < Vec<T>::width; ++lane) {
+        even[lane] = lane & ~1;
+        odd[lane] = lane | 1;
+        signs[lane] = bool(lane & 1) == conjugate ? T(-1) : T(1);
+      }
+      re = Vec<T>(__builtin_shuffle(a.v, even));
+      im = Vec<T>(__builtin_shuffle(a.v, odd) * signs);
+    }
+  }
+
+  RNNKERN_INLINE Vec<T> times(Vec<T> s) const {
+    if constexpr (complex)
+      return fused(im, exchanged(s), re * s);
+    else
+      return re * s;
+  }
+  RNNKERN_INLINE Vec<T> times(Vec<T> s, Vec<T> plus) const {
+    if constexpr (complex)
+      return fused(im, exchanged(s), fused(re, s, plus));
+    else
+      return fused(re, s, plus);
+  }
+};
+
+}  // namespace
+}  // namespace rnnkern

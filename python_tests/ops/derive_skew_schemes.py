@@ -1,0 +1,235 @@
+"""Derives the polynomials of skew_exp and writes them where C++ and Python read them.
+
+    python python_tests/ops/derive_skew_schemes.py
+
+The eigenvalues of a skew-symmetric S lie on i[-rho, rho]. There exp(z) - 1 = z q(z), and q is the Chebyshev series of
+(exp(z) - 1) / z, cut off: 2^degree times closer than Taylor's on the same interval. That is the largest interval on
+which q is off by no more than the unit roundoff, so that small angles keep all their digits. The scheme serves up to
+0.95 of it: nearer the ends the derivative of a Chebyshev series is off by up to degree^2 times as much.
+
+A scheme evaluates z q(z) in few products. Each multiplies two linear combinations of S and of earlier products and adds
+a third; the last one is exp(S) - I:
+
+- degree 4 by 2 products, for what is small;
+- degree 8 by 3 (Bader, Blanes and Casas 2019, section 3: the form; here with Chebyshev's coefficients);
+- degree 12 by 4 (the same, section 3: p = b1 + (b2 + P) P with P = b3 + b4^2; here solved by a square root of series).
+
+How the 2-norm is bounded stands here too (``BOUND``; csrc/orthogonal/cpu/bound.h says what it is), so that the CPU's
+kernels and a GPU's have one rule.
+"""
+
+from pathlib import Path
+
+from mpmath import chop, cos, exp, findroot, mp, mpc, mpf, pi, polyval, sqrt
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = ROOT / "csrc/orthogonal/cpu/schemes.h"
+MODULE = ROOT / "rnnkern/ops/_orthogonal/schemes.py"
+ROUNDOFF = {"float": mpf(2) ** -24, "double": mpf(2) ** -53}
+SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1))}
+"""Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
+NAMES = {"float": "float32", "double": "float64"}
+BOUND = {"power_steps": 6, "doublings": 3, "inside": 0.95, "rounding": 1e-5}
+"""Steps of the power method on S^2; the most doublings of Chebyshev's polynomial T_2, whose interval is that part of
+what the steps find; what is added for what rounding may take from a bound."""
+NODES = 40
+INNER = mpf("0.95")
+
+mp.dps = 60
+
+
+def phi(z):
+    return (exp(z) - 1) / z if z else mpf(1)
+
+
+def chebyshev(rho, degree: int) -> list:
+    """Coefficients c_0..c_degree of z q(z), c_0 = 0, by discrete orthogonality at Chebyshev's nodes."""
+    nodes = [cos(pi * (k + mpf(1) / 2) / NODES) for k in range(NODES)]
+    values = [phi(mpc(0, rho * t)) for t in nodes]
+    T = [[mpf(1)], [mpf(0), mpf(1)]]  # polynomials in t, by coefficients
+    while len(T) < degree:
+        twice, before = [mpf(0), *(2 * c for c in T[-1])], [*T[-2], mpf(0), mpf(0)]
+        T.append([a - b for a, b in zip(twice, before, strict=True)])
+    q = [mpc(0)] * degree
+    for k in range(degree):
+        angle = [cos(pi * k * (j + mpf(1) / 2) / NODES) for j in range(NODES)]
+        c = sum(v * a for v, a in zip(values, angle, strict=True)) * (2 if k else 1) / NODES
+        for power, coefficient in enumerate(T[k]):
+            q[power] += c * coefficient
+    return [mpf(0), *(chop(c / mpc(0, rho) ** power, tol=mpf(10) ** -40).real for power, c in enumerate(q))]
+
+
+def error(rho, degree: int):
+    """The largest of |q - phi| on the interval."""
+    q = chebyshev(rho, degree)[:0:-1]
+    points = [mpc(0, rho * k / 24) for k in range(1, 25)]
+    return max(abs(polyval(q, z) - phi(z)) for z in points)
+
+
+def limit(roundoff, degree: int):
+    """The largest rho, to three digits downwards, at which the series is as good as exact."""
+    low, high = mpf("1e-5"), mpf(8)
+    while high / low > mpf("1.0002"):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if error(middle, degree) <= roundoff else (low, middle)
+    return downwards(low)
+
+
+def downwards(x):
+    digit = mpf(10) ** (int(mp.floor(mp.log10(x))) - 2)
+    return mp.floor(x / digit) * digit
+
+
+# ---- schemes: a product is (left, right, added), each its coefficients of S and of the products before; I is added on
+# the right alone, as the last coefficient of `right`.
+
+
+def scheme4(c, rho):
+    left, right = [0, 1], [c[3], c[4], 0]
+    return [([1], [1, 0], [0]), (left, right, [c[1], c[2]])]
+
+
+def scheme8(c, rho):
+    x3 = mpf(2) / 3
+    r = c[7] / (2 * c[8])  # x1 / x2
+
+    def unknowns(x2):
+        x7 = c[8] / x2**2
+        x6 = (c[6] - c[8] * r**2 - c[8] * x3 / x2) / x2
+        x5 = (c[5] - r * x2 * x6 - x3 * c[8] * r / x2) / x2
+        x4 = (c[4] - r * x2 * x5 - x3 * x6) / x2
+        return x4, x5, x6, x7
+
+    def residual(x2):
+        x4, x5, _, _ = unknowns(x2)
+        return r * x2 * x4 + x3 * x5 - c[3]
+
+    taylor = x3 * (1 + sqrt(177)) / 352
+    x2 = findroot(residual, (0.9 * taylor, 1.1 * taylor), solver="ridder", tol=mpf(10) ** -50)
+    x4, x5, x6, x7 = unknowns(x2)
+    return [
+        ([1], [1, 0], [0]),
+        ([0, 1], [r * x2, x2, 0], [0, 0]),
+        ([0, x3, 1], [x5, x6, x7, x4], [c[1], c[2] - x3 * x4, 0]),
+    ]
+
+
+def scheme12(c, rho):
+    """p = (P + b2 / 2)^2 - (b2 / 2)^2 + b1, P of degree 6, b1 and b2 of degree 3: the leading coefficients of a square
+    root of p make P + b2 / 2, and b2 makes up for the rest. Its own leading coefficient is free: of a grid, the one
+    with the smallest sums of absolute terms. Its constant makes that of P zero."""
+    candidates = (_scheme12(c, mpf(k) / 100, rho) for k in range(-100, 101) if k)
+    _, b1, b2, b3, b4 = min(candidates, key=lambda found: found[0])
+    return [
+        ([1], [1, 0], [0]),
+        ([0, 1], [1, 0, 0], [0, 0]),
+        (b4[1:], [*b4[1:], 0], b3[1:]),
+        ([0, 0, 0, 1], [*b2[1:], 1, b2[0]], [*b1[1:], 0]),
+    ]
+
+
+def _scheme12(c, lead, rho):
+    root = [mpf(0)] * 6 + [sqrt(c[12])]
+    for power in range(11, 6, -1):
+        known = sum(root[a] * root[power - a] for a in range(power - 5, 6))
+        root[power - 6] = (c[power] - known) / (2 * root[6])
+    root[0] = (c[6] + lead**2 / 4 - sum(root[a] * root[6 - a] for a in range(1, 6))) / (2 * root[6])
+    b2 = [2 * root[0], 0, 2 * (_times(root, root, 5) - c[5]) / lead, lead]
+    b2[1] = (4 * (_times(root, root, 4) - c[4]) - b2[2] ** 2) / (2 * lead)
+    P = [a - b / 2 for a, b in zip(root, [*b2, 0, 0, 0], strict=True)]
+    d3 = sqrt(P[6])
+    d2 = P[5] / (2 * d3)
+    b4 = [mpf(0), (P[4] - d2**2) / (2 * d3), d2, d3]
+    b3 = [P[n] - _times(b4, b4, n) for n in range(4)]
+    right = [a + b for a, b in zip(P, [*b2, 0, 0, 0], strict=True)]
+    b1 = [c[n] - _times(P, right, n) for n in range(4)]
+    at = [mpf(rho) ** n for n in range(7)]
+    sizes = [sum(abs(a) * b for a, b in zip(f, at, strict=False)) for f in (P, right, b1)]
+    return sizes[0] * sizes[1] + sizes[2], b1, b2, b3, b4
+
+
+def _times(a, b, power: int):
+    """A coefficient of the product of two polynomials."""
+    return sum(a[n] * b[power - n] for n in range(len(a)) if 0 <= power - n < len(b))
+
+
+SOLVERS = {4: scheme4, 8: scheme8, 12: scheme12}
+
+
+def derived() -> dict[str, list[tuple[int, float, list]]]:
+    """For float and double: the schemes as (degree, limit, products), the shortest first."""
+    found = {}
+    for dtype, wanted in SCHEMES.items():
+        found[dtype] = []
+        for degree, part in wanted:
+            rho = limit(ROUNDOFF[dtype] / part, degree)
+            products = SOLVERS[degree](chebyshev(rho, degree), rho)
+            rounded = [tuple([float(x) for x in part] for part in product) for product in products]
+            found[dtype].append((degree, float(downwards(INNER * rho)), rounded))
+    return found
+
+
+def header(found) -> str:
+    lines = [
+        "// Written by python_tests/ops/derive_skew_schemes.py, which says what they are: the polynomials of skew_exp.",
+        "#pragma once",
+        "",
+        "namespace rnnkern {",
+        "",
+        "constexpr int most_products = 4;",
+        "",
+        "// The bound of the 2-norm (bound.h).",
+        *(f"constexpr {'int' if isinstance(x, int) else 'double'} {name} = {x};" for name, x in BOUND.items()),
+        "",
+        "// left * right + added, each a sum over S and the products before; `identity` is the part of I on the right.",
+        "struct SkewProduct {",
+        "  double left[most_products], right[most_products], identity, added[most_products];",
+        "};",
+        "",
+        "struct SkewScheme {",
+        "  int degree, products;",
+        "  double limit;  // of the 2-norm",
+        "  SkewProduct product[most_products];",
+        "};",
+        "",
+    ]
+    lines += ["// clang-format off"]
+    for dtype, schemes in found.items():
+        lines += [f"constexpr SkewScheme {dtype}_schemes[] = {{"]
+        for degree, rho, products in schemes:
+            lines += [f"    {{{degree}, {len(products)}, {rho!r}, {{"]
+            for left, right, added in products:
+                sums = [f"{{{', '.join(map(repr, part))}}}" for part in (left, right[:-1], added)]
+                lines += [f"        {{{sums[0]},", f"         {sums[1]}, {right[-1]!r},", f"         {sums[2]}}},"]
+            lines += ["    }},"]
+        lines += ["};", ""]
+    return "\n".join([*lines[:-1], "// clang-format on", "", "}  // namespace rnnkern", ""])
+
+
+def module(found) -> str:
+    lines = [
+        '"""Written by python_tests/ops/derive_skew_schemes.py, which says what they are: the polynomials of skew_exp.',
+        "",
+        "For each dtype (degree, limit of the 2-norm, products), each product (left, right, added): sums over S and",
+        'the products before, with the part of I as the last of ``right``. Above it, how the 2-norm is bounded."""',
+        "",
+        *(f"{name.upper()} = {x}" for name, x in BOUND.items()),
+        "",
+        "# fmt: off",
+        "SCHEMES = {",
+    ]
+    for dtype, schemes in found.items():
+        lines += [f'    "{NAMES[dtype]}": [']
+        for degree, rho, products in schemes:
+            lines += [f"        ({degree}, {rho!r}, ["]
+            for left, right, added in products:
+                lines += [f"            ({left!r},", f"             {right!r},", f"             {added!r}),"]
+            lines += ["        ]),"]
+        lines += ["    ],"]
+    return "\n".join([*lines, "}", ""])
+
+
+if __name__ == "__main__":
+    FOUND = derived()
+    HEADER.write_text(header(FOUND))
+    MODULE.write_text(module(FOUND))
