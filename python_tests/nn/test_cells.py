@@ -186,9 +186,7 @@ def error(f):
     return None
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((I, "4"), {}), ((-1, H), {}), ((I, H, True, 0, 0, 0), {})]
-)
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((I, "4"), {}), ((-1, H), {}), ((I, H, True, 0, 0, 0), {})])
 @classes
 def test_constructor_errors(cls, args, kwargs):
     wanted = error(lambda: getattr(torch.nn, cls)(*args, **kwargs))

@@ -117,6 +117,6 @@ def test_wrong_arguments():
     ):
         with pytest.raises(error, match=said):
             layer(**options)
-    with pytest.raises(TypeError, match="ContinuousRNN: `state` must be a tensor, got tuple"):
+    with pytest.raises(TypeError, match="ContinuousRNN: `hx` must be a tensor, got tuple"):
         layer()(torch.randn(T, B, I, dtype=F64), (1,))
     assert "dt=0.2, nonlinearity=identity" in str(layer(dt=0.2, nonlinearity="identity"))

@@ -158,7 +158,7 @@ def test_copies_compiler_autocast_and_explain():
         ({"r_min": 1.0}, ValueError, "not both 0 or 1, got 1.0 and 1.0"),
         ({"max_phase": 7}, ValueError, "max_phase must be in"),
         ({"output_size": 0}, ValueError, "output_size must be at least 1, got 0"),
-        ({"dtype": torch.bfloat16}, TypeError, "dtype must be one of .* got torch.bfloat16"),
+        ({"dtype": torch.bfloat16}, TypeError, "LRU supports float32 and float64, got torch.bfloat16"),
     ],
 )
 def test_wrong_options(options, error, said):
@@ -173,8 +173,17 @@ def test_wrong_arguments():
         ((x[..., :2],), ValueError, r"LRU: `input` must be \(T, B, 4\)"),
         ((x, torch.zeros(B, N, dtype=F64)), TypeError, "`state` must be of .*complex128"),
         ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"`state` must be \(B, C\) = \(3, 6\)"),
-        ((x, [1]), TypeError, "LRU: `state` must be a tensor, got list"),
+        ((x, [1]), TypeError, "LRU: `hx` must be a tensor, got list"),
         ((x, None, torch.zeros(B, T, dtype=torch.bool)), ValueError, r"LRU: `reset` must be \(T, B\) = \(9, 3\)"),
     ):
         with pytest.raises(error, match=said):
             module(*args)
+
+
+@pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.to(torch.bfloat16)])
+def test_a_dtype_that_is_not_supported_is_refused_before_it_is_there(convert):
+    lru = LRU(2, 3)
+    with pytest.raises(TypeError, match=r"LRU supports float32 and float64, got torch\."):
+        convert(torch.nn.Sequential(lru))
+    assert {p.dtype for p in lru.parameters()} == {torch.float32}
+    assert lru.double().to("meta").nu_log.dtype == torch.float64

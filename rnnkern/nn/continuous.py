@@ -98,25 +98,25 @@ class ContinuousRNN(SingleLayer):
                 init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 
     def forward(
-        self, input: Tensor | PackedSequence, state: Tensor | None = None, reset: Tensor | None = None
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layer over a sequence.
 
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            state: h_0, (B, H); without B for (T, I). In the caller's batch order. None is zeros.
+            hx: h_0, (B, H); without B for (T, I). In the caller's batch order. None is zeros.
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true a sequence begins at step t.
 
         Returns:
-            The output, h at the end of each step, like ``input`` with H columns, and h_n, like ``state``.
+            The output, h at the end of each step, like ``input`` with H columns, and h_n, like ``hx``.
 
         Raises:
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        args, options = self._call(input, state, reset)
+        args, options = self._call(input, hx, reset)
         h, last = self._operator(*args, **options)
         return self._returned(input, h), self._returned_state(input, (last,) if isinstance(last, Tensor) else last)[0]
 
@@ -124,10 +124,10 @@ class ContinuousRNN(SingleLayer):
     def _operator(self) -> Callable:
         return linear_scan if self.nonlinearity == "identity" else recurrence
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        if state is not None and not isinstance(state, Tensor):
-            raise TypeError(f"ContinuousRNN: `state` must be a tensor, got {type(state).__name__}")
-        x, states, batch_sizes, reset = self._time_first(input, None if state is None else (state,), reset)
+    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
+        if hx is not None and not isinstance(hx, Tensor):
+            raise TypeError(f"ContinuousRNN: `hx` must be a tensor, got {type(hx).__name__}")
+        x, states, batch_sizes, reset = self._time_first(input, None if hx is None else (hx,), reset)
         options = {"batch_sizes": batch_sizes, "reset": reset}
         U, W, b = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0
         if self.nonlinearity == "identity":

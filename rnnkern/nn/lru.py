@@ -77,8 +77,7 @@ class LRU(SingleLayer):
         if not 0 < max_phase <= 2 * math.pi:
             raise ValueError(f"max_phase must be in (0, 2 pi], got {max_phase}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in DTYPES:
-            raise TypeError(f"dtype must be one of {DTYPES}, for which there are complex numbers, got {dtype}")
+        _check_dtype(dtype)
         self.r_min, self.r_max, self.max_phase, self.batch_first = r_min, r_max, max_phase, batch_first
 
         def parameter(*shape: int) -> Parameter:
@@ -106,26 +105,26 @@ class LRU(SingleLayer):
         return torch.complex(-self.nu_log.exp(), self.theta_log.exp()).exp()
 
     def forward(
-        self, input: Tensor | PackedSequence, state: Tensor | None = None, reset: Tensor | None = None
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layer over a sequence.
 
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            state: h_0, (B, N), complex; without B for (T, I). In the caller's batch order. None is zeros.
+            hx: h_0, (B, N), complex; without B for (T, I). In the caller's batch order. None is zeros.
             reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
                 batch order. Where true a sequence begins at step t.
 
         Returns:
-            The output, like ``input`` with O columns, and h_n, like ``state``. Under autocast the projections are in
+            The output, like ``input`` with O columns, and h_n, like ``hx``. Under autocast the projections are in
             its dtype, and the recurrence stays in the parameters'.
 
         Raises:
             ValueError: a shape is wrong.
             TypeError: a type, dtype or device is wrong.
         """
-        sequence = self._sequence(input, state, reset)
+        sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
         (h, last), x = self._operator(*args, **options), sequence.x
         shape, h = x.shape[:-1], torch.view_as_real(h).flatten(-2)  # (..., 2N), real and imaginary part side by side
@@ -134,13 +133,13 @@ class LRU(SingleLayer):
         output = torch.addmm(skip.flatten(0, -2), h.flatten(0, -2), C.mT).unflatten(0, shape)
         return self._returned(input, output), self._returned_state(input, (last,))[0]
 
-    def _call(self, input, state, reset) -> tuple[tuple, dict[str, Any]]:
-        return self._arguments(self._sequence(input, state, reset))
+    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
+        return self._arguments(self._sequence(input, hx, reset))
 
-    def _sequence(self, input, state, reset) -> TimeFirst:
-        if state is not None and not isinstance(state, Tensor):
-            raise TypeError(f"LRU: `state` must be a tensor, got {type(state).__name__}")
-        return self._time_first(input, None if state is None else (state,), reset)
+    def _sequence(self, input, hx, reset) -> TimeFirst:
+        if hx is not None and not isinstance(hx, Tensor):
+            raise TypeError(f"LRU: `hx` must be a tensor, got {type(hx).__name__}")
+        return self._time_first(input, None if hx is None else (hx,), reset)
 
     def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
@@ -148,6 +147,11 @@ class LRU(SingleLayer):
         B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)  # (2N, I): one real product
         u = torch.view_as_complex(F.linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
         return (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
+
+    def _apply(self, fn, recurse=True):
+        """What ``half()``, ``to()`` and the like call: refuses a dtype before a parameter has it."""
+        _check_dtype(fn(self.nu_log.detach()[:0]).dtype)
+        return super()._apply(fn, recurse)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -162,3 +166,8 @@ class LRU(SingleLayer):
         given["output_size"] = None if self.output_size == self.input_size else self.output_size
         shown = (f", {name}={value}" for name, value in given.items() if value != self._plain[name])
         return f"{self.input_size}, {self.hidden_size}" + "".join(shown)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise TypeError(f"LRU supports float32 and float64, got {dtype}")
