@@ -179,3 +179,21 @@ def test_gru_with_the_reset_gate_before_the_product():
 )
 def test_extra_repr(module, words):
     assert module().extra_repr() == words
+
+
+@pytest.mark.skipif(not rnnkern._extension.available, reason="the reference keeps what autograd records")
+@pytest.mark.parametrize(
+    ("cls", "options", "values"),
+    [("LSTM", {}, 4), ("GRU", {}, 4), ("LSTM", {"layer_norm": True}, 4), ("GRU", {"layer_norm": True}, 3)],
+)
+def test_save_gates_keeps_as_many_values_as_documented(cls, options, values):
+    def kept(save_gates):
+        tensors, module.save_gates = {}, save_gates
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.setdefault(t.data_ptr(), t), lambda t: t):
+            output, _ = module(x)
+        return sum(t.numel() for t in tensors.values()), torch.autograd.grad(output.sum(), list(module.parameters()))
+
+    x, module = torch.randn(50, B, I, dtype=torch.float64), build(cls, I, H, **options)
+    (more, wanted), (less, found) = kept(True), kept(False)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    assert more - less == values * 50 * B * H

@@ -40,8 +40,8 @@ class GRU(LayerNormed, torch.nn.GRU):
             sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
             in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
         save_gates: True keeps the gates for the backward, 5 H floats per sequence and step in all; False keeps
-            H and computes the gates again there, which costs one more product with R and one with W. None is
-            True on a CPU and False on a GPU. May be set at any time.
+            H and computes the gates again there, which costs one more product with R and one with W. With
+            ``layer_norm`` it is 10 H and 7 H. None is True on a CPU and False on a GPU. May be set at any time.
         filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
             0.99)``. The state that is returned is longer by what the filter carries.
 

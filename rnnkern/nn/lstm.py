@@ -47,8 +47,8 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
             2019); none in evaluation. What flows through c, and to R, stays.
         save_gates: True keeps the gates for the backward, 6 H floats per sequence and step in all; False keeps
-            2 H and computes the gates again there, which costs one more product with R and one with W. None is
-            True on a CPU and False on a GPU. May be set at any time.
+            2 H and computes the gates again there, which costs one more product with R and one with W. With
+            ``layer_norm`` it is 14 H and 10 H. None is True on a CPU and False on a GPU. May be set at any time.
         filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
             0.99)``. The state that is returned is longer by what the filter carries.
 

@@ -3,11 +3,14 @@
 import difflib
 import functools
 import inspect
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
 from rnnkern.nn.filters import Filter
+
+Class = TypeVar("Class", bound=type)
+"""Type checkers and editors see the decorated class itself."""
 
 
 class LayerOptions(TypedDict, total=False):
@@ -19,7 +22,7 @@ class LayerOptions(TypedDict, total=False):
     device: Any
     dtype: torch.dtype | None
     num_heads: int
-    zoneout: float
+    zoneout: float | tuple[float, float]
     recurrent_dropout: float
     save_gates: bool | None
 
@@ -60,7 +63,7 @@ class RelevancyOptions(MemoryOptions, total=False):
     relevance: str
 
 
-def with_options(cls: type) -> type:
+def with_options(cls: Class) -> Class:
     """Decorates a class. Where its ``__init__`` ends with ``**options``, its signature has the base's parameters in
     their place, but for those that the class ``_sets`` itself; a keyword that is none of them raises TypeError with the
     class and the nearest names that there are."""
