@@ -5,13 +5,16 @@ Each rule is a function that returns its faults, so that a test can show that it
 
 import ast
 import functools
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -137,6 +140,18 @@ def faults_of_private_torch(root: Path) -> list[str]:
                 if text.split(".")[0] in of_torch or node.attr.startswith("_dynamo"):
                     faults.append(f"{module}:{node.lineno} uses {text}, which is private")
     return faults
+
+
+def test_no_function_hides_its_module():
+    """``rnnkern.ops.recurrence`` is the function: what defines it has another name."""
+    packages = [importlib.import_module(m.name) for m in pkgutil.walk_packages(rnnkern.__path__, "rnnkern.") if m.ispkg]
+    hidden = [
+        f"{package.__name__}.{module.name}"
+        for package in (rnnkern, *packages)
+        for module in pkgutil.iter_modules(package.__path__)
+        if not isinstance(getattr(package, module.name, pkgutil), ModuleType)
+    ]
+    assert hidden == []
 
 
 # ---- C++: what each folder of csrc may include

@@ -79,7 +79,7 @@ class Momentum(Filter):
         mu: in [0, 1).
         s: positive.
 
-    Source: Nguyen et al. 2020, eq. 8.
+    Source: Nguyen et al. 2020.
 
     >>> lstm = rnnkern.nn.LSTM(10, 20, filter=rnnkern.nn.filters.Momentum(0.6, 0.6))
     """
@@ -99,7 +99,7 @@ class Adam(Filter):
         mu, beta: in [0, 1).
         s: positive.
 
-    Source: Nguyen et al. 2020, eq. 14.
+    Source: Nguyen et al. 2020.
     """
 
     states = ("v", "q")
@@ -116,7 +116,7 @@ class RMSprop(Filter):
         s: positive.
         beta: in [0, 1).
 
-    Source: Nguyen et al. 2020, eq. 16.
+    Source: Nguyen et al. 2020.
     """
 
     states = ("q",)
@@ -134,7 +134,7 @@ class NAG(Filter):
         s: positive.
         restart_every: steps, at least 1.
 
-    Source: Nguyen et al. 2020, section 4.
+    Source: Nguyen et al. 2020.
     """
 
     linear = True
