@@ -136,8 +136,8 @@ def main(argv: Sequence[str]) -> None:
                 found = norms(network, x, y, COPIED).tolist()
                 rows += [facts | about | {"t": t, "norm": significant(norm)} for t, norm in enumerate(found)]
                 progress.advance()
-            if hasattr(network.rnn, "attention"):
-                maps[subject.name] = network.rnn.attention(shown)
+            if hasattr(network.rnn, "attention_map"):
+                maps[subject.name] = network.rnn.attention_map(shown)
     out = record.output(chosen, device)
     record.append(out.rows / "gradient.csv", rows)
     gradient_picture.draw(out.pictures / "gradient.png", rows, maps, shown)

@@ -3,19 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from perf.figure import STYLE, plt, save
 from perf.record import Row
 from perf.train_picture import COLOURS
-from rnnkern.ops import RelevancyMemory
 
 SHOWN = ("MemRNN", "RelRNN 10/10")
 
 
-def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x: Tensor) -> None:
-    """Norms of all layers, and the attention of two on the first sequence, over the step that made each event."""
+def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, Tensor], x: Tensor) -> None:
+    """Norms of all layers, and the attention maps (T, B, T) of two on the first sequence."""
     layers, last = list(dict.fromkeys(row["layer"] for row in rows)), rows[-1]
     shown = [name for name in SHOWN if name in maps]
     with plt.rc_context(STYLE):
@@ -30,7 +28,7 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x
         norms.legend(loc="lower right", frameon=False, fontsize=8, title="accuracy")
         norms.grid(color="#eeeeee")
         for axes, name in zip(heat, shown, strict=True):
-            shade = by_event(maps[name])[0].sqrt().numpy()
+            shade = maps[name][:, 0].sqrt().numpy()
             axes.imshow(shade, origin="lower", cmap="Blues", aspect="auto", vmin=0, vmax=1)
             symbols = (x[:, 0].argmax(-1) > 0).nonzero().flatten().tolist()
             axes.plot(symbols, [0] * len(symbols), "v", color="#b63c02", markersize=5, clip_on=False)
@@ -40,10 +38,3 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, RelevancyMemory], x
         about = f"{last['device']}, PyTorch {last['torch']}; marks: symbols and the mark; shade: the root of alpha"
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
-
-
-def by_event(memory: RelevancyMemory) -> Tensor:
-    """(B, T, T): how much step t attends to event i, from weights by slot."""
-    weights, ids = (part.transpose(0, 1) for part in memory)
-    found = torch.zeros(*weights.shape[:2], weights.shape[1] + 1, dtype=weights.dtype)  # the last column: no event
-    return found.scatter_add_(2, ids.long() % found.shape[2], weights)[..., :-1]

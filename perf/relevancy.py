@@ -85,8 +85,8 @@ def problem_of(
 
 
 def arguments(cell: str, tensors: dict[str, Tensor]) -> tuple:
-    weights = tuple(tensors[name] for name in ("V", "W_a", "U_a", "v"))
-    return cell, tensors["u"], weights, tuple(tensors[name] for name in ("s0", "c0") if name in tensors)
+    attention = tuple(tensors[name] for name in ("W_a", "U_a", "v"))
+    return cell, tensors["u"], tensors["V"], tuple(tensors[name] for name in ("s0", "c0") if name in tensors), attention
 
 
 def options(cell: str, tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:

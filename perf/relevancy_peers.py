@@ -15,19 +15,20 @@ from rnnkern.reference import CELLS
 def cached_keys(
     cell: str,
     u: Tensor,
-    weights: Sequence[Tensor],
+    R: Tensor,
     state: Sequence[Tensor],
+    attention_weights: Sequence[Tensor],
     *,
     buffer_size: int,
     relevant_size: int,
     params: Sequence[Tensor] = (),
 ) -> Tensor:
     """h; ``combine="half"``, additive alignment and screening by attention. The strong form: no loop over samples, the
-    key of an event is computed once, and the products with V and W_a are one."""
-    V, W_a, U_a, v = weights
+    key of an event is computed once, and the products with R and W_a are one."""
+    W_a, U_a, v = attention_weights
     s, *c = state
     batch, hidden = s.shape
-    U_a_t, both = U_a.t(), torch.cat([V, W_a]).t()
+    U_a_t, both = U_a.t(), torch.cat([R, W_a]).t()
     buffer: list[tuple[Tensor, ...]] = []  # (event, key)
     scores = s.new_zeros(batch, 0)
     relevant = [s.new_zeros(batch, relevant_size, hidden) for _ in range(2)]
@@ -66,8 +67,9 @@ def cached_keys(
 def recomputed_keys(
     cell: str,
     u: Tensor,
-    weights: Sequence[Tensor],
+    R: Tensor,
     state: Sequence[Tensor],
+    attention_weights: Sequence[Tensor],
     *,
     buffer_size: int,
     relevant_size: int,
@@ -75,7 +77,7 @@ def recomputed_keys(
 ) -> Tensor:
     """The same in the form of the article's public code: at each step all that is remembered is stacked anew and
     multiplied by U_a, and a list per sample holds the relevant set, which is at least 1."""
-    V, W_a, U_a, v = weights
+    W_a, U_a, v = attention_weights
     s, *c = state
     batch, hidden = s.shape
     buffer: list[Tensor] = []
@@ -86,7 +88,7 @@ def recomputed_keys(
     nothing = s.new_zeros(hidden)
     outputs = []
     for u_t in u.unbind(0):
-        h, *c = CELLS[cell].step(u_t, lambda s: F.linear(s, V), (s, *c), *params)
+        h, *c = CELLS[cell].step(u_t, lambda s: F.linear(s, R), (s, *c), *params)
         if len(buffer) == buffer_size:
             leaving, score, mask = buffer.pop(0), scores.pop(0).tolist(), mask.clone()
             for b, (members, found) in enumerate(zip(relevant, frozen, strict=True)):

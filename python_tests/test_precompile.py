@@ -223,9 +223,10 @@ def test_explain_of_the_other_families(compiled):
     with FakeTensorMode():
         make = lambda *sizes: torch.zeros(*sizes, device="cuda")  # noqa: E731
         rotations = ops.explain(ops.givens_recurrence, make(3, 2, 8), make(2, 4), make(2, 8), make(8))
-        weights = (make(8, 8), make(8, 8), make(8, 8), make(8))
+        attention = (make(8, 8), make(8, 8), make(8))
         relevancy = ops.explain(
-            ops.relevancy_recurrence, "tanh", make(3, 2, 8), weights, (make(2, 8),), buffer_size=2, relevant_size=2
+            ops.relevancy_recurrence, "tanh", make(3, 2, 8), make(8, 8), (make(2, 8),), attention, buffer_size=2,
+            relevant_size=2,
         )  # fmt: skip
     assert "a warp for each sequence; 4 of 4 kernels are still to be compiled, by NVRTC 13" in rotations.reason
     assert "block, backward block, for " in relevancy.reason

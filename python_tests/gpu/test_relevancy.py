@@ -133,7 +133,7 @@ def test_weights_that_lie_on_a_block_in_16_bits(cell, hidden, options, dtype, pl
     torch.manual_seed(hidden)
     call = call_of(cell, 4, 3, hidden, **options).to(dtype)
     if options.get("carried"):  # a whole state is float32
-        call = call._replace(args=(*call.args[:3], call.to(torch.float32).args[3]))
+        call = call._replace(args=(*call.args[:3], call.to(torch.float32).args[3], call.args[4]))
     found = {}
     kernels = place.entered(lambda: found.update(everything(place, call, parts=8)))
     assert {name.rsplit("/")[-1] for name in kernels} == {place.kernel}
@@ -162,12 +162,12 @@ CHUNKS = [(1, "lstm", 33), (4, "tanh", 100), (6, "tanh", 40)]
 def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
     torch.manual_seed(cut)
     call = call_of(cell, 8, 3, hidden, buffer_size=3, relevant_size=2, reset=0.1, dtype=dtype)
-    (cell, u, weights, state), options = call
+    (cell, u, R, state, attention), options = call
     place.set_seed(cut)
 
     def run(state, first, last):
         part = options | {"reset": options["reset"][first:last], "return_memory": True}
-        return place(cell, u[first:last], weights, state, **part)
+        return place(cell, u[first:last], R, state, attention, **part)
 
     whole, end, _ = run(state, 0, 8)
     first, middle, _ = run(state, 0, cut)
@@ -179,13 +179,13 @@ def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
 def test_a_chunk_takes_the_kernel_of_the_whole(place):
     """Whose memory one block does not hold, though it would what the first chunk fills of it."""
     torch.manual_seed(0)
-    (cell, u, weights, state), options = call_of(
+    (cell, u, R, state, attention), options = call_of(
         "lstm", 42, 1, 70, buffer_size=40, relevant_size=8, dtype=torch.float32
     )
     with torch.no_grad():
-        whole, _ = place(cell, u, weights, state, **options)
-        first, middle = place(cell, u[:10], weights, state, **options)
-        second, _ = place(cell, u[10:], weights, middle, **options)
+        whole, _ = place(cell, u, R, state, attention, **options)
+        first, middle = place(cell, u[:10], R, state, attention, **options)
+        second, _ = place(cell, u[10:], R, middle, attention, **options)
     assert torch.equal(whole, torch.cat([first, second]))
 
 
@@ -202,14 +202,14 @@ def test_the_same_bits_whatever_the_scheduler_does(place):
 def adversarial(kind):
     """Calls that decide by ties, infinities and NaN, and one whose samples replace always and never."""
     call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, relevance="given")
-    (cell, u, weights, state), options = call
+    (cell, u, R, state, attention), options = call
     scores = options["relevance"]
     if kind == "equal scores":
         scores = torch.ones_like(scores)
     elif kind == "equal attention":
-        weights = (*weights[:3], torch.zeros_like(weights[3]).requires_grad_())
+        attention = (*attention[:2], torch.zeros_like(attention[2]).requires_grad_())
         options = options | {"relevance": "attention"}
-        return call._replace(args=(cell, u, weights, state), kwargs=options)
+        return call._replace(args=(cell, u, R, state, attention), kwargs=options)
     elif kind == "minus infinity":
         scores[::2] = -torch.inf
     elif kind == "NaN first":
@@ -242,11 +242,11 @@ def test_what_is_selected_where_scores_are_adversarial(kind, place):
 
 def test_scores_that_are_not_finite_spread_as_in_the_reference(place):
     torch.manual_seed(0)
-    (cell, u, (V, W_a, U_a, v), state), options = call_of("tanh", 5, 2, 3, dtype=torch.float32)
+    (cell, u, R, state, (W_a, U_a, v)), options = call_of("tanh", 5, 2, 3, dtype=torch.float32)
     for value in (torch.nan, torch.inf):
-        weights = (V, W_a, U_a, (v * torch.tensor([1.0, value, 1.0])).detach().requires_grad_())
-        found = place(cell, u, weights, state, **options, return_memory=True)
-        wanted = reference.relevancy_recurrence(cell, u, weights, state, **options, return_memory=True)
+        attention = (W_a, U_a, (v * torch.tensor([1.0, value, 1.0])).detach().requires_grad_())
+        found = place(cell, u, R, state, attention, **options, return_memory=True)
+        wanted = reference.relevancy_recurrence(cell, u, R, state, attention, **options, return_memory=True)
         torch.testing.assert_close(found[0], wanted[0], equal_nan=True)
         assert torch.equal(found[1].ids, wanted[1].ids)
         torch.testing.assert_close(found[2].weights, wanted[2].weights, equal_nan=True)
@@ -263,11 +263,11 @@ def test_weights_made_again_of_large_scores_are_finite(dtype, place):
 
 def test_full_attention_keeps_one_number_per_row(place):
     torch.manual_seed(0)
-    cell, u, weights, state = call_of("tanh", 5, 2, 3).to(torch.float32, requires_grad=False).args
+    cell, u, R, state, attention = call_of("tanh", 5, 2, 3).to(torch.float32, requires_grad=False).args
     whole = [x.detach() for x in reference.empty_state(state, 2) if x is not None]
     for size, columns in ((5, ()), (4, (6,))):
         _, _, *rest = place.operators.relevancy_recurrence(
-            cell, u, weights, whole, (), None, None, None, size, 0.5, False, "float32", True, False
+            cell, u, [R, *attention], whole, (), None, None, None, size, 0.5, False, "float32", True, False
         )
         assert rest[8].shape == (10, *columns)
 

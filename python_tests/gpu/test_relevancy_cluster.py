@@ -92,12 +92,12 @@ def test_more_members_than_threads(place):
 def test_two_chunks_give_the_bits_of_the_whole(cut, cell, place):
     torch.manual_seed(cut)
     call = call_of(cell, 6, 2, 33, buffer_size=3, relevant_size=2, reset=0.1, dtype=torch.float32)
-    (cell, u, weights, state), options = call
+    (cell, u, R, state, attention), options = call
     place.set_seed(cut)
 
     def run(state, first, last):
         part = options | {"reset": options["reset"][first:last], "return_memory": True}
-        return place(cell, u[first:last], weights, state, **part)
+        return place(cell, u[first:last], R, state, attention, **part)
 
     whole, end, _ = run(state, 0, 6)
     first, middle, _ = run(state, 0, cut)
@@ -128,9 +128,9 @@ def test_what_is_selected_where_scores_are_adversarial(kind, place):
 def test_no_steps_and_no_samples_leave_the_state(place):
     torch.manual_seed(0)
     for steps, batch in ((0, 2), (3, 0)):
-        (cell, u, weights, state), options = call_of("tanh", steps, batch, 5, dtype=torch.float32, carried=3)
-        found = place(cell, u, weights, state, **options)
-        wanted = reference.relevancy_recurrence(cell, u, weights, state, **options)
+        (cell, u, R, state, attention), options = call_of("tanh", steps, batch, 5, dtype=torch.float32, carried=3)
+        found = place(cell, u, R, state, attention, **options)
+        wanted = reference.relevancy_recurrence(cell, u, R, state, attention, **options)
         assert all(torch.equal(x, y) for x, y in zip(found[1], wanted[1], strict=True) if x is not None)
 
 

@@ -47,10 +47,11 @@ def of_reference(layer, x, dtype, **rest):
     """Output and gradients of the definition."""
     weights = {name: p.detach().to(dtype).requires_grad_() for name, p in layer.named_parameters()}
     u = torch.nn.functional.linear(x.to(dtype), weights["weight_ih_l0"], weights.get("bias_ih_l0"))
-    names = ("weight_hh_l0", "weight_query_l0", "weight_key_l0", "weight_score_l0")
+    names = ("weight_query_l0", "weight_key_l0", "weight_score_l0")
     zeros = torch.zeros(x.shape[1], N, dtype=dtype)
     output, state = reference.relevancy_recurrence(
-        layer._cell, u, [weights[name] for name in names], (zeros, zeros) if layer._cell == "lstm" else (zeros,),
+        layer._cell, u, weights["weight_hh_l0"], (zeros, zeros) if layer._cell == "lstm" else (zeros,),
+        [weights[name] for name in names],
         buffer_size=layer.buffer_size, relevant_size=layer.relevant_size, combine=layer.combine,
         alignment=layer.alignment, relevance=layer.relevance, output=layer.output,
         params=[weights["modrelu_bias_l0"]] if "modrelu_bias_l0" in weights else (), **rest,

@@ -19,8 +19,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     def leaves(self) -> dict[str, Tensor]:
-        _, u, weights, state = self.args
-        found = {"u": u, **dict(zip(("V", "W_a", "U_a", "v"), weights, strict=True))}
+        _, u, R, state, attention = self.args
+        found = {"u": u, "R": R, **dict(zip(("W_a", "U_a", "v"), attention, strict=True))}
         parts = state._asdict() if isinstance(state, RelevancyState) else dict(zip("sc", state, strict=False))
         found |= {name: x for name, x in parts.items() if name in PASSED_ON and x is not None}
         return found | {f"params[{k}]": x for k, x in enumerate(self.kwargs["params"])}
@@ -71,8 +71,8 @@ def call_of(
     def draw(*shape):
         return torch.randn(shape, dtype=torch.float64)
 
-    weights = (draw(gates * hidden, hidden) / hidden**0.5, *(draw(hidden, hidden) / hidden**0.5 for _ in range(2)))
-    weights = (*weights, draw(hidden) * scale / hidden**0.5)
+    R, *attention = (draw(rows, hidden) / hidden**0.5 for rows in (gates * hidden, hidden, hidden))
+    attention = (*attention, draw(hidden) * scale / hidden**0.5)
     state: Any = tuple(draw(batch, hidden) for _ in range(states))
     options = {
         "buffer_size": buffer_size, "relevant_size": relevant_size, "combine": combine, "alignment": alignment,
@@ -80,7 +80,7 @@ def call_of(
     }  # fmt: skip
     if carried:
         _, state = reference.relevancy_recurrence(
-            cell, draw(carried, batch, gates * hidden), weights, state, **options,
+            cell, draw(carried, batch, gates * hidden), R, state, attention, **options,
             reset=torch.rand(carried, batch) < reset,
         )  # fmt: skip
     batch_sizes, rows = None, (steps, batch)
@@ -90,7 +90,7 @@ def call_of(
         rows = (int(batch_sizes.sum()),)
     options |= {"batch_sizes": batch_sizes, "reset": torch.rand(steps, batch) < reset if reset else None}
     options["relevance"] = torch.rand(steps, batch, dtype=torch.float64) if relevance == "given" else relevance
-    return Call((cell, draw(*rows, gates * hidden), weights, state), options).to(dtype)
+    return Call((cell, draw(*rows, gates * hidden), R, state, attention), options).to(dtype)
 
 
 def random_call(draw: random.Random) -> Call:
@@ -135,11 +135,11 @@ def same_selection(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def with_leaves(call, leaves):
     """The call on other tensors in the places of its leaves."""
-    cell, _, _, state = call.args
+    cell, _, _, state, _ = call.args
     if isinstance(state, RelevancyState):
         state = state._replace(**{name: leaves[name] for name in PASSED_ON if name in leaves})
     else:
         state = tuple(leaves[name] for name in "sc" if name in leaves)
     params = tuple(x for name, x in leaves.items() if name.startswith("params"))
-    args = cell, leaves["u"], tuple(leaves[name] for name in ("V", "W_a", "U_a", "v")), state
+    args = cell, leaves["u"], leaves["R"], state, tuple(leaves[name] for name in ("W_a", "U_a", "v"))
     return call._replace(args=args, kwargs=call.kwargs | {"params": params})

@@ -204,8 +204,8 @@ def test_the_weights_of_a_recurrence_are_found_again_from_its_states(combine, al
     weights = [torch.randn(*sizes, dtype=torch.float64) / 2 for sizes in ((6, 6), (6, 6), (6, 6), (6,))]
     options = {"buffer_size": 4, "relevant_size": 3, "combine": combine, "alignment": alignment}
     options["reset"] = torch.rand(17, 3) < 0.1
-    h, _, memory = relevancy_recurrence("tanh", u, weights, (s0,), return_memory=True, **options)
-    s, _ = relevancy_recurrence("tanh", u, weights, (s0,), output="s", **options)
+    h, _, memory = relevancy_recurrence("tanh", u, weights[0], (s0,), weights[1:], return_memory=True, **options)
+    s, _ = relevancy_recurrence("tanh", u, weights[0], (s0,), weights[1:], output="s", **options)
     before = torch.cat([s0.unsqueeze(0), s[:-1]]).masked_fill(options["reset"].unsqueeze(-1), 0)
     _, W_a, U_a, v = weights
     q, u, h, idx = (x.transpose(0, 1) for x in (before @ W_a.T, h @ U_a.T, h, memory.ids))

@@ -145,7 +145,8 @@ def test_a_gradient_penalty_is_the_references():
 @pytest.mark.parametrize("cell", ["modrelu", "lstm"])
 def test_the_operators_are_what_torch_expects(cell, options):
     call = call_of(cell, 5, 3, 4, **OPTIONS[options]).to(torch.float64, requires_grad=False)
-    _, u, weights, state = call.args
+    _, u, R, state, attention = call.args
+    weights = [R, *attention]
     if not isinstance(state, RelevancyState):
         state = reference.empty_state(state, call.kwargs["relevant_size"])
     parts = [x for x in state if x is not None]
@@ -153,12 +154,12 @@ def test_the_operators_are_what_torch_expects(cell, options):
     rest = (list(call.kwargs["params"]), call.kwargs["batch_sizes"], call.kwargs["reset"], given,
             call.kwargs["buffer_size"], 0.5, call.kwargs["alignment"] == "dot", "float64")  # fmt: skip
     for flags in ((False, True), (True, False)):
-        opcheck(_operators.relevancy_recurrence, (cell, u, list(weights), parts, *rest, *flags), test_utils=CHECKS)
-    h, s, *results = _operators.relevancy_recurrence(cell, u, list(weights), parts, *rest, True, False)
+        opcheck(_operators.relevancy_recurrence, (cell, u, weights, parts, *rest, *flags), test_utils=CHECKS)
+    h, s, *results = _operators.relevancy_recurrence(cell, u, weights, parts, *rest, True, False)
     last, saved = results[: len(parts)], results[len(parts) :]
     grads = [torch.randn_like(x) for x in (*last[:-7], last[-7], last[-4])]
     for upstream in ((torch.randn_like(h), None, None), (None, torch.randn_like(s), grads)):
-        arguments = (cell, *upstream, list(weights), parts, *rest, h, s, saved)
+        arguments = (cell, *upstream, weights, parts, *rest, h, s, saved)
         opcheck(_operators.relevancy_recurrence_backward, arguments, test_utils=CHECKS)
 
 
@@ -177,10 +178,10 @@ def test_events_of_a_long_run_keep_their_ids(op):
     def later(ids):
         return torch.where(ids < 0, ids, ids + begin)
 
-    cell, u, weights, state = call.args
+    cell, u, R, state, attention = call.args
     late = state._replace(buffer_ids=later(state.buffer_ids), ids=later(state.ids), time=state.time + begin)
-    _, _, memory = op(cell, u, weights, state, **call.kwargs, return_memory=True)
-    _, last, late_memory = op(cell, u, weights, late, **call.kwargs, return_memory=True)
+    _, _, memory = op(cell, u, R, state, attention, **call.kwargs, return_memory=True)
+    _, last, late_memory = op(cell, u, R, late, attention, **call.kwargs, return_memory=True)
     assert late_memory.ids.max() == last.time.max() - 1 == begin + 10
     assert torch.equal(late_memory.ids, later(memory.ids))
 
@@ -217,7 +218,7 @@ def test_what_the_kernels_do_not_have_is_said():
 def test_members_of_vmap_are_calls(cell):
     call = call_of(cell, 5, 2, 3).to(torch.float64, requires_grad=False)
     leaves = call.leaves()
-    members = {name: torch.stack([x, x.flip(0)]) for name, x in leaves.items() if name in ("u", "V")}
+    members = {name: torch.stack([x, x.flip(0)]) for name, x in leaves.items() if name in ("u", "R")}
 
     def function(part):
         return outputs(with_leaves(call, leaves | part))
@@ -245,7 +246,7 @@ def test_a_time_that_no_state_can_have_is_refused(time):
     call = call_of("tanh", 2, 1, 3, buffer_size=9, carried=2)
     state = call.args[3]._replace(time=torch.tensor([time]))
     with pytest.raises(RuntimeError, match=r"`state\.time` must be as"):
-        relevancy_recurrence(*call.args[:3], state, **call.kwargs)
+        relevancy_recurrence(*call.args[:3], state, call.args[4], **call.kwargs)
 
 
 # ---- the same bits
@@ -253,15 +254,15 @@ def test_a_time_that_no_state_can_have_is_refused(time):
 
 def halves(call, first):
     """h and the state of a call that is made in two."""
-    cell, u, weights, state = call.args
+    cell, u, R, state, attention = call.args
     kwargs = dict(call.kwargs)
     cut = {name: kwargs.pop(name) for name in ("reset", "relevance")}
 
     def options(part):
         return kwargs | {name: x[part] if isinstance(x, torch.Tensor) else x for name, x in cut.items()}
 
-    h, state = relevancy_recurrence(cell, u[:first], weights, state, **options(slice(first)))
-    rest, state = relevancy_recurrence(cell, u[first:], weights, state, **options(slice(first, None)))
+    h, state = relevancy_recurrence(cell, u[:first], R, state, attention, **options(slice(first)))
+    rest, state = relevancy_recurrence(cell, u[first:], R, state, attention, **options(slice(first, None)))
     return torch.cat([h, rest]), state
 
 

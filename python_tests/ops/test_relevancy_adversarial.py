@@ -70,9 +70,9 @@ def test_scores_that_are_never_numbers(odd):
 def test_an_alignment_that_is_no_number(odd):
     """Its weights are NaN, and so is all that follows, in the same places."""
     call = call_of("tanh", 6, 2, 4, buffer_size=2)
-    v = call.args[2][3].detach().clone()
+    v = call.args[4][2].detach().clone()
     v[1] = odd
-    hold(call._replace(args=(*call.args[:2], (*call.args[2][:3], v), call.args[3])), gradients=False)
+    hold(call._replace(args=(*call.args[:4], (*call.args[4][:2], v))), gradients=False)
 
 
 def test_a_sample_with_nan_leaves_the_others_alone():

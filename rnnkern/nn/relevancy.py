@@ -164,16 +164,23 @@ class Relevancy(Attending):
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
-        weights = (self.weight_hh_l0, self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
+        attention = (self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
         x, call = autocast.cast(
-            x, {"weight": self.weight_ih_l0, "bias": self.bias_ih_l0, "weights": weights, "params": bias}
+            x,
+            {
+                "weight": self.weight_ih_l0,
+                "bias": self.bias_ih_l0,
+                "R": self.weight_hh_l0,
+                "attention": attention,
+                "params": bias,
+            },
         )
         u = F.linear(x, call["weight"], call["bias"])
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
         rest = {"params": call["params"], "batch_sizes": batch_sizes, "reset": reset}
-        return (self._cell, u, call["weights"], state_like(state, u)), sizes | options | rest
+        return (self._cell, u, call["R"], state_like(state, u), call["attention"]), sizes | options | rest
 
 
 @with_options

@@ -94,8 +94,9 @@ class _Event:
 def relevancy_recurrence(
     cell: str,
     u: Tensor,
-    weights: Sequence[Tensor],
+    R: Tensor,
     state: Sequence[Tensor] | RelevancyState,
+    attention_weights: Sequence[Tensor],
     *,
     buffer_size: int,
     relevant_size: int,
@@ -117,11 +118,11 @@ def relevancy_recurrence(
     slots = slots_of(state, steps, buffer_size)
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     given = given_scores(relevance, state, steps)
-    V, W_a, U_a, v = weights
+    W_a, U_a, v = attention_weights
     step = CELLS[cell].step
 
     def product(s: Tensor) -> Tensor:
-        return V @ s
+        return R @ s
 
     def score(query: Tensor, event: _Event) -> Tensor:
         key = U_a @ event.h
@@ -131,37 +132,41 @@ def relevancy_recurrence(
     ends = []
     for b in range(batch):
         s, c, time = state.s[b], None if state.c is None else state.c[b], int(state.time[b])
-        S, R = [None] * slots, [None] * relevant_size
+        buffer, relevant = [None] * slots, [None] * relevant_size
         for memory, events, scores, ids in (
-            (S, state.buffer[b], state.buffer_scores[b], state.buffer_ids[b]),
-            (R, state.relevant[b], state.scores[b], state.ids[b]),
+            (buffer, state.buffer[b], state.buffer_scores[b], state.buffer_ids[b]),
+            (relevant, state.relevant[b], state.scores[b], state.ids[b]),
         ):
             for k, id in enumerate(ids.tolist()):
                 memory[k] = _Event(events[k], id, scores[k].detach()) if id >= 0 else None
         for t in range(sum(b < size for size in sizes)):
             if reset is not None and reset[t, b]:
                 s, c = torch.zeros_like(s), None if c is None else torch.zeros_like(c)
-                S, R = [None] * slots, [None] * relevant_size
+                buffer, relevant = [None] * slots, [None] * relevant_size
             old = (s,) if c is None else (s, c)
             h, *rest = step(inputs[t][b], product, old, *params)
             c = rest[0] if rest else None
-            if (leaving := S[time % buffer_size]) is not None:
-                _screen(R, leaving)
-            S[time % buffer_size] = _Event(h, time, v.new_zeros(()) if given is None else given[t, b].detach())
-            members = [event for event in S + R if event is not None]
+            if (leaving := buffer[time % buffer_size]) is not None:
+                _screen(relevant, leaving)
+            buffer[time % buffer_size] = _Event(h, time, v.new_zeros(()) if given is None else given[t, b].detach())
+            members = [event for event in buffer + relevant if event is not None]
             query = W_a @ s
             alpha = torch.softmax(torch.stack([score(query, event) for event in members]), 0)
             context = sum(a * event.h for a, event in zip(alpha, members, strict=True))
             s = FACTORS[combine] * (h + context)
             if given is None:
                 for a, event in zip(alpha.detach(), members, strict=True):
-                    if any(event is one for one in S):
+                    if any(event is one for one in buffer):
                         event.score = event.score + a
             time += 1
             attention = iter(alpha.detach())
-            maps = [v.new_zeros(()) if event is None else next(attention) for event in S + R]
-            rows[t][b] = (h if output == "h" else s, torch.stack(maps), [event.id if event else -1 for event in S + R])
-        ends.append((s, c, *_stacked(S, V), *_stacked(R, V), time))
+            maps = [v.new_zeros(()) if event is None else next(attention) for event in buffer + relevant]
+            rows[t][b] = (
+                h if output == "h" else s,
+                torch.stack(maps),
+                [event.id if event else -1 for event in buffer + relevant],
+            )
+        ends.append((s, c, *_stacked(buffer, U_a), *_stacked(relevant, U_a), time))
 
     done = [row for step_rows in rows for row in step_rows]
     shape = u.shape[:-1] if batch_sizes is None else (sum(sizes),)

@@ -23,8 +23,8 @@ CHOICES = {
 }
 
 
-def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params, batch_sizes,
-           reset, output) -> int:  # fmt: skip
+def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, combine, alignment, relevance, params,
+           batch_sizes, reset, output) -> int:  # fmt: skip
     """Returns T."""
     if cell not in RELEVANCY_CELLS:
         raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
@@ -38,7 +38,8 @@ def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignme
     for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
         if isinstance(size, bool) or not isinstance(size, int) or size < least:
             raise ValueError(f"{OP}: `{name}` must be an integer from {least} on, got {size!r}")
-    groups = {"weights": (weights, ("V", "W_a", "U_a", "v")), "params": (params, names)}
+    check_like(OP, "R", R, "u", u)
+    groups = {"attention_weights": (attention_weights, ("W_a", "U_a", "v")), "params": (params, names)}
     if not isinstance(state, RelevancyState):
         groups["state"] = (state, ("s0", "c0")[:states])
     for name, (group, wanted) in groups.items():
@@ -59,10 +60,10 @@ def _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignme
             f"{OP}: the last size of `u` must be G*n, a positive multiple of G = {gates} for the cell {cell!r}, got "
             f"{shape_of(u)}"
         )
-    matrices = [("V", "(G*n, n)", (gates * hidden, hidden)), ("W_a", "(n, n)", (hidden,) * 2),
-                ("U_a", "(n, n)", (hidden,) * 2), ("v", "(n,)", (hidden,))]  # fmt: skip
-    for k, (name, symbols, sizes) in enumerate(matrices):
-        check_shape(OP, f"weights[{k}]", weights[k], f"{name}, {symbols}", sizes)
+    check_shape(OP, "R", R, "(G*n, n)", (gates * hidden, hidden))
+    square = ("(n, n)", (hidden, hidden))
+    for k, (name, symbols, sizes) in enumerate((("W_a", *square), ("U_a", *square), ("v", "(n,)", (hidden,)))):
+        check_shape(OP, f"attention_weights[{k}]", attention_weights[k], f"{name}, {symbols}", sizes)
     for k, name in enumerate(names):
         check_shape(OP, f"params[{k}]", params[k], f"{name}, (n,)", (hidden,))
     s0 = state[0]
@@ -124,8 +125,9 @@ def _explain(cell, u, state, buffer_size, relevant_size, batch_sizes) -> Choice:
 def relevancy_recurrence(
     cell: str,
     u: Tensor,
-    weights: Sequence[Tensor],
+    R: Tensor,
     state: Sequence[Tensor] | RelevancyState,
+    attention_weights: Sequence[Tensor],
     *,
     buffer_size: int,
     relevant_size: int,
@@ -141,31 +143,32 @@ def relevancy_recurrence(
     r"""A recurrence whose state attends to the last states and to the most relevant of those before (Kerg 2022, ch. 4,
     algorithm 1: RelRNN, RelLSTM; MemRNN where the buffer holds all).
 
-    At step t, for each sample: the cell makes :math:`h_t` of :math:`u_t + V s_{t-1}`; it enters the buffer S, and the
-    event that has been there for ``buffer_size`` steps leaves. That one takes an empty slot of the relevant set R, or
-    the first slot with the least score if its own score is more, or is forgotten. Then
+    At step t, for each sample: the cell makes :math:`h_t` of :math:`u_t + R s_{t-1}`; it enters the buffer, and the
+    event that has been there for ``buffer_size`` steps leaves. That one takes an empty slot of the relevant set, or the
+    first slot with the least score if its own score is more, or is forgotten. Then
 
     .. math::
         e_j = v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e), \quad
         s_t = (h_t + \sum_j \alpha_j m_j) / 2
 
-    over the members :math:`m_j` of S and R, and the score of each event in S grows by its :math:`\alpha_j`. No gradient
-    flows through scores and selection. T steps, B samples, n hidden units, G gates of the cell.
+    over the members :math:`m_j` of both, and the score of each event in the buffer grows by its :math:`\alpha_j`. No
+    gradient flows through scores and selection. T steps, B samples, n hidden units, G gates of the cell.
 
     Args:
         cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4, its c is not attended to).
         u: (T, B, G*n), or packed (sum of ``batch_sizes``, G*n); float32 or float64, or bfloat16 or float16, for which
             all is computed and carried on in float32.
-        weights: ``(V, W_a, U_a, v)``: (G*n, n), (n, n), (n, n), (n,).
+        R: (G*n, n), the V of the thesis.
         state: ``(s0,)``, for an LSTM ``(s0, c0)``, each (B, n), to begin with nothing remembered; or the state that a
             former call returned, and the two calls are one to the bit.
-        buffer_size: of S, at least 1. With T or more nothing leaves: full attention, its memory linear in T.
-        relevant_size: of R; 0 for a window.
+        attention_weights: ``(W_a, U_a, v)``: (n, n), (n, n), (n,).
+        buffer_size: at least 1. With T or more nothing leaves: full attention, its memory linear in T.
+        relevant_size: slots of the relevant set; 0 for a window.
         combine: ``"half"``, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j`, the thesis' equation, which does
             not transfer to longer sequences.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
-        relevance: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, R holds the last that
-            left; or scores of the caller's, (T, B).
+        relevance: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, the relevant set holds
+            the last that left; or scores of the caller's, (T, B).
         params: of ``"modrelu"`` its bias ``(b,)``, (n,).
         batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
         reset: (T, B) bool, also when packed. Where true, s, c and all that is remembered are emptied before step t.
@@ -176,40 +179,41 @@ def relevancy_recurrence(
         h, like ``u`` with n columns; the :class:`RelevancyState`, with ``ids`` (B, ``relevant_size``), the time indices
         in the relevant set, -1 for empty, and ``scores``, their frozen scores; and with ``return_memory`` the
         :class:`RelevancyMemory`. Gradients flow from h and from the state's ``s``, ``c``, ``buffer`` and ``relevant``
-        to ``u``, ``weights``, ``params`` and the same parts of ``state``.
+        to ``u``, ``R``, ``attention_weights``, ``params`` and the same parts of ``state``.
 
     Raises:
         ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
             serve the call.
         TypeError: an argument's type, dtype or device is wrong.
 
-    Equations: docs, "Relevancy attention"; :mod:`rnnkern.reference._relevancy`.
+    Equations: docs, "Relevancy attention"; :func:`rnnkern.reference.relevancy_recurrence`.
 
-    >>> u, V, W_a, U_a = (torch.randn(*sizes) for sizes in ((9, 2, 3), (3, 3), (3, 3), (3, 3)))
-    >>> weights, sizes = (V, W_a, U_a, torch.randn(3)), {"buffer_size": 4, "relevant_size": 2}
-    >>> h, state = relevancy_recurrence("tanh", u, weights, (torch.zeros(2, 3),), relevance="fifo", **sizes)
+    >>> u, R, W_a, U_a = (torch.randn(*sizes) for sizes in ((9, 2, 3), (3, 3), (3, 3), (3, 3)))
+    >>> attention, sizes = (W_a, U_a, torch.randn(3)), {"buffer_size": 4, "relevant_size": 2}
+    >>> h, state = relevancy_recurrence("tanh", u, R, (torch.zeros(2, 3),), attention, relevance="fifo", **sizes)
     >>> h.shape, state.ids.tolist()
     (torch.Size([9, 2, 3]), [[4, 3], [4, 3]])
     """
-    steps = _check(cell, u, weights, state, buffer_size, relevant_size, combine, alignment, relevance, params,
-                   batch_sizes, reset, output)  # fmt: skip
+    steps = _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, combine, alignment, relevance,
+                   params, batch_sizes, reset, output)  # fmt: skip
     arithmetic = torch.promote_types(u.dtype, torch.float32)
     dtype, u = u.dtype, u.to(arithmetic)
-    weights, params = ([x.to(arithmetic) for x in group] for group in (weights, params))
+    R, *attention_weights = (x.to(arithmetic) for x in (R, *attention_weights))
+    params = [x.to(arithmetic) for x in params]
     if not isinstance(state, RelevancyState):
         state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size)
     scores = reference.given_scores(relevance, state, steps)
     scores = None if scores is None else scores.to(arithmetic)
     if _choose(cell, u).implementation == "reference":
         h, *rest = reference.relevancy_recurrence(
-            cell, u, weights, state, buffer_size=buffer_size, relevant_size=relevant_size, combine=combine,
+            cell, u, R, state, attention_weights, buffer_size=buffer_size, relevant_size=relevant_size, combine=combine,
             alignment=alignment, relevance="attention" if scores is None else scores, params=params,
             batch_sizes=batch_sizes, reset=reset, output=output, return_memory=return_memory,
         )  # fmt: skip
         return h.to(dtype), *rest
     call = (cell, buffer_size, FACTORS[combine], alignment == "dot", _name(dtype))
     h, s, last, maps = relevancy_autograd.relevancy_recurrence(
-        call, u, weights, state, params, batch_sizes, reset, scores, return_memory
+        call, u, [R, *attention_weights], state, params, batch_sizes, reset, scores, return_memory
     )
     out = (h if output == "h" else s).to(dtype)
     return (out, last, RelevancyMemory(*maps)) if return_memory else (out, last)

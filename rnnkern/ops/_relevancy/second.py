@@ -9,7 +9,7 @@ from rnnkern._torch_private import is_fake
 from rnnkern.reference import CELLS, RelevancyState
 from rnnkern.reference._relevancy import FACTORS
 
-WEIGHTS = ("V", "W_a", "U_a", "v")
+WEIGHTS = ("R", "W_a", "U_a", "v")
 
 
 def differentiate_backward(call, constants, weights, params, state, h, s, saved, upstream, grads):
@@ -50,7 +50,8 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     def forward(leaves):
         def outputs(output):
             return reference.relevancy_recurrence(
-                cell, leaves["u"], [leaves[w] for w in WEIGHTS], whole._replace(**{p: leaves[p] for p in passed_on}),
+                cell, leaves["u"], leaves["R"], whole._replace(**{p: leaves[p] for p in passed_on}),
+                [leaves[w] for w in WEIGHTS[1:]],
                 buffer_size=buffer_size, relevant_size=whole.ids.shape[1], combine=combine,
                 alignment="dot" if dot else "additive", relevance="attention" if scores is None else scores,
                 params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, output=output,
