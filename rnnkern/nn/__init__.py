@@ -9,6 +9,7 @@ from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.orthogonal import (
     EURNN,
+    IRNN,
     CayleyRNN,
     ExpRNN,
     HouseholderRNN,
@@ -27,6 +28,7 @@ __all__ = [
     "EURNN",
     "GORU",
     "GRU",
+    "IRNN",
     "LRU",
     "LSTM",
     "RNN",

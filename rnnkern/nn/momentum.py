@@ -4,7 +4,7 @@ from typing import Unpack
 
 from rnnkern.nn.filters import Momentum
 from rnnkern.nn.lstm import LSTM
-from rnnkern.nn.options import LSTMOptions, RNNOptions, with_options
+from rnnkern.nn.options import LayerOptions, LSTMOptions, with_options
 from rnnkern.nn.rnn import RNN
 
 
@@ -38,9 +38,9 @@ class MomentumRNN(RNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, mu: float = 0.6, s: float = 0.6,
-        **options: Unpack[RNNOptions],
+        nonlinearity: str = "tanh", bias: bool = True, **options: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        super().__init__(input_size, hidden_size, num_layers, filter=Momentum(mu, s), **options)
+        super().__init__(input_size, hidden_size, num_layers, nonlinearity, bias, filter=Momentum(mu, s), **options)
 
 
 @with_options

@@ -332,7 +332,7 @@ class SpectralRNN(_OrthogonalRNN):
 
 @with_options
 class OrthogonalInitRNN(_OrthogonalRNN):
-    """RNN-orth: a network with a free recurrent weight that begins orthogonal; begun as the identity, with relu, IRNN.
+    """RNN-orth: a network with a free recurrent weight that begins orthogonal.
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`.
 
@@ -342,10 +342,10 @@ class OrthogonalInitRNN(_OrthogonalRNN):
         bias: whether there are additive biases too.
         options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
 
-    Source: Saxe et al. 2014; IRNN Le et al. 2015.
+    Source: Saxe et al. 2014.
 
-    >>> irnn = rnnkern.nn.OrthogonalInitRNN(10, 20, init="identity", nonlinearity="relu")
-    >>> torch.equal(irnn.weight_hh_l0, torch.eye(20))
+    >>> R = rnnkern.nn.OrthogonalInitRNN(10, 20).weight_hh_l0
+    >>> torch.allclose(R.T @ R, torch.eye(20), atol=1e-6)
     True
     """
 
@@ -362,6 +362,32 @@ class OrthogonalInitRNN(_OrthogonalRNN):
         weight.copy_(parametrizations.orthogonal_matrix(weight, self._init))
 
     _draw = _constrain
+
+
+@with_options
+class IRNN(OrthogonalInitRNN):
+    """IRNN: :class:`OrthogonalInitRNN` that begins as the identity, with relu.
+
+    Args:
+        input_size, hidden_size, num_layers, bias: I, H, the layers, and whether there are additive biases.
+        options: all others of :class:`rnnkern.nn.RNN` but ``nonlinearity``.
+
+    Source: Le et al. 2015.
+
+    >>> irnn = rnnkern.nn.IRNN(10, 20)
+    >>> torch.equal(irnn.weight_hh_l0, torch.eye(20)), irnn.nonlinearity
+    (True, 'relu')
+    """
+
+    _sets = ("init", "nonlinearity")
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = False,
+        **options: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            input_size, hidden_size, num_layers, init="identity", nonlinearity="relu", bias=bias, **options
+        )
 
 
 def schur_penalty(model: Module) -> Tensor:
