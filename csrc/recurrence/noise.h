@@ -1,5 +1,5 @@
 // Zoneout and recurrent dropout: what is drawn, and how. Nothing is kept of it: a draw is a function of a seed and of
-// where it is used, Philox4x32-10 (Salmon et al. 2011), so that the backward, and any device, draws the same recompute.
+// where it is used, Philox4x32-10 (Salmon et al. 2011), so that the backward, and any device, draws the same again.
 // The draws of B units of a row: one call gives those of unit n of each quarter, n < quarter(B).
 #pragma once
 

@@ -42,7 +42,7 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
                                      bool needs_bias, bool needs_weight_ih, bool needs_bias_ih);
 
 // The same as the first two on a CUDA device. Cell states and saved gates are float32 where tensors are stored in 16
-// bits; `saved` without gates has them computed recompute. `weight_ih` is refused: the caller projects.
+// bits; `saved` without gates has them computed again. `weight_ih` is refused: the caller projects.
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                         bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,

@@ -90,5 +90,5 @@ def launch_on_gpu(name: str, given: np.ndarray, words: int) -> np.ndarray:
 
 
 def fault(name: str, given: np.ndarray | Sequence[int] = (0,), words: int = 1, **options) -> np.ndarray:
-    """The same for the kernels of csrc/interpreter/faults.h."""
+    """The same for the kernels of csrc/interpreter/faults.cpp."""
     return launch(name, given, words, entry="run_fault", **options)

@@ -255,7 +255,7 @@ def test_a_block_for_each_sample(driver):
     assert read(problems.Pack, pack.parameter) == {
         "n": 100, "transposed": False, **weights, "gates": 4, "to": packed
     }  # fmt: skip
-    assert loop.symbol == "relevancy_SampleForwardKernel_Lstm_128_float"
+    assert loop.symbol == "relevancy_PerSequenceForwardKernel_Lstm_128_float"
     # Of six members scores, weights, ids and places; their values and keys; four vectors; 46 pieces of weights.
     shared_bytes = 3 * 32 + 48 + 32 + 16 + 2 * 6 * 128 * 4 + 4 * 128 * 4 + 46 * 4096
     assert shape(loop) == (3, 256, shared_bytes, 1, False)
@@ -285,7 +285,7 @@ def test_attention_step_by_step(driver, monkeypatch):
             "rows": 3, "hidden": hidden, "u": at(given["u"], t * 600), "r": r, "params": 0, "reset": 0, "c": 0,
             "h": at(made["h"], t * 600), "now": now, "gates": 0, "cells": 0,
         }  # fmt: skip
-        assert attend.symbol == "relevancy_AttendForwardKernel_float"
+        assert attend.symbol == "relevancy_StepwiseAttentionForwardKernel_float"
         assert shape(attend) == (3, 256, 32 + 2 * 8 * 128 * 4 + 16, 1, False)  # sums of warps, by columns too; a slot
         assert read(problems.StepwiseAttentionForward, attend.parameter) == {
             "rows": 3, "hidden": hidden, "products": 400, "memory": memory, "h": now, "key": key, "r": r,

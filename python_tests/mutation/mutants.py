@@ -342,7 +342,7 @@ MUTANTS = [
            interpreted("tiny and lstm_projected")),
     Mutant("recurrence/cuda/step_normalised.cuh", "grad - means[0] -", "grad -",
            "the mean of a gradient through a norm", interpreted("tiny and gru_layer_norm")),
-    Mutant("recurrence/cuda/step_normalised.cuh", "grad[1] += norm_c.backward(c, shared_layout[unit], of_c);", "",
+    Mutant("recurrence/cuda/step_normalised.cuh", "grad[1] += norm_c.backward(c, workspace[unit], of_c);", "",
            "what comes to c by way of its norm", interpreted("tiny and lstm_layer_norm")),
     Mutant("recurrence/cuda/step_normalised.cuh", "warp < norm_warps", "warp < 1", "the sums of other warps",
            interpreted("several_chunks and gru_layer_norm")),

@@ -152,7 +152,7 @@ def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
 
 @dataclass
 class Bounds:
-    """Of one step in one thread. The numbers are those of csrc/recurrence/cuda/block_tile.cuh and cluster_tile.h."""
+    """Of one step in one thread. The numbers are those of csrc/recurrence/cuda/block_tile.cuh and cluster_tile.cuh."""
 
     barriers: int
     global_loads: int

@@ -11,7 +11,7 @@ namespace {
 
 // Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
 // gradients of r and of u, the operands of a second product, what was projected and the gradient of what it became,
-// the gates where they are computed recompute.
+// the gates where they are computed again.
 template <class S>
 struct BackwardPlan {
   using T = Arithmetic<S>;
@@ -33,7 +33,7 @@ struct BackwardPlan {
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
   T* norms;  // a member's room of a normalised row
   // A member's rows: what equations take in another form than memory holds it, what goes to the old state around them,
-  // the new state of equations that run recompute, and a gradient that goes nowhere.
+  // the new state of equations that run again, and a gradient that goes nowhere.
   T *du_row, *dr_row, *u_row, *old_row, *next_row, *grad_row, *operand_row, *around, *made, *lost;
 
   BackwardPlan(const Backward<S>& p, ThreadContext me)

@@ -107,7 +107,7 @@ void normalised_forward(const ForwardStrip<T>& s) {
   }
 }
 
-// c' recompute.
+// c' again.
 template <class Equations, class T>
 void cells_again(const BackwardStrip<T>& s, T* to) {
   using V = Vec<T>;

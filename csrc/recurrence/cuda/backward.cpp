@@ -1,5 +1,5 @@
 // The recurrence on a CUDA device, backward, a chunk of steps at a time from the last one processed to the first: the
-// gates of the chunk recompute, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
+// gates of the chunk again, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
 // gradient of the bias, by products and sums over the chunk. What is added up over chunks is added in their order.
 #include "recurrence/cuda/driver.h"
 #include "recurrence/recurrence.h"
@@ -29,7 +29,7 @@ struct BackwardDriver : CudaDriver<S> {
   Tensor dh, dW_hr_partial;                            // where h is projected
   Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
   // Of the stepwise loop: the step processed before, whose product is in from_R.
-  Tensor step_dr, from_R, step_dh, from_W_hr, shared_layout;
+  Tensor step_dr, from_R, step_dh, from_W_hr, workspace;
   int64_t finished = -1, finished_alive = 0;
   Multiplication first, second;
   int64_t alive = -1;
@@ -121,7 +121,7 @@ struct BackwardDriver : CudaDriver<S> {
       from_W_hr = this->buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) shared_layout = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
+    if (cell.normalised) workspace = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
       step_dr = this->buffer(call.steps.batch, gate_columns());
@@ -233,7 +233,7 @@ struct BackwardDriver : CudaDriver<S> {
     p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
     p.bias = call.bias ? read<S>(*call.bias) : nullptr;
     p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
-    p.shared_layout = cell.normalised ? write<A>(shared_layout) : nullptr;
+    p.workspace = cell.normalised ? write<A>(workspace) : nullptr;
     p.noise = noise;
     p.t = t;
     p.alive = t < 0 ? 0 : call.steps.rows(t);

@@ -34,9 +34,9 @@ RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
 
 // A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and
 // what is left in shared memory, where each thread reads its own 16 bytes.
-template <int count, int threads, int shared_layout = 24>
+template <int count, int threads, int registers = 24>
 struct MmaWeights {
-  static constexpr int kept = count < shared_layout ? count : shared_layout;
+  static constexpr int kept = count < registers ? count : registers;
   static constexpr int batch = count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : count % 3 == 0 ? 3 : 1;
   static constexpr int64_t shared_size = int64_t(count - kept) * threads * 16;
 
@@ -221,8 +221,8 @@ struct alignas(16) Float4 {
 template <int rows, int chunks, int threads>
 struct FmaWeights {
   // Registers of 4 bytes. Of few rows fewer: the compiler then aims at two blocks at once, with 64 per thread.
-  static constexpr int shared_layout = threads <= 256 ? 128 : rows > 1 ? 32 : 24;
-  static constexpr int fits = shared_layout / (4 * rows), kept = chunks < fits ? chunks : fits;
+  static constexpr int registers = threads <= 256 ? 128 : rows > 1 ? 32 : 24;
+  static constexpr int fits = registers / (4 * rows), kept = chunks < fits ? chunks : fits;
   static constexpr int64_t shared_size = int64_t(chunks - kept) * rows * threads * 16;
 
   float w[kept][rows][4] = {};

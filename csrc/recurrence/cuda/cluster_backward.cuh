@@ -1,7 +1,7 @@
 // The cluster kernel, backward: dpre and dh alone, for a range of steps whose gates are there. Each block keeps the
 // rows of R of its own units, as the forward does. From dr of its own units it has a part of dh of all units; it sends
 // every block the part for that block's units, in float32, and these add up what came in the order of the blocks. Two
-// groups of sequences take turns: what came of a group's last exchange is taken in when its turn comes recompute. What
+// groups of sequences take turns: what came of a group's last exchange is taken in when its turn comes again. What
 // is written when, of which two each, taken in turns by the exchanges, parts by those of a group:
 //   dr of own units: a block's warps pass a barrier, when they have read it, before the next dr but one.
 //   parts of dh: a block sends those of exchange e + 2 when it has all of e + 1, to which every block has sent its

@@ -6,7 +6,7 @@
 //   h, twice: a block sends h of step k + 2 when it has all of step k + 1, to which every block, when its warps had
 //     read h of step k, has sent its share.
 //   the operand of a second product, once: likewise, h of the next step stands between two of them.
-//   partial sums, once (cluster_tile.h): a block multiplies again when it has all of what it sent itself, too.
+//   partial sums, once (cluster_tile.cuh): a block multiplies again when it has all of what it sent itself, too.
 #pragma once
 
 #include "recurrence/cuda/block_forward.cuh"

@@ -95,10 +95,10 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   static constexpr int pitch = D + K::word, x_size = columns * pitch;  // padded: ldmatrix meets no bank twice
   static constexpr int rows = 16 * (tiles[0] > tiles[1] ? tiles[0] : tiles[1]), sum_pitch = rows + 4;
   // Of 24 fragments of tfloat32 the compiler would have 128 registers do, for two blocks at once, and spill.
-  static constexpr int shared_layout = K::one == 1 && own_all * depth == 24 ? 20
-                                       : own_all <= 3                       ? (K::one == 1 ? 43 : 44)
-                                                                            : 40;
-  using Weights = MmaWeights<own_all * depth, threads, shared_layout>;
+  static constexpr int registers = K::one == 1 && own_all * depth == 24 ? 20
+                                   : own_all <= 3                       ? (K::one == 1 ? 43 : 44)
+                                                                        : 40;
+  using Weights = MmaWeights<own_all * depth, threads, registers>;
   static constexpr int64_t shared_size = Weights::shared_size, sums_size = int64_t(parts) * columns * sum_pitch * 4;
 
   Weights weights;

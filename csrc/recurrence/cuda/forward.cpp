@@ -78,8 +78,8 @@ struct ForwardDriver : CudaDriver<S> {
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
     p.x = cell.projected ? nullptr : write<S>(x);
     p.noise = noise;
-    Tensor shared_layout;  // for what is saved of a step
-    if (cell.normalised && !to_saved) shared_layout = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
+    Tensor workspace;  // for what is saved of a step
+    if (cell.normalised && !to_saved) workspace = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
     const Tensor unprojected = cell.projected ? this->buffer(batch, hidden) : x;
     const Tensor projected = cell.projected ? this->buffer(batch, width) : x;
     StepProjected<S> after{0, width, read<S>(projected), nullptr, write<A>(state[0]), nullptr, write<S>(x), noise};
@@ -110,7 +110,7 @@ struct ForwardDriver : CudaDriver<S> {
       p.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
       p.h = cell.projected ? write<S>(unprojected) : write<S>(h) + row * hidden;
       p.cells = to_cells ? to_cells + row * hidden : nullptr;
-      p.saved = to_saved ? to_saved + row * cell.saved * hidden : cell.normalised ? write<A>(shared_layout) : nullptr;
+      p.saved = to_saved ? to_saved + row * cell.saved * hidden : cell.normalised ? write<A>(workspace) : nullptr;
       p.candidates = to_candidates ? to_candidates + row * hidden : nullptr;
       p.noise.t = t;
       first.run();

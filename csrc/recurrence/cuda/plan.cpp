@@ -101,11 +101,11 @@ Plan plan_grid(const Wanted& wanted) {
     return refused(std::to_string(hidden) + " units need " + std::to_string(members) +
                    " blocks at once, and here run " + std::to_string(facts.multiprocessors));
   }
-  const int64_t tiles = parts(batch, grid_columns), shared_layout = facts.multiprocessors / members;
-  const int64_t sets = parts(tiles, shared_layout);
+  const int64_t tiles = parts(batch, grid_columns), groups = facts.multiprocessors / members;
+  const int64_t sets = parts(tiles, groups);
   if (sets > most_grid_sets) {
     return refused(std::to_string(batch) + " sequences are more than the " +
-                   std::to_string(shared_layout * most_grid_sets * grid_columns) + " that the grid kernel takes here");
+                   std::to_string(groups * most_grid_sets * grid_columns) + " that the grid kernel takes here");
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
   const Residents kernels = by_narrow_storage(wanted.dtype, [&](auto of) { return of.grid(wanted.place, size); });

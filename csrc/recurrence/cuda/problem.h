@@ -180,14 +180,14 @@ struct StepBackward {
   const S* grad_scale;
   int64_t scale_step, scale_row;
   Arithmetic<S>* carry[2];
-  Arithmetic<S>* dparams[3];     // (B, H), and (B, G*H) the first where R h is normalised, added to
-  Arithmetic<S>* dbias;          // (B, G*H) likewise, where R h is normalised
-  Arithmetic<S>* shared_layout;  // (B, G*H), where R h is normalised
-  S* du;                         // (all rows, G*H)
-  S* dr;                         // here (K, rows, G*D), or null where du serves
-  S* step_dr;                    // (K, alive, G*D), for the product that follows
-  S* operand;                    // here (K, rows, D): what a second product, or W_hr, multiplied
-  S *dh, *step_dh;               // here (rows, P); (alive, P): the gradient of what W_hr gave
+  Arithmetic<S>* dparams[3];  // (B, H), and (B, G*H) the first where R h is normalised, added to
+  Arithmetic<S>* dbias;       // (B, G*H) likewise, where R h is normalised
+  Arithmetic<S>* workspace;   // (B, G*H), where R h is normalised
+  S* du;                      // (all rows, G*H)
+  S* dr;                      // here (K, rows, G*D), or null where du serves
+  S* step_dr;                 // (K, alive, G*D), for the product that follows
+  S* operand;                 // here (K, rows, D): what a second product, or W_hr, multiplied
+  S *dh, *step_dh;            // here (rows, P); (alive, P): the gradient of what W_hr gave
   const Arithmetic<S>* candidates;
   StepNoise<Arithmetic<S>> noise;
 };

@@ -197,7 +197,7 @@ struct NormalisedStepBackwardKernel {
     if (!alive) return;
 
     // What comes to c by way of its norm: `room` has the gradient of what the norm gave.
-    A* const shared_layout = p.shared_layout + b * columns;
+    A* const workspace = p.workspace + b * columns;
     RowNorm<A> norm_c;
     A of_c[2] = {};
     if constexpr (Cell::states > 1) {
@@ -213,9 +213,9 @@ struct NormalisedStepBackwardKernel {
         const A dy = Cell::output_backward(input.save, y, dh - kept(p, 0, b, unit, dh));
         p.dparams[1][index] += dy * x;
         p.dparams[2][index] += dy;
-        shared_layout[unit] = dy * widen(p.params[1][unit]);
-        of_c[0] += shared_layout[unit];
-        of_c[1] += shared_layout[unit] * x;
+        workspace[unit] = dy * widen(p.params[1][unit]);
+        of_c[0] += workspace[unit];
+        of_c[1] += workspace[unit] * x;
       });
       row_means(of_c, hidden);
     }
@@ -236,7 +236,7 @@ struct NormalisedStepBackwardKernel {
       if constexpr (Cell::states > 1) {
         const A c = Cell::next_c(input.save, input.old);
         input.next[1] = affine(norm_c(c), p.params[1], p.params[2], unit);
-        grad[1] += norm_c.backward(c, shared_layout[unit], of_c);
+        grad[1] += norm_c.backward(c, workspace[unit], of_c);
       }
       RNNKERN_UNROLL
       for (int g = 0; g < gates; ++g) {
@@ -253,9 +253,9 @@ struct NormalisedStepBackwardKernel {
         p.du[(p.row + b) * columns + i] = device::narrow<S>(du[g]);
         p.dparams[0][b * columns + i] += dr[g] * x[g];
         if (p.dbias) p.dbias[b * columns + i] += dr[g];
-        shared_layout[i] = dr[g] * widen(p.params[0][i]);
-        of_r[0] += shared_layout[i];
-        of_r[1] += shared_layout[i] * x[g];
+        workspace[i] = dr[g] * widen(p.params[0][i]);
+        of_r[0] += workspace[i];
+        of_r[1] += workspace[i] * x[g];
       }
     });
     row_means(of_r, columns);
@@ -263,7 +263,7 @@ struct NormalisedStepBackwardKernel {
       RNNKERN_UNROLL
       for (int g = 0; g < gates; ++g) {
         const int64_t i = g * hidden + unit;
-        const S rounded = device::narrow<S>(norm.backward(products[i], shared_layout[i], of_r));
+        const S rounded = device::narrow<S>(norm.backward(products[i], workspace[i], of_r));
         p.dr[(p.here + b) * columns + i] = rounded;
         p.step_dr[b * columns + i] = rounded;
       }

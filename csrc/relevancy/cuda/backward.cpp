@@ -153,7 +153,7 @@ struct BackwardDriver : Driver<T> {
   void loop() const {
     const int64_t n = hidden, batch = rows.batch;
     const Tensor through_key = made({batch, n}), step_gradients = made({batch, (cell.gates + 1) * n});
-    const Tensor dalpha = made({batch, this->kappa()}), shared_layout = made({batch, this->kappa()});
+    const Tensor dalpha = made({batch, this->kappa()}), workspace = made({batch, this->kappa()});
     StepwiseAttentionBackward<T> attend{};
     attend.history = history;
     attend.h = values.known();
@@ -166,7 +166,7 @@ struct BackwardDriver : Driver<T> {
     attend.alpha = this->keeps_all() ? nullptr : read<T>(kept_alpha);
     attend.mix = this->mix;
     attend.dot = this->dot;
-    attend.shared_layout = write<T>(shared_layout);
+    attend.workspace = write<T>(workspace);
     attend.dalpha = write<T>(dalpha);
     attend.ds = write<T>(ds);
     attend.query = write<T>(queries);

@@ -101,7 +101,7 @@ struct ForwardDriver : Driver<T> {
   }
 
   // `room` for alpha where it is not kept.
-  void run_stepwise(const To& to, const Tensor& shared_layout) {
+  void run_stepwise(const To& to, const Tensor& workspace) {
     const int64_t kappa = this->kappa();
     prepare_keys();
     CellForward<T> step{};
@@ -140,7 +140,7 @@ struct ForwardDriver : Driver<T> {
       step.cells = to.cells ? to.cells + row * hidden : nullptr;
       attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
       attend.s = write<T>(s) + row * hidden;
-      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(shared_layout);
+      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(workspace);
       attend.ids = to.ids ? to.ids + row * kappa : nullptr;
       attend.slots = to.taken ? to.taken + row : nullptr;
       product(products, in, to_r);

@@ -177,7 +177,7 @@ struct StepwiseAttentionBackward {
   const T* alpha;                // (rows, kappa), or null
   T mix;
   bool dot;
-  T *shared_layout, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
+  T *workspace, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
   T* ds;     // (B, n): in, the gradient of s after this step but for grad_s; out, that of the attention's sum
   T* query;  // (rows, n): in the query, out its gradient
   T* dv;     // (B, n), added to

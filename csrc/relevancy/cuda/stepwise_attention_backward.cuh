@@ -36,7 +36,7 @@ struct StepwiseAttentionBackwardKernel {
     const int64_t n = history.rows.hidden, kappa = history.members();
     const int64_t row = history.rows.offset(t) + b;
     T *const dsum = p.ds + b * n, *const query = p.query + row * n, *const dalpha = p.dalpha + b * kappa;
-    const T* alpha = p.alpha ? p.alpha + row * kappa : p.shared_layout + b * kappa;
+    const T* alpha = p.alpha ? p.alpha + row * kappa : p.workspace + b * kappa;
 
     for (int64_t i = thread(); i < n; i += threads) {
       dsum[i] = p.mix * (dsum[i] + (p.grad_s ? p.grad_s[row * n + i] : T(0)));
@@ -51,7 +51,7 @@ struct StepwiseAttentionBackwardKernel {
       if (lane() == 0) dalpha[place] = sum;
       if (p.alpha) return;
       const T e = score(query, false, history.at(p.keys, b, event), p.v, n, p.dot);
-      if (lane() == 0) p.shared_layout[b * kappa + place] = e;
+      if (lane() == 0) p.workspace[b * kappa + place] = e;
     });
     device::block_barrier();
     if (!p.alpha) {
@@ -63,11 +63,11 @@ struct StepwiseAttentionBackwardKernel {
       });
       most = scratch.max(most);
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
-        if (event != no_event) sum += p.shared_layout[b * kappa + place] = exponential(alpha[place] - most);
+        if (event != no_event) sum += p.workspace[b * kappa + place] = exponential(alpha[place] - most);
       });
       sum = scratch.sum(sum);
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
-        if (event != no_event) p.shared_layout[b * kappa + place] /= sum;
+        if (event != no_event) p.workspace[b * kappa + place] /= sum;
       });
     }
     T mean = 0;

@@ -49,7 +49,7 @@ struct Call : ScanRows {
   template <class T>
   MomentRule<T> rule(double mu, double s, std::optional<double> beta, double eps, int64_t every) const {
     require(0 <= every && every <= longest_piece && every % few_steps == 0, "every",
-            "must be a number of steps that the kernels have workspace for");
+            "must be a number of steps that the kernels have room for");
     return {T(mu), T(s), T(beta.value_or(0)), T(eps), squares, every ? every : longest_piece};
   }
 };
