@@ -21,7 +21,7 @@ from rnnkern import _extension, reference
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = ["rnnkern", *(found.name for found in pkgutil.walk_packages(rnnkern.__path__, "rnnkern."))]
 FENCE = re.compile(r"(?P<mark><!--[^>]*-->\n *)?```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.M | re.S)
 CONTRIBUTING = ROOT / "docs" / "CONTRIBUTING.md"
