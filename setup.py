@@ -8,45 +8,43 @@ MAX_JOBS are as PyTorch reads them. Objects stay in build/ninja, so that a secon
 import json
 import os
 import re
-import shlex
-import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
+from shlex import quote
+from subprocess import call, getstatusoutput
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ENV, ROOT = os.environ.get, Path(__file__).resolve().parent
-BUILD = Path("build/ninja")  # relative, as are all sources: a copy of the tree keeps its objects
-CXX = shlex.split(ENV("CXX", "c++"))
-FLAGS = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000", "-fPIC", "-fopenmp"]
-FLAGS += ["-fvisibility=hidden", "-Wall", f"-I{BUILD}", "-Icsrc", "-isystem", sysconfig.get_path("include")]
-FLAGS += shlex.split(ENV("RNNKERN_CXXFLAGS", ""))
-LINK = ["-shared", "-fopenmp", *shlex.split(ENV("RNNKERN_LDFLAGS", ""))]
+ENV, BUILD = os.environ.get, Path("build/ninja")  # relative, as are all sources: a copy of the tree keeps its objects
+CXX = ENV("CXX", "c++")
+COMPILE = f"{CXX} -std=c++20 -fPIC -fopenmp -fvisibility=hidden -Wall -DTORCH_TARGET_VERSION=0x020b000000000000"
+COMPILE += f" -DPy_LIMITED_API=0x030b0000 -I{BUILD} -Icsrc -isystem {quote(sysconfig.get_path('include'))}"
+COMPILE += f" {ENV('RNNKERN_CXXFLAGS', '')}"
+LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
 # Each level has those before it; the compiler defines the macro where the processor has the level.
 LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf16": "__AVX512BF16__"}
 
 
-def run(*command):
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+def printed_by(command):
+    """Nothing where it fails."""
+    status, printed = getstatusoutput(command)
+    return "" if status else printed
 
 
 def why_no_extension():
-    """The reason to install pure Python, or None."""
-    (ROOT / BUILD).mkdir(parents=True, exist_ok=True)
-    try:
-        probe = run(*CXX, *FLAGS, "csrc/common/probe.cpp", *LINK, "-o", f"{BUILD}/probe.so")
-    except OSError as error:
-        return f"the C++ compiler does not start ({error})"
-    return f"the C++ compiler fails: {shlex.join(probe.args)}\n{probe.stderr}" if probe.returncode else None
+    BUILD.mkdir(parents=True, exist_ok=True)
+    command = f"{COMPILE} csrc/common/probe.cpp {LINK} -o {BUILD}/probe.so"
+    status, printed = getstatusoutput(command)
+    return f"the C++ compiler fails: {command}\n{printed}" if status else ""
 
 
 def simd_levels():
     """Those to compile: plain always, since pip keeps wheels and may install one on another machine."""
-    macros = run(*CXX, "-march=native", "-dM", "-E", "-x", "c++", os.devnull).stdout
+    macros = printed_by(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
     known = list(LEVELS) if "__x86_64__" in macros else ["plain"]
     named = {"all": known, "host": [level for level in known if LEVELS[level] in macros][-1:]}
     wanted = ENV("RNNKERN_SIMD_LEVELS") or "host"
@@ -59,29 +57,26 @@ def simd_levels():
 
 def write(name, text):
     """Left alone while nothing changes, so that nothing compiles again."""
-    path = ROOT / BUILD / name
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not (BUILD / name).exists() or (BUILD / name).read_text() != text:
+        (BUILD / name).write_text(text)
 
 
 def ninja_lines(torch, levels):
     # libtorch.so counts as needed although no symbol asks for it: through it the weak getter of the CUDA stream is
     # found in a PyTorch that has CUDA, and stays NULL in one that has not.
-    link = shlex.join([*CXX, *LINK, f"-L{torch}/lib"]) + " -o $out $in -Wl,--no-as-needed -ltorch -ldl"
-    compile = f"{shlex.join([*CXX, *FLAGS, '-isystem', f'{torch}/include'])} $extra -MD -MF $out.d -c $in -o $out"
+    link = f"{CXX} {LINK} -L{quote(torch)}/lib -o $out $in -Wl,--no-as-needed -ltorch -ldl"
     yield f"builddir = {BUILD}\nrule link\n command = {link}\n description = link $out"
+    compile = f"{COMPILE} -isystem {quote(torch)}/include $extra -MD -MF $out.d -c $in -o $out"
     yield f"rule cpp\n command = {compile}\n description = $in $extra\n depfile = $out.d\n deps = gcc"
     objects = []
     for source in sources:
-        narrow, by_level = "f16" in source, "/cpu/" in source and "level" in source
-        for level in levels if by_level else [None]:
-            if level == "avx512_bf16" and "bf16" not in source:
-                continue
-            objects.append(f"{BUILD}/{source}.{level}.o" if level else f"{BUILD}/{source}.o")
-            # -O3 where -O2 was measured slower, by 3 to 20 %: it takes twice as long to compile.
-            optimize = "-O3" if level not in (None, "plain") and not narrow else "-O2"
-            given = f"{optimize} -DRNNKERN_SIMD_LEVEL={level}" if level else optimize
-            yield f"build {objects[-1]}: cpp {source}\n extra = {given}"
+        for level in levels if "/cpu/" in source and "level" in source else [""]:
+            if level != "avx512_bf16" or "bf16" in source:
+                objects.append(f"{BUILD}/{source}.{level or 'any'}.o")
+                # -O3 where -O2 was measured slower, by 3 to 20 %: it takes twice as long to compile.
+                extra = "-O3" if level not in ("", "plain") and "f16" not in source else "-O2"
+                extra += f" -DRNNKERN_SIMD_LEVEL={level}" if level else ""
+                yield f"build {objects[-1]}: cpp {source}\n extra = {extra}"
     yield f"build {BUILD}/_C.so: link {' '.join(objects)}\n"
 
 
@@ -92,18 +87,17 @@ class Build(build_ext):
         import torch
 
         levels, begun = simd_levels(), time.monotonic()
-        commit = run("git", "describe", "--always", "--dirty", "--exclude=*").stdout.strip() if tracked else None
+        commit = printed_by("git describe --always --dirty --exclude='*'") if tracked else None
         facts = {"commit": commit, "torch": torch.__version__, "built_simd_levels": levels}
         write("build_facts.h", f"#define RNNKERN_BUILD_FACTS {json.dumps(json.dumps(facts)[:-1])}\n")
         each = " ".join(f"X({level})" for level in levels)
         write("build_levels.h", f"#pragma once\n#define RNNKERN_BUILT_LEVELS(X) {each}\n")
         write("build.ninja", "\n".join(ninja_lines(torch.__path__[0], levels)))
-        jobs = ENV("MAX_JOBS") or os.cpu_count()
-        ninja = [sys.executable, *f"-m ninja -f {BUILD}/build.ninja -j {jobs}".split()]
-        if subprocess.run(ninja, cwd=ROOT, check=False, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}).returncode:
+        ninja = [sys.executable, *f"-m ninja -f {BUILD}/build.ninja -j {ENV('MAX_JOBS') or os.cpu_count()}".split()]
+        if call(ninja, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}):
             sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
         self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
-        self.copy_file(ROOT / BUILD / "_C.so", self.get_ext_fullpath(ext.name))
+        self.copy_file(BUILD / "_C.so", self.get_ext_fullpath(ext.name))
         print(f"rnnkern: built for the SIMD levels {', '.join(levels)} in {time.monotonic() - begun:.0f} s", flush=True)
 
 
@@ -121,10 +115,10 @@ class Sources(build_py):
         return [*super().get_source_files(), *csrc, *tracked]
 
 
-tracked = run("git", "ls-files").stdout.splitlines() if (ROOT / ".git").exists() else []
-csrc = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*")) if path.is_file()]
-headers = [path for path in csrc if not path.endswith((".cpp", ".py")) and "interpreter" not in path]
-sources = [path for path in csrc if path.endswith(".cpp") and "interpreter" not in path and "probe" not in path]
+tracked = printed_by("git ls-files").splitlines() if Path(".git").exists() else []
+csrc = [str(path) for path in sorted(Path("csrc").rglob("*")) if path.is_file() and "interpreter" not in path.parts]
+headers = [path for path in csrc if path.endswith((".h", ".cuh"))]
+sources = [path for path in csrc if path.endswith(".cpp") and "probe" not in path]
 missing = "RNNKERN_CPP=0" if ENV("RNNKERN_CPP") == "0" else why_no_extension()
 if missing:
     print(f"rnnkern: pure Python is installed, without the C++ part: {missing}", file=sys.stderr)

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/tensor.h"
+#include "device/types.h"
 
 namespace rnnkern::cuda {
 
@@ -28,6 +29,14 @@ inline std::string kernel_filter(KernelKind kind) {
     named = named || word == name(kind);
   }
   return named ? "" : std::string("RNNKERN_CUDA_KERNELS leaves out the ") + name(kind) + " kernel";
+}
+
+// f(S()), S as kernels store `dtype`, float64 aside, which kernels that keep weights do not take.
+template <class F>
+auto by_narrow_storage(ScalarType dtype, F f) {
+  if (dtype == ScalarType::BFloat16) return f(device::bfloat16());
+  if (dtype == ScalarType::Half) return f(device::float16());
+  return f(float());
 }
 
 }  // namespace rnnkern::cuda

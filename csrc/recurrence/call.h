@@ -9,10 +9,10 @@
 
 namespace rnnkern {
 
-// f(S()), S as kernels store the dtype of x.
+// f(S()), S as kernels store `dtype`.
 template <class F>
-auto by_storage(const Tensor& x, F f) {
-  switch (x.scalar_type()) {
+auto by_storage(ScalarType dtype, F f) {
+  switch (dtype) {
     case ScalarType::Float:
       return f(float());
     case ScalarType::Double:
@@ -20,7 +20,7 @@ auto by_storage(const Tensor& x, F f) {
     case ScalarType::BFloat16:
       return f(device::bfloat16());
     default:
-      STD_TORCH_CHECK(x.scalar_type() == ScalarType::Half, "recurrence: no kernel takes this dtype");
+      STD_TORCH_CHECK(dtype == ScalarType::Half, "recurrence: no kernel takes this dtype");
       return f(device::float16());
   }
 }

@@ -275,7 +275,7 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
             bias_ih);
   call.set_noise(zoneout, dropout, seed);
   count_kernel("forward", call);
-  return by_storage(u, [&](auto zero) {
+  return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
     return results_of(call, forward<decltype(zero)>(call, training, save_gates));
   });
@@ -292,7 +292,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
-  return by_storage(u, [&](auto zero) {
+  return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
     return results_of(
         call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
@@ -306,7 +306,7 @@ Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R,
   std::array<Call, 2> calls =
       both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
   for (const Call& call : calls) count_kernel("forward", call);
-  return by_storage(u, [&](auto zero) {
+  return by_storage(u.scalar_type(), [&](auto zero) {
     using S = decltype(zero);
     for (Call& call : calls) widen<S>(call);
     auto first = forward<S>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
@@ -330,7 +330,7 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
                                          bias_ih, only(OptionalTensors(h), false));
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
   for (const Call& call : calls) count_kernel("backward", call);
-  return by_storage(u, [&](auto zero) {
+  return by_storage(u.scalar_type(), [&](auto zero) {
     using S = decltype(zero);
     for (Call& call : calls) widen<S>(call);
     auto one = [&](bool second, const OptionalTensor& grad) {

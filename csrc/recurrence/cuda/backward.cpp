@@ -340,7 +340,8 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
   call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
-  return by_storage(u, [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
+  return by_storage(u.scalar_type(),
+                    [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
 }
 
 }  // namespace rnnkern

@@ -153,7 +153,8 @@ Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, Opt
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);
   call.set_noise(zoneout, dropout, seed);
-  return by_storage(u, [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
+  return by_storage(u.scalar_type(),
+                    [&](auto zero) { return ForwardDriver<decltype(zero)>(call).run(training, save_gates); });
 }
 
 }  // namespace rnnkern

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "cuda/plans.h"
-#include "recurrence/cells.h"
+#include "recurrence/call.h"
 #include "recurrence/cuda/step_kernels.h"
 #include "recurrence/recurrence.h"
 
@@ -21,14 +21,6 @@ int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
 
 Plan refused(std::string why) { return {.reason = std::move(why)}; }
 
-// f(ResidentKernels<S>()) of a storage type that has some.
-template <class F>
-Residents by_narrow_storage(ScalarType dtype, F f) {
-  if (dtype == ScalarType::BFloat16) return f(ResidentKernels<device::bfloat16>());
-  if (dtype == ScalarType::Half) return f(ResidentKernels<device::float16>());
-  return f(ResidentKernels<float>());
-}
-
 // Each of these three is stepwise, with the reason, where the kind cannot serve.
 Plan plan_block(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
@@ -43,7 +35,8 @@ Plan plan_block(const Wanted& wanted) {
   if (facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.most() > most_size) return refused("sizes beyond 2^28 have no block kernel");
   if (sizes.hidden > most_hidden) return refused("H beyond 2^24 has no block kernel");
-  const Residents kernels = by_narrow_storage(wanted.dtype, [&](auto of) { return of.block(wanted.place, padded); });
+  const Residents kernels = cuda::by_narrow_storage(
+      wanted.dtype, [&]<class S>(S) { return ResidentKernels<S>::block(wanted.place, padded); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
@@ -61,7 +54,8 @@ Plan plan_cluster(const Wanted& wanted) {
   const bool tf32 = wanted.dtype == ScalarType::Float && wanted.allows_tf32();
   const auto kernels_of = [&](int size) {
     if (tf32) return ResidentKernels<device::tfloat32>::cluster(wanted.place, size);
-    return by_narrow_storage(wanted.dtype, [&](auto of) { return of.cluster(wanted.place, size); });
+    return cuda::by_narrow_storage(wanted.dtype,
+                                   [&]<class S>(S) { return ResidentKernels<S>::cluster(wanted.place, size); });
   };
   if (facts.major < 9) return refused("clusters need compute capability 9.0");
   const int padded = ClusterSizes::least(hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
@@ -108,7 +102,8 @@ Plan plan_grid(const Wanted& wanted) {
                    std::to_string(groups * most_grid_sets * grid_columns) + " that the grid kernel takes here");
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
-  const Residents kernels = by_narrow_storage(wanted.dtype, [&](auto of) { return of.grid(wanted.place, size); });
+  const Residents kernels =
+      cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return ResidentKernels<S>::grid(wanted.place, size); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("a block's share of R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
@@ -151,18 +146,7 @@ Plan choose(const Wanted& wanted, const Measured*& row) {
 
 // What a call of this plan, forward and backward, starts.
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
-  auto kernels = [&] {
-    switch (wanted.dtype) {
-      case ScalarType::Double:
-        return StepKernels<double>::all(wanted.place, wanted.noisy);
-      case ScalarType::BFloat16:
-        return StepKernels<device::bfloat16>::all(wanted.place, wanted.noisy);
-      case ScalarType::Half:
-        return StepKernels<device::float16>::all(wanted.place, wanted.noisy);
-      default:
-        return StepKernels<float>::all(wanted.place, wanted.noisy);
-    }
-  }();
+  auto kernels = by_storage(wanted.dtype, [&]<class S>(S) { return StepKernels<S>::all(wanted.place, wanted.noisy); });
   if (!plan.stepwise()) kernels.insert(kernels.end(), {plan.kernels.forward.kernel, plan.kernels.backward.kernel});
   return kernels;
 }

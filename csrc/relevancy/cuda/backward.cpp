@@ -225,7 +225,7 @@ Tensors relevancy_recurrence_backward_cuda(std::string cell, OptionalTensor grad
   STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence_backward: `state` is empty");
   const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
                                        scores, buffer_size, mix,   dot,    dtype};
-  return relevancy::by_precision(h, [&](auto zero) {
+  return by_float_or_double(h, "relevancy_recurrence_backward: no kernel takes this dtype", [&](auto zero) {
     return relevancy::BackwardDriver<decltype(zero)>(arguments, grad_h, grad_s, grad_state.value_or(Tensors()), h, s,
                                                      saved)
         .run();

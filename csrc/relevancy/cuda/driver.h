@@ -137,15 +137,6 @@ struct Driver {
     if (layout.packed()) return made({total, columns}, type);
     return made({rows.count, rows.batch, columns}, type);
   }
-  Tensor all_rows(const Tensor& x, int64_t columns) const { return shaped(x, {total, columns}); }
 };
-
-// f(T()) of the dtype of x.
-template <class F>
-auto by_precision(const Tensor& x, F f) {
-  if (x.scalar_type() == ScalarType::Double) return f(double());
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float, "relevancy_recurrence: no kernel takes this dtype");
-  return f(float());
-}
 
 }  // namespace rnnkern::relevancy

@@ -215,8 +215,9 @@ Tensors relevancy_recurrence_cuda(std::string cell, Tensor u, Tensors weights, T
   STD_TORCH_CHECK(!state.empty(), "relevancy_recurrence: `state` is empty");
   const relevancy::Arguments arguments{cell,   weights,     state, params, batch_sizes, reset,
                                        scores, buffer_size, mix,   dot,    dtype};
-  return relevancy::by_precision(
-      u, [&](auto zero) { return relevancy::ForwardDriver<decltype(zero)>(arguments, u).run(training, maps); });
+  return by_float_or_double(u, "relevancy_recurrence: no kernel takes this dtype", [&](auto zero) {
+    return relevancy::ForwardDriver<decltype(zero)>(arguments, u).run(training, maps);
+  });
 }
 
 }  // namespace rnnkern

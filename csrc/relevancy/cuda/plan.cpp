@@ -15,10 +15,8 @@ constexpr int64_t turns = 4, turns_of_clusters = 2;
 constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
 
 Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
-  if (stored == ScalarType::BFloat16)
-    return PerSequenceKernels<device::bfloat16>::of(place, padded, slots, relevant_size);
-  if (stored == ScalarType::Half) return PerSequenceKernels<device::float16>::of(place, padded, slots, relevant_size);
-  return PerSequenceKernels<float>::of(place, padded, slots, relevant_size);
+  return cuda::by_narrow_storage(
+      stored, [&]<class S>(S) { return PerSequenceKernels<S>::of(place, padded, slots, relevant_size); });
 }
 
 bool has(ScalarType stored, int place, int padded) { return on_block(stored, place, padded, 1, 0).forward.kernel; }
