@@ -33,7 +33,7 @@ def cache(monkeypatch, tmp_path) -> Path:
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("RNNKERN_CUDA_FLAGS", raising=False)
     monkeypatch.setattr(_compiler, "_in_memory", {})
-    _compiler._warn_of_folder.cache_clear()
+    _compiler.warn_of_folder.cache_clear()
     return tmp_path / "cache"
 
 
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(folder, tmp_path, compiled
     (tmp_path / "file").touch()
     folder = folder.format(tmp_path=tmp_path)
     monkeypatch.setenv("RNNKERN_CACHE_DIR", folder)
-    with pytest.warns(UserWarning, match=f"cannot keep compiled CUDA kernels in {folder} .*Set RNNKERN_CACHE_DIR"):
+    with pytest.warns(UserWarning, match=f"cannot keep compiled kernels in {folder} .*Set RNNKERN_CACHE_DIR"):
         cubin_of(SMALL)
     cubin_of(OTHER)  # a warning would be an error
     assert cubin_of(SMALL).startswith(ELF)
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, compiled):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (warning,) = given
-    assert "cannot keep compiled CUDA kernels" in str(warning.message)
+    assert "cannot keep compiled kernels" in str(warning.message)
     assert all(cubin.startswith(ELF) for cubin in cubins)
     assert compiled == [SMALL, OTHER]
     assert list(cache.iterdir()) == []

@@ -3,6 +3,8 @@
 from typing import Any
 
 from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
+from rnnkern._cell import Cell, cell
+from rnnkern._cells.trace import CellError
 from rnnkern._extension import PerformanceWarning
 from rnnkern._precompile import precompile
 from rnnkern.ops import use
@@ -11,9 +13,12 @@ from rnnkern.swap import explain, replace, restore
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cell",
+    "CellError",
     "PerformanceWarning",
     "analysis",
     "build_info",
+    "cell",
     "explain",
     "nn",
     "ops",

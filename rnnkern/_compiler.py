@@ -157,12 +157,17 @@ def options_of(arch: str) -> tuple[str, ...]:
 
 def key_of(program: Program) -> str:
     """Changes with whatever the program's machine code depends on, but for NVRTC itself."""
+    standard = {path.name: path.read_bytes() for path in (sources() / "device/standard").iterdir()}
+    return digest([program.source, *options_of(program.arch)], [program.header, "device/entry.cuh"], standard)
+
+
+def digest(words: list[str], headers: list[str], texts: dict[str, bytes] | None = None) -> str:
+    """A hash of ``words``, of ``headers`` with all that they include, and of more ``texts`` by name."""
     found = hashlib.sha256()
-    texts = _included(program.header) | _included("device/entry.cuh")
-    standard = {str(path): path.read_bytes() for path in sorted((sources() / "device/standard").iterdir())}
-    for part in (program.source, *options_of(program.arch)):
-        found.update(part.encode() + b"\0")
-    for name, text in sorted((Path(name).name, text) for name, text in (texts | standard).items()):
+    for word in words:
+        found.update(word.encode() + b"\0")
+    included = (item for header in headers for item in _included(header).items())
+    for name, text in sorted({**dict(included), **(texts or {})}.items()):
         found.update(name.encode() + b"\0" + text + b"\0")
     return found.hexdigest()[:20]
 
@@ -227,13 +232,13 @@ def _write(path: Path, cubin: bytes) -> None:
     except OSError as error:
         if partial:
             partial.unlink(missing_ok=True)
-        _warn_of_folder(str(path.parent), error.strerror or str(error))
+        warn_of_folder(str(path.parent), error.strerror or str(error))
 
 
 @functools.cache
-def _warn_of_folder(folder: str, error: str) -> None:
+def warn_of_folder(folder: str, error: str) -> None:
     warnings.warn(
-        f"rnnkern cannot keep compiled CUDA kernels in {folder} ({error}): this process keeps them in memory, and the "
+        f"rnnkern cannot keep compiled kernels in {folder} ({error}): this process keeps them in memory, and the "
         "next one compiles them again. Set RNNKERN_CACHE_DIR to a folder that can be written.",
         stacklevel=2,
     )

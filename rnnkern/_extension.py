@@ -29,7 +29,7 @@ remedies: dict[str, str] = {}
 """What a user can do about a missing kernel, by the reason that an operator has for not taking it."""
 
 
-def _missing(why: str, remedy: str) -> str:
+def missing(why: str, remedy: str) -> str:
     remedies[why] = remedy
     return why
 
@@ -37,12 +37,12 @@ def _missing(why: str, remedy: str) -> str:
 def _load() -> str | None:
     """Loads rnnkern._C; returns why it cannot, in one sentence, or None."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
-        return _missing(
+        return missing(
             f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}",
             "install torch 2.11 or later",
         )
     if not LIBRARY.exists():
-        return _missing(
+        return missing(
             "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
             "RNNKERN_CPP=0 was set (`pip install -v` says which)",
             "install a C++20 compiler, such as g++ 12, and then rnnkern again with `pip install -v --force-reinstall "
@@ -51,7 +51,7 @@ def _load() -> str | None:
     try:
         importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", LIBRARY))
     except ImportError as error:
-        return _missing(
+        return missing(
             f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}",
             "install rnnkern again beside it, with `pip install -v --force-reinstall --no-deps .` in its sources",
         )
@@ -85,7 +85,7 @@ def cuda_refusal(device: torch.device) -> str | None:
 def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | None:
     wanted, found = _compiler.CUDA_MAJOR, (version or "none").partition(".")[0]
     if found != str(wanted):
-        return _missing(
+        return missing(
             f"rnnkern's CUDA kernels are for a PyTorch that was built with CUDA {wanted}, and this is torch "
             f"{torch.__version__}, built with {f'CUDA {version}' if version else 'no CUDA'}",
             f"install a PyTorch built with CUDA {wanted}",
@@ -94,7 +94,7 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
         has = ".".join(map(str, capability))
         return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {has}"
     if _compiler.nvrtc() is None and not _compiler.any_compiled():
-        return _missing(
+        return missing(
             f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels at their first use, was not found",
             f"`pip install 'rnnkern[cuda]'`, or nvidia-cuda-nvrtc of version {wanted}",
         )
@@ -105,7 +105,7 @@ def triton_refusal() -> str | None:
     """Why Triton's kernels cannot run on a CUDA device, or None."""
     if reason or importlib.util.find_spec("triton"):
         return reason
-    return _missing("triton is not installed", "pip install triton")
+    return missing("triton is not installed", "pip install triton")
 
 
 def device_facts(device: torch.device) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from rnnkern import nn, ops
 from rnnkern.nn.cells import RecurrentCell
-from rnnkern.nn.recurrent import Recurrent
+from rnnkern.nn.recurrent import RecurrentBase
 from rnnkern.ops import Choice
 from rnnkern.ops._recurrence.checks import DTYPES
 
@@ -181,7 +181,7 @@ def _why_not_ours(force: bool, module: Module, cls: type) -> str | None:
         return "quantized" if cls.__name__ in NAMES else None
     if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
-    if isinstance(module, (Recurrent, RecurrentCell)):
+    if isinstance(module, (RecurrentBase, RecurrentCell)):
         return "rnnkern's already"
     dtypes = {p.dtype for p in module.parameters()}.difference(DTYPES)
     if dtypes:
@@ -199,7 +199,7 @@ def _why_slow(parameter: Tensor) -> str | None:
 
 
 def _why_not_torchs(module: Module, cls: type) -> str | None:
-    if not isinstance(module, (Recurrent, RecurrentCell)):
+    if not isinstance(module, (RecurrentBase, RecurrentCell)):
         return None
     for name, known in KNOWN.items():
         value = getattr(module, name, known[0])
@@ -222,7 +222,7 @@ def _set_class(module: Module, old: type[Module], new: type[Module]) -> None:
     module.__class__ = new
     # torch.nn's list of weights for cuDNN, which goes stale where nobody reads it; rnnkern has a property in its place.
     vars(module).pop("_flat_weights", None)
-    if isinstance(module, RNNBase) and not isinstance(module, Recurrent):
+    if isinstance(module, RNNBase) and not isinstance(module, RecurrentBase):
         with torch.no_grad():
             module._init_flat_weights()
 

@@ -27,6 +27,18 @@ RNNKERN_CELL float abs(float x) { return ::fabsf(x); }
 RNNKERN_CELL double abs(double x) { return ::fabs(x); }
 RNNKERN_CELL float sqrt(float x) { return ::sqrtf(x); }
 RNNKERN_CELL double sqrt(double x) { return ::sqrt(x); }
+RNNKERN_CELL float exp(float x) { return ::expf(x); }
+RNNKERN_CELL double exp(double x) { return ::exp(x); }
+RNNKERN_CELL float expm1(float x) { return ::expm1f(x); }
+RNNKERN_CELL double expm1(double x) { return ::expm1(x); }
+RNNKERN_CELL float log(float x) { return ::logf(x); }
+RNNKERN_CELL double log(double x) { return ::log(x); }
+RNNKERN_CELL float log1p(float x) { return ::log1pf(x); }
+RNNKERN_CELL double log1p(double x) { return ::log1p(x); }
+RNNKERN_CELL float sin(float x) { return ::sinf(x); }
+RNNKERN_CELL double sin(double x) { return ::sin(x); }
+RNNKERN_CELL float cos(float x) { return ::cosf(x); }
+RNNKERN_CELL double cos(double x) { return ::cos(x); }
 
 // condition ? a : b, lane by lane for a vector.
 template <class V>

@@ -72,4 +72,12 @@ struct Strips {
   Backward prepare_backward;  // after it: du and dr of the first gates, operand; adds to grad[0]
 };
 
+// What a library that was compiled from a cell at run time exports, under the name `rnnkern_cell`.
+struct CompiledCell {
+  int vector_bytes;  // of its SIMD level: strips of products are laid out in vectors
+  CellNumbers numbers;
+  Strips<float> float32;
+  Strips<double> float64;
+};
+
 }  // namespace rnnkern

@@ -151,6 +151,7 @@ struct Vec {
   // All lanes, where a number of them is asked for: a constant, so that nothing is left of the question.
   static constexpr std::integral_constant<int64_t, width> all{};
 
+  RNNKERN_INLINE friend Vec operator-(Vec a) { return -a.v; }
   RNNKERN_INLINE friend Vec operator+(Vec a, Vec b) { return a.v + b.v; }
   RNNKERN_INLINE friend Vec operator-(Vec a, Vec b) { return a.v - b.v; }
   RNNKERN_INLINE friend Vec operator*(Vec a, Vec b) { return a.v * b.v; }

@@ -71,6 +71,11 @@ SimdLevel processor_simd_level() {
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 
+int simd_vector_bytes() {
+  constexpr int bytes[] = {16, 32, 64, 64};
+  return bytes[static_cast<int>(simd_level())];
+}
+
 const char* set_simd_level(const char* wanted) { return name(current().exchange(parse(wanted, "set_simd_level"))); }
 
 }  // namespace rnnkern

@@ -19,6 +19,9 @@ std::vector<SimdLevel> supported_simd_levels();
 // of set_simd_level names another. One atomic load after the first call.
 SimdLevel simd_level();
 
+// Bytes of a vector of the level in use.
+int simd_vector_bytes();
+
 // Takes the name of a supported level; returns the name of the level that was in use.
 const char* set_simd_level(const char* name);
 

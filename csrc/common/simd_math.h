@@ -4,6 +4,7 @@
 // Below, sigmoid stays where it is there, at 1.7e-38 or 3.4e-308, instead of reaching 0. NaN stays NaN.
 #pragma once
 
+#include "cells/math.h"
 #include "common/simd.h"
 
 namespace rnnkern {
@@ -80,6 +81,40 @@ RNNKERN_INLINE Vec<T> sigmoid(Vec<T> x) {
   const Exp<T> e(V(0) - limited);
   return V(1) / (V(1) + (e.scale + e.scale * e.fraction));
 }
+
+// exp(x) and exp(x) - 1: where |x| is above the limit, the square of exp(x / 2), which reaches 0 and infinity.
+template <class T>
+RNNKERN_INLINE Vec<T> exp(Vec<T> x) {
+  using V = Vec<T>;
+  constexpr T limit = ExpFacts<T>::limit;
+  const auto inside = abs(x) <= V(limit);
+  const V part = select(inside, x, x * V(0.5)), low = select(part < V(-limit), V(-limit), part);
+  const Exp<T> e(select(low > V(limit), V(limit), low));
+  const V whole = e.scale + e.scale * e.fraction;
+  return select(inside, whole, whole * whole);
+}
+
+template <class T>
+RNNKERN_INLINE Vec<T> expm1(Vec<T> x) {
+  using V = Vec<T>;
+  constexpr T limit = ExpFacts<T>::limit;
+  const V low = select(x < V(-limit), V(-limit), x);
+  const Exp<T> e(select(low > V(limit), V(limit), low));
+  return select(low > V(limit), exp(x), e.scale * e.fraction + (e.scale - V(1)));
+}
+
+// The rest lane by lane.
+#define RNNKERN_LANE_BY_LANE(name)                                             \
+  template <class T>                                                           \
+  RNNKERN_INLINE Vec<T> name(Vec<T> x) {                                       \
+    for (int k = 0; k < Vec<T>::width; ++k) x.v[k] = rnnkern::name(T(x.v[k])); \
+    return x;                                                                  \
+  }
+RNNKERN_LANE_BY_LANE(log)
+RNNKERN_LANE_BY_LANE(log1p)
+RNNKERN_LANE_BY_LANE(sin)
+RNNKERN_LANE_BY_LANE(cos)
+#undef RNNKERN_LANE_BY_LANE
 
 }  // namespace
 }  // namespace rnnkern

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/row_layout.h"
+#include "common/simd_level.h"
 #include "common/tensor.h"
 #include "recurrence/cells.h"
 #include "recurrence/problem.h"
@@ -30,7 +31,8 @@ constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Doubl
 
 // The arguments that forward and backward share: found sound, measured, and but for `u` contiguous.
 struct Call {
-  int place;  // in cells/list.h
+  int place;  // in cells/list.h, or compiled_place
+  const CompiledCell* compiled = nullptr;
   CellInfo cell;
   Tensor u, R;  // u is the input itself where W is given; who reads it makes it dense
   Tensors state, params;
@@ -46,8 +48,16 @@ struct Call {
        const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
        const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
       : place(find_cell(name)), u(u_), R(R_), dtype(u.scalar_type()), device(u.device()) {
-    STD_TORCH_CHECK(place >= 0, "recurrence: the cell `", name, "` has no kernel");
-    cell = cell_list[place];
+    if (place >= 0) {
+      cell = cell_list[place];
+    } else {
+      const RegisteredCell* found = find_registered(name, simd_vector_bytes());
+      STD_TORCH_CHECK(found, "recurrence: the cell `", name,
+                      "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
+      place = compiled_place;
+      compiled = found->compiled;
+      cell = {compiled->numbers, found->name.c_str()};
+    }
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.tensors()),
                     "recurrence: wrong number of tensors in `state` or `params`");
     // (1, B, H) too, as modules have it: a view costs as much as a small step.

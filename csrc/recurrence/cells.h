@@ -1,9 +1,12 @@
-// The facts of every cell at run time, from the list.
+// The facts of every cell at run time: of those in the list, and of those that were compiled at run time.
 #pragma once
 
+#include <atomic>
+#include <iterator>
 #include <string>
 
 #include "cells/list.h"
+#include "cells/strip.h"
 #include "cells/visit.h"
 
 namespace rnnkern {
@@ -34,6 +37,23 @@ inline int find_cell(const std::string& name) {
     ++place;
   }
   return -1;
+}
+
+constexpr int compiled_place = int(std::size(cell_list));  // of all cells that were compiled at run time
+
+// A cell that was compiled at run time, for one SIMD level. None is ever removed: reading the list takes no lock.
+struct RegisteredCell {
+  std::string name;
+  const CompiledCell* compiled;
+  const RegisteredCell* next;
+};
+inline std::atomic<const RegisteredCell*> registered_cells = nullptr;
+
+// The cell of that name for vectors of so many bytes, or null.
+inline const RegisteredCell* find_registered(const std::string& name, int vector_bytes) {
+  const RegisteredCell* cell = registered_cells.load(std::memory_order_acquire);
+  while (cell && (cell->compiled->vector_bytes != vector_bytes || cell->name != name)) cell = cell->next;
+  return cell;
 }
 
 }  // namespace rnnkern

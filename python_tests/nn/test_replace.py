@@ -374,7 +374,7 @@ def test_only_modules(change):
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    why = _extension._missing("there is no compiler here", "find one")
+    why = _extension.missing("there is no compiler here", "find one")
     monkeypatch.setattr(_extension, "available", False)
     monkeypatch.setattr(_extension, "reason", why)
 

@@ -27,7 +27,7 @@ def nothing_said(monkeypatch):
 @pytest.fixture
 def no_kernels(monkeypatch):
     monkeypatch.setattr(_extension, "available", False)
-    monkeypatch.setattr(_extension, "reason", _extension._missing("nothing was compiled", "find a compiler"))
+    monkeypatch.setattr(_extension, "reason", _extension.missing("nothing was compiled", "find a compiler"))
 
 
 def warned(call):

@@ -7,6 +7,7 @@ from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
+from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
     EURNN,
     IRNN,
@@ -46,6 +47,7 @@ __all__ = [
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",
+    "Recurrent",
     "RelLSTM",
     "RelRNN",
     "SpectralRNN",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern.nn import autocast
-from rnnkern.nn.recurrent import Recurrent, TimeFirst
+from rnnkern.nn.recurrent import RecurrentBase, TimeFirst
 from rnnkern.ops import linear_scan, moment_filter, recurrence
 
 
@@ -182,8 +182,8 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
     return (factors if batch_sizes is None else factors[alive]).unsqueeze(-1).expand_as(u)
 
 
-class Filtered(Recurrent):
-    """Between :class:`Recurrent` and a module: the option ``filter``."""
+class Filtered(RecurrentBase):
+    """Between :class:`RecurrentBase` and a module: the option ``filter``."""
 
     filter: Filter | None = None
 

@@ -7,11 +7,11 @@ from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import Recurrent
+from rnnkern.nn.recurrent import RecurrentBase
 
 
 @with_options
-class GORU(Recurrent, torch.nn.GRU):
+class GORU(RecurrentBase, torch.nn.GRU):
     r"""Gated orthogonal recurrent unit: a GRU whose new gate has a modReLU and an orthogonal recurrent weight.
 
     .. math::

@@ -64,7 +64,7 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
     return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
 
 
-class Recurrent(RNNBase):
+class RecurrentBase(RNNBase):
     """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
 
     num_heads: int = 1
@@ -87,7 +87,7 @@ class Recurrent(RNNBase):
         if not (save_gates is None or isinstance(save_gates, bool)):
             raise TypeError(f"save_gates should be of type bool or None, got: {type(save_gates).__name__}")
         self.save_gates = save_gates
-        self.zoneout = self._rates("zoneout", zoneout, 2 if self.mode == "LSTM" else 1)
+        self.zoneout = self._rates("zoneout", zoneout, self._states)
         self.recurrent_dropout = self._rates("recurrent_dropout", recurrent_dropout)
         if not isinstance(num_heads, int) or isinstance(num_heads, bool):
             raise TypeError(f"num_heads should be of type int, got: {type(num_heads).__name__}")
@@ -101,6 +101,11 @@ class Recurrent(RNNBase):
             for _, name, *_ in self._all_weights:
                 heads = getattr(self, name).detach()[:, :d].reshape(num_heads, -1, d)
                 setattr(self, name, Parameter(heads.clone(memory_format=torch.contiguous_format)))
+
+    @property
+    def _states(self) -> int:
+        """How many tensors the cell's state has."""
+        return 2 if self.mode == "LSTM" else 1
 
     def _add_modrelu_biases(self) -> None:
         for names in self._all_weights:
@@ -120,7 +125,7 @@ class Recurrent(RNNBase):
         if any(isinstance(rate, bool) or not isinstance(rate, (int, float)) for rate in rates):
             raise TypeError(f"{name} should be of type float, got: {type(given).__name__}")
         if len(rates) not in (1, most) or not all(0 <= rate < 1 for rate in rates):
-            pair = ", or a pair of them for h and c" if most > 1 else ""
+            pair = f", or {most} of them, one for each state" if most > 1 else ""
             raise ValueError(f"{name} must be in [0, 1){pair}, got {given}")
         return tuple(given) if rates is given else given
 
@@ -236,24 +241,25 @@ class Recurrent(RNNBase):
     def _check(self, input, hx, reset) -> TimeFirst:
         """As torch.nn's forward before its kernel, with torch.nn's checks."""
         batch_sizes = order = None
-        lstm = self.mode == "LSTM"
+        several = self._states > 1
         if isinstance(input, PackedSequence):
             x, batch_sizes, order, _ = input
             steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
         else:
-            given = () if hx is None else (hx[0], hx[1]) if lstm else (hx,)
+            given = () if hx is None else tuple(hx[k] for k in range(self._states)) if several else (hx,)
             if input.dim() not in (2, 3) or any(s.dim() != input.dim() for s in given):
                 super().forward(input, hx)  # raises
             x = input
             if input.dim() == 2:
                 x = input.unsqueeze(0 if self.batch_first else 1)
-                hx = hx if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1)) if lstm else hx.unsqueeze(1)
+                hx = hx if hx is None else tuple(s.unsqueeze(1) for s in given) if several else hx.unsqueeze(1)
             batch, steps = x.shape[:2] if self.batch_first else (x.shape[1], x.shape[0])
         if hx is None:
             self.check_input(x, batch_sizes)
             rows = len(self._all_weights)
-            hx = x.new_zeros(rows, batch, self.proj_size or self.hidden_size)
-            hx = (hx, x.new_zeros(rows, batch, self.hidden_size)) if lstm else hx
+            widths = (self.proj_size or self.hidden_size, *[self.hidden_size] * (self._states - 1))
+            hx = tuple(x.new_zeros(rows, batch, width) for width in widths)
+            hx = hx if several else hx[0]
         else:
             self.check_forward_args(x, hx, batch_sizes)
             hx = self.permute_hidden(hx, order)
@@ -262,7 +268,7 @@ class Recurrent(RNNBase):
         if reset is not None:
             unbatched = batch_sizes is None and input.dim() == 2
             reset = reset_in_order(self, reset, x, steps, None if unbatched else batch, batch_sizes, order)
-        return TimeFirst(x, tuple(hx) if lstm else (hx,), batch_sizes, reset)
+        return TimeFirst(x, tuple(hx) if several else (hx,), batch_sizes, reset)
 
     def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
         """The operator's arguments, but for cell, input and direction, of what is called at once: both directions of a

@@ -22,6 +22,7 @@ class Cell(NamedTuple):
     states: int  # 1: (h,); 2: (h, c)
     params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H) and weight_ln_hh (G*H,)
     joint: bool  # u and R h enter as their sum alone: a bias may stand in either
+    recurrent: int  # rows of R per hidden unit: G, or fewer where gates have no recurrent part
 
     @property
     def normalised(self) -> bool:
@@ -34,7 +35,7 @@ CELLS: dict[str, Cell] = {}
 
 def _cell(*, gates: int = 1, states: int = 1, params: tuple[str, ...] = (), joint: bool = True):
     def register(step):
-        CELLS[step.__name__] = Cell(step, gates, states, params, joint)
+        CELLS[step.__name__] = Cell(step, gates, states, params, joint, gates)
         return step
 
     return register
@@ -182,7 +183,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None) -> Product:
-    hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // gates
+    hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // max(gates, 1)
 
     def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
         if scale is not None:
@@ -227,7 +228,7 @@ def recurrence(
     effect."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
-    step, gates, *_ = CELLS[cell]
+    step, recurrent = CELLS[cell].step, CELLS[cell].recurrent
     sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     state = tuple(state)
@@ -243,7 +244,7 @@ def recurrence(
         if grad_scale is not None:
             scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
             scale = scale.detach()
-        new = step(inputs[t], _product(R, bias, gates, scale, kept), old, *params)
+        new = step(inputs[t], _product(R, bias, recurrent, scale, kept), old, *params)
         pairs = zip(zoneout, old, new, strict=True)
         new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
         outputs[t] = new[0]

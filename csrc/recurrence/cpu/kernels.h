@@ -33,6 +33,7 @@ void any_backward(const Backward<S>& p, ThreadContext me) {
   backward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
 }
 
+// `Cell` is void of those that were compiled at run time.
 template <class S, class Cell>
 constexpr Kernels<S> kernels_of() {
   if constexpr (is_inline<S, Cell>) {
@@ -50,7 +51,7 @@ template <class S>
 template <SimdLevel>
 Kernels<S> Kernels<S>::at(int place) {
 #define RNNKERN_KERNELS(Cell) kernels_of<S, Cell>(),
-  static constexpr Kernels all[] = {RNNKERN_ALL_CELLS(RNNKERN_KERNELS)};
+  static constexpr Kernels all[] = {RNNKERN_ALL_CELLS(RNNKERN_KERNELS) kernels_of<S, void>()};
 #undef RNNKERN_KERNELS
   return all[place];
 }

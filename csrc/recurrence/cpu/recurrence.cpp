@@ -19,8 +19,12 @@ Kernels<S> kernels(int place) {
 }
 
 template <class S>
-Strips<Arithmetic<S>> strips(int place) {
-  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(place); });
+Strips<Arithmetic<S>> strips(const Call& call) {
+  if (call.compiled) {
+    if constexpr (std::is_same_v<S, double>) return call.compiled->float64;
+    if constexpr (!std::is_same_v<S, double>) return call.compiled->float32;
+  }
+  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(call.place); });
 }
 
 void count_kernel(const char* direction, const Call& call) {
@@ -73,7 +77,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   constexpr ScalarType wide = arithmetic<S>;
   Forward<S> p{};
   p.cell = call.cell;
-  p.strips = strips<S>(call.place);
+  p.strips = strips<S>(call);
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
@@ -120,7 +124,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   const int64_t columns = cell.gates * call.hidden, recurrent = cell.recurrent * call.hidden, batch = call.steps.batch;
   Backward<S> p{};
   p.cell = cell;
-  p.strips = strips<S>(call.place);
+  p.strips = strips<S>(call);
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);

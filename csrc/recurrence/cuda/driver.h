@@ -35,6 +35,7 @@ struct CudaDriver {
   Tensor mask;  // of dropout
 
   CudaDriver(const Call& call, const char* direction) : call(call), current(call.u), stream(current.stream()) {
+    STD_TORCH_CHECK(!call.compiled, "recurrence: a cell that was compiled at run time has no CUDA kernel");
     const Steps& steps = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
                             call.place,

@@ -124,7 +124,7 @@ class RecurrenceBackward(torch.autograd.Function):
                 seed, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
         if u is None:  # its sizes, without its memory
-            u = h.new_empty(()).expand(*h.shape[:-1], math.prod(R.shape[:-1]))
+            u = h.new_empty(()).expand(*h.shape[:-1], CELLS[cell].gates * _units(cell, R, state))
         if all(g is None for g in grad_state):
             grad_state = ()
         grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
@@ -193,6 +193,12 @@ def _parts(cell, states, tensors):
     return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
 
 
+def _units(cell, R, state):
+    """H, which is not that of h where h is projected."""
+    facts = CELLS[cell]
+    return math.prod(R.shape[:-1]) // facts.recurrent if facts.recurrent else state[0].shape[-1]
+
+
 def hidden_size(cell, u, weight_ih):
     return (u.shape[-1] if weight_ih is None else weight_ih.shape[0]) // CELLS[cell].gates
 
@@ -213,11 +219,12 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
                      needs_bias_ih, zoneout, dropout, seed):  # fmt: skip
-    columns = CELLS[cell].gates * hidden_size(cell, u, weight_ih)
+    hidden = hidden_size(cell, u, weight_ih)
+    columns, recurrent = CELLS[cell].gates * hidden, CELLS[cell].recurrent * hidden
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
         R.new_empty(R.shape if needs_R else (0,)),
-        u.new_empty(columns if needs_bias else 0),
+        u.new_empty(recurrent if needs_bias else 0),
         *(x.new_empty(x.shape) for x in (*state, *params)),
     ]
     if weight_ih is not None:

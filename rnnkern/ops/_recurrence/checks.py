@@ -21,14 +21,18 @@ COMPLEX = {"modrelu": "complex_modrelu"}
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
           weight_ih=None, bias_ih=None) -> None:  # fmt: skip
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
+    cell = getattr(cell, "name", cell)  # of a rnnkern.cell
     if not isinstance(cell, str) or cell not in CELLS:
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
-    _, gates, states, names, _ = CELLS[cell]
+    _, gates, states, names, _, recurrent = CELLS[cell]
     check_like("recurrence", "u", u, "u", u)
     dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
     if u.dtype not in dtypes:
         raise TypeError(f"recurrence: `u` must be of a dtype of {dtypes}, got {u.dtype}")
-    for name, group, wanted in (("state", state, ("h0", "c0")[:states]), ("params", params, names)):
+    for name, group, wanted in (
+        ("state", state, ("h0", "c0", *(f"state{k}" for k in range(2, states)))[:states]),
+        ("params", params, names),
+    ):
         if not isinstance(group, (tuple, list)):
             raise TypeError(f"recurrence: `{name}` must be a tuple of tensors, got {type(group).__name__}")
         if len(group) != len(wanted):
@@ -64,11 +68,11 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
         if heads == 0 or hidden % heads:
             raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {shape_of(R)}")
         d = hidden // heads
-        check_shape("recurrence", "R", R, "(K, G*D, D)", (heads, gates * d, d))
+        check_shape("recurrence", "R", R, "(K, G*D, D)", (heads, recurrent * d, d))
     else:
-        check_shape("recurrence", "R", R, "(G*H, H)" if width == hidden else "(G*H, P)", (gates * hidden, width))
+        check_shape("recurrence", "R", R, "(G*H, H)" if width == hidden else "(G*H, P)", (recurrent * hidden, width))
     if bias is not None:
-        check_shape("recurrence", "bias", bias, "(G*H,)", (gates * hidden,))
+        check_shape("recurrence", "bias", bias, "(G*H,)", (recurrent * hidden,))
 
     if state[0].dim() != 2:
         raise ValueError(f"recurrence: `state[0]` must be (B, H), got {shape_of(state[0])}")

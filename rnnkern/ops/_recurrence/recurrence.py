@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern import reference
+from rnnkern._cells import library
 from rnnkern.ops._recurrence.autograd import (
     KERNEL_CELLS,
     Recomputed,
@@ -28,10 +29,15 @@ def _choose(cell: str, u: Tensor) -> Choice:
     """A cell with a kernel on the device runs it, in every dtype."""
     cell = COMPLEX[cell] if u.is_complex() else cell
     why = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
-    return choose("recurrence", {"cuda": cuda_refusal(u, why), "cpu": cpu_refusal(u, why)})
+    on_cuda = why
+    if library.is_known(cell):
+        on_cuda = "a cell that rnnkern.cell made has no CUDA kernel yet"
+        why = library.refusal(cell) if u.device.type == "cpu" and forced() != "reference" else None
+    return choose("recurrence", {"cuda": cuda_refusal(u, on_cuda), "cpu": cpu_refusal(u, why)})
 
 
 def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) -> Choice:
+    cell = getattr(cell, "name", cell)
     rates, _ = noise(zoneout, dropout, seed, len(state), u)
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
@@ -125,6 +131,7 @@ def recurrence(
     >>> h.shape, h_n.shape
     (torch.Size([5, 2, 3]), torch.Size([2, 3]))
     """
+    cell = getattr(cell, "name", cell)
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
           bias_ih)  # fmt: skip
     rates, seed = noise(zoneout, dropout, seed, len(state), u)
@@ -199,7 +206,7 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
         [h (1, B, H), and the final state, shaped as it was given].
     """
     facts = KERNEL_CELLS.get(cell)
-    if facts is None or facts["params"] or not x.is_cpu or forced() is not None:
+    if facts is None or facts["params"] or library.is_known(cell) or not x.is_cpu or forced() is not None:
         return None
     if transformed() or torch.jit.is_tracing():
         return None

@@ -28,7 +28,7 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
     """Returns T."""
     if cell not in RELEVANCY_CELLS:
         raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
-    _, gates, states, names, _ = CELLS[cell]
+    _, gates, states, names, *_ = CELLS[cell]
     check_like(OP, "u", u, "u", u)
     if u.dtype not in DTYPES:
         raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")

@@ -1,0 +1,249 @@
+"""``rnnkern.cell``: makes a fused recurrent cell of a function."""
+
+import functools
+import hashlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rnnkern._cells import library
+from rnnkern._cells.derive import Derived, derive
+from rnnkern._cells.graph import Node, in_order
+from rnnkern._cells.header import expression, header_of, leaf
+from rnnkern._cells.trace import CellError, trace
+from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
+from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import Cell as Formula
+
+
+class Cell:
+    """A recurrent cell, made by :func:`rnnkern.cell` of a function. Call it to evaluate the function itself.
+
+    Attributes:
+        name: what :func:`rnnkern.ops.recurrence` and exported programs call it: the function's name and a hash of the
+            equations, so that a cell that is defined again takes its new equations.
+        gates, recurrent: names of the gates, and of those that R has rows for.
+        states, params: names of the states and of the cell's own tensors, each (H,).
+        saved: how many floats per unit and step the backward pass needs beside the states.
+        init: for each of ``params`` the bounds of the uniform distribution that a module draws it from.
+        source: the C++ header from which kernels are compiled.
+    """
+
+    def __init__(self, function: Callable, gates: Sequence[str], recurrent: Sequence[str],
+                 init: Mapping[str, tuple[float, float]]) -> None:  # fmt: skip
+        functools.update_wrapper(self, function)
+        self.function = function
+        self._derived = derived = derive(trace(function, tuple(gates), tuple(recurrent)))
+        traced = derived.traced
+        self.gates, self.recurrent, self.states, self.params = traced[1:5]
+        self.saved, self.init = len(derived.saved), dict(init)
+        if unknown := set(init) - set(self.params):
+            raise CellError(
+                f"{function.__name__}: `init` names {sorted(unknown)}, and the parameters are {self.params}"
+            )
+        self.source = header_of(derived, library.CELL, function.__name__)
+        digest = hashlib.sha256(self.source.encode()).hexdigest()[:12]
+        self.name = f"{function.__name__}-{digest}"
+        second = self.recurrent[traced.first :] if traced.operand is not None else ()
+        step = _step_of(function, self.gates, self.recurrent, self.params, second)
+        CELLS[self.name] = Formula(
+            step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent)
+        )  # fmt: skip
+        KERNEL_CELLS[self.name] = {
+            "gates": len(self.gates), "states": len(self.states), "params": len(self.params), "saved": self.saved,
+            "first_gates": traced.first, "recurrent": len(self.recurrent), "joint": derived.joint, "resident": False,
+        }  # fmt: skip
+        library.know(self.name, self.source)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def compile(self) -> "Cell":
+        """Compiles the CPU kernel now, for the SIMD level in use, instead of at the first call.
+
+        Raises:
+            RuntimeError: it cannot be compiled; the message says why.
+        """
+        if why := library.refusal(self.name):
+            raise RuntimeError(why)
+        return self
+
+    def __reduce__(self):
+        options = {"gates": self.gates, "recurrent": self.recurrent, "init": self.init}
+        return _restored, (self.__module__, self.__qualname__, self.name, _text_of(self.function), options)
+
+    def __deepcopy__(self, memo: dict) -> "Cell":
+        return self  # nothing of it changes
+
+    def __repr__(self) -> str:
+        derived = self._derived
+        shown = ["u, r", *self.states, *(f"{name}=(H,)" for name in self.params)]
+        lines = [f"rnnkern.cell {self.__name__}({', '.join(shown)}): {_counted(len(self.gates), 'gate')}"]
+        if any(self.gates):
+            lines[0] += f" {', '.join(self.gates)}"
+        if self.recurrent != self.gates:
+            lines.append(f"  recurrent: {', '.join(self.recurrent) or 'none'}")
+        lines.append(f"  kept for the backward pass, per unit and step: {_counted(self.saved, 'float')}")
+        return "\n".join([*lines, *(f"  {line}" for line in _equations(derived))])
+
+
+def cell(
+    function: Callable | None = None, *, gates: str | int | Sequence[str] = 1,
+    recurrent: str | Sequence[str] | None = None, init: Mapping[str, tuple[float, float]] | None = None,
+) -> Any:  # fmt: skip
+    """Makes a fused recurrent cell of the equations of one unit at one step.
+
+    The function takes ``(u, r, *states, *, ...)``: ``u`` is the projected input :math:`W x_t + b_{ih}` and ``r`` the
+    product :math:`R h_{t-1} + b_{hh}`, both by gate, as in ``u.f + r.f``; with one gate they are values themselves.
+    States follow, the first of which is what R multiplies and a layer returns; the function returns the new ones in the
+    same order. Keyword-only arguments without a default are the cell's own parameters, tensors of shape (H,); those
+    with a default are constants. ``r.n(x)`` is a second product, :math:`R_n x + b_n`, of an operand made of the first
+    one's values.
+
+    The function is ordinary elementwise PyTorch, and stays the definition: the reference runs it on tensors, and second
+    derivatives go through it. Here it runs once on stand-ins, its backward pass is derived, and the first call compiles
+    kernels of both, in about two seconds; they are kept on disk (``RNNKERN_CACHE_DIR``). They run on a CPU. On a GPU
+    the function itself runs as a loop over time, and a warning says so.
+
+    Args:
+        function: may contain arithmetic, comparisons, ``torch.where``, ``clamp``, ``minimum``, ``maximum``, ``abs``,
+            ``sign``, ``square``, ``sqrt``, ``rsqrt``, ``reciprocal``, powers by constants, ``exp``, ``expm1``, ``log``,
+            ``log1p``, ``sin``, ``cos``, ``sigmoid``, ``tanh``, and ``relu``, ``leaky_relu``, ``elu``, ``softplus``,
+            ``silu``, ``gelu`` (``approximate="tanh"``), ``hardtanh``, ``hardsigmoid``, ``softsign``, ``logsigmoid``.
+        gates: their names, one letter each (``"fn"``) or a sequence; or 1.
+        recurrent: those of the gates that R has rows for; all by default. Gates of a second product come last.
+        init: for a parameter the bounds of the uniform distribution that a module draws it from; by default those of
+            the weights, :math:`\\pm 1 / \\sqrt{H}`.
+
+    Returns:
+        A :class:`Cell`, for :class:`rnnkern.nn.Recurrent` and :func:`rnnkern.ops.recurrence`.
+
+    Raises:
+        CellError: the function does what no kernel can be made of: a condition on a value, an operation in place, a
+            reduction, a matrix product, a tensor from outside. The message has the line and the remedy.
+
+    >>> @rnnkern.cell(gates="fn")
+    ... def mgu(u, r, h):
+    ...     f = torch.sigmoid(u.f + r.f)
+    ...     n = torch.tanh(u.n + f * r.n)
+    ...     return (1 - f) * h + f * n
+    >>> layer = rnnkern.nn.Recurrent(mgu, 8, 16)
+    >>> output, h_n = layer(torch.randn(5, 2, 8))
+    >>> output.shape
+    torch.Size([5, 2, 16])
+    """
+    if function is None:
+        return functools.partial(cell, gates=gates, recurrent=recurrent, init=init)
+    names = ("",) if gates == 1 else tuple(map(str, range(gates))) if isinstance(gates, int) else tuple(gates)
+    wanted = names if recurrent is None else tuple(recurrent)
+    if not names or len(set(names)) < len(names) or set(wanted) - set(names) or len(set(wanted)) < len(wanted):
+        raise CellError(
+            f"{function.__name__}: `gates` must be different names and `recurrent` some of them, got {gates!r} and "
+            f"{recurrent!r}"
+        )
+    return Cell(function, names, wanted, init or {})
+
+
+# ---- the function as the reference calls it
+
+
+class _Tensors:
+    """`u` or `r` of tensors: a tensor for each gate, or a function where a second product makes it."""
+
+    def __init__(self, gates: Mapping[str, Any]) -> None:
+        self.__dict__.update(gates)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__dict__[str(index)]
+
+
+def _step_of(function: Callable, gates: tuple[str, ...], recurrent: tuple[str, ...], params: tuple[str, ...],
+             second: tuple[str, ...]) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
+    """The function in the form of rnnkern.reference's cells."""
+    first = len(recurrent) - len(second)
+
+    def step(u: Tensor, product: Callable, state: tuple[Tensor, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        parts: list[Any] = list(product(state[0], 0, first).chunk(first, dim=-1)) if first else []
+        products: list[Tensor] = []
+
+        def of(k: int) -> Callable[[Tensor], Tensor]:
+            def multiplied(operand: Tensor) -> Tensor:
+                if not products:
+                    products.extend(product(operand, first, len(recurrent)).chunk(len(second), dim=-1))
+                return products[k]
+
+            return multiplied
+
+        parts += map(of, range(len(second)))
+        if gates == ("",):
+            given = (u, parts[0] if parts else None)
+        else:
+            of_u = dict(zip(gates, u.chunk(len(gates), dim=-1), strict=True))
+            given = (_Tensors(of_u), _Tensors(dict(zip(recurrent, parts, strict=True))))
+        new = function(*given, *state, **dict(zip(params, tensors, strict=True)))
+        return new if isinstance(new, tuple) else (new,)
+
+    return step
+
+
+# ---- pickling and printing
+
+
+def _text_of(function: Callable) -> str | None:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        return None
+
+
+def _restored(module: str, name: str, wanted: str, text: str | None, options: dict[str, Any]) -> Cell:
+    """The cell where it is defined, if it still has those equations, or made anew of its source."""
+    try:
+        found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        if isinstance(found, Cell) and found.name == wanted:
+            return found
+    except (ImportError, AttributeError):
+        pass
+    if text is None:
+        raise CellError(f"the cell {wanted!r} of {module}.{name} is not there any more, and its source was not kept")
+    body = text[text.index("def ") :]
+    names: dict[str, Any] = {"torch": torch, "F": F}
+    exec(compile(body, f"<cell {name}>", "exec"), names)
+    return cell(names[name.rpartition(".")[2]], **options)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _equations(derived: Derived) -> list[str]:
+    """The forward's steps and the gradients, as they are computed."""
+    traced = derived.traced
+    names: dict[Node, str] = {}
+    for kind, of in (("u", traced.gates), ("r", traced.recurrent), ("old", traced.states), ("param", traced.params)):
+        for k, name in enumerate(of):
+            node = traced.graph.make(kind, data=k)
+            names[node] = (f"{kind}.{name}" if name else kind) if kind in "ur" else name
+    for k, name in enumerate(traced.states):
+        names[traced.graph.make("grad", data=k)] = f"d{name}'"
+    lines = []
+    results = {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
+    for kind, of, nodes in (
+        ("du", traced.gates, derived.du), ("d", traced.states, derived.dold), ("d", traced.params, derived.dparams),
+    ):  # fmt: skip
+        dot = "." if kind == "du" and any(of) else ""
+        results |= {f"{kind}{dot}{name}": node for name, node in zip(of, nodes, strict=True)}
+    for name, node in results.items():
+        for step in in_order([node] if node else [], stop=names.__contains__):
+            if step not in names and step.args:
+                text = expression(step, names).replace("V(", "(")
+                names[step] = f"x{len(lines)}"
+                lines.append(f"{names[step]} = {text}")
+        lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}")
+    return lines

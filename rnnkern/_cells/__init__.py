@@ -1,0 +1,1 @@
+"""Cells that users write: an equation in, kernels out."""

@@ -1,0 +1,168 @@
+"""The backward pass of a cell's equations, and what the forward pass keeps for it."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rnnkern._cells.graph import LEAVES, TRANSCENDENTAL, Node, in_order
+from rnnkern._cells.trace import Traced
+
+
+class Derived(NamedTuple):
+    """What a header is written from. Gradients are None where they are 0."""
+
+    traced: Traced
+    joint: bool  # u and r enter as u + r alone
+    saved: tuple[Node, ...]
+    reads_next: bool  # the backward reads the new state, and nothing is kept
+    du: tuple[Node | None, ...]
+    dr: tuple[Node | None, ...]
+    dold: tuple[Node | None, ...]
+    dparams: tuple[Node | None, ...]
+    # Of the second product's operand, given its gradient: what is added to du, dr and dold[0].
+    operand_du: tuple[Node | None, ...]
+    operand_dr: tuple[Node | None, ...]
+    operand_dold: Node | None
+
+
+def derive(traced: Traced) -> Derived:
+    """Differentiates the equations in reverse mode.
+
+    What is kept is the smallest set of values from which the backward computes everything it needs without a product,
+    without u, and without a transcendental function that the forward has evaluated: a minimum cut of the graph.
+    """
+    graph = traced.graph
+    seeds: dict[Node, Node] = {}
+    for k, value in enumerate(traced.next):
+        seed = graph.make("grad", data=k)
+        seeds[value] = graph.add(seeds[value], seed) if value in seeds else seed
+    gradients = graph.gradients(seeds)
+    operand = {}
+    if traced.operand is not None:
+        operand = graph.gradients({traced.operand: graph.make("doperand")})
+
+    def leaves(of: dict[Node, Node], kind: str, count: int) -> tuple[Node | None, ...]:
+        return tuple(of.get(graph.make(kind, data=k)) for k in range(count))
+
+    gates, recurrent, states = len(traced.gates), len(traced.recurrent), len(traced.states)
+    results = [
+        leaves(gradients, kind, count)
+        for kind, count in (("u", gates), ("r", recurrent), ("old", states), ("param", len(traced.params)))
+    ]
+    of_operand = (leaves(operand, "u", gates), leaves(operand, "r", recurrent), *leaves(operand, "old", 1))
+    wanted = [node for part in (*results, of_operand[0], of_operand[1], of_operand[2:]) for node in part if node]
+    needed = [*_read_of_forward(wanted), *_of_first_product(traced)]
+    saved = smallest_cut(needed)
+    reads_next = False
+    if saved and len(traced.next) == 1 and traced.operand is None:
+        reads_next = not smallest_cut(needed, free=traced.next)
+        saved = () if reads_next else saved
+    return Derived(traced, _is_joint(traced), saved, reads_next, *results, *of_operand)
+
+
+def is_gradient(node: Node, known: dict[Node, bool]) -> bool:
+    """Whether a node depends on what only the backward pass has."""
+    for each in in_order([node], stop=known.__contains__):
+        if each not in known:
+            known[each] = each.op in ("grad", "doperand") or any(known[a] for a in each.args)
+    return known[node]
+
+
+def _read_of_forward(wanted: list[Node]) -> list[Node]:
+    """Values of the forward pass that the gradients are made of."""
+    known: dict[Node, bool] = {}
+    read = []
+    for node in in_order(wanted):
+        if is_gradient(node, known):
+            read += [a for a in node.args if not is_gradient(a, known)]
+    read += [node for node in wanted if not known[node]]  # a gradient without the new state's: of a second product
+    return list(dict.fromkeys(node for node in read if node.op != "const"))
+
+
+def _of_first_product(traced: Traced) -> list[Node]:
+    """Where there is a second product: its operand, and what the equations after it read of those before."""
+    if traced.operand is None:
+        return []
+    late = {n for n in in_order(traced.next) if is_late(traced, n)}
+    read = [a for node in late for a in node.args if a not in late]
+    read += [node for node in traced.next if node not in late]
+    return [traced.operand, *(n for n in dict.fromkeys(read) if any(leaf.op == "r" for leaf in in_order([n])))]
+
+
+def is_late(traced: Traced, node: Node) -> bool:
+    """Whether a value is of the equations after the second product."""
+    return any(leaf.op == "r" and leaf.data >= traced.first for leaf in in_order([node]))
+
+
+def _is_joint(traced: Traced) -> bool:
+    if traced.gates != traced.recurrent:
+        return False
+    values = in_order((*traced.next, *([traced.operand] if traced.operand else [])))
+    readers: dict[Node, set[Node]] = {}
+    for node in values:
+        for a in node.args:
+            readers.setdefault(a, set()).add(node)
+    direct = {*traced.next, traced.operand}
+    for k in range(len(traced.gates)):
+        u, r = (traced.graph.make(kind, data=k) for kind in ("u", "r"))
+        both = traced.graph.make("add", u, r)
+        if readers.get(u) != {both} or readers.get(r) != {both} or u in direct or r in direct:
+            return False
+    return True
+
+
+def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Node, ...]:
+    """The fewest nodes from which, with the old state, the parameters and ``free``, all of ``needed`` can be computed
+    without u, r and transcendental functions; of equally many those nearest to what is needed.
+
+    A maximum flow (Edmonds and Karp 1972) through a network in which every node is an edge of capacity one.
+    """
+    free, needed = set(free), list(dict.fromkeys(needed))
+    nodes = in_order(needed, stop=lambda node: node in free)
+    # Node n is the edge (n, "in") -> (n, "out"); flow goes from what cannot be computed again to what is needed.
+    capacity: dict = {}
+
+    def connect(a, b, size):
+        capacity.setdefault(a, {})[b] = size
+        capacity.setdefault(b, {}).setdefault(a, 0)
+
+    endless = len(nodes) + 1
+    for node in nodes:
+        if node in free or node.op in ("old", "param", "const"):
+            continue
+        connect((node, "in"), (node, "out"), 1)
+        if node.op in ("u", "r") or node.op in TRANSCENDENTAL:
+            connect("source", (node, "in"), endless)
+        else:
+            for a in node.args:
+                connect((a, "out"), (node, "in"), endless)
+        if node in needed:
+            connect((node, "out"), "sink", endless)
+
+    def path_from(start, forwards):
+        """Those that flow could still reach from the source, or from which it could reach the sink."""
+        before, waiting = {start: None}, deque([start])
+        while waiting:
+            at = waiting.popleft()
+            for to, back in capacity.get(at, {}).items():
+                left = back if forwards else capacity[to][at]
+                if left > 0 and to not in before:
+                    before[to] = at
+                    waiting.append(to)
+        return before
+
+    while "sink" in (before := path_from("source", True)):
+        at = "sink"
+        while (previous := before[at]) is not None:
+            capacity[previous][at] -= 1
+            capacity[at][previous] += 1
+            at = previous
+    reaching = path_from("sink", False)
+    return tuple(n for n in nodes if (n, "out") in reaching and (n, "in") not in reaching and (n, "in") in capacity)
+
+
+def computed_from(values: Iterable[Node], known: Iterable[Node]) -> list[Node]:
+    """What has to be evaluated for the values, in order, where ``known`` and leaves are there."""
+    known = set(known)
+    values = list(values)
+    return [n for n in in_order(values, stop=known.__contains__) if n not in known and n.op not in LEAVES]

@@ -1,0 +1,486 @@
+"""Runs a user's function once, on stand-ins for its tensors, and gives the graph of its equations."""
+
+import inspect
+import linecache
+import math
+import numbers
+import re
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, NamedTuple, NoReturn
+
+from torch import Tensor
+
+from rnnkern._cells.graph import COMPARISONS, Graph, Node, in_order
+
+MOST_STATES = MOST_PARAMS = 8
+"""Of csrc/cells/strip.h."""
+
+
+class CellError(ValueError):
+    """The function of a cell does what no kernel can be made of. The message has its file and line, and the remedy."""
+
+
+class Traced(NamedTuple):
+    """The equations of a cell."""
+
+    graph: Graph
+    gates: tuple[str, ...]
+    recurrent: tuple[str, ...]  # gates that R has rows for, those of a second product last
+    states: tuple[str, ...]
+    params: tuple[str, ...]
+    next: tuple[Node, ...]
+    operand: Node | None  # of the second product
+    first: int  # how many recurrent gates the first product has
+
+
+class _Tracer:
+    """What belongs to one run of a function."""
+
+    def __init__(self, name: str, code: CodeType) -> None:
+        self.name, self.code, self.graph = name, code, Graph()
+
+    def fail(self, what: str, remedy: str) -> NoReturn:
+        frame = sys._getframe()
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back
+        line = frame.f_lineno if frame else self.code.co_firstlineno
+        text = linecache.getline(self.code.co_filename, line).strip()
+        shown = f": `{text}`" if text else ""
+        raise CellError(f"{self.name} ({self.code.co_filename}, line {line}){shown}: {what}; {remedy}")
+
+    def node(self, value: Any) -> Node:
+        """The node of a stand-in or a number."""
+        if isinstance(value, Value):
+            return value._node
+        if isinstance(value, numbers.Real):
+            return self.graph.const(float(value))
+        if isinstance(value, Tensor):
+            if value.dim() == 0 and not value.requires_grad and not value.is_complex():
+                return self.graph.const(value.item())
+            self.fail(
+                "a tensor from outside the function"
+                + (", which requires a gradient" if value.requires_grad else f" of shape {tuple(value.shape)}"),
+                "make it a keyword-only argument: the cell then has it as a parameter of shape (H,)",
+            )
+        return self.fail(f"a {type(value).__name__} in an equation", "use the arguments, numbers and constants")
+
+    def make(self, op: str, *args: Any, data: Any = None) -> "Value":
+        return Value(self, self.graph.make(op, *map(self.node, args), data=data))
+
+
+class Value:
+    """A stand-in for one of the function's tensors: of one unit of one sequence at one step."""
+
+    __slots__ = ("_node", "_tracer")
+
+    def __init__(self, tracer: _Tracer, node: Node) -> None:
+        self._tracer, self._node = tracer, node
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return apply(function.__name__, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("shape", "dtype", "device", "T", "mT"):
+            self._tracer.fail(f"`.{name}` of a value", "an equation is of one unit and has no sizes")
+        return lambda *args, **kwargs: apply(name, (self, *args), kwargs)
+
+    def __bool__(self) -> NoReturn:
+        self._tracer.fail("a condition on a value", "use torch.where(condition, a, b)")
+
+    def _no_number(self, *args: Any) -> NoReturn:
+        self._tracer.fail("a number is asked of a value", "use elementwise functions of torch")
+
+    __float__ = __int__ = __index__ = __len__ = __iter__ = _no_number
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        self._tracer.fail("an index into a value", "an equation is of one unit: a gate is `u.name`")
+
+    def __matmul__(self, other: Any) -> NoReturn:
+        self._tracer.fail("a matrix product", "R h is `r`; a second product is `r.gate(operand)`")
+
+    __rmatmul__ = __matmul__
+
+
+def _in_place(self: Value, other: Any) -> NoReturn:
+    self._tracer.fail("an operation in place", "write `a = a + b` in place of `a += b`")
+
+
+def _tracer_of(args: Sequence[Any]) -> _Tracer:
+    return next(a._tracer for a in args if isinstance(a, Value))
+
+
+def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """What torch's function of that name gives of stand-ins."""
+    tracer = _tracer_of((*args, *kwargs.values()))
+    name = name.strip("_") if name.startswith("__") else name
+    if kwargs.pop("inplace", False) or (name.endswith("_") and name[:-1] in FUNCTIONS):
+        tracer.fail("an operation in place", f"use torch.{name.rstrip('_')}")
+    if name not in FUNCTIONS:
+        if name in _NOT_ELEMENTWISE:
+            tracer.fail(f"`{name}` is no elementwise function", "an equation is of one unit at one step")
+        tracer.fail(f"`{name}` is not known here", f"use {', '.join(sorted(_NAMES))}")
+    try:
+        bound = inspect.signature(FUNCTIONS[name]).bind(tracer.make, *args, **kwargs)
+    except TypeError as error:
+        tracer.fail(f"`{name}` with these arguments ({error})", "leave out what an equation of one unit does not need")
+    return FUNCTIONS[name](*bound.args, **bound.kwargs)
+
+
+# ---- torch's functions, by their names there; `make` is a tracer's. Values at kinks and beyond are torch's.
+
+Make = Callable[..., Value]
+FUNCTIONS: dict[str, Callable[..., Value]] = {}
+_NOT_ELEMENTWISE = frozenset(
+    re.findall(
+        r"\w+",
+        "sum mean prod max min norm softmax log_softmax matmul mm bmm linear cat stack view reshape item numpy tolist "
+        "amax amin std var cumsum einsum layer_norm dropout sort topk argmax chunk split size dim",
+    )
+)
+
+
+def _known(*names: str):
+    def register(function):
+        for name in (*names, function.__name__.strip("_")):
+            FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+def _plain(op: str, arity: int, *names: str) -> None:
+    if arity == 1:
+        _known(op, *names)(lambda make, input: make(op, input))
+    else:
+        _known(op, *names)(lambda make, input, other: make(op, input, other))
+
+
+for _op in ("neg", "abs", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "sign"):
+    _plain(_op, 1, {"neg": "negative", "abs": "absolute"}.get(_op, _op))
+for _op in ("mul", "maximum", "minimum", *COMPARISONS):
+    _plain(_op, 2)
+FUNCTIONS |= {
+    "multiply": FUNCTIONS["mul"],
+    "greater": FUNCTIONS["gt"],
+    "less": FUNCTIONS["lt"],
+    "pos": lambda make, input: input,
+}
+for _op, _name in (("and", "logical_and"), ("or", "logical_or")):
+    _plain(_op, 2, _name)
+_plain("not", 1, "logical_not", "invert", "bitwise_not")
+
+
+@_known()
+def add(make, input, other, *, alpha=1):
+    return make("add", input, make("mul", other, alpha))
+
+
+@_known("subtract")
+def sub(make, input, other, *, alpha=1):
+    return make("sub", input, make("mul", other, alpha))
+
+
+@_known()
+def rsub(make, input, other):
+    return make("sub", other, input)
+
+
+@_known("truediv", "divide", "true_divide")
+def div(make, input, other):
+    return make("div", input, other)
+
+
+@_known()
+def rtruediv(make, input, other):
+    return make("div", other, input)
+
+
+@_known()
+def ne(make, input, other):
+    return make("not", make("eq", input, other))
+
+
+@_known()
+def where(make, condition, input, other):
+    return make("select", condition, input, other)
+
+
+@_known()
+def square(make, input):
+    return make("mul", input, input)
+
+
+@_known()
+def reciprocal(make, input):
+    return make("div", 1, input)
+
+
+@_known()
+def rsqrt(make, input):
+    return make("div", 1, make("sqrt", input))
+
+
+@_known("pow")
+def power(make, input, exponent):
+    if isinstance(exponent, Value):
+        exponent._tracer.fail("a power whose exponent is a value", "use torch.exp(exponent * torch.log(base))")
+    if not isinstance(input, Value):
+        return make("exp", make("mul", exponent, math.log(input)))
+    if exponent < 0:
+        return make("div", 1, power(make, input, -exponent))
+    whole, rest = divmod(exponent, 1)
+    if rest not in (0, 0.5) or whole > 64:
+        return make("exp", make("mul", make("log", input), exponent))
+    result, square_, whole = make("sqrt", input) if rest else None, input, int(whole)
+    while whole:
+        if whole % 2:
+            result = square_ if result is None else make("mul", result, square_)
+        square_, whole = make("mul", square_, square_), whole // 2
+    return make("mul", input, 0) + 1 if result is None else result
+
+
+@_known("clip")
+def clamp(make, input, min=None, max=None):
+    """The gradient goes through at the bounds, as torch has it."""
+    result = input
+    if min is not None:
+        result = make("select", make("lt", result, min), min, result)
+    if max is not None:
+        result = make("select", make("gt", result, max), max, result)
+    return result
+
+
+@_known()
+def clamp_min(make, input, min):
+    return clamp(make, input, min)
+
+
+@_known()
+def clamp_max(make, input, max):
+    return clamp(make, input, None, max)
+
+
+@_known()
+def relu(make, input):
+    return make("relu", input)
+
+
+@_known()
+def leaky_relu(make, input, negative_slope=0.01):
+    if negative_slope > 0:
+        return make("leaky_relu", input, data=float(negative_slope))
+    return make("select", make("gt", input, 0), input, make("mul", input, negative_slope))
+
+
+@_known()
+def elu(make, input, alpha=1.0):
+    if alpha > 0:
+        return make("elu", input, data=float(alpha))
+    return make("select", make("gt", input, 0), input, make("mul", make("expm1", input), alpha))
+
+
+@_known()
+def hardtanh(make, input, min_val=-1.0, max_val=1.0):
+    return make("hardtanh", input, data=(float(min_val), float(max_val)))
+
+
+@_known()
+def relu6(make, input):
+    return hardtanh(make, input, 0.0, 6.0)
+
+
+@_known()
+def hardsigmoid(make, input):
+    return hardtanh(make, make("add", make("div", input, 6), 0.5), 0.0, 1.0)
+
+
+@_known()
+def softplus(make, input, beta=1.0, threshold=20.0):
+    scaled = make("mul", input, beta)
+    linear = make("gt", scaled, threshold)
+    inside = make("select", linear, 0, scaled)  # so that nothing overflows where it is not used
+    return make("select", linear, input, make("div", make("log1p", make("exp", inside)), beta))
+
+
+@_known()
+def logsigmoid(make, input):
+    return make("sub", make("minimum", input, 0), make("log1p", make("exp", make("neg", make("abs", input)))))
+
+
+@_known()
+def silu(make, input):
+    return make("mul", input, make("sigmoid", input))
+
+
+@_known()
+def gelu(make, input, *, approximate="none"):
+    if approximate != "tanh":
+        input._tracer.fail('`gelu` with approximate="none"', 'write F.gelu(x, approximate="tanh")')
+    cubic = make("mul", make("mul", make("mul", input, input), input), 0.044715)
+    inner = make("mul", make("add", input, cubic), math.sqrt(2 / math.pi))
+    return make("mul", make("mul", input, 0.5), make("add", make("tanh", inner), 1))
+
+
+@_known()
+def softsign(make, input):
+    return make("div", input, make("add", make("abs", input), 1))
+
+
+FUNCTIONS["log_sigmoid"] = FUNCTIONS["logsigmoid"]
+_NAMES = {name for name in FUNCTIONS if not name.startswith("r") or name in ("relu", "relu6", "rsqrt", "reciprocal")}
+
+
+def _operator(name: str, swapped: bool = False):
+    def method(self: Value, *others: Any) -> Any:
+        if any(isinstance(other, (str, list, tuple)) for other in others):
+            return NotImplemented
+        return apply(name, (*others, self) if swapped else (self, *others), {})
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne", "invert"):
+    setattr(Value, f"__{_name}__", _operator(_name))
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Value, f"__r{_name}__", _operator(_name, swapped=True))
+    setattr(Value, f"__i{_name}__", _in_place)
+Value.__and__ = Value.__rand__ = _operator("and")
+Value.__or__ = Value.__ror__ = _operator("or")
+Value.__hash__ = object.__hash__
+
+
+# ---- the arguments
+
+
+class Gates:
+    """`u` and `r`: a value for each gate, by name, or by number where gates have none."""
+
+    def __init__(self, tracer: _Tracer, kind: str, names: Sequence[str], make: Callable[[str], Any]) -> None:
+        self._tracer, self._kind, self._names, self._make, self.used = tracer, kind, names, make, set()
+
+    def _gate(self, name: str) -> Any:
+        if name not in self._names:
+            known = ", ".join(f"{self._kind}.{n}" if n.isidentifier() else f"{self._kind}[{n}]" for n in self._names)
+            self._tracer.fail(f"`{self._kind}` has no gate {name!r}", f"it has {known or 'none'}")
+        self.used.add(name)
+        return self._make(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._gate(name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._gate(str(index))
+
+
+class _Recurrent(Value):
+    """A gate of `r`: a value, and by a call a second product."""
+
+    __slots__ = ("_second",)
+
+    def __call__(self, operand: Any) -> Value:
+        return self._second(operand)
+
+
+def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) -> Traced:
+    """Runs ``function(u, r, *states, *, ...)``.
+
+    Args:
+        gates: names of the gates of u, in order; ``("",)`` where u and r are values themselves.
+        recurrent: those of them that R has rows for, in order.
+
+    Raises:
+        CellError: the function does what no kernel can be made of.
+    """
+    tracer = _Tracer(function.__name__, function.__code__)
+    graph = tracer.graph
+    states, params, constants = arguments_of(function, tracer)
+    products: dict[str, Node] = {}  # gates of the second product, and its operand
+
+    def of_u(name: str) -> Value:
+        return Value(tracer, graph.make("u", data=gates.index(name)))
+
+    def of_r(name: str) -> _Recurrent:
+        value = _Recurrent(tracer, graph.make("r", data=recurrent.index(name)))
+
+        def second(operand: Any) -> Value:
+            node = tracer.node(operand)
+            if any(other is not node for other in products.values()):
+                tracer.fail("a second product with another operand", "all gates of a second product share one operand")
+            products[name] = node
+            return Value(tracer, value._node)
+
+        value._second = second
+        return value
+
+    if gates == ("",):
+        u, r = of_u(""), of_r("") if recurrent else None
+    else:
+        u, r = Gates(tracer, "u", gates, of_u), Gates(tracer, "r", recurrent, of_r)
+    old = [Value(tracer, graph.make("old", data=k)) for k in range(len(states))]
+    own = {name: Value(tracer, graph.make("param", data=k)) for k, name in enumerate(params)}
+    result = function(u, r, *old, **own, **constants)
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) != len(states):
+        tracer.fail(
+            f"{len(results)} states are returned and {len(states)} taken ({', '.join(states)})",
+            "return every new state, in the order of the arguments",
+        )
+    traced = Traced(
+        graph, tuple(gates), tuple(recurrent), states, params, tuple(map(tracer.node, results)),
+        next(iter(products.values()), None), len(recurrent) - len(products),
+    )  # fmt: skip
+    check_products(tracer, traced, products)
+    return traced
+
+
+def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]:
+    """The names of the states and of the params, and the constants."""
+    _, _, *rest = given = list(inspect.signature(function).parameters.values())
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in given):
+        tracer.fail("`*args` or `**kwargs` in the signature", "name every state and parameter")
+    states = tuple(p.name for p in rest if p.kind is not p.KEYWORD_ONLY)
+    own = [p for p in rest if p.kind is p.KEYWORD_ONLY]
+    constants = {p.name: p.default for p in own if p.default is not p.empty}
+    for name, value in constants.items():
+        if not isinstance(value, numbers.Real):
+            tracer.fail(f"the default of `{name}` is {value!r}", "a constant is a number")
+    params = tuple(p.name for p in own if p.default is p.empty)
+    if not 1 <= len(states) <= MOST_STATES or len(params) > MOST_PARAMS:
+        tracer.fail(
+            f"{len(states)} states and {len(params)} parameters",
+            f"a cell has 1 to {MOST_STATES} states after u and r, and at most {MOST_PARAMS} parameters",
+        )
+    return states, params, constants
+
+
+def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -> None:
+    values = in_order((*traced.next, *products.values()))
+    used = {kind: {node.data for node in values if node.op == kind} for kind in ("u", "r", "old", "param")}
+    for kind, names, what in (
+        ("u", traced.gates, "gate"), ("r", traced.recurrent, "recurrent gate"), ("old", traced.states, "state"),
+        ("param", traced.params, "parameter"),
+    ):  # fmt: skip
+        for k, name in enumerate(names):
+            # A first state that is read by R alone is used.
+            if k not in used[kind] and not (kind == "old" and k == 0):
+                named = f"{what} {name!r}" if name else what
+                tracer.fail(f"the {named} is not used", "leave it out, or name gates without R by `recurrent=`")
+    if not products:
+        return
+    if tuple(products) != traced.recurrent[traced.first :] and set(products) != set(traced.recurrent[traced.first :]):
+        tracer.fail("gates of a second product stand before others", "name them last")
+    operand = in_order([traced.operand])
+    if any(node.op == "r" and node.data >= traced.first for node in operand):
+        tracer.fail("a product of a product of a product", "a second product is the deepest that there is")
+    if any(node.op == "param" or (node.op == "old" and node.data > 0) for node in operand):
+        tracer.fail(
+            "the operand of a second product depends on a parameter or on a state that R does not multiply",
+            "make it of u, r and the first state",
+        )

@@ -1,0 +1,112 @@
+"""The layer of a cell that a user wrote."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter, init
+
+from rnnkern._cell import Cell
+from rnnkern.nn.options import with_options
+from rnnkern.nn.recurrent import RecurrentBase
+
+
+@with_options
+class Recurrent(RecurrentBase):
+    r"""A recurrent layer whose cell is a function of your own, made by :func:`rnnkern.cell`.
+
+    For each layer and direction it holds ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H) with a row for each
+    gate that has a recurrent part, ``bias_ih_l{k}`` and ``bias_hh_l{k}``, and the cell's own parameters,
+    ``{name}_l{k}`` (H,). Weights, biases and parameters without an ``init`` are drawn from
+    :math:`U(-1 / \sqrt{H}, 1 / \sqrt{H})`. I inputs, H hidden units, G gates.
+
+    Args:
+        cell: what :func:`rnnkern.cell` returned.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
+            :class:`torch.nn.RNN`.
+        num_heads: K > 1 makes R block-diagonal: ``weight_hh_l{k}`` is (K, G*D, D), D = H / K.
+        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or one for each
+            state (Krueger et al. 2017).
+        recurrent_dropout: variational dropout on the recurrent connection, one mask per sequence (Gal and Ghahramani
+            2016).
+        save_gates: whether the forward pass keeps what the cell saves for the backward pass, or recomputes it there.
+
+    Input, output, packed sequences and ``reset`` are those of :class:`rnnkern.nn.RNN`; with several states ``hx`` and
+    the returned state are tuples, each (num_layers * directions, B, H).
+
+    Raises:
+        TypeError: ``cell`` was not made by :func:`rnnkern.cell`.
+        ValueError: an option is wrong, as in torch.nn.
+
+    >>> @rnnkern.cell(gates="fn")
+    ... def mgu(u, r, h):
+    ...     f = torch.sigmoid(u.f + r.f)
+    ...     n = torch.tanh(u.n + f * r.n)
+    ...     return (1 - f) * h + f * n
+    >>> layer = Recurrent(mgu, 8, 16, num_layers=2, bidirectional=True)
+    >>> output, h_n = layer(torch.randn(5, 2, 8))
+    >>> output.shape, h_n.shape
+    (torch.Size([5, 2, 32]), torch.Size([4, 2, 16]))
+    """
+
+    def __init__(
+        self, cell: Cell, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
+        dtype: torch.dtype | None = None, *, num_heads: int = 1,
+        zoneout: float | tuple[float, ...] = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(cell, Cell):
+            raise TypeError(f"Recurrent: `cell` must be made by rnnkern.cell, got {cell!r}")
+        self.cell = cell
+        super().__init__(
+            "RNN_TANH", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device,
+            dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,
+            save_gates=save_gates,
+        )  # fmt: skip
+        self.mode = "CELL"
+        gates, recurrent, d = len(cell.gates), len(cell.recurrent), hidden_size // num_heads
+        for names in self._all_weights:
+            like = getattr(self, names[0])
+            square = (recurrent * hidden_size, hidden_size) if num_heads == 1 else (num_heads, recurrent * d, d)
+            shapes = [(gates * hidden_size, like.shape[1]), square]
+            shapes += [(gates * hidden_size,), (recurrent * hidden_size,)] if bias else []
+            suffix = names[0].removeprefix("weight_ih")
+            own = [f"{name}{suffix}" for name in cell.params]
+            for name, shape in zip([*names, *own], [*shapes, *[(hidden_size,)] * len(own)], strict=True):
+                setattr(self, name, Parameter(like.new_empty(shape)))
+            names.extend(own)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            init.uniform_(parameter, *self.cell.init.get(name.rpartition("_l")[0], (-bound, bound)))
+
+    @property
+    def _states(self) -> int:
+        return len(self.cell.states)
+
+    @property
+    def _cell(self) -> str:
+        return self.cell.name
+
+    def check_forward_args(self, input: Tensor, hidden: Tensor | Sequence[Tensor], batch_sizes: Tensor | None) -> None:
+        self.check_input(input, batch_sizes)
+        states = hidden if self._states > 1 else (hidden,)
+        if len(states) != self._states:
+            raise RuntimeError(f"hx must have {self._states} states ({', '.join(self.cell.states)}), got {len(states)}")
+        for name, state in zip(self.cell.states, states, strict=True):
+            wanted = self.get_expected_hidden_size(input, batch_sizes)
+            self.check_hidden_size(state, wanted, f"Expected hidden[{name}] size {{}}, got {{}}")
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        if permutation is None:
+            return hx
+        if self._states > 1:
+            return tuple(s.index_select(1, permutation) for s in hx)
+        return hx.index_select(1, permutation)
+
+    def extra_repr(self) -> str:
+        return f"{self.cell.__name__}, {super().extra_repr()}"
