@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rnnkern import _extension, analysis, nn, ops, optim, parametrizations
+from rnnkern import _extension, analysis, cells, nn, ops, optim, parametrizations
 from rnnkern._cell import Cell, cell
 from rnnkern._cells.trace import CellError
 from rnnkern._extension import PerformanceWarning
@@ -19,6 +19,7 @@ __all__ = [
     "analysis",
     "build_info",
     "cell",
+    "cells",
     "explain",
     "nn",
     "ops",

@@ -59,7 +59,8 @@ class Cell:
             "gates": len(self.gates), "states": len(self.states), "params": len(self.params), "saved": self.saved,
             "first_gates": traced.first, "recurrent": len(self.recurrent), "joint": derived.joint, "resident": False,
         }  # fmt: skip
-        library.know(self.name, self.source)
+        largest = max(len(self.gates), traced.first, len(self.recurrent) - traced.first)
+        library.know(self.name, self.source, largest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -117,7 +118,8 @@ def cell(
             ``log1p``, ``sin``, ``cos``, ``sigmoid``, ``tanh``, and ``relu``, ``leaky_relu``, ``elu``, ``softplus``,
             ``silu``, ``gelu`` (``approximate="tanh"``), ``hardtanh``, ``hardsigmoid``, ``softsign``, ``logsigmoid``.
         gates: their names, one letter each (``"fn"``) or a sequence; or 1.
-        recurrent: those of the gates that R has rows for; all by default. Gates of a second product come last.
+        recurrent: names of the gates that R has rows for; by default those of ``gates``. Some of ``gates`` may have no
+            recurrent part, and a product need not have a gate of u. Gates of a second product come last.
         init: for a parameter the bounds of the uniform distribution that a module draws it from; by default those of
             the weights, :math:`\\pm 1 / \\sqrt{H}`.
 
@@ -142,9 +144,9 @@ def cell(
         return functools.partial(cell, gates=gates, recurrent=recurrent, init=init)
     names = ("",) if gates == 1 else tuple(map(str, range(gates))) if isinstance(gates, int) else tuple(gates)
     wanted = names if recurrent is None else tuple(recurrent)
-    if not names or len(set(names)) < len(names) or set(wanted) - set(names) or len(set(wanted)) < len(wanted):
+    if not names or len(set(names)) < len(names) or len(set(wanted)) < len(wanted):
         raise CellError(
-            f"{function.__name__}: `gates` must be different names and `recurrent` some of them, got {gates!r} and "
+            f"{function.__name__}: `gates` and `recurrent` must be different names each, got {gates!r} and "
             f"{recurrent!r}"
         )
     return Cell(function, names, wanted, init or {})

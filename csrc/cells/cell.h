@@ -2,7 +2,9 @@
 //
 //   name                 as users spell it
 //   gates, states        values of u per unit; the state's tensors, of which R multiplies the first
-//   recurrent            values of R h per unit: as many as gates, or fewer where the last gates have no recurrent part
+//   recurrent            values of R h per unit: as many as gates, or fewer where the last gates have no recurrent
+//   part,
+//                        or more where the last products have no gate of u
 //   params               the cell's own tensors, each (H,) but the first where R h is normalised
 //   saved                values per unit that the backward needs beside the states
 //   joint                u and r enter only as u + r, so that the gradients of u and of r are one
@@ -17,7 +19,8 @@
 //                                                                through R; dparams is added to
 // and with a second product, first_gates < gates:
 //   prepare(u, r, old, save, operand)                            runs before forward
-//   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, gives operand again
+//   prepare_backward(save, old, doperand, grad, du, dr, operand) runs after backward; adds to grad, du and dr, gives
+//   operand
 //
 // and where h is projected:
 //   unprojected(save, old)                                       what W_hr multiplies, again

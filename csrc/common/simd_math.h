@@ -4,7 +4,6 @@
 // Below, sigmoid stays where it is there, at 1.7e-38 or 3.4e-308, instead of reaching 0. NaN stays NaN.
 #pragma once
 
-#include "cells/math.h"
 #include "common/simd.h"
 
 namespace rnnkern {
@@ -104,11 +103,12 @@ RNNKERN_INLINE Vec<T> expm1(Vec<T> x) {
 }
 
 // The rest lane by lane.
-#define RNNKERN_LANE_BY_LANE(name)                                             \
-  template <class T>                                                           \
-  RNNKERN_INLINE Vec<T> name(Vec<T> x) {                                       \
-    for (int k = 0; k < Vec<T>::width; ++k) x.v[k] = rnnkern::name(T(x.v[k])); \
-    return x;                                                                  \
+#define RNNKERN_LANE_BY_LANE(name)                                                                           \
+  template <class T>                                                                                         \
+  RNNKERN_INLINE Vec<T> name(Vec<T> x) {                                                                     \
+    for (int k = 0; k < Vec<T>::width; ++k)                                                                  \
+      x.v[k] = sizeof(T) == 4 ? T(__builtin_##name##f(float(x.v[k]))) : T(__builtin_##name(double(x.v[k]))); \
+    return x;                                                                                                \
   }
 RNNKERN_LANE_BY_LANE(log)
 RNNKERN_LANE_BY_LANE(log1p)

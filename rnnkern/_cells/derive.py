@@ -19,10 +19,10 @@ class Derived(NamedTuple):
     dr: tuple[Node | None, ...]
     dold: tuple[Node | None, ...]
     dparams: tuple[Node | None, ...]
-    # Of the second product's operand, given its gradient: what is added to du, dr and dold[0].
+    # Of the second product's operand, given its gradient: what is added to du, dr and dold.
     operand_du: tuple[Node | None, ...]
     operand_dr: tuple[Node | None, ...]
-    operand_dold: Node | None
+    operand_dold: tuple[Node | None, ...]
 
 
 def derive(traced: Traced) -> Derived:
@@ -49,8 +49,8 @@ def derive(traced: Traced) -> Derived:
         leaves(gradients, kind, count)
         for kind, count in (("u", gates), ("r", recurrent), ("old", states), ("param", len(traced.params)))
     ]
-    of_operand = (leaves(operand, "u", gates), leaves(operand, "r", recurrent), *leaves(operand, "old", 1))
-    wanted = [node for part in (*results, of_operand[0], of_operand[1], of_operand[2:]) for node in part if node]
+    of_operand = (leaves(operand, "u", gates), leaves(operand, "r", recurrent), leaves(operand, "old", states))
+    wanted = [node for part in (*results, *of_operand) for node in part if node]
     needed = [*_read_of_forward(wanted), *_of_first_product(traced)]
     saved = smallest_cut(needed)
     reads_next = False

@@ -56,9 +56,12 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
     text = "backward(const V* save, const V* old, const V* next, const V* params, V* grad, V* du, V* dr, V* dparams)"
     lines += _function(derived, text, results, read)
     if two:
-        results = {"operand": traced.operand, "grad[0] +": derived.operand_dold}
+        results = {"operand": traced.operand}
+        for k, node in enumerate(derived.operand_dold):
+            results[f"grad[{k}] +"] = node
         for k in range(traced.first):
             results[f"dr[{k}] +"] = derived.operand_dr[k]
+        for k in range(min(traced.first, gates)):
             results[f"du[{k}]" if derived.joint else f"du[{k}] +"] = derived.operand_du[k]
         text = "prepare_backward(const V* save, const V* old, V doperand, V* grad, V* du, V* dr, V& operand)"
         lines += _function(derived, text, results, read, joint=derived.joint)

@@ -25,9 +25,15 @@ _failed: dict[str, str] = {}
 _lock = threading.Lock()
 
 
-def know(name: str, header: str) -> None:
-    """Makes a cell known by its header; nothing is compiled yet."""
+MOST_GATES = 4
+"""Of one product: max_vectors of csrc/cpu/gemm.h."""
+
+
+def know(name: str, header: str, gates: int) -> None:
+    """Makes a cell known by its header; nothing is compiled yet. ``gates`` are those of its largest product."""
     _headers[name] = header
+    if gates > MOST_GATES:
+        _failed[name] = f"the CPU kernel multiplies by at most {MOST_GATES} gates at once, and {name!r} has {gates}"
 
 
 def is_known(name: str) -> bool:
@@ -49,6 +55,8 @@ def refusal(name: str) -> str | None:
     it does not exist yet."""
     if not _extension.available:
         return None  # which is a reason of its own
+    if name in _failed:
+        return _failed[name]
     functions, encoded = _functions(), name.encode()
     if functions.rnnkern_has_cell(encoded):
         return None

@@ -479,8 +479,7 @@ def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -
     operand = in_order([traced.operand])
     if any(node.op == "r" and node.data >= traced.first for node in operand):
         tracer.fail("a product of a product of a product", "a second product is the deepest that there is")
-    if any(node.op == "param" or (node.op == "old" and node.data > 0) for node in operand):
-        tracer.fail(
-            "the operand of a second product depends on a parameter or on a state that R does not multiply",
-            "make it of u, r and the first state",
-        )
+    if any(node.op == "param" for node in operand):
+        tracer.fail("the operand of a second product depends on a parameter", "make it of u, r and the states")
+    if any(node.op == "u" and node.data >= traced.first for node in operand):
+        tracer.fail("the operand of a second product reads a later gate of `u`", "name the gates that it reads first")

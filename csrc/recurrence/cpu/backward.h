@@ -135,6 +135,9 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         const V later = V::load(p.dstate[0] + b * width + column, lanes);
         return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
       };
+      auto state_before = [&](int s) {
+        return PreviousState<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
+      };
       auto strip_of = [&](int64_t b, Units units) RNNKERN_INLINE_LAMBDA {
         BackwardStrip<T> strip;
         strip.begin = units.begin, strip.end = units.end, strip.hidden = hidden;
@@ -174,8 +177,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
           }
         }
         for (int s = 1; s < equations.states; ++s) {
-          const PreviousState<T> before(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
-          strip.old[s] = before(b);
+          strip.old[s] = state_before(s)(b);
           strip.next[s] = p.states[s] + (row + b) * hidden;
           strip.grad[s] = p.dstate[s] + b * hidden;
           prefetch(strip.next[s] + hidden, units);
@@ -255,6 +257,10 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
                      });
                      // After a reset nothing of this gradient goes on.
                      strip.grad[0] = h_before.is_reset(b) ? plan.lost : p.dstate[0] + b * hidden;
+                     for (int s = 1; s < equations.states; ++s) {
+                       strip.old[s] = state_before(s)(b);
+                       strip.grad[s] = h_before.is_reset(b) ? plan.lost : p.dstate[s] + b * hidden;
+                     }
                      F* const operand = plan.operand + slot_row(k, b) * hidden;
                      strip.operand = in_arithmetic(operand, plan.operand_row);
                      if constexpr (has_bf16_dot<S>) {
@@ -263,7 +269,8 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
                      }
                      equations.prepare_backward(strip);
                      // Other members read the later gates' dr until they meet: only the earlier gates are written.
-                     put_gradients(strip, b, equations.first_gates, equations.first_gates);
+                     put_gradients(strip, b, equations.first_gates,
+                                   int(smaller(equations.first_gates, equations.gates)));
                      if (has_bf16_dot<S> || plan.dropout.on())
                        for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                          const V x = V::load(strip.operand + unit, lanes);

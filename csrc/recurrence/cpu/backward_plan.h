@@ -38,7 +38,7 @@ struct BackwardPlan {
 
   BackwardPlan(const Backward<S>& p, ThreadContext me)
       : chunk(chunk_steps(p, p.above, me.size)),
-        stride(p.cell.gates * p.weights.hidden + 64 / sizeof(F)),
+        stride(larger(p.cell.gates, p.cell.recurrent) * p.weights.hidden + 64 / sizeof(F)),
         dh_stride(p.weights.width + 64 / sizeof(F)),
         parts(p.split_hidden ? 1 : me.size),
         workspace{p.workspace},

@@ -20,6 +20,7 @@ struct InlineCell {
   static constexpr CellNumbers n = numbers_of<Equations>;
   static constexpr int first_gates = n.first_gates, gates = n.gates, recurrent = n.recurrent, states = n.states;
   static constexpr int params = n.params, saved = n.saved, second_gates = n.two_products() ? first_gates : 0;
+  static constexpr int first_of_u = first_gates < gates ? first_gates : gates;  // gates of u before a second product
   static constexpr bool joint = n.joint, projected = n.projected, normalised = n.normalised;
   static_assert(states <= most_states && params <= most_params);
   static constexpr bool two_products() { return n.two_products(); }
@@ -27,7 +28,7 @@ struct InlineCell {
   RNNKERN_INLINE static void prepare(const ForwardStrip<T>& s) {
     if constexpr (two_products())
       for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V u[gates], r[recurrent], save[saved], old[states], operand;
+        V u[gates], r[recurrent], save[at_least_one(saved)], old[states], operand;
         load_gates(u, gates, s.u, s.hidden, unit, lanes);
         load_products(r, 0, first_gates, s, unit);
         load_states(old, s.old, unit, lanes);
@@ -78,7 +79,7 @@ struct InlineCell {
       store_gates(dr, recurrent, s.dr, s.hidden, unit, lanes);
       if constexpr (!joint) store_gates(du, gates, s.du, s.hidden, unit, lanes);
       if (s.dr_sum) add_gates(dr, second_gates, recurrent, s.dr_sum, s.hidden, unit, lanes);
-      if (!joint && s.du_sum) add_gates(du, second_gates, gates, s.du_sum, s.hidden, unit, lanes);
+      if (!joint && s.du_sum) add_gates(du, two_products() ? first_of_u : 0, gates, s.du_sum, s.hidden, unit, lanes);
       if constexpr (projected) Equations::unprojected(save, old).store(s.operand + unit, lanes);
     });
   }
@@ -86,19 +87,19 @@ struct InlineCell {
   RNNKERN_INLINE static void prepare_backward(const BackwardStrip<T>& s) {
     if constexpr (two_products())
       for_vectors<V>(s.begin, s.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V save[saved], old[states], grad[1], du[gates], dr[recurrent], operand;
+        V save[at_least_one(saved)], old[states], grad[states], du[gates], dr[recurrent], operand;
         load_gates(save, saved, s.saved, s.hidden, unit, lanes);
         load_gates(dr, recurrent, s.dr, s.hidden, unit, lanes);
         if constexpr (!joint) load_gates(du, gates, s.du, s.hidden, unit, lanes);
         load_states(old, s.old, unit, lanes);
-        grad[0] = V::load(s.grad[0] + unit, lanes);
+        for (int i = 0; i < states; ++i) grad[i] = V::load(s.grad[i] + unit, lanes);
         Equations::prepare_backward(save, old, V::load(s.doperand + unit, lanes), grad, du, dr, operand);
-        grad[0].store(s.grad[0] + unit, lanes);
+        for (int i = 0; i < states; ++i) grad[i].store(s.grad[i] + unit, lanes);
         // Other members read the later gates' dr until they meet: only the earlier gates are written.
         store_gates(dr, first_gates, s.dr, s.hidden, unit, lanes);
-        if constexpr (!joint) store_gates(du, first_gates, s.du, s.hidden, unit, lanes);
+        if constexpr (!joint) store_gates(du, first_of_u, s.du, s.hidden, unit, lanes);
         if (s.dr_sum) add_gates(dr, 0, first_gates, s.dr_sum, s.hidden, unit, lanes);
-        if (!joint && s.du_sum) add_gates(du, 0, first_gates, s.du_sum, s.hidden, unit, lanes);
+        if (!joint && s.du_sum) add_gates(du, 0, first_of_u, s.du_sum, s.hidden, unit, lanes);
         operand.store(s.operand + unit, lanes);
       });
   }

@@ -1,0 +1,257 @@
+r"""Published recurrent cells, each a function of a few lines that :func:`rnnkern.cell` makes kernels of.
+
+Use one in a layer, ``rnnkern.nn.Recurrent(rnnkern.cells.mgu, 64, 128)``, or as the first argument of
+:func:`rnnkern.ops.recurrence`. In the equations a gate's argument is :math:`u + r`, with :math:`u = W x_t + b_{ih}` and
+:math:`r = R h_{t-1} + b_{hh}`; :math:`\sigma` is the sigmoid and all products are elementwise. Kernels are compiled when
+a cell is first used.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import sigmoid, tanh
+
+from rnnkern._cell import Cell, cell
+
+__all__ = [
+    "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "fast_grnn", "gru", "heavy_ball", "heavy_ball_tanh",
+    "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after", "minimal_rnn", "nas", "nbrc", "peephole_lstm",
+    "ran", "rnn", "slstm", "star", "ugrnn",
+]  # fmt: skip
+
+
+@cell(gates="fn")
+def mgu(u, r, h):
+    r"""Minimal gated unit (Zhou et al. 2016): :math:`f = \sigma(u_f + r_f)`, :math:`n = \tanh(u_n + R_n (f h) + b_n)`,
+    :math:`h' = (1 - f) h + f n`. MGU1 of Heck and Salem 2017 is this cell with :math:`W_f = 0`."""
+    f = sigmoid(u.f + r.f)
+    return (1 - f) * h + f * tanh(u.n + r.n(f * h))
+
+
+@cell(gates="fn")
+def mgu_reset_after(u, r, h):
+    r"""The minimal gated unit with its gate after the product, one product a step:
+    :math:`n = \tanh(u_n + f r_n)`."""
+    f = sigmoid(u.f + r.f)
+    return (1 - f) * h + f * tanh(u.n + f * r.n)
+
+
+@cell(gates="fc")
+def janet(u, r, h, *, beta=1.0):
+    r"""JANET (van der Westhuizen and Lasenby 2018), an LSTM with a forget gate alone: :math:`s = u_f + r_f`,
+    :math:`h' = \sigma(s) h + (1 - \sigma(s - \beta)) \tanh(u_c + r_c)`."""
+    s = u.f + r.f
+    return sigmoid(s) * h + (1 - sigmoid(s - beta)) * tanh(u.c + r.c)
+
+
+@cell(gates="ifgo")
+def peephole_lstm(u, r, h, c, *, peephole_i, peephole_f, peephole_o):
+    r"""LSTM with peepholes (Gers and Schmidhuber 2000): gates see the cell state, :math:`i` and :math:`f` the old one,
+    :math:`o` the new one."""
+    i = sigmoid(u.i + r.i + peephole_i * c)
+    f = sigmoid(u.f + r.f + peephole_f * c)
+    c = f * c + i * tanh(u.g + r.g)
+    return sigmoid(u.o + r.o + peephole_o * c) * tanh(c), c
+
+
+@cell(gates="fgo")
+def cifg_lstm(u, r, h, c):
+    r"""LSTM with coupled gates, :math:`i = 1 - f` (Greff et al. 2017)."""
+    f = sigmoid(u.f + r.f)
+    c = f * c + (1 - f) * tanh(u.g + r.g)
+    return sigmoid(u.o + r.o) * tanh(c), c
+
+
+@cell(gates="gc")
+def ugrnn(u, r, h):
+    r"""Update gate RNN (Collins et al. 2017): :math:`g = \sigma(u_g + r_g)`,
+    :math:`h' = g h + (1 - g) \tanh(u_c + r_c)`."""
+    g = sigmoid(u.g + r.g)
+    return g * h + (1 - g) * tanh(u.c + r.c)
+
+
+@cell(gates="ifc", recurrent="if")
+def ran(u, r, h, c):
+    r"""Recurrent additive network (Lee et al. 2017): :math:`c' = i u_c + f c`, :math:`h' = \tanh(c')`."""
+    c = sigmoid(u.i + r.i) * u.c + sigmoid(u.f + r.f) * c
+    return tanh(c), c
+
+
+@cell(gates="fic", recurrent="fi")
+def cfn(u, r, h):
+    r"""Chaos-free network (Laurent and von Brecht 2017): :math:`h' = \sigma(u_f + r_f) \tanh(h) + \sigma(u_i + r_i)
+    \tanh(u_c)`."""
+    return sigmoid(u.f + r.f) * tanh(h) + sigmoid(u.i + r.i) * tanh(u.c)
+
+
+@cell(gates="gz", recurrent="g")
+def minimal_rnn(u, r, h):
+    r"""MinimalRNN (Chen 2017): :math:`z = \tanh(u_z)`, :math:`g = \sigma(u_g + r_g)`, :math:`h' = g h + (1 - g) z`. The
+    paper's gate reads :math:`U_z z` where this one reads its own projection of the input."""
+    g = sigmoid(u.g + r.g)
+    return g * h + (1 - g) * tanh(u.z)
+
+
+@cell(gates="zn")
+def li_gru(u, r, h):
+    r"""Light GRU without its batch norm (Ravanelli et al. 2018): :math:`z = \sigma(u_z + r_z)`,
+    :math:`h' = z h + (1 - z) \mathrm{relu}(u_n + r_n)`."""
+    z = sigmoid(u.z + r.z)
+    return z * h + (1 - z) * torch.relu(u.n + r.n)
+
+
+@cell(gates="can", recurrent="")
+def brc(u, r, h, *, weight_c, weight_a):
+    r"""Bistable recurrent cell (Vecoven et al. 2021), each unit with itself alone: :math:`c = \sigma(u_c + w_c h)`,
+    :math:`a = 1 + \tanh(u_a + w_a h)`, :math:`h' = c h + (1 - c) \tanh(u_n + a h)`."""
+    c = sigmoid(u.c + weight_c * h)
+    a = 1 + tanh(u.a + weight_a * h)
+    return c * h + (1 - c) * tanh(u.n + a * h)
+
+
+@cell(gates="can", recurrent="ca")
+def nbrc(u, r, h):
+    r"""Neuromodulated bistable recurrent cell (Vecoven et al. 2021): :math:`c = \sigma(u_c + r_c)`,
+    :math:`a = 1 + \tanh(u_a + r_a)`, :math:`h' = c h + (1 - c) \tanh(u_n + a h)`."""
+    c = sigmoid(u.c + r.c)
+    a = 1 + tanh(u.a + r.a)
+    return c * h + (1 - c) * tanh(u.n + a * h)
+
+
+@cell(gates="kz", recurrent="k")
+def star(u, r, h):
+    r"""Stackable recurrent cell (Turkoglu et al. 2021): :math:`k = \sigma(u_k + r_k)`,
+    :math:`h' = \tanh((1 - k) h + k \tanh(u_z))`."""
+    k = sigmoid(u.k + r.k)
+    return tanh((1 - k) * h + k * tanh(u.z))
+
+
+@cell(init={"bias_z": (1.0, 1.0), "bias_n": (1.0, 1.0), "zeta": (1.0, 1.0), "nu": (-4.0, -4.0)})
+def fast_grnn(u, r, h, *, bias_z, bias_n, zeta, nu):
+    r"""FastGRNN with weights of full rank (Kusupati et al. 2018), one product for gate and candidate:
+    :math:`z = \sigma(u + r + b_z)`, :math:`h' = (\sigma(\zeta) (1 - z) + \sigma(\nu)) \tanh(u + r + b_n) + z h`. The
+    paper's scalars :math:`\zeta` and :math:`\nu` are a parameter of each unit here."""
+    z = sigmoid(u + r + bias_z)
+    return (sigmoid(zeta) * (1 - z) + sigmoid(nu)) * tanh(u + r + bias_n) + z * h
+
+
+@cell(gates="zh", recurrent="h")
+def antisymmetric(u, r, h, *, gamma=0.01, epsilon=0.01):
+    r"""Gated antisymmetric RNN (Chang et al. 2019): :math:`a = r - \gamma h`, :math:`h' = h + \epsilon \, \sigma(u_z +
+    a) \tanh(u_h + a)`. The paper's :math:`R = M - M^T`; keep it so by a parametrization of ``weight_hh_l{k}``."""
+    a = r.h - gamma * h
+    return h + epsilon * sigmoid(u.z + a) * tanh(u.h + a)
+
+
+@cell(gates="y", recurrent="yz")
+def cornn(u, r, y, z, *, dt=0.05, gamma=1.0, epsilon=1.0):
+    r"""Coupled oscillatory RNN (Rusch and Mishra 2021), its damping taken implicitly as in the paper's code:
+    :math:`z' = z + dt (\tanh(u + R_y y + R_z z) - \gamma y - \epsilon z)`, :math:`y' = y + dt \, z'`."""
+    z = z + dt * (tanh(u.y + r.y + r.z(z)) - gamma * y - epsilon * z)
+    return y + dt * z, z
+
+
+@cell(gates="abzy")
+def lem(u, r, y, z, *, dt=1.0):
+    r"""Long expressive memory (Rusch et al. 2022): :math:`a = dt \, \sigma(u_a + r_a)`, :math:`b = dt \, \sigma(u_b +
+    r_b)`, :math:`z' = (1 - a) z + a \tanh(u_z + r_z)`, :math:`y' = (1 - b) y + b \tanh(u_y + R_y z' + b_y)`."""
+    a, b = dt * sigmoid(u.a + r.a), dt * sigmoid(u.b + r.b)
+    z = (1 - a) * z + a * tanh(u.z + r.z)
+    return (1 - b) * y + b * tanh(u.y + r.y(z)), z
+
+
+@cell(gates="ifzo")
+def slstm(u, r, h, c, n, m):
+    r"""sLSTM with exponential gates and a stabilizer m (Beck et al. 2024): :math:`m' = \max(f + m, i)`,
+    :math:`c' = e^{f + m - m'} c + e^{i - m'} \tanh(z)`, :math:`n' = e^{f + m - m'} n + e^{i - m'}`,
+    :math:`h' = \sigma(o) c' / n'`, with :math:`f = \log \sigma(u_f + r_f)` and all else :math:`u + r`."""
+    i, f = u.i + r.i, F.logsigmoid(u.f + r.f)
+    stable = torch.maximum(f + m, i)
+    inward, kept = torch.exp(i - stable), torch.exp(f + m - stable)
+    c = kept * c + inward * tanh(u.z + r.z)
+    n = kept * n + inward
+    return sigmoid(u.o + r.o) * c / n, c, n, stable
+
+
+@cell(gates=8)
+def nas(u, r, h, c):
+    r"""The cell that neural architecture search found (Zoph and Le 2017), as its authors published it in code."""
+    a, b = sigmoid(u[0] + r[0]), torch.relu(u[1] + r[1])
+    d, e = sigmoid(u[2] + r[2]), torch.relu(u[3] * r[3])
+    f, g = tanh(u[4] + r[4]), sigmoid(u[5] + r[5])
+    p, q = tanh(u[6] + r[6]), sigmoid(u[7] + r[7])
+    c = tanh(tanh(a * b) + c) * tanh(d + e)
+    return tanh(tanh(c) * tanh(tanh(f * g) + sigmoid(p + q))), c
+
+
+@cell(init={"leak": (0.1, 0.9)})
+def leaky(u, r, h, *, leak):
+    r"""Leaky integrator (Jaeger et al. 2007) with a leak for each unit: :math:`h' = (1 - l) h + l \tanh(u + r)`."""
+    return (1 - leak) * h + leak * tanh(u + r)
+
+
+@cell(gates="rzn")
+def ct_gru(u, r, h, *, dt=0.1):
+    r"""Euler's step of the continuous-time GRU (Wang et al. 2023, appendix J), :math:`\dot h = (1 - z) (n - h)`: gates
+    r, z and :math:`n = \tanh(u_n + R_n (r h) + b_n)` as in a GRU with its reset gate before the product."""
+    z = sigmoid(u.z + r.z)
+    return h + dt * (1 - z) * (tanh(u.n + r.n(sigmoid(u.r + r.r) * h)) - h)
+
+
+@cell
+def heavy_ball(u, r, h, m, *, a=0.9, b=0.1, dt=1.0):
+    r"""Heavy-ball cell (Xia et al. 2021): :math:`m' = a m + b \tanh(u + r)`, :math:`h' = h + dt \, m'`."""
+    m = a * m + b * tanh(u + r)
+    return h + dt * m, m
+
+
+@cell
+def heavy_ball_tanh(u, r, h, m, *, a=0.9, b=0.1, dt=1.0, xi=1.0):
+    r"""Generalized heavy-ball cell (Xia et al. 2021): :math:`m' = a m + b (\tanh(u + r) - \xi h)`,
+    :math:`h' = h + dt \tanh(m')`."""
+    m = a * m + b * (tanh(u + r) - xi * h)
+    return h + dt * tanh(m), m
+
+
+ACTIVATIONS = {
+    "tanh": tanh, "relu": F.relu, "sigmoid": sigmoid, "hardtanh": F.hardtanh, "hardsigmoid": F.hardsigmoid,
+    "leaky_relu": F.leaky_relu, "softplus": F.softplus, "elu": F.elu, "softsign": F.softsign,
+}  # fmt: skip
+"""By name, for :func:`rnn`, :func:`gru` and :func:`lstm`."""
+
+
+def _activation(function: str, name: str):
+    if name not in ACTIVATIONS:
+        raise ValueError(f"{function}: an activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]
+
+
+def rnn(activation: str) -> Cell:
+    """Elman's cell with another activation: ``rnn("softplus")``. One of :data:`ACTIVATIONS`."""
+    act = _activation("rnn", activation)
+
+    def elman(u, r, h):
+        return act(u + r)
+
+    return cell(elman)
+
+
+def gru(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
+    """A GRU, its reset gate after the product, with other activations: ``gru("hardtanh", "hardsigmoid")``."""
+    act, squash = _activation("gru", activation), _activation("gru", gate)
+
+    def gru_of(u, r, h):
+        z = squash(u.z + r.z)
+        return (1 - z) * act(u.n + squash(u.r + r.r) * r.n) + z * h
+
+    return cell(gru_of, gates="rzn")
+
+
+def lstm(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
+    """An LSTM with other activations: ``lstm("softsign", "hardsigmoid")``."""
+    act, squash = _activation("lstm", activation), _activation("lstm", gate)
+
+    def lstm_of(u, r, h, c):
+        c = squash(u.f + r.f) * c + squash(u.i + r.i) * act(u.g + r.g)
+        return squash(u.o + r.o) * act(c), c
+
+    return cell(lstm_of, gates="ifgo")
