@@ -57,12 +57,13 @@ FLOORS = {
         "rnnkern.reference",
         "rnnkern.triton",
     },
-    "rnnkern._cell": {"rnnkern._cells", "rnnkern.ops", "rnnkern.reference"},
+    "rnnkern._cell": {"rnnkern._cells", "rnnkern.reference"},
+    "rnnkern.cells": {"rnnkern._cell"},
     "rnnkern._precompile": {"rnnkern._compiler", "rnnkern._extension", "rnnkern.ops"},
     "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
     "rnnkern.analysis": set(),
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
-    "rnnkern.nn": {"rnnkern._cell", "rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
+    "rnnkern.nn": {"rnnkern._cell", "rnnkern.cells", "rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
 }
 FLOORS["rnnkern"] = set(FLOORS)

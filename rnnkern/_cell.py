@@ -17,8 +17,7 @@ from rnnkern._cells.derive import Derived, derive
 from rnnkern._cells.graph import Node, in_order
 from rnnkern._cells.header import expression, header_of, leaf
 from rnnkern._cells.trace import CellError, trace
-from rnnkern.ops._recurrence.autograd import KERNEL_CELLS
-from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import OWN_CELLS
 from rnnkern.reference._recurrence import Cell as Formula
 
 
@@ -52,15 +51,11 @@ class Cell:
         self.name = f"{function.__name__}-{digest}"
         second = self.recurrent[traced.first :] if traced.operand is not None else ()
         step = _step_of(function, self.gates, self.recurrent, self.params, second)
-        CELLS[self.name] = Formula(
+        OWN_CELLS[self.name] = Formula(
             step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent)
         )  # fmt: skip
-        KERNEL_CELLS[self.name] = {
-            "gates": len(self.gates), "states": len(self.states), "params": len(self.params), "saved": self.saved,
-            "first_gates": traced.first, "recurrent": len(self.recurrent), "joint": derived.joint, "resident": False,
-        }  # fmt: skip
         largest = max(len(self.gates), traced.first, len(self.recurrent) - traced.first)
-        library.know(self.name, self.source, largest)
+        library.know(self.name, self.source, self.saved, largest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -189,7 +184,10 @@ def _step_of(function: Callable, gates: tuple[str, ...], recurrent: tuple[str, .
             of_u = dict(zip(gates, u.chunk(len(gates), dim=-1), strict=True))
             given = (_Tensors(of_u), _Tensors(dict(zip(recurrent, parts, strict=True))))
         new = function(*given, *state, **dict(zip(params, tensors, strict=True)))
-        return new if isinstance(new, tuple) else (new,)
+        new = new if isinstance(new, tuple) else (new,)
+        # What depends on parameters alone, or on nothing, is the same for every sequence.
+        pairs = zip(new, state, strict=True)
+        return tuple(x.expand_as(s) if isinstance(x, Tensor) else torch.full_like(s, x) for x, s in pairs)
 
     return step
 

@@ -1,10 +1,12 @@
 r"""Published recurrent cells, each a function of a few lines that :func:`rnnkern.cell` makes kernels of.
 
 Use one in a layer, ``rnnkern.nn.Recurrent(rnnkern.cells.mgu, 64, 128)``, or as the first argument of
-:func:`rnnkern.ops.recurrence`. In the equations a gate's argument is :math:`u + r`, with :math:`u = W x_t + b_{ih}` and
-:math:`r = R h_{t-1} + b_{hh}`; :math:`\sigma` is the sigmoid and all products are elementwise. Kernels are compiled when
-a cell is first used.
+:func:`rnnkern.ops.recurrence`. In the equations :math:`u = W x_t + b_{ih}` is the projected input and
+:math:`r = R h_{t-1} + b_{hh}` the recurrent product, both by gate; :math:`\sigma` is the sigmoid, and other products
+are elementwise. Kernels are compiled when a cell is first used.
 """
+
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -225,6 +227,7 @@ def _activation(function: str, name: str):
     return ACTIVATIONS[name]
 
 
+@functools.cache
 def rnn(activation: str) -> Cell:
     """Elman's cell with another activation: ``rnn("softplus")``. One of :data:`ACTIVATIONS`."""
     act = _activation("rnn", activation)
@@ -235,6 +238,7 @@ def rnn(activation: str) -> Cell:
     return cell(elman)
 
 
+@functools.cache
 def gru(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
     """A GRU, its reset gate after the product, with other activations: ``gru("hardtanh", "hardsigmoid")``."""
     act, squash = _activation("gru", activation), _activation("gru", gate)
@@ -246,6 +250,7 @@ def gru(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
     return cell(gru_of, gates="rzn")
 
 
+@functools.cache
 def lstm(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
     """An LSTM with other activations: ``lstm("softsign", "hardsigmoid")``."""
     act, squash = _activation("lstm", activation), _activation("lstm", gate)

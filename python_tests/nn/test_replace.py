@@ -417,7 +417,7 @@ def test_explain_walks_a_model():
         rnnkern.explain(None)
 
 
-@pytest.mark.parametrize("name", [n for n in rnnkern.nn.__all__ if isinstance(getattr(rnnkern.nn, n), type) and n != "Recurrent"])
+@pytest.mark.parametrize("name", [n for n in rnnkern.nn.__all__ if n[0].isupper() and n != "Recurrent"])
 def test_explain_asks_every_layer(name):
     module = torch.nn.Sequential(getattr(rnnkern.nn, name)(4, 8))
     assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]

@@ -166,7 +166,8 @@ def test_kernels_that_are_compiled_ahead_are_of_every_kind(monkeypatch):
     headers = {program.header for program in wanted}
     for kind in ("block", "cluster", "grid"):
         assert {f"recurrence/cuda/{kind}_{way}.cuh" for way in ("forward", "backward")} <= headers
-    assert {f"relevancy/cuda/{kind}_forward.cuh" for kind in ("per_sequence", "cluster", "stepwise_attention")} <= headers
+    kinds = ("per_sequence", "cluster", "stepwise_attention")
+    assert {f"relevancy/cuda/{kind}_forward.cuh" for kind in kinds} <= headers
     assert len(wanted) > 200
 
 

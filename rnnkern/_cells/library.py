@@ -21,6 +21,7 @@ CELL = "Compiled"
 """The C++ type of every such cell: each is a library of its own."""
 
 _headers: dict[str, str] = {}
+_saved: dict[str, int] = {}
 _failed: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -29,9 +30,10 @@ MOST_GATES = 4
 """Of one product: max_vectors of csrc/cpu/gemm.h."""
 
 
-def know(name: str, header: str, gates: int) -> None:
-    """Makes a cell known by its header; nothing is compiled yet. ``gates`` are those of its largest product."""
-    _headers[name] = header
+def know(name: str, header: str, saved: int, gates: int) -> None:
+    """Makes a cell known by its header; nothing is compiled yet. ``saved`` is what it saves per unit and step,
+    ``gates`` are those of its largest product."""
+    _headers[name], _saved[name] = header, saved
     if gates > MOST_GATES:
         _failed[name] = f"the CPU kernel multiplies by at most {MOST_GATES} gates at once, and {name!r} has {gates}"
 
@@ -39,6 +41,11 @@ def know(name: str, header: str, gates: int) -> None:
 def is_known(name: str) -> bool:
     """Whether ``name`` is a cell of a user's."""
     return name in _headers
+
+
+def saved_by(name: str) -> int:
+    """How many values per unit and step a cell saves beside its states."""
+    return _saved[name]
 
 
 @functools.cache

@@ -80,7 +80,7 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return apply(function.__name__, args, kwargs or {})
+        return apply(function.__name__, args, kwargs or {})  # torch.fn(...) with a stand-in among its arguments
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -88,6 +88,9 @@ class Value:
         if name in ("shape", "dtype", "device", "T", "mT"):
             self._tracer.fail(f"`.{name}` of a value", "an equation is of one unit and has no sizes")
         return lambda *args, **kwargs: apply(name, (self, *args), kwargs)
+
+    def is_complex(self) -> bool:
+        return False
 
     def __bool__(self) -> NoReturn:
         self._tracer.fail("a condition on a value", "use torch.where(condition, a, b)")
@@ -154,10 +157,13 @@ def _known(*names: str):
 
 
 def _plain(op: str, arity: int, *names: str) -> None:
-    if arity == 1:
-        _known(op, *names)(lambda make, input: make(op, input))
-    else:
-        _known(op, *names)(lambda make, input, other: make(op, input, other))
+    def unary(make, input):
+        return make(op, input)
+
+    def binary(make, input, other):
+        return make(op, input, other)
+
+    FUNCTIONS.update(dict.fromkeys((op, *names), unary if arity == 1 else binary))
 
 
 for _op in ("neg", "abs", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "sign"):
@@ -332,7 +338,8 @@ def softsign(make, input):
 
 
 FUNCTIONS["log_sigmoid"] = FUNCTIONS["logsigmoid"]
-_NAMES = {name for name in FUNCTIONS if not name.startswith("r") or name in ("relu", "relu6", "rsqrt", "reciprocal")}
+_OPERATORS = {"and", "or", "not", "pos", "invert", "bitwise_not", "rsub", "truediv", "rtruediv", "power"}
+_NAMES = FUNCTIONS.keys() - _OPERATORS
 
 
 def _operator(name: str, swapped: bool = False):

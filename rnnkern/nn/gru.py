@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import torch
 
+from rnnkern import cells
 from rnnkern.nn.filters import Filter
 from rnnkern.nn.layer_norm import LayerNormed
 from rnnkern.nn.options import with_options
@@ -30,6 +31,9 @@ class GRU(LayerNormed, torch.nn.GRU):
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
         reset_gate: ``"after"`` the product with R, as torch.nn and cuDNN have it, or ``"before"`` it, as the paper has.
+        activation: the function of the new gate, and ``gate`` that of the reset and update gates, names of
+            :data:`rnnkern.cells.ACTIVATIONS` such as ``"hardtanh"`` and ``"hardsigmoid"``; others than tanh and sigmoid
+            are compiled at their first use (:func:`rnnkern.cell`).
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
             head k.
         layer_norm: normalise the products with W and R. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
@@ -62,11 +66,14 @@ class GRU(LayerNormed, torch.nn.GRU):
     """
 
     reset_gate: Literal["after", "before"] = "after"
+    activation: str = "tanh"
+    gate: str = "sigmoid"
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: torch.dtype | None = None, *,
-        reset_gate: Literal["after", "before"] = "after", num_heads: int = 1, layer_norm: bool = False,
+        reset_gate: Literal["after", "before"] = "after", activation: str = "tanh", gate: str = "sigmoid",
+        num_heads: int = 1, layer_norm: bool = False,
         zoneout: float = 0.0, recurrent_dropout: float = 0.0, save_gates: bool | None = None,
         filter: Filter | None = None,
     ) -> None:  # fmt: skip
@@ -80,13 +87,24 @@ class GRU(LayerNormed, torch.nn.GRU):
         if reset_gate == "before" and self.layer_norm:
             raise ValueError("layer_norm must be False with reset_gate = 'before', got True")
         self.reset_gate = reset_gate
+        self.activation, self.gate = activation, gate
+        if (activation, gate) != ("tanh", "sigmoid"):
+            if reset_gate == "before" or self.layer_norm:
+                raise ValueError(
+                    "activation and gate must be 'tanh' and 'sigmoid' with reset_gate = 'before' or layer_norm, got "
+                    f"{activation!r} and {gate!r}"
+                )
+            cells.gru(activation, gate)  # raises if there is no such function
 
     @property
     def _cell(self) -> str:
         if self.layer_norm:
             return "gru_layer_norm"
+        if (self.activation, self.gate) != ("tanh", "sigmoid"):
+            return cells.gru(self.activation, self.gate).name
         return "gru" if self.reset_gate == "after" else "gru_reset_before"
 
     def extra_repr(self) -> str:
-        gate = ", reset_gate=before" if self.reset_gate == "before" else ""
-        return super().extra_repr() + gate
+        own = {"reset_gate": "after", "activation": "tanh", "gate": "sigmoid"}
+        given = (f", {name}={getattr(self, name)}" for name, plain in own.items() if getattr(self, name) != plain)
+        return super().extra_repr() + "".join(given)

@@ -246,7 +246,7 @@ class RecurrentBase(RNNBase):
             x, batch_sizes, order, _ = input
             steps, batch = batch_sizes.shape[0], int(batch_sizes[0])
         else:
-            given = () if hx is None else tuple(hx[k] for k in range(self._states)) if several else (hx,)
+            given = () if hx is None else tuple(hx[: self._states]) if several else (hx,)
             if input.dim() not in (2, 3) or any(s.dim() != input.dim() for s in given):
                 super().forward(input, hx)  # raises
             x = input

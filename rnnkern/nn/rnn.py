@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 
+from rnnkern import cells
 from rnnkern.nn.filters import Filter, Filtered
 from rnnkern.nn.options import with_options
+from rnnkern.reference import CELLS
 
-NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu")
+NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu", "sigmoid", "leaky_relu", "softplus")
 
 
 @with_options
@@ -23,7 +25,8 @@ class RNN(Filtered, torch.nn.RNN):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
-        nonlinearity: :math:`\phi`, one of ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"`` and ``"modrelu"``,
+        nonlinearity: :math:`\phi`, one of ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"``, ``"sigmoid"``,
+            ``"leaky_relu"``, ``"softplus"`` (these three are compiled at their first use) and ``"modrelu"``,
             :math:`\mathrm{sign}(z) \, \mathrm{relu}(|z| + b)`, whose b is the parameter ``modrelu_bias_l{k}`` (H,) of
             each layer and direction, drawn from U(-0.01, 0.01) after all others.
         num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, D, D). Unit k*D+d of the layer is unit d of
@@ -77,7 +80,7 @@ class RNN(Filtered, torch.nn.RNN):
 
     @property
     def _cell(self) -> str:
-        return self.nonlinearity
+        return self.nonlinearity if self.nonlinearity in CELLS else cells.rnn(self.nonlinearity).name
 
     def extra_repr(self) -> str:
         shown = f", nonlinearity={self.nonlinearity}" if self.nonlinearity != "tanh" else ""

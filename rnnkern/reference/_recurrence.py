@@ -31,6 +31,13 @@ class Cell(NamedTuple):
 
 
 CELLS: dict[str, Cell] = {}
+OWN_CELLS: dict[str, Cell] = {}
+"""Cells that :func:`rnnkern.cell` made."""
+
+
+def cell_of(name: str) -> Cell:
+    """The cell of that name; KeyError if there is none."""
+    return CELLS[name] if name in CELLS else OWN_CELLS[name]
 
 
 def _cell(*, gates: int = 1, states: int = 1, params: tuple[str, ...] = (), joint: bool = True):
@@ -228,7 +235,7 @@ def recurrence(
     effect."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
-    step, recurrent = CELLS[cell].step, CELLS[cell].recurrent
+    step, recurrent = cell_of(cell).step, cell_of(cell).recurrent
     sizes = [u.shape[1]] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     state = tuple(state)

@@ -11,15 +11,22 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
+from rnnkern._cells import library
 from rnnkern.ops._recurrence.second import differentiate_backward
 from rnnkern.ops._recurrence.vmap import over_members
 from rnnkern.ops.transforms import applied_whole, no_forward_mode, transformed
-from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
 """The facts of the cells that have kernels (csrc/cells/list.h)."""
+
+
+def saved_by(cell: str) -> int:
+    """How many values per unit and step a cell's kernel saves beside the states."""
+    return KERNEL_CELLS[cell]["saved"] if cell in KERNEL_CELLS else library.saved_by(cell)
+
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
 """Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
@@ -52,7 +59,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
                 grad_scale, seed, *tensors):  # fmt: skip
-        last = states + len(CELLS[cell].params)
+        last = states + len(cell_of(cell).params)
         return tuple(
             _operators.recurrence.default(
                 cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
@@ -67,12 +74,12 @@ class Recurrence(torch.autograd.Function):
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
         ctx.inputs = 1 + len(tensors)
-        last = 8 + ctx.states + len(CELLS[ctx.cell].params)
+        last = 8 + ctx.states + len(cell_of(ctx.cell).params)
         tensors, sources = tensors[:last], tensors[last:]
         ctx.sources = len(sources)
         projected = tensors[0] is not None
         # u takes as much memory as the gates. Where they are kept, or the cell has none, no kernel reads it.
-        reads_u = projected or (KERNEL_CELLS[ctx.cell]["saved"] and not save_gates)
+        reads_u = projected or (saved_by(ctx.cell) and not save_gates)
         ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
 
     @staticmethod
@@ -124,7 +131,7 @@ class RecurrenceBackward(torch.autograd.Function):
                 seed, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
         if u is None:  # its sizes, without its memory
-            u = h.new_empty(()).expand(*h.shape[:-1], CELLS[cell].gates * _units(cell, R, state))
+            u = h.new_empty(()).expand(*h.shape[:-1], cell_of(cell).gates * _units(cell, R, state))
         if all(g is None for g in grad_state):
             grad_state = ()
         grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
@@ -160,7 +167,7 @@ class RecurrenceBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info, dims, *args):
         cell, _, wanted, *_ = args
-        share = wanted.isdisjoint(WEIGHTS) and not CELLS[cell].params
+        share = wanted.isdisjoint(WEIGHTS) and not cell_of(cell).params
         return over_members(RecurrenceBackward.apply, info, dims, args, share)
 
     jvp = no_forward_mode("recurrence")
@@ -189,18 +196,18 @@ Recurrence.forward.__signature__ = _AllGiven(inspect.signature(Recurrence.forwar
 
 def _parts(cell, states, tensors):
     """(state, params, h and what the forward saved, grad_h, grad_state)."""
-    last, first = states + len(CELLS[cell].params), len(tensors) - 1 - states
+    last, first = states + len(cell_of(cell).params), len(tensors) - 1 - states
     return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
 
 
 def _units(cell, R, state):
     """H, which is not that of h where h is projected."""
-    facts = CELLS[cell]
+    facts = cell_of(cell)
     return math.prod(R.shape[:-1]) // facts.recurrent if facts.recurrent else state[0].shape[-1]
 
 
 def hidden_size(cell, u, weight_ih):
-    return (u.shape[-1] if weight_ih is None else weight_ih.shape[0]) // CELLS[cell].gates
+    return (u.shape[-1] if weight_ih is None else weight_ih.shape[0]) // cell_of(cell).gates
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
@@ -210,7 +217,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
         outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
-        saved = KERNEL_CELLS[cell]["saved"]
+        saved = saved_by(cell)
         if (save_gates and saved) or (not saved and seed is None and zoneout and zoneout[0] > 0):
             outputs.append(u.new_empty(*u.shape[:-1], max(saved, 1) * hidden, dtype=arithmetic))
     return outputs
@@ -220,7 +227,7 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
                      needs_bias_ih, zoneout, dropout, seed):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
-    columns, recurrent = CELLS[cell].gates * hidden, CELLS[cell].recurrent * hidden
+    columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
         R.new_empty(R.shape if needs_R else (0,)),

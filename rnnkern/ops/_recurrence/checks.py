@@ -8,6 +8,7 @@ from torch import Tensor
 from rnnkern.ops._recurrence.autograd import Rates, Recomputed
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import OWN_CELLS, cell_of
 
 LEAST_RATE = 2.0**-32
 """Of zoneout and dropout: what is less draws nothing from 32 bits, and counts as 0."""
@@ -22,9 +23,9 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
           weight_ih=None, bias_ih=None) -> None:  # fmt: skip
     """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
     cell = getattr(cell, "name", cell)  # of a rnnkern.cell
-    if not isinstance(cell, str) or cell not in CELLS:
-        raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, got {cell!r}")
-    _, gates, states, names, _, recurrent = CELLS[cell]
+    if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
+        raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, or what rnnkern.cell made, got {cell!r}")
+    _, gates, states, names, _, recurrent = cell_of(cell)
     check_like("recurrence", "u", u, "u", u)
     dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
     if u.dtype not in dtypes:
@@ -63,7 +64,7 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     width = _check_params(cell, names, params, hidden)
     if R.dim() == 3:
         heads = R.shape[0]
-        if cell == "lstm_projected" or CELLS[cell].normalised:
+        if cell == "lstm_projected" or cell_of(cell).normalised:
             raise ValueError(f"recurrence: `R` of the cell {cell!r} must be dense, got heads {shape_of(R)}")
         if heads == 0 or hidden % heads:
             raise ValueError(f"recurrence: `R` has {heads} heads, which must divide H = {hidden}, got {shape_of(R)}")
@@ -145,6 +146,6 @@ def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hid
             )
         return weight.shape[0]
     for k, name in enumerate(names):
-        symbols, size = ("G*H", CELLS[cell].gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
+        symbols, size = ("G*H", cell_of(cell).gates * hidden) if name == "weight_ln_hh" else ("H", hidden)
         check_shape("recurrence", f"params[{k}]", params[k], f"({symbols},), the cell's {name},", (size,))
     return hidden

@@ -20,7 +20,7 @@ from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator
 from rnnkern.ops.programs import told
 from rnnkern.ops.transforms import needs_derivatives, transformed
-from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 _operators = torch.ops.rnnkern
 
@@ -28,11 +28,11 @@ _operators = torch.ops.rnnkern
 def _choose(cell: str, u: Tensor) -> Choice:
     """A cell with a kernel on the device runs it, in every dtype."""
     cell = COMPLEX[cell] if u.is_complex() else cell
-    why = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
-    on_cuda = why
+    why = on_cuda = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
     if library.is_known(cell):
-        on_cuda = "a cell that rnnkern.cell made has no CUDA kernel yet"
-        why = library.refusal(cell) if u.device.type == "cpu" and forced() != "reference" else None
+        on_cuda = "cells of rnnkern.cell have no CUDA kernel yet"
+        compiles = u.device.type == "cpu" and forced() != "reference"
+        why = library.refusal(cell) if compiles else None
     return choose("recurrence", {"cuda": cuda_refusal(u, on_cuda), "cpu": cpu_refusal(u, why)})
 
 
@@ -154,7 +154,7 @@ def recurrence(
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
     if implementation == "cuda" and weight_ih is not None:
-        if bias is not None and bias_ih is not None and CELLS[cell].joint:
+        if bias is not None and bias_ih is not None and cell_of(cell).joint:
             # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
             bias, bias_ih = bias + bias_ih, None
         u, save_u = _projected(u, weight_ih, bias_ih)
@@ -206,7 +206,7 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
         [h (1, B, H), and the final state, shaped as it was given].
     """
     facts = KERNEL_CELLS.get(cell)
-    if facts is None or facts["params"] or library.is_known(cell) or not x.is_cpu or forced() is not None:
+    if facts is None or facts["params"] or not x.is_cpu or forced() is not None:
         return None
     if transformed() or torch.jit.is_tracing():
         return None

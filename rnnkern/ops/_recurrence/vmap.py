@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rnnkern.ops.folds import Batched, one_by_one, over_sequences
-from rnnkern.reference import CELLS
+from rnnkern.reference._recurrence import cell_of
 
 
 def over_members(
@@ -31,7 +31,7 @@ def over_members(
     scale, seed = args[12:14]
     scale_rank = 0 if scale is None else scale.dim() - (dims[12] is not None)
     sequences = [*[None] * 5, -2, *[None] * 5, -1, -1 if scale_rank == 2 else None, None]
-    sequences += [*[-2] * states, *[None] * len(CELLS[cell].params)]
+    sequences += [*[-2] * states, *[None] * len(cell_of(cell).params)]
     sequences += [-2] * (len(args) - len(sequences))
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
     if own or not share or seed is not None:  # what is drawn for a sequence depends on its row

@@ -1,0 +1,160 @@
+"""The derivation: random expressions against autograd, and the built-in cells' headers against what is derived from
+their formulas."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import rnnkern
+from rnnkern import _extension, cell
+from rnnkern._cells.derive import derive
+from rnnkern._cells.trace import trace
+from rnnkern.ops import recurrence
+
+pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
+
+UNARY = [
+    "torch.tanh(X)", "torch.sigmoid(X)", "torch.sin(X)", "torch.cos(X)", "torch.abs(X)", "torch.sign(X)",
+    "torch.square(X)", "-(X)", "torch.exp(-torch.abs(X))", "torch.expm1(torch.clamp(X, -2, 1))",
+    "torch.log(torch.abs(X) + 0.5)", "torch.log1p(torch.abs(X))", "torch.sqrt(torch.abs(X) + 0.1)",
+    "torch.rsqrt(torch.abs(X) + 0.5)", "torch.reciprocal(torch.abs(X) + 0.5)", "torch.clamp(X, -0.5, 0.7)",
+    "F.relu(X)", "F.leaky_relu(X, 0.1)", "F.elu(X)", "F.softplus(X)", "F.silu(X)", 'F.gelu(X, approximate="tanh")',
+    "F.hardtanh(X)", "F.softsign(X)", "F.logsigmoid(X)", "torch.clamp(X, -1, 1) ** 3", "(torch.abs(X) + 0.3) ** 1.5",
+    "(torch.abs(X) + 0.5) ** -0.3",
+]  # fmt: skip
+BINARY = [
+    "(X + Y)", "(X - Y)", "(X * Y)", "X / (torch.abs(Y) + 0.5)", "torch.maximum(X, Y)", "torch.minimum(X, Y)",
+    "torch.where(X > Y, X, -Y)", "torch.where((X < 0.1) & ~(Y >= 0), X * Y, Y)",
+]  # fmt: skip
+LEAVES = ["u.a", "u.b", "r.a", "r.b", "h", "c", "p", "0.7 * u.a"]
+
+
+def expression(draw: random.Random, depth: int) -> str:
+    if depth == 0:
+        return draw.choice(LEAVES)
+    if draw.random() < 0.5:
+        return draw.choice(UNARY).replace("X", expression(draw, depth - 1))
+    X, Y = (expression(draw, draw.randrange(depth)) for _ in "XY")
+    return draw.choice(BINARY).replace("X", "\0").replace("Y", Y).replace("\0", X)
+
+
+def random_cell(seed: int):
+    """Eight expressions of depth 1 to 6 to a cell, so that as many compile at once."""
+    draw = random.Random(seed)
+    extra = "dfgijk"
+    lines = [f"    x{k} = {expression(draw, 1 + k % 6)}" for k in range(8)]
+    # Whatever is not used is, and nothing grows from step to step.
+    use = " + ".join(["u.a", "u.b", "r.a", "r.b", "p", "c", *extra])
+    states = ", ".join(f"torch.tanh(x{k})" for k in range(1, 8))
+    last = f"    return torch.tanh(x0) + 0.01 * torch.sin({use}), {states}"
+    text = "\n".join([f"def drawn_{seed}(u, r, h, c, {', '.join(extra)}, *, p):", *lines, last])
+    names = {"torch": torch, "F": F}
+    exec(text, names)
+    return cell(names[f"drawn_{seed}"], gates="ab"), text
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.proof) for k in range(4, 38))])
+def test_random_expressions(seed):
+    made, text = random_cell(seed)
+    torch.manual_seed(seed)
+    H = 19
+
+    def drawn(*shape):
+        return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+    leaves = [drawn(2, 2, 2 * H), drawn(2 * H, H), *(drawn(2, H) for _ in made.states), drawn(H)]
+
+    def outputs():
+        u, R, *state, p = leaves
+        h, final = recurrence(made, u, R / H, state, params=(p,))
+        return [h, *final, *torch.autograd.grad(sum((y * y).sum() for y in (h, *final)), leaves)]
+
+    with rnnkern.use("reference"):
+        expected = outputs()
+    with rnnkern.use("cpu"):
+        found = outputs()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+
+
+# ---- the built-in cells
+
+
+class _ByGate:
+    """`u`, or a product, of several gates at once, as the reference's formulas take them apart."""
+
+    def __init__(self, gates):
+        self.gates = gates
+
+    def chunk(self, count, dim):
+        assert count == len(self.gates)
+        assert dim == -1
+        return self.gates
+
+    def __add__(self, other):
+        return _ByGate([a + b for a, b in zip(self.gates, other.gates, strict=True)])
+
+
+def as_function(name):
+    """The reference's formula of a built-in cell, in the form that rnnkern.cell takes."""
+    formula = rnnkern.reference.CELLS[name]
+    G, params = formula.gates, ", ".join(formula.params)
+    states = ", ".join("hc"[: formula.states])
+
+    def run(u, r, state, tensors):
+        def product(x, first=0, last=G):
+            gates = [r[k](x) if x is not state[0] else r[k] for k in range(first, last)]
+            return _ByGate(gates) if len(gates) > 1 else gates[0]
+
+        whole = _ByGate([u[k] for k in range(G)]) if G > 1 else u
+        if G == 1:
+            return formula.step(u, lambda x: r, state, *tensors)
+        return formula.step(whole, product, state, *tensors)
+
+    keywords = f", *, {params}" if params else ""
+    given = f"({params},)" if params else "()"
+    text = f"def built_in(u, r, {states}{keywords}):\n    return run(u, r, ({states},), {given})"
+    names = {"run": run}
+    exec(text, names)
+    return names["built_in"], G
+
+
+NAMES = ["tanh", "relu", "identity", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before", "goru"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_by_hand_is_the_derived_one(name, dtype):
+    """One step of built-in and derived kernel: values and gradients within one rounding of what enters them."""
+    function, gates = as_function(name)
+    made = cell(function, gates=gates)
+    torch.manual_seed(0)
+    H, B = 33, 5
+    leaves = [torch.randn(1, B, gates * H), torch.randn(gates * H, H) / H**0.5]
+    leaves += [torch.randn(B, H) for _ in made.states] + [torch.rand(H) for _ in made.params]
+    leaves = [x.to(dtype).requires_grad_() for x in leaves]
+
+    def outputs(which):
+        u, R, *rest = leaves
+        h, final = recurrence(which, u, R, rest[: len(made.states)], params=rest[len(made.states) :])
+        return [h, *final, *torch.autograd.grad(sum(y.sin().sum() for y in (h, *final)), leaves)]
+
+    for a, b in zip(outputs(made), outputs(name), strict=True):
+        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_what_is_kept():
+    """As by hand, but for the LSTM's tanh(c'), which the hand-written header computes again, and what comes before a
+    modReLU, which it finds from the new state."""
+    derived = {}
+    for name in NAMES:
+        function, G = as_function(name)
+        gates = tuple(map(str, range(G))) if G > 1 else ("",)
+        derived[name] = derive(trace(function, gates, gates))
+    assert {name: len(d.saved) for name, d in derived.items()} == {
+        "tanh": 0, "relu": 0, "identity": 0, "hardtanh": 0, "modrelu": 1, "euler": 1, "lstm": 5, "gru": 4,
+        "gru_reset_before": 3, "goru": 4,
+    }  # fmt: skip
+    assert [name for name, d in derived.items() if not d.joint] == ["gru", "goru"]

@@ -1,0 +1,272 @@
+"""Cells that rnnkern.cell made: their kernels against the function itself, and all that a layer does with them."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import rnnkern
+from rnnkern import _extension
+from rnnkern.nn import GRU, RNN, Recurrent
+from rnnkern.ops import explain, recurrence
+from rnnkern.testing import assert_close
+
+pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
+
+
+@rnnkern.cell(gates="fn", init={"leak": (0.1, 0.9)})
+def several(u, r, h, c, *, leak, dt=0.5):
+    """Two states, a parameter and a constant."""
+    f = torch.sigmoid(u.f + r.f)
+    c = leak * c + dt * torch.tanh(u.n + f * r.n)
+    return (1 - f) * h + f * c, c
+
+
+@rnnkern.cell(gates="rzn")
+def reset_before(u, r, h):
+    z = torch.sigmoid(u.z + r.z)
+    n = torch.tanh(u.n + r.n(torch.sigmoid(u.r + r.r) * h))
+    return (1 - z) * n + z * h
+
+
+@rnnkern.cell(gates="x", recurrent="xy")
+def oscillators(u, r, y, z, *, dt=0.1):
+    """A second product of the second state, without a gate of u."""
+    z = z + dt * (torch.tanh(u.x + r.x + r.y(z)) - y)
+    return y + dt * z, z
+
+
+@rnnkern.cell(gates="fn", recurrent="")
+def without_product(u, r, h):
+    f = torch.sigmoid(u.f)
+    return f * h + (1 - f) * u.n
+
+
+CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc]
+
+
+def call(cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, **kwargs):
+    """Values and gradients of a call; what it is given is rounded to another dtype first."""
+    torch.manual_seed(0)
+    gates, recurrent = len(cell.gates), len(cell.recurrent)
+
+    def drawn(*shape):
+        x = torch.randn(shape, dtype=torch.float64).mul(0.5)
+        return x.to(rounded or dtype).to(dtype).requires_grad_()
+
+    leaves = [drawn(steps, batch, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
+    leaves += [drawn(hidden) for _ in cell.params]
+    u, *rest = leaves
+    state, params = rest[: len(cell.states)], rest[len(cell.states) :]
+    R, bias = drawn(recurrent * hidden, hidden), drawn(recurrent * hidden)
+    leaves += [R, bias] if recurrent else []
+    h, final = recurrence(cell, u, R, state, bias=bias, params=params, **kwargs)
+    loss = sum((y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view(y.shape)).sum() for y in (h, *final))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [h, *final, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
+
+
+def implementation(cell):
+    state, params = [torch.zeros(1, 1)] * len(cell.states), [torch.zeros(1)] * len(cell.params)
+    u, R = torch.zeros(1, 1, len(cell.gates)), torch.zeros(len(cell.recurrent), 1)
+    return explain(recurrence, cell, u, R, state, params=params).implementation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_a_kernel_computes_the_function(cell, dtype):
+    assert implementation(cell) == "cpu"
+    with rnnkern.use("reference"):
+        truth, naive = call(cell, rounded=dtype), call(cell, dtype)
+    for y, rough, expected in zip(call(cell, dtype), naive, truth, strict=True):
+        assert_close(y, rough, expected)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize(("steps", "batch", "hidden"), [(0, 2, 3), (1, 1, 1), (3, 17, 33), (63, 2, 5)])
+def test_awkward_sizes(cell, steps, batch, hidden):
+    sizes = {"steps": steps, "batch": batch, "hidden": hidden}
+    with rnnkern.use("reference"):
+        expected = call(cell, **sizes)
+    for a, b in zip(call(cell, **sizes), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_options_of_the_operator(cell):
+    torch.manual_seed(1)
+    for kwargs in (
+        {"reverse": True, "reset": torch.rand(5, 3) < 0.4},
+        {"save_gates": False},
+        {"zoneout": 0.3, "dropout": 0.4, "seed": torch.tensor(3)},
+        {"zoneout": 0.3, "reset": torch.rand(5, 3) < 0.4},
+    ):
+        with rnnkern.use("reference"):
+            expected = call(cell, **kwargs)
+        for a, b in zip(call(cell, **kwargs), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_first_and_second_derivatives():
+    def layer(u, R, h, c, leak):
+        return recurrence(several, u, R, (h, c), params=(leak,), save_u=True)[0]
+
+    torch.manual_seed(0)
+    shapes = (3, 2, 8), (8, 4), (2, 4), (2, 4), (4,)
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(layer, leaves)
+    assert torch.autograd.gradgradcheck(layer, leaves, fast_mode=True)
+
+
+OPTIONS = [
+    {},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_heads": 3},
+    {"batch_first": True, "zoneout": (0.1, 0.2), "recurrent_dropout": 0.3},
+    {"bias": False, "num_layers": 2, "save_gates": False, "dropout": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_layer(options):
+    torch.manual_seed(0)
+    layer, x = Recurrent(several, 4, 12, **options), torch.randn(5, 5, 4, requires_grad=True)
+
+    def outputs():
+        torch.manual_seed(2)
+        output, state = layer(x)
+        return [output, *state, *torch.autograd.grad(output.sin().sum(), [x, *layer.parameters()])]
+
+    with rnnkern.use("reference"):
+        expected = outputs()
+    for a, b in zip(outputs(), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert [c.implementation for c in rnnkern.explain(layer, x)] == ["cpu"] * len(layer._all_weights)
+
+
+def test_parameters_of_a_layer():
+    layer = Recurrent(several, 4, 12, num_heads=2)
+    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+    assert shapes == {
+        "weight_ih_l0": (24, 4), "weight_hh_l0": (2, 12, 6), "bias_ih_l0": (24,), "bias_hh_l0": (24,), "leak_l0": (12,)
+    }  # fmt: skip
+    assert layer.leak_l0.min() >= 0.1
+    assert layer.leak_l0.max() <= 0.9
+    assert layer.weight_ih_l0.abs().max() <= 12**-0.5
+    assert "several" in repr(layer)
+    other = Recurrent(several, 4, 12, num_heads=2)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 2, 4)
+    assert torch.equal(other(x)[0], layer(x)[0])
+    with pytest.raises(TypeError, match=r"`cell` must be made by rnnkern\.cell"):
+        Recurrent("mgu", 4, 12)
+    with pytest.raises(RuntimeError, match=r"hx must have 2 states \(h, c\)"):
+        layer(x, (torch.zeros(1, 2, 12),))
+
+
+def test_packed_unbatched_reset_and_halves():
+    torch.manual_seed(0)
+    layer = Recurrent(several, 4, 6)
+    x, lengths = torch.randn(5, 3, 4), [2, 5, 3]
+    packed, state = layer(torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False))
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(packed)
+    for b, length in enumerate(lengths):
+        one, last = layer(x[:length, b])
+        torch.testing.assert_close(padded[:length, b], one)
+        for s, t in zip(state, last, strict=True):
+            torch.testing.assert_close(s[:, b], t)
+    first, between = layer(x[:2])
+    torch.testing.assert_close(torch.cat([first, layer(x[2:], between)[0]]), layer(x)[0])
+    reset = torch.zeros(5, 3, dtype=torch.bool)
+    reset[2] = True
+    torch.testing.assert_close(layer(x, reset=reset)[0], torch.cat([first, layer(x[2:])[0]]))
+
+
+def test_copies_and_pickles():
+    layer, x = Recurrent(several, 4, 6), torch.randn(3, 2, 4)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.cell is several
+        assert torch.equal(other(x)[0], layer(x)[0])
+    module, name, *_ = several.__reduce__()[1]
+    rest = several.__reduce__()[1][2:]
+    anew = several.__reduce__()[0](module, "no_longer_there." + name, *rest)
+    assert anew.source == several.source
+
+
+def test_equal_bodies_share_a_kernel_and_new_ones_have_their_own():
+    def made(scale):
+        @rnnkern.cell
+        def scaled(u, r, h):
+            return torch.tanh(scale * (u + r))
+
+        return scaled
+
+    one, same, other = made(2.0), made(2.0), made(3.0)
+    assert one.name == same.name != other.name
+    u, R, h0 = torch.randn(2, 1, 3), torch.randn(3, 3), torch.zeros(1, 3)
+    assert torch.equal(recurrence(one, u, R, (h0,))[0], recurrence(same, u, R, (h0,))[0])
+    assert not torch.equal(recurrence(one, u, R, (h0,))[0], recurrence(other, u, R, (h0,))[0])
+
+
+def test_a_program_names_the_cell(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+    layer, x = Recurrent(several, 4, 6).eval(), torch.randn(3, 2, 4)
+    expected = layer(x)[0]
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], expected)
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x)[0], expected)
+    assert [n.target for n in program.graph.nodes if "rnnkern" in str(n.target)] == [
+        torch.ops.rnnkern.recurrence.default
+    ]
+    torch.export.save(program, tmp_path / "program.pt2")
+    load = f"torch.export.load({str(tmp_path / 'program.pt2')!r}).module()(torch.zeros(3, 2, 4))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch, rnnkern\n{load}"], check=False, capture_output=True, text=True
+    )
+    assert f"the cell `{several.name}` has no kernel; if rnnkern.cell made it, define it" in done.stderr
+
+
+def test_vmap():
+    torch.manual_seed(0)
+    u, R, h0 = torch.randn(4, 3, 2, 18), torch.randn(18, 9), torch.zeros(2, 9)
+    leak = torch.rand(9)
+
+    def one(u):
+        return recurrence(several, u, R, (h0, h0), params=(leak,))[0]
+
+    torch.testing.assert_close(torch.vmap(one)(u), torch.stack([one(member) for member in u]))
+
+
+# ---- torch.nn's layers with functions that torch.nn has not
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "leaky_relu", "softplus"])
+def test_nonlinearities_of_an_rnn(name):
+    torch.manual_seed(0)
+    rnn, x, h = RNN(3, 5, nonlinearity=name), torch.randn(4, 2, 3), torch.zeros(2, 5)
+    output, _ = rnn(x)
+    for t in range(4):
+        h = getattr(F, name)(
+            F.linear(x[t], rnn.weight_ih_l0, rnn.bias_ih_l0) + F.linear(h, rnn.weight_hh_l0, rnn.bias_hh_l0)
+        )
+        torch.testing.assert_close(output[t], h)
+
+
+def test_activations_of_a_gru():
+    torch.manual_seed(0)
+    gru, x, h = GRU(3, 5, activation="hardtanh", gate="hardsigmoid"), torch.randn(4, 2, 3), torch.zeros(2, 5)
+    output, _ = gru(x)
+    for t in range(4):
+        u = F.linear(x[t], gru.weight_ih_l0, gru.bias_ih_l0).chunk(3, dim=-1)
+        r = F.linear(h, gru.weight_hh_l0, gru.bias_hh_l0).chunk(3, dim=-1)
+        reset, z = F.hardsigmoid(u[0] + r[0]), F.hardsigmoid(u[1] + r[1])
+        h = (1 - z) * F.hardtanh(u[2] + reset * r[2]) + z * h
+        torch.testing.assert_close(output[t], h)
+    with pytest.raises(ValueError, match=r"an activation must be one of tanh, .*, got 'tahn'"):
+        GRU(3, 5, activation="tahn")
+    with pytest.raises(ValueError, match="must be 'tanh' and 'sigmoid' with reset_gate = 'before'"):
+        GRU(3, 5, activation="relu", reset_gate="before")
