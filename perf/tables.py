@@ -143,19 +143,6 @@ def facts(rows: Sequence[Record]) -> str:
     return f"{dtype.title()}; {device}, {threads} threads, {simd}, PyTorch {torch}, commit {commit}"
 
 
-def of_readme(rows: Sequence[Record]) -> list[Record]:
-    return [row for row in where(peers(rows), direction=BOTH) if row["cell"] in README_CELLS]
-
-
-def by_shape(rows: Sequence[Record]) -> str:
-    """A line per shape, a column per cell."""
-    cells = list(dict.fromkeys(map(against, rows)))
-    found = {(row["shape"], against(row)): ratio(row) for row in rows}
-    shapes = dict.fromkeys(row["shape"] for row in rows)
-    lines = [[sizes(shape), *(found.get((shape, cell), "") for cell in cells)] for shape in shapes]
-    return markdown(["T, B, N", *cells], lines)
-
-
 def times_faster(rows: Sequence[Record]) -> str:
     return grids(rows, against, ratio)
 
@@ -289,7 +276,6 @@ LOSSES = "in bold where rnnkern is slower; blank: not measured, or not steady."
 LAYER = f"Times faster, input projection included on both sides; {LOSSES}"
 TABLES: dict[str, dict[str, Speed]] = {
     "README.md": {
-        "speed": Speed(of_readme, by_shape, f"Forward and backward, N = I = H. {LAYER}"),
         "claims": Speed(lambda rows: where(rows, dtype="float32"), claims, "Times as fast."),
     },
     "docs/benchmarks.md": {

@@ -21,9 +21,9 @@ def text(page, name, *rows):
 def test_the_newest_row_counts_and_losses_are_bold():
     rows = [row("rnnkern"), row("torch.nn", 3.0), row("torch.nn", 0.514), row("loop", 2.0, cell="modrelu")]
     others = [row("torch.nn", 9.0, case="packed"), row("torch.nn", 8.0, dtype="bfloat16"), row("loop", 7.0)]
-    lines = text("README.md", "speed", *rows, *others).splitlines()
-    assert lines[0] == "| T, B, N | `gru` over torch.nn | `modrelu` over the loop |"
-    assert lines[2] == "| 5, 4, 3 | **0.51** | 2.00 |"
+    lines = text("docs/benchmarks.md", "dense", *rows, *others).splitlines()
+    assert lines[0] == "| Forward and backward | 5, 4, 3 |"
+    assert lines[2:4] == ["| `gru` over torch.nn | **0.51** |", "| `modrelu` over the loop | 2.00 |"]
     assert lines[-1].endswith("Float32; a processor, 2 threads, avx2, PyTorch 2.13.0, commit abc.*")
     assert "| `gru` over torch.nn | 8.00 |" in text("docs/benchmarks.md", "bfloat16", *others)
 
@@ -32,7 +32,7 @@ def test_the_newest_row_counts_and_losses_are_bold():
 def test_a_row_that_gave_up_or_has_no_clean_commit_is_not_published(other):
     rows = [row("torch.nn", 3.0), row("torch.nn", 9.0, **other), row("torch.nn", 8.0, cell="lstm", **other)]
     assert [found["ratio_50"] for found in tables.publishable(rows)] == ["3.0"]
-    assert text("README.md", "speed", *rows[1:]) == tables.NOTHING
+    assert text("docs/benchmarks.md", "dense", *rows[1:]) == tables.NOTHING
 
 
 def test_rows_of_an_older_commit_are_not_published():
@@ -42,7 +42,7 @@ def test_rows_of_an_older_commit_are_not_published():
 
 def test_two_processors_cannot_share_a_caption():
     with pytest.raises(ValueError, match="too many values"):
-        text("README.md", "speed", row("torch.nn"), row("torch.nn", cell="lstm", device="another"))
+        text("docs/benchmarks.md", "dense", row("torch.nn"), row("torch.nn", cell="lstm", device="another"))
 
 
 def test_the_smaller_ratio_of_packed_input_stands_first():
@@ -112,12 +112,13 @@ def test_pages_have_what_is_between_the_marks_alone(tmp_path):
         (tmp_path / page).write_text(
             "before\n<!-- copy:begin -->\nold\n<!-- copy:end -->\nafter\n" * ("docs/tr" in page)
         )
-    (tmp_path / "README.md").write_text("a <!-- speed:begin -->\nold\n<!-- speed:end --> b\n")
+    page = tmp_path / "docs" / "benchmarks.md"
+    page.write_text("a <!-- dense:begin -->\nold\n<!-- dense:end --> b\n")
     record.append(tmp_path / "results" / "slow" / "speed.csv", [row("torch.nn", 7.0, date="2025")])
     record.append(tmp_path / "results" / "fast" / "speed.csv", [row("torch.nn", 2.0)])
     tables.main(tmp_path, tmp_path / "results")
-    assert "| 5, 4, 3 | 2.00 |" in (tmp_path / "README.md").read_text()
-    assert (tmp_path / "README.md").read_text().endswith("<!-- speed:end --> b\n")
+    assert "| `gru` over torch.nn | 2.00 |" in page.read_text()
+    assert page.read_text().endswith("<!-- dense:end --> b\n")
     nothing = f"before\n<!-- copy:begin -->\n{tables.NOTHING}\n<!-- copy:end -->\nafter\n"
     assert (tmp_path / "docs" / "training.md").read_text() == nothing
 

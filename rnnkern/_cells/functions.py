@@ -1,0 +1,216 @@
+"""PyTorch's elementwise functions by their names there, as operations of a graph.
+
+Each takes ``make`` of the tracer first. Values and gradients at kinks are PyTorch's.
+"""
+
+import math
+import numbers
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rnnkern._cells.graph import COMPARISONS
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+NOT_ELEMENTWISE = frozenset(
+    re.findall(
+        r"\w+",
+        "sum mean prod max min norm softmax log_softmax matmul mm bmm linear cat stack view reshape item numpy tolist "
+        "amax amin std var cumsum einsum layer_norm dropout sort topk argmax chunk split size dim",
+    )
+)
+
+
+def _known(*names: str):
+    def register(function):
+        for name in (*names, function.__name__.strip("_")):
+            FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+def _plain(op: str, arity: int, *names: str) -> None:
+    def unary(make, input):
+        return make(op, input)
+
+    def binary(make, input, other):
+        return make(op, input, other)
+
+    FUNCTIONS.update(dict.fromkeys((op, *names), unary if arity == 1 else binary))
+
+
+for _op in ("neg", "abs", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "sign"):
+    _plain(_op, 1, {"neg": "negative", "abs": "absolute"}.get(_op, _op))
+for _op in ("mul", "maximum", "minimum", *COMPARISONS):
+    _plain(_op, 2)
+FUNCTIONS |= {
+    "multiply": FUNCTIONS["mul"],
+    "greater": FUNCTIONS["gt"],
+    "less": FUNCTIONS["lt"],
+    "pos": lambda make, input: input,
+}
+for _op, _name in (("and", "logical_and"), ("or", "logical_or")):
+    _plain(_op, 2, _name)
+_plain("not", 1, "logical_not", "invert", "bitwise_not")
+
+
+@_known()
+def add(make, input, other, *, alpha=1):
+    return make("add", input, make("mul", other, alpha))
+
+
+@_known("subtract")
+def sub(make, input, other, *, alpha=1):
+    return make("sub", input, make("mul", other, alpha))
+
+
+@_known()
+def rsub(make, input, other):
+    return make("sub", other, input)
+
+
+@_known("truediv", "divide", "true_divide")
+def div(make, input, other):
+    return make("div", input, other)
+
+
+@_known()
+def rtruediv(make, input, other):
+    return make("div", other, input)
+
+
+@_known()
+def ne(make, input, other):
+    return make("not", make("eq", input, other))
+
+
+@_known()
+def where(make, condition, input, other):
+    return make("select", condition, input, other)
+
+
+@_known()
+def square(make, input):
+    return make("mul", input, input)
+
+
+@_known()
+def reciprocal(make, input):
+    return make("div", 1, input)
+
+
+@_known()
+def rsqrt(make, input):
+    return make("div", 1, make("sqrt", input))
+
+
+@_known("pow")
+def power(make, input, exponent):
+    if not isinstance(exponent, numbers.Real):
+        exponent._tracer.fail("a power whose exponent is a value", "use torch.exp(exponent * torch.log(base))")
+    if isinstance(input, numbers.Real):
+        return make("exp", make("mul", exponent, math.log(input)))
+    if exponent < 0:
+        return make("div", 1, power(make, input, -exponent))
+    whole, rest = divmod(exponent, 1)
+    if rest not in (0, 0.5) or whole > 64:
+        return make("exp", make("mul", make("log", input), exponent))
+    result, square_, whole = make("sqrt", input) if rest else None, input, int(whole)
+    while whole:
+        if whole % 2:
+            result = square_ if result is None else make("mul", result, square_)
+        square_, whole = make("mul", square_, square_), whole // 2
+    return make("mul", input, 0) + 1 if result is None else result
+
+
+@_known("clip")
+def clamp(make, input, min=None, max=None):
+    """The gradient goes through at the bounds, as torch has it."""
+    result = input
+    if min is not None:
+        result = make("select", make("lt", result, min), min, result)
+    if max is not None:
+        result = make("select", make("gt", result, max), max, result)
+    return result
+
+
+@_known()
+def clamp_min(make, input, min):
+    return clamp(make, input, min)
+
+
+@_known()
+def clamp_max(make, input, max):
+    return clamp(make, input, None, max)
+
+
+@_known()
+def relu(make, input):
+    return make("relu", input)
+
+
+@_known()
+def leaky_relu(make, input, negative_slope=0.01):
+    if negative_slope > 0:
+        return make("leaky_relu", input, data=float(negative_slope))
+    return make("select", make("gt", input, 0), input, make("mul", input, negative_slope))
+
+
+@_known()
+def elu(make, input, alpha=1.0):
+    if alpha > 0:
+        return make("elu", input, data=float(alpha))
+    return make("select", make("gt", input, 0), input, make("mul", make("expm1", input), alpha))
+
+
+@_known()
+def hardtanh(make, input, min_val=-1.0, max_val=1.0):
+    return make("hardtanh", input, data=(float(min_val), float(max_val)))
+
+
+@_known()
+def relu6(make, input):
+    return hardtanh(make, input, 0.0, 6.0)
+
+
+@_known()
+def hardsigmoid(make, input):
+    return hardtanh(make, make("add", make("div", input, 6), 0.5), 0.0, 1.0)
+
+
+@_known()
+def softplus(make, input, beta=1.0, threshold=20.0):
+    scaled = make("mul", input, beta)
+    linear = make("gt", scaled, threshold)
+    inside = make("select", linear, 0, scaled)  # so that nothing overflows where it is not used
+    return make("select", linear, input, make("div", make("log1p", make("exp", inside)), beta))
+
+
+@_known()
+def logsigmoid(make, input):
+    return make("sub", make("minimum", input, 0), make("log1p", make("exp", make("neg", make("abs", input)))))
+
+
+@_known()
+def silu(make, input):
+    return make("mul", input, make("sigmoid", input))
+
+
+@_known()
+def gelu(make, input, *, approximate="none"):
+    if approximate != "tanh":
+        input._tracer.fail('`gelu` with approximate="none"', 'write F.gelu(x, approximate="tanh")')
+    cubic = make("mul", make("mul", make("mul", input, input), input), 0.044715)
+    inner = make("mul", make("add", input, cubic), math.sqrt(2 / math.pi))
+    return make("mul", make("mul", input, 0.5), make("add", make("tanh", inner), 1))
+
+
+@_known()
+def softsign(make, input):
+    return make("div", input, make("add", make("abs", input), 1))
+
+
+FUNCTIONS["log_sigmoid"] = FUNCTIONS["logsigmoid"]
+_OPERATORS = {"and", "or", "not", "pos", "invert", "bitwise_not", "rsub", "truediv", "rtruediv", "power"}
+NAMES = FUNCTIONS.keys() - _OPERATORS
