@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from perf.harness import Values
-from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.reference import _noise as noise
+from rnnkern.reference._recurrence import cell_of
 
 Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 """From the input to h and the final state."""
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
 
     @property
     def hidden(self) -> int:
-        return self.weights["weight_ih"].shape[0] // reference.CELLS[self.cell].gates
+        return self.weights["weight_ih"].shape[0] // cell_of(self.cell).gates
 
     @property
     def width(self) -> int:
@@ -37,7 +37,7 @@ class Layer(NamedTuple):
         return self.params[0].shape[0] if self.cell == "lstm_projected" else self.hidden
 
     def state(self, x: Tensor) -> tuple[Tensor, ...]:
-        widths = (self.width, self.hidden)[: reference.CELLS[self.cell].states]
+        widths = (self.width, *[self.hidden] * (cell_of(self.cell).states - 1))
         return tuple(x.new_zeros(self.batch, columns) for columns in widths)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Layer":
@@ -70,7 +70,7 @@ def operator(layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noi
 def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor] | None = None):
     """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go.
     ``drawn`` as of :class:`Noise`, for which it pays nothing but their use."""
-    cell = reference.CELLS[layer.cell]
+    cell = cell_of(layer.cell)
     product = product_of(layer, None if drawn is None else drawn[1])
     u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
     state, outputs, finished = layer.state(x), [], []
@@ -93,7 +93,7 @@ def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor
     """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D); with a gain,
     the norm of all of R (mask h) before b_hh."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
-    gates, width, cuts = reference.CELLS[layer.cell].gates, R.shape[-1], {}
+    gates, width, cuts = cell_of(layer.cell).recurrent, R.shape[-1], {}
 
     def cut(first: int, last: int) -> tuple[Tensor, Tensor | None]:
         units = layer.hidden if R.dim() == 2 else width

@@ -8,6 +8,7 @@ memory have each subject's newest run.
 import functools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -362,7 +363,29 @@ def of_memory(rows: Sequence[Record]) -> str:
     )
 
 
+def of_cells(rows: Sequence[Record]) -> str:
+    """A line per cell: the geometric mean over shapes of the last run's ratios, and the least."""
+    rows = [row for row in rows if row["command"] == rows[-1]["command"] and row["commit"] == rows[-1]["commit"]]
+    lines = []
+    for peer in ("built-in", "loop"):
+        own = [row for row in where(rows, provider=peer) if peer == "built-in" or row["case"] == "collection"]
+        for cell in dict.fromkeys(row["cell"] for row in own):
+            found = where(own, cell=cell)
+            counts = {name: found[0][name] for name in ("gates", "states", "saved")}
+            line = {"cell": f"`{cell}`"} | counts | {"times the speed of": peer}
+            for direction, title in DIRECTIONS.items():
+                speeds = [float(row["ratio_50"]) for row in where(found, direction=direction)]
+                line[title.lower()] = f"{statistics.geometric_mean(speeds):.2f} ({min(speeds):.2f})"
+            lines.append(line)
+    shapes = "; ".join(dict.fromkeys(sizes(row["shape"]) for row in rows))
+    return (
+        f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that are kept for the backward pass beside the states. "
+        f"Geometric mean over T, B, N = {shapes}, in brackets the least. {environment(rows)}.*"
+    )
+
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
+    "docs/cells.md": {"collection": ("cells.csv", of_cells)},
     "docs/training.md": {
         task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")
     },

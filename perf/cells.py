@@ -1,0 +1,135 @@
+"""Cells of rnnkern.cell: the collection against its loop over time, and user-written LSTM, GRU and tanh against the
+built-in ones.
+
+``python -m perf.cells --help``. N = I = H, the input projection on both sides. The loop has everything hoisted out of
+it that can be. First calls are timed in processes of their own. ``python -m perf.tables`` shows what is published in
+docs/cells.md.
+"""
+
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import torch
+
+import rnnkern
+from perf import family, harness, recurrence
+from perf.gemm import gemm_reference
+from perf.harness import OURS, Case, NoKernel, Problem, labels
+from perf.providers import Layer, Provider, compiled, loop, of_function, operator
+from rnnkern.reference._recurrence import cell_of
+
+SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))
+"""(T, B, N), those of the README."""
+
+BUILT_IN = {"lstm": rnnkern.cells.lstm(), "gru": rnnkern.cells.gru(), "tanh": rnnkern.cells.rnn("tanh")}
+"""User-written counterparts."""
+MADE = ("rnn", "gru", "lstm")
+COLLECTION = {name: getattr(rnnkern.cells, name) for name in rnnkern.cells.__all__ if name not in MADE}
+
+FIRST_CALL = """
+import time, torch, rnnkern
+{define}
+u, R, h0 = torch.zeros(2, 1, {gates}), torch.zeros({gates}, 1), torch.zeros(1, 1)
+begun = time.perf_counter()
+rnnkern.ops.recurrence(cell, u, R, (h0, h0)[:{states}])
+print(time.perf_counter() - begun)
+"""
+
+
+def draw_layer(cell: rnnkern.Cell, name: str, batch: int, size: int, dtype: torch.dtype) -> Layer:
+    bound = size**-0.5
+    shapes = {"weight_ih": (len(cell.gates) * size, size), "weight_hh": (len(cell.recurrent) * size, size)}
+    shapes["bias_ih"] = shapes["weight_ih"][:1]
+    weights = {key: torch.empty(shape).uniform_(-bound, bound) for key, shape in shapes.items()}
+    params = tuple(torch.empty(size).uniform_(*cell.init.get(key, (-bound, bound))) for key in cell.params)
+    return Layer(name, batch, None, weights, params).map(lambda w: w.to(dtype).requires_grad_(w.numel() > 0))
+
+
+def build(
+    name: str, built_in: bool, with_compiled: bool, steps: int, batch: int, size: int, dtype: torch.dtype, seed: int
+) -> Problem:
+    torch.manual_seed(seed)
+    cell = BUILT_IN[name] if built_in else COLLECTION[name]
+    layer = draw_layer(cell, cell.name, batch, size, dtype)
+    x = torch.randn(steps, batch, size, dtype=dtype, requires_grad=True)
+    recurrence.refuse_reference(layer, x)
+    naive = differentiable(of_function(loop, layer))
+    exact = differentiable(of_function(loop, layer.map(lambda w: w.detach().double().requires_grad_(w.requires_grad))))
+    providers = {OURS: differentiable(of_function(operator, layer)), "loop": naive}
+    if built_in:
+        providers["built-in"] = of_function(operator, layer._replace(cell=name))
+    if with_compiled and steps <= recurrence.COMPILED_STEPS:
+        grad = torch.ones(steps, batch, size, dtype=dtype)
+        providers[recurrence.COMPILED] = recurrence.warmed(compiled(naive), x, grad)
+    grad_h = torch.randn(steps, batch, size, dtype=dtype)
+    facts, weights = cell_of(cell.name), layer.weights
+    if not cell.recurrent:  # a product as small as there is in the place of none
+        weights = weights | {"weight_hh": weights["weight_ih"][:1]}
+    return Problem(
+        calls={
+            "forward": {key: functools.partial(p.inference, x) for key, p in providers.items()},
+            "forward+backward": {key: functools.partial(p.training, x, grad_h) for key, p in providers.items()},
+        },
+        baselines=gemm_reference(recurrence.products_of(weights), [batch] * steps),
+        naive=functools.partial(naive.training, x, grad_h),
+        truth=lambda: exact.training(x.detach().double().requires_grad_(), grad_h.double()),
+        columns=lambda provider: {"gates": facts.gates, "states": facts.states, "saved": cell.saved},
+    )
+
+
+def differentiable(provider: Provider) -> Provider:
+    """By what requires a gradient: a cell without R has an empty one."""
+    return provider._replace(leaves={name: w for name, w in provider.leaves.items() if w.requires_grad})
+
+
+def first_calls(repeats: int) -> dict[str, float]:
+    """Seconds of a first call in a process of its own: with an empty cache, with the compiled cell, of the built-in."""
+    own = (
+        "@rnnkern.cell(gates='fn')\ndef cell(u, r, h):\n    f = torch.sigmoid(u.f + r.f)\n"
+        "    return (1 - f) * h + f * torch.tanh(u.n + f * r.n)"
+    )
+    found: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            for what, define, gates in (("cold", own, 2), ("warm", own, 2), ("built-in", "cell = 'gru'", 3)):
+                code = FIRST_CALL.format(define=define, gates=gates, states=1)
+                environment = os.environ | {"RNNKERN_CACHE_DIR": folder}
+                done = subprocess.run(
+                    [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+                )
+                found.setdefault(what, []).append(float(done.stdout))
+    return {what: statistics.median(times) for what, times in found.items()}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = family.arguments("Times the cells of rnnkern.cell, forward and forward+backward.")
+    parser.add_argument("--cells", nargs="+", choices=[*BUILT_IN, *COLLECTION], metavar="CELL")
+    parser.add_argument("--shapes", nargs="+", type=recurrence.shape, metavar="TxBxN", help="instead of the usual six")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile of the loop too, where T is at most 50")
+    chosen, setup = family.begin(parser, argv, "cells", name="cells")
+    for what, seconds in first_calls(1 if chosen.quick else 5).items():
+        print(f"first call, {what}: {1e3 * seconds:.1f} ms")
+    cells = [(name, True) for name in BUILT_IN] + [(name, False) for name in COLLECTION]
+    todo = [
+        Case(
+            labels("own cell", "built-in" if built_in else "collection", name, shape, chosen.dtype),
+            functools.partial(build, name, built_in, chosen.compiled, *shape, getattr(torch, chosen.dtype)),
+            kinked=True,
+        )
+        for name, built_in in cells
+        if chosen.cells is None or name in chosen.cells
+        for shape in chosen.shapes or (recurrence.QUICK_SHAPES if chosen.quick else SHAPES)
+    ]
+    try:
+        harness.run(todo, *setup)
+    except NoKernel as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
