@@ -379,7 +379,7 @@ def of_cells(rows: Sequence[Record]) -> str:
             lines.append(line)
     shapes = "; ".join(dict.fromkeys(sizes(row["shape"]) for row in rows))
     return (
-        f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that are kept for the backward pass beside the states. "
+        f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that the backward pass needs beside the states. "
         f"Geometric mean over T, B, N = {shapes}, in brackets the least. {environment(rows)}.*"
     )
 
