@@ -1,4 +1,4 @@
-"""What an optimiser is to be told of a model's parametrized weights, and one for weights that are unitary."""
+"""Optimizer utilities for constrained weights, and an optimizer for unitary weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +20,7 @@ def param_groups(
     weight_decay: float = 0.0,
     triangular_weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for any optimiser of torch.optim; those that would be empty are left out.
+    """Parameter groups for any optimizer of torch.optim; those that would be empty are left out.
 
     Args:
         model: any.
@@ -30,7 +30,7 @@ def param_groups(
             and angles; a tenth of ``lr`` if not given. They get no weight decay, which would pull the weight to its
             base.
         weight_decay: of the others, but for T.
-        triangular_weight_decay: weight decay of T of Schur forms: optimisers that add it to the gradient add
+        triangular_weight_decay: weight decay of T of Schur forms: optimizers that add it to the gradient add
             ``triangular_weight_decay * T``.
 
     Returns:
@@ -42,8 +42,8 @@ def param_groups(
         ValueError: a rate or a decay is negative.
 
     >>> model = torch.nn.ModuleList([rnnkern.nn.NonNormalRNN(3, 8), torch.nn.Linear(8, 2)])
-    >>> optimiser = torch.optim.RMSprop(rnnkern.optim.param_groups(model, 5e-4, 1e-6, triangular_weight_decay=1e-6))
-    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimiser.param_groups]
+    >>> optimizer = torch.optim.RMSprop(rnnkern.optim.param_groups(model, 5e-4, 1e-6, triangular_weight_decay=1e-6))
+    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     [(6, 0.0005, 0.0), (1, 1e-06, 0.0), (1, 0.0005, 1e-06)]
     """
     if not isinstance(model, Module):
@@ -82,11 +82,11 @@ class CayleySGD(Optimizer):
     G is the gradient, :math:`\lambda` the learning rate. A is skew-Hermitian, so that what multiplies W is unitary. It
     is applied as what it adds to W, and after every 64th step a step of Newton and Schulz's iteration follows
     (:func:`rnnkern.ops.project_orthogonal`), so that rounding does not add up. One linear system and three products
-    of N x N matrices per step. All other parameters of a model are another optimiser's.
+    of N x N matrices per step. All other parameters of a model are another optimizer's.
 
     With ``alpha`` the entries of A are divided as RMSprop divides a gradient's, by
     :math:`\sqrt{v} + \epsilon` with :math:`v \leftarrow \alpha v + (1 - \alpha) |A|^2`: v is symmetric, so that A stays
-    skew-Hermitian. Steps then have a size that the gradient's does not change, and the rates of other optimisers serve.
+    skew-Hermitian. Steps then have a size that the gradient's does not change, and the rates of other optimizers serve.
 
     Args:
         params: parameters (..., N, N), orthogonal or unitary, or groups of them.
@@ -102,9 +102,9 @@ class CayleySGD(Optimizer):
     Source: Wisdom et al. 2016, eqs. 9-11.
 
     >>> rnn = rnnkern.nn.UnitaryRNN(3, 8, unitary_map="free")
-    >>> optimiser = rnnkern.optim.CayleySGD([rnn.weight_hh_l0], lr=1e-3)
+    >>> optimizer = rnnkern.optim.CayleySGD([rnn.weight_hh_l0], lr=1e-3)
     >>> rnn(torch.randn(5, 2, 3))[0].sum().backward()
-    >>> optimiser.step()
+    >>> optimizer.step()
     >>> W = rnn.weight_hh_l0
     >>> torch.allclose(W.mH @ W, torch.eye(8, dtype=torch.complex64), atol=1e-6)
     True

@@ -16,7 +16,7 @@ CELLS = ("tanh", "relu", "lstm", "gru")
 
 
 class RecurrentCell(RNNCellBase):
-    """Stands before a class of torch.nn in the bases of each cell. A subclass names its ``_cell``."""
+    """Mixin of the cell modules; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     _cell: str  # of rnnkern.ops.recurrence
 

@@ -21,14 +21,14 @@ class GORU(RecurrentBase, torch.nn.GRU):
         h_t &= (1 - z) n + z h_{t-1}
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
-    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per step of an optimiser; A trains
+    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per optimizer step; A trains
     at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
         init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the orthogonal rows begin with.
         base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
-            optimiser.
+            optimizer.
         bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.GRU.
         num_heads, zoneout, recurrent_dropout, save_gates: as in :class:`rnnkern.nn.GRU`.
 

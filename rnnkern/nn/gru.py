@@ -40,9 +40,9 @@ class GRU(LayerNormed, torch.nn.GRU):
             (3*H,) begin at 1; eps is 1e-5.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
             mean of the old value and the new (Krueger et al. 2017).
-        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
-            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
-            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
+            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
+            seed of torch's generator and regenerated in the backward pass; no mask is stored.
         save_gates: True keeps the gates for the backward, 5 H floats per sequence and step in all; False keeps
             H and computes the gates again there, which costs one more product with R and one with W. With
             ``layer_norm`` it is 10 H and 7 H. None is True on a CPU and False on a GPU. May be set at any time.

@@ -29,7 +29,7 @@ class LRU(SingleLayer):
         y_t &= \operatorname{Re}(C h_t) + D x_t
 
     One layer and one direction, for a stack of any depth: norm, gate, nonlinearity and skip connection stand between
-    layers, where the user puts them. Whatever an optimiser does, :math:`|\lambda| < 1`. T steps, B sequences, I inputs,
+    layers, where the user puts them. Whatever an optimizer does, :math:`|\lambda| < 1`. T steps, B sequences, I inputs,
     N complex hidden units, O outputs.
 
     Args:

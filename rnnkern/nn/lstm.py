@@ -40,13 +40,13 @@ class LSTM(LayerNormed, torch.nn.LSTM):
             and b_hh are the other norms' biases; eps is 1e-5.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or a pair of them,
             for h and c; in evaluation the mean of the old value and the new (Krueger et al. 2017).
-        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
-            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
-            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
+            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
+            seed of torch's generator and regenerated in the backward pass; no mask is stored.
         recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
             step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
             2019); none in evaluation. What flows through c, and to R, stays.
-        save_gates: True keeps the gates for the backward, 6 H floats per sequence and step in all; False keeps
+        save_gates: True keeps the gates for the backward pass, 6 H floats per sequence and step in all; False keeps
             2 H and computes the gates again there, which costs one more product with R and one with W. With
             ``layer_norm`` it is 14 H and 10 H. None is True on a CPU and False on a GPU. May be set at any time.
         filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,

@@ -52,14 +52,14 @@ class ExpRNN(_OrthogonalRNN):
         h_t = \mathrm{modrelu}(W x_t + B \exp(A) \, h_{t-1}; b)
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per step of an optimiser; A trains at a tenth of
+    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per optimizer step; A trains at a tenth of
     the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
         init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
         base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
-            optimiser.
+            optimizer.
         bias: whether there are additive biases too, as the published network has not.
         options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
 
@@ -156,7 +156,7 @@ class HouseholderRNN(_OrthogonalRNN):
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
     :func:`rnnkern.parametrizations.orthogonal` with V (H, m): at least H - m of its eigenvalues are 1, and its
-    determinant is :math:`(-1)^m`. It is computed once per step of an optimiser, in O(H^2 m).
+    determinant is :math:`(-1)^m`. It is computed once per optimizer step, in O(H^2 m).
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers.
@@ -200,7 +200,7 @@ class EURNN(_OrthogonalRNN):
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
     :func:`rnnkern.parametrizations.orthogonal` with angles (L, H // 2). Either the layers are applied to the state
     inside the recurrence (:func:`rnnkern.ops.givens_recurrence`), in O(H L) per sequence and step, or the matrix is
-    formed once per step of an optimiser, in O(H^2 L), and every step multiplies by it, in O(H^2).
+    formed once per optimizer step, in O(H^2 L), and every step multiplies by it, in O(H^2).
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers of the network.
@@ -296,7 +296,7 @@ class SpectralRNN(_OrthogonalRNN):
         h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.spectral_margin` and computed once per step of an optimiser; U and V train at a
+    :func:`rnnkern.parametrizations.spectral_margin` and computed once per optimizer step; U and V train at a
     tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
 
     Args:

@@ -65,7 +65,7 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
 
 
 class RecurrentBase(RNNBase):
-    """Stands before a class of torch.nn in the bases of each module. A subclass names its ``_cell``."""
+    """Mixin of the recurrent layers; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     num_heads: int = 1
     zoneout: float | tuple[float, float] = 0.0

@@ -33,9 +33,9 @@ class RNN(Filtered, torch.nn.RNN):
             head k.
         zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
             mean of the old value and the new (Krueger et al. 2017).
-        recurrent_dropout: probability in [0, 1) with which R does not see a unit of h, the same units at all steps of a
-            sequence, the others times 1 / (1 - p) (Gal and Ghahramani 2016); none in evaluation. Both are drawn
-            in the kernel from a seed of torch's generator, and again in the backward: no mask is kept.
+        recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
+            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
+            seed of torch's generator and regenerated in the backward pass; no mask is stored.
         save_gates: of no effect, since these cells keep nothing but h; as in LSTM and GRU.
         filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
             0.99)``. The state that is returned is longer by what the filter carries.

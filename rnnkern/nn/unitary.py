@@ -40,7 +40,7 @@ class UnitaryRNN(Layers):
             as inputs.
         unitary_map: what R is. ``"fourier"``, uRNN's product of 7 H parameters, or ``"givens"``, EURNN's layers of
             rotations with phases, both by :func:`rnnkern.parametrizations.unitary` and computed once per step of an
-            optimiser, with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`;
+            optimizer, with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`;
             or ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
             :class:`rnnkern.optim.CayleySGD`'s to train: under others it does not stay unitary. Of such a network
             choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.

@@ -57,7 +57,7 @@ def told(
         return choice
     facts = _extension.device_facts(device)
     if facts is None:
-        return choice._replace(reason=f"{choice.reason}; which of them, the device decides, and none is here")
+        return choice._replace(reason=f"{choice.reason}; the CUDA variant is chosen at run time; no device found")
     planned = json.loads(plan(name_of(dtype), facts, _extension.allows_tf32()))
     compiled = _compiled(planned["programs"], _compiler.arch_of(facts[:2]))
     return choice._replace(reason=f"{choice.reason}: {say(planned)}; {compiled}")

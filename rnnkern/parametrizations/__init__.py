@@ -1,4 +1,4 @@
-"""What keeps a weight orthogonal or unitary, nearly so, in Schur form or stable, under any optimiser."""
+"""Parametrizations that keep a weight orthogonal, unitary, nearly orthogonal, in Schur form or stable."""
 
 from rnnkern.parametrizations._candidate import OrthogonalGate, orthogonal_gate
 from rnnkern.parametrizations._factors import Givens, Householder

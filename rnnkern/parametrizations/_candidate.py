@@ -49,7 +49,7 @@ def orthogonal_gate(
 
     The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N), of which the strict lower
     triangle is read as a skew-symmetric matrix, 0 at first, and ``original1``, the other rows (..., (G-1)*N, N), drawn
-    from :math:`U(-1/\sqrt N, 1/\sqrt N)`. An optimiser that was made before must be given them.
+    from :math:`U(-1/\sqrt N, 1/\sqrt N)`. An optimizer that was made before must be given them.
 
     Args:
         module: any, with a parameter or buffer ``name`` (..., G*N, N): real, floating, not parametrized yet.

@@ -1,4 +1,4 @@
-"""A weight that costs much and is asked for often: computed once per optimiser step."""
+"""A cache for expensive weights: computed once and reused until a parameter changes or an optimizer steps."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +29,7 @@ def comparable(x: Tensor) -> bool:
 class Held:
     """The newest value of a weight, as long as nothing that it was computed from has changed.
 
-    What counts is the tensors themselves, their versions and their memory, and that no optimiser has stepped. Writes to
+    What counts is the tensors themselves, their versions and their memory, and that no optimizer has stepped. Writes to
     ``tensor.data`` change no version. On a CPU they are found by a comparison with a copy at every call, which reads
     N^2 numbers where the weight takes N^3 operations. On other devices a value holds until a backward has gone through
     it, since updates follow that, and without gradients none is held.
@@ -96,7 +96,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _state(tensors: Tensors) -> tuple[Any, ...]:
-    """What a value holds for: the optimiser steps so far, the stream that has it, and the tensors as they are."""
+    """What a value holds for: the optimizer steps so far, the stream that has it, and the tensors as they are."""
     stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors[0].is_cuda else None
     return steps.count(), stream, *((id(x), x._version, x.data_ptr(), x.requires_grad) for x in tensors)
 
@@ -123,7 +123,7 @@ class _Computation:
         if [x._version for x in self.tensors] != self.versions:
             raise RuntimeError(
                 "backward through a parametrized weight: what it was computed from has been modified since, by an "
-                "inplace operation or an optimiser"
+                "inplace operation or an optimizer"
             )
         with _without_autocast(self.tensors):
             if torch.is_grad_enabled():  # the gradient is to be differentiated

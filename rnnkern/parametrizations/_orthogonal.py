@@ -132,7 +132,7 @@ class Orthogonal(Parametrization):
     def rebase(self) -> None:
         """Moves the base to where the weight is: B <- B exp(A), A <- 0. The weight stays, but for its rounding.
 
-        A dynamic base does it by itself after every K-th step of an optimiser of torch.optim that has A.
+        A dynamic base does it by itself after every K-th step of an optimizer of torch.optim that has A.
         """
         A, *_ = self.originals
         if type(A) not in held.PLAIN or A.shape != self.base.shape:
@@ -209,7 +209,7 @@ def orthogonal(
     layers: int | None = None,
     style: str | None = None,
 ) -> Module:
-    r"""Keeps a square weight of a module orthogonal, whatever an optimiser does to its parameter.
+    r"""Keeps a square weight of a module orthogonal, whatever an optimizer does to its parameter.
 
     .. math::
         W = B \exp(A), \quad B (I + A)^{-1} (I - A), \quad B (I + A)^{-1} (I - A) D, \quad
@@ -219,7 +219,7 @@ def orthogonal(
     N), of which the strict lower triangle is read as a skew-symmetric matrix, and D diagonal with entries 1 and -1. B
     begins as what is drawn, and A as zero. In the fourth the parameter is V (..., N, m), whose columns stand for a
     reflection each (:func:`rnnkern.ops.householder_product`), in the last angles (..., L, N // 2)
-    (:func:`rnnkern.ops.givens_product`). The weight is computed once per step of an optimiser,
+    (:func:`rnnkern.ops.givens_product`). The weight is computed once per optimizer step,
     however often it is asked for, and its gradient goes back to the parameter once per ``backward``.
 
     Args:
@@ -233,8 +233,8 @@ def orthogonal(
             axis; with ``"haar"`` the first m columns are those of a random orthogonal matrix. Of layers of rotations
             the first begins so and the others with angles of zero, or all angles with ``"uniform"`` as U(-pi, pi);
             they have no ``"haar"``.
-        base: ``"static"``, B stays; ``"dynamic"``, after every K-th step of an optimiser that has A, :math:`B
-            \leftarrow B \exp(A)` and :math:`A \leftarrow 0`. What the optimiser remembers stays as it is: it is about
+        base: ``"static"``, B stays; ``"dynamic"``, after every K-th step of an optimizer that has A, :math:`B
+            \leftarrow B \exp(A)` and :math:`A \leftarrow 0`. What the optimizer remembers stays as it is: it is about
             A, and means at the new base what it meant at the old one, transported by the group's left translation.
         rebase_every: K.
         num_negative: how many entries of D are -1, the first ones; half of them if not given.

@@ -96,7 +96,7 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
 
     The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N); ``original1``, the angles
     theta (..., N // 2), drawn from U(0, 2 pi); ``original2``, the moduli gamma (..., (N + 1) // 2), 1 at first; and
-    ``original3``, T (..., N, N), of which the strict lower triangle is read, 0 at first. An optimiser that was made
+    ``original3``, T (..., N, N), of which the strict lower triangle is read, 0 at first. An optimizer that was made
     before must be given them. With an odd N the last block is the number gamma.
 
     Args:

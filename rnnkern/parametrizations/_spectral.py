@@ -73,9 +73,9 @@ def spectral_margin(module: Module, name: str, margin: float = 0.1, init: str = 
     :math:`\sigma` is the sigmoid, so that :math:`1 - m < s_i < 1 + m`; with m = 0 the weight is orthogonal. The
     parameters under ``module.parametrizations.<name>`` are ``original0``, A, and ``original1``, C (..., N, N), of which
     the strict lower triangle is read as a skew-symmetric matrix, and ``original2``, p (..., N); all begin as zero. An
-    optimiser that was made before must be given them. :math:`B_U` begins as what is drawn, :math:`B_V` as the identity;
+    optimizer that was made before must be given them. :math:`B_U` begins as what is drawn, :math:`B_V` as the identity;
     both stay. In the paper U and V move by Cayley steps on the orthogonal matrices; here A and C train by any
-    optimiser.
+    optimizer.
 
     Args:
         module, name: as for :func:`orthogonal`.

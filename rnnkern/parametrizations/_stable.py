@@ -174,7 +174,7 @@ def stable(
         W = g(M), \quad g(m) = -e^m, \quad -\log(1 + e^m), \quad -\frac{1}{m^2 + b} \quad \text{or} \quad m; \qquad
         \bar\lambda = \exp(g(m) \, dt)
 
-    The first three are negative for every m, so that no update of an optimiser leads out of what is stable: near 0 the
+    The first three are negative for every m, so that no update of an optimizer leads out of what is stable: near 0 the
     weight changes ever more slowly. The last promises nothing and is there to compare with. Stability of W is one of
     continuous time: the discretisation is exact, where a forward Euler step diverges for dt |g| > 2.
 

@@ -1,4 +1,4 @@
-"""Steps of optimisers of torch.optim's base class: how many there were, and who wants to hear of them.
+"""Steps of optimizers of torch.optim's base class: how many there were, and who wants to hear of them.
 
 Threads may train and make modules at the same time, so what they change together is changed by single operations.
 """
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 class Listener(Protocol):
     def stepped(self, optimised: set[int]) -> None:
-        """Hears of the ids of the parameters that an optimiser has."""
+        """Hears of the ids of the parameters that an optimizer has."""
 
 
 _numbers = itertools.count()

@@ -97,7 +97,7 @@ MAPS = ("fourier", "givens")
 def unitary(
     module: Module, name: str, unitary_map: str = "fourier", *, layers: int | None = None, style: str | None = None
 ) -> Module:
-    r"""Keeps a square complex weight of a module unitary, whatever an optimiser does to its parameters.
+    r"""Keeps a square complex weight of a module unitary, whatever an optimizer does to its parameters.
 
     .. math::
         W = D_3 R_2 \mathcal F^{-1} D_2 \Pi R_1 \mathcal F D_1 \quad \text{or} \quad W = F_L \cdots F_2 F_1 D
@@ -105,7 +105,7 @@ def unitary(
     D are diagonal, :math:`e^{i \omega}`, R reflections :math:`I - 2 v v^H / |v|^2`, :math:`\mathcal F` the discrete
     Fourier transform, and :math:`\Pi` a permutation that is drawn once, the buffer ``order`` (N,). F are layers of
     :func:`rnnkern.ops.givens_product` with phases. All parameters are real, and uniform to begin with: angles and
-    phases in (-pi, pi), parts of v in (-1, 1). The weight is computed once per step of an optimiser, however often it
+    phases in (-pi, pi), parts of v in (-1, 1). The weight is computed once per optimizer step, however often it
     is asked for.
 
     Args:
@@ -114,7 +114,7 @@ def unitary(
         unitary_map: ``"fourier"``, of 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the
             phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the vectors of R_1 and R_2 with their parts (...,
             2, N, 2). ``"givens"``: ``original0`` and ``original1``, angles and phases (..., L, N // 2), ``original2``
-            the phases of D (..., N). An optimiser that was made before must be given them.
+            the phases of D (..., N). An optimizer that was made before must be given them.
         layers: L of ``"givens"``; if not given N, which reach every unitary matrix, or :math:`\log_2 N` of a butterfly.
         style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
 

@@ -95,21 +95,23 @@ def recurrence(
         grad_scale: (T,) or (T, B), of the dtype of ``u``, real where that is complex: multiplies
             :math:`R^T \partial L/\partial r_t` in the backward (0 is h-detach, Kanuparthi et al. 2019). A
             constant: no gradient flows to it.
-        save_gates: keep the gates for the backward (True) or compute them again there (False). None takes the
-            device's default: True on a CPU, False on a GPU. They come back a block of steps at a time.
-        save_u: keep ``u`` too, for second derivatives. Without it ``u`` is kept only where the gates are computed again
-            from it and under the transforms of ``torch.func``; with ``weight_ih`` second derivatives compute it from x.
-        weight_ih: W, (G*H, I): :math:`u_t = W x_t + b_{ih}` is computed here, without a norm. On a CPU a few steps at
-            a time, inside the kernel, so that u is never there as a whole.
-        bias_ih: b_ih, (G*H,), beside ``weight_ih``.
+        save_gates: True keeps the gates for the backward pass, False recomputes them there, a block of steps at a time.
+            None is True on a CPU and False on a GPU.
+        save_u: also keep ``u``, which second derivatives need. Otherwise ``u`` is kept only if the gates are recomputed
+            from it, and under the transforms of ``torch.func``. With ``weight_ih`` second derivatives recompute ``u``
+            from x.
+        weight_ih: W, (G*H, I). The operator then computes :math:`u_t = W x_t + b_{ih}`; on a CPU inside the kernel, a
+            few steps at a time, so that the input projection is never materialized.
+        bias_ih: b_ih, (G*H,). Needs ``weight_ih``.
         zoneout: in [0, 1), for an LSTM of h and of c, or one for both: the probability with which a unit of the state
-            keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without one the mean,
-            ``zoneout * old + (1 - zoneout) * new``. 0 where ``u`` is complex.
-        dropout: in [0, 1), the probability with which R does not see a unit of h, the same units at all steps of a
-            sequence; the others are multiplied by 1 / (1 - dropout) (Gal and Ghahramani 2016). Drawn from ``seed``;
-            without one nothing is dropped. 0 where ``u`` is complex.
-        seed: int64, one element, on the device of ``u``. Draws are a function of it, the step, the sequence's row and
-            the unit, the same on every device, so that none is kept for the backward.
+            keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without a seed the mean is used,
+            ``zoneout * old + (1 - zoneout) * new``. Must be 0 for a complex ``u``.
+        dropout: in [0, 1), the rate of variational dropout on the recurrent connection: one mask per sequence, kept
+            units are scaled by 1 / (1 - dropout) (Gal and Ghahramani 2016). Drawn from ``seed``; without a seed nothing
+            is dropped. Must be 0 for a complex ``u``.
+        seed: int64, one element, on the device of ``u``. Each draw is a function of the seed, the step, the row of the
+            sequence and the unit, and is the same on every device. The backward pass draws the same values again, so
+            no mask is stored.
 
     Returns:
         h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
@@ -120,9 +122,9 @@ def recurrence(
         ValueError: a size, a rank, a cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
             implementation that cannot serve the call.
         TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
-            packed input that the compiler traces.
-        RuntimeError: in a second derivative, if ``u`` was not kept; the message names ``save_u``.
+        NotImplementedError: forward mode (``torch.func.jvp``) is not supported, nor is a second derivative of packed
+            input under ``torch.compile``.
+        RuntimeError: a second derivative needs ``u`` and it was not kept; the message names ``save_u``.
 
     Equations: docs, "Recurrence"; :mod:`rnnkern.reference._recurrence`.
 

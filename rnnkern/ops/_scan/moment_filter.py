@@ -72,7 +72,7 @@ def moment_filter(
     reset: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    r"""Filters a sequence by running moments, as an optimiser does gradients (Nguyen et al. 2020, eq. 8, 14 and 16).
+    r"""Filters a sequence by running moments, as an optimizer does gradients (Nguyen et al. 2020, eq. 8, 14 and 16).
 
     .. math::
         v_t &= \mu v_{t-1} + s \, u_t \\
