@@ -193,8 +193,8 @@ def leaky(u, r, h, *, leak):
 
 @cell(gates="rzn")
 def ct_gru(u, r, h, *, dt=0.1):
-    r"""Euler's step of the continuous-time GRU (Wang, Li and Li 2024, appendix J), :math:`\dot h = (1 - z) (n - h)`: gates
-    r, z and :math:`n = \tanh(u_n + R_n (r h) + b_n)` as in a GRU with its reset gate before the product."""
+    r"""Euler's step of the continuous-time GRU (Wang, Li and Li 2024, appendix J), :math:`\dot h = (1 - z) (n - h)`:
+    gates r, z and :math:`n = \tanh(u_n + R_n (r h) + b_n)` as in a GRU with its reset gate before the product."""
     z = sigmoid(u.z + r.z)
     return h + dt * (1 - z) * (tanh(u.n + r.n(sigmoid(u.r + r.r) * h)) - h)
 
