@@ -10,10 +10,17 @@ import matplotlib.pyplot as plt
 INK = "#333333"
 STYLE = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"}
 STYLE |= {"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= {"svg.hashsalt": "rnnkern"}  # the same figure gives the same file
+
+COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
+MOST_LINES = 6
+"""In one panel."""
 
 
 def save(figure: plt.Figure, path: Path) -> None:
-    """And closes it. The file does not name what drew it, so that it changes with the figure alone."""
+    """As PNG at ``path`` and as SVG beside it, and closes it. The files do not name what drew them or when, so that
+    they change with the figure alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
+    figure.savefig(path.with_suffix(".svg"), metadata={"Creator": None, "Date": None})
     plt.close(figure)

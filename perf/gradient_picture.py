@@ -5,9 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from perf.figure import STYLE, plt, save
+from perf.figure import COLOURS, STYLE, plt, save
 from perf.record import Row
-from perf.train_picture import COLOURS
 
 SHOWN = ("MemRNN", "RelRNN 10/10")
 
@@ -24,7 +23,7 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, Tensor], x: Tensor)
             own = [row for row in rows if row["layer"] == layer and row["length"] == last["length"]]
             line = {"color": colour, "linewidth": 1.2, "label": f"{layer}, {own[0]['accuracy']:.0%}"}
             norms.plot([row["t"] for row in own], [row["norm"] for row in own], **line)
-        norms.set(title="gradient of the loss to h at t, its norm", xlabel="t", yscale="log")
+        norms.set(ylabel="norm of the loss gradient with respect to h at t", xlabel="t", yscale="log")
         norms.legend(loc="lower right", frameon=False, fontsize=8, title="accuracy")
         norms.grid(color="#eeeeee")
         for axes, name in zip(heat, shown, strict=True):
@@ -32,7 +31,7 @@ def draw(path: Path, rows: Sequence[Row], maps: Mapping[str, Tensor], x: Tensor)
             axes.imshow(shade, origin="lower", cmap="Blues", aspect="auto", vmin=0, vmax=1)
             symbols = (x[:, 0].argmax(-1) > 0).nonzero().flatten().tolist()
             axes.plot(symbols, [0] * len(symbols), "v", color="#b63c02", markersize=5, clip_on=False)
-            axes.set(title=f"attention of {name}", xlabel="event attended to", ylabel="t")
+            axes.set(xlabel=f"event attended to\n({name})", ylabel="step t")
         title = f"denoise, learnt at T = {last['trained']}: gradients at T = {last['length']}, attention at T = "
         figure.suptitle(f"{title}{len(x) - 10}", fontsize=12)
         about = f"{last['device']}, PyTorch {last['torch']}; marks: symbols and the mark; shade: the root of alpha"

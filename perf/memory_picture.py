@@ -15,9 +15,8 @@ import torch
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from perf import memory, record
-from perf.figure import STYLE, plt, save
+from perf.figure import COLOURS, STYLE, plt, save
 from perf.record import Row
-from perf.train_picture import COLOURS
 
 LAYERS = ("LSTM", "RelRNN", "RelLSTM", "MemRNN")
 GRADIENTS = {"LSTM": "LSTM", "RelRNN 10/10": "RelRNN", "MemRNN": "MemRNN"}
@@ -43,7 +42,7 @@ def draw(path: Path, memories: Sequence[Row], gradients: Sequence[Row]) -> None:
         left.set(ylabel="norm of the loss' gradient to h at t", xlabel="t", yscale="log")
         middle.set(ylabel="kept for the backward, bytes", xlabel="T", xscale="log", yscale="log")
         right.set(ylabel="mean log of the norms", xlabel="kept for the backward, MB", xscale="log")
-        right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.xaxis.set_major_locator(LogLocator(subs=(1, 4)))
         right.xaxis.set_major_formatter(ScalarFormatter())
         right.xaxis.set_minor_formatter(NullFormatter())
         for axes in (left, middle, right):

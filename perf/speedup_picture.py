@@ -9,8 +9,7 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
 from perf import record, tables
-from perf.figure import STYLE, plt, save
-from perf.train_picture import COLOURS
+from perf.figure import COLOURS, STYLE, plt, save
 
 LOSS = "#b2182b"
 
@@ -43,16 +42,12 @@ def draw(path: Path, rows: list[tables.Record]) -> None:
             panel.grid(axis="y", alpha=0.3)
         panels[0].set_ylabel("speed-up over the peer (times)")
         panels[1].legend(frameon=False, loc="upper right")
-        for suffix in (".svg", ".png"):
-            if suffix == ".svg":
-                figure.savefig(path.with_suffix(suffix), metadata={"Date": None, "Creator": None})
-            else:
-                save(figure, path.with_suffix(suffix))
+        save(figure, path)
 
 
 def main(root: Path = record.ROOT) -> None:
     rows = tables.peers(tables.newest_device(record.RESULTS))
-    draw(root / "docs/images/speedup", [row for row in rows if row["cell"] in tables.README_CELLS])
+    draw(root / "docs/images/speedup.png", [row for row in rows if row["cell"] in tables.README_CELLS])
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from rnnkern.parametrizations._stable import MAPS
 
 SIZES = (8, 16, 32, 64)
 RADII = [0.0005 * 2**k for k in range(13)]
-HIGHEST = 1e6
-"""Of an error; what is beyond is drawn at the edge."""
+HIGHEST = 1e15
+"""Of an error; what is beyond is drawn as a triangle at the edge."""
 STEPS, HIDDEN = 200, 32
 
 
@@ -39,10 +39,13 @@ def draw_errors(path: Path) -> None:
         for axis, map in zip(axes, MAPS, strict=True):
             for size, shade in zip(SIZES, (0.4, 0.6, 0.8, 1.0), strict=True):
                 found = torch.tensor(errors(map, size)).nan_to_num(posinf=HIGHEST).clamp(max=HIGHEST)
-                axis.loglog(RADII, found, color=plt.get_cmap("Blues")(shade), label=f"{size} units")
-            axis.set(title=map, xlabel="β, the perturbation's norm", ylim=(1e-3, HIGHEST))
+                colour = plt.get_cmap("Blues")(shade)
+                axis.loglog(RADII, found, color=colour, label=f"{size} units")
+                beyond = [(radius, HIGHEST) for radius, x in zip(RADII, found, strict=True) if x >= HIGHEST]
+                axis.plot(*zip(*beyond, strict=True), "^", color=colour, clip_on=False) if beyond else None
+            axis.set(xlabel=f"β, the perturbation's norm\n({map})", ylim=(1e-3, HIGHEST))
             axis.grid(color="#eeeeee")
-        axes[0].set_ylabel("largest error of the memory")
+        axes[0].set_ylabel("largest error of the memory function")
         axes[0].legend(frameon=False)
         figure.suptitle("A memory of $(1 + t)^{-1.1}$ by exponentials whose weight is perturbed", fontsize=12)
         save(figure, path)
@@ -69,9 +72,9 @@ def draw_memories(path: Path) -> None:
             for kind, line in zip(KINDS, ("-", "--", ":"), strict=True):
                 found = memory_function(model.double(), kind, steps=STEPS)
                 axis.semilogy(found / found[0], line, color="#08519c", label=kind)
-            axis.set(title=name, xlabel="steps since", ylim=(1e-6, 10), xlim=(0, STEPS))
+            axis.set(xlabel=f"steps since the input\n({name})", ylim=(1e-6, 10), xlim=(0, STEPS))
             axis.grid(color="#eeeeee")
-        axes[0].set_ylabel("memory, its first value 1")
+        axes[0].set_ylabel("memory function over its first value")
         axes[0].legend(frameon=False)
         save(figure, path)
 

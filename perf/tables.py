@@ -364,8 +364,11 @@ def of_memory(rows: Sequence[Record]) -> str:
 
 
 def of_cells(rows: Sequence[Record]) -> str:
-    """A line per cell: the geometric mean over shapes of the last run's ratios, and the least."""
-    rows = [row for row in rows if row["command"] == rows[-1]["command"] and row["commit"] == rows[-1]["commit"]]
+    """A line per cell: the geometric mean over shapes of the newest commit's ratios, and the least. Means of few shapes
+    would not compare, so that unsteady ratios count too, and are counted."""
+    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    ratios = [row for row in rows if row["provider"] != OURS]
+    steady = sum(row["steady"] == "True" for row in ratios)
     lines = []
     for peer in ("built-in", "loop"):
         own = [row for row in where(rows, provider=peer) if peer == "built-in" or row["case"] == "collection"]
@@ -380,7 +383,8 @@ def of_cells(rows: Sequence[Record]) -> str:
     shapes = "; ".join(dict.fromkeys(sizes(row["shape"]) for row in rows))
     return (
         f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that the backward pass needs beside the states. "
-        f"Geometric mean over T, B, N = {shapes}, in brackets the least. {environment(rows)}.*"
+        f"Geometric mean over T, B, N = {shapes}; in brackets the least. Steady: {steady} of {len(ratios)} ratios. "
+        f"{environment(rows)}.*"
     )
 
 

@@ -1,4 +1,7 @@
-"""The picture of trainings on one task: each model's median over the seeds, and a band from lowest to highest."""
+"""The picture of trainings on one task: each model's median over the seeds, and a band from lowest to highest.
+
+``python -m perf.train_picture`` redraws those in docs/images from all published CSVs.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,54 +9,81 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.figure import STYLE, plt, save
+from perf import record
+from perf.figure import COLOURS, MOST_LINES, STYLE, plt, save
 from perf.record import OURS, Row
-
-COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
-DASHES = ("-", (0, (4, 1.5)), (0, (6, 1.5, 1, 1.5)))
-"""For more kinds than there are colours."""
 
 PANELS = ("train_loss", "measured")
 """Columns of the CSV."""
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Draws rows of one task. A peer has the colour of the layer that it is a peer of, wide and pale below it."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    kinds = list(dict.fromkeys(model.split(".", 1)[1] for model in models))
-    last, bands = rows[-1], len(kinds) <= len(COLOURS)  # of more nothing would be seen
+    """Draws rows of one task, a row of panels for every few kinds of layer. A peer has the colour of the layer that it
+    is a peer of, wide and pale below it."""
+    last, groups = rows[-1], grouped(list(dict.fromkeys(row["model"] for row in rows)))
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, 2, figsize=(13, max(4.2, 0.3 * len(models))), layout="constrained")
-        for axes, column, title in zip(panels, PANELS, ("training loss", last["metric"]), strict=True):
-            for model in models:
-                library, kind = model.split(".", 1)
-                again, colour = divmod(kinds.index(kind), len(COLOURS))
-                line = {"color": COLOURS[colour], "linestyle": DASHES[again % len(DASHES)], "label": model}
-                line |= {"linewidth": 1.5} if library == OURS else {"linewidth": 6, "alpha": 0.35, "zorder": 1}
-                curve(axes, [row for row in rows if row["model"] == model], column, line, bands)
-            axes.set(title=title, xlabel="update", xlim=(0, None), ylim=(0, top(rows, column)))
-            axes.grid(color="#eeeeee")
-            axes.set_axisbelow(True)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        panels[1].axhline(constant := float(last["constant"]), color="#999999", linestyle=":", zorder=0)
-        panels[1].set_ylim(0, max(top(rows, "measured"), 1.05 * constant))
+        size = (13, 0.6 + 3.3 * len(groups))
+        figure, panels = plt.subplots(len(groups), 2, figsize=size, layout="constrained", squeeze=False, sharex=True)
+        for models, line_of_panels in zip(groups, panels, strict=True):
+            kinds = list(dict.fromkeys(map(kind_of, models)))
+            for axes, column, label in zip(line_of_panels, PANELS, ("training loss", last["metric"]), strict=True):
+                for model in models:
+                    line = {"color": COLOURS[kinds.index(kind_of(model))], "label": model}
+                    ours = model.startswith(f"{OURS}.")
+                    line |= {"linewidth": 1.5} if ours else {"linewidth": 6, "alpha": 0.35, "zorder": 1}
+                    curve(axes, [row for row in rows if row["model"] == model], column, line)
+                axes.set(ylabel=label, xlim=(0, None), ylim=(0, top(rows, column)))
+                axes.grid(color="#eeeeee")
+                axes.set_axisbelow(True)
+            right = line_of_panels[1]
+            right.axhline(constant := float(last["constant"]), color="#999999", linestyle=":", zorder=0)
+            right.set_ylim(0, max(top(rows, "measured"), 1.05 * constant))
+            right.legend(*right.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        for axes in panels[-1]:
+            axes.set_xlabel("update")
         figure.suptitle(f"{last['task']}: T = {last['length']}, {last['data']}", fontsize=12)
-        shown = "median and range" if bands else "median"
-        about = f"{last['device']}, PyTorch {last['torch']}; {shown} over seeds; dots: a constant answer"
+        devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
+        about = f"{devices}, PyTorch {last['torch']}; median and range over seeds; dots: a constant answer"
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 
 
-def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict, band: bool) -> None:
+def kind_of(model: str) -> str:
+    return model.split(".", 1)[1]
+
+
+def grouped(models: Sequence[str]) -> list[list[str]]:
+    """By kind, a layer with its peers, at most ``MOST_LINES`` lines in a group."""
+    groups: list[list[str]] = [[]]
+    for kind in dict.fromkeys(map(kind_of, models)):
+        own = [model for model in models if kind_of(model) == kind]
+        if len(groups[-1]) + len(own) > MOST_LINES:
+            groups.append([])
+        groups[-1] += own
+    return groups
+
+
+def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict) -> None:
     """The median over seeds, and the band."""
     updates = sorted({int(row["update"]) for row in rows})
     values = np.array([[float(row[column]) for row in rows if int(row["update"]) == update] for update in updates])
     axes.plot(updates, np.median(values, 1), solid_capstyle="round", **line)
-    if band:
-        axes.fill_between(updates, values.min(1), values.max(1), color=line["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(updates, values.min(1), values.max(1), color=line["color"], alpha=0.15, linewidth=0)
 
 
 def top(rows: Sequence[Row], column: str) -> float:
     """Above all but outliers: a training may explode, for a moment or for ever."""
     values = np.array([x for row in rows if math.isfinite(x := float(row[column]))] or [1.0])
     return 1.05 * values[values <= 2 * np.quantile(values, 0.9)].max() or 1.0
+
+
+def main() -> None:
+    from perf.tables import of_all_devices  # which imports perf.train, which draws with this module
+    from perf.train import newest
+
+    for name in sorted({path.name for path in record.RESULTS.glob("*/train-*.csv")}):
+        draw(record.PICTURES / f"{Path(name).stem}.png", newest(of_all_devices(record.RESULTS, name)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.figure import STYLE, plt, save
+from perf.figure import COLOURS, STYLE, plt, save
 from perf.record import Row
-from perf.train_picture import COLOURS
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

@@ -79,6 +79,37 @@ def test_random_expressions(seed):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
 
 
+KINKED = [
+    "F.relu(x)", "torch.clamp(x, -1, 1)", "torch.maximum(x, x * x)", "torch.minimum(x, x * x)", "torch.abs(x)",
+    "F.hardtanh(x)", "F.leaky_relu(x)", "F.elu(x)", "torch.where(x > 0, x, 2 * x)", "F.softsign(x)", "F.logsigmoid(x)",
+    "torch.sign(x) * x", "F.relu6(6 * x)", "torch.clamp(x, min=0)", "torch.maximum(x, -x)", "torch.abs(x) ** 2.5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_gradients_at_kinks(first):
+    """Those of autograd, where a function has a kink or two arguments are equal."""
+    names = "abcdefg"
+    text = "\n".join([
+        f"def kinks_{first}(u, r, h, {', '.join(names)}):", f"    x = u + r + 0 * ({' + '.join(names)})",
+        f"    return {', '.join(KINKED[first : first + 8])}",
+    ])  # fmt: skip
+    scope = {"torch": torch, "F": F}
+    exec(text, scope)
+    made = cell(scope[f"kinks_{first}"])
+    u = torch.tensor([0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0], dtype=torch.float64).view(1, 1, 7).requires_grad_()
+    zeros = [torch.zeros(1, 7, dtype=torch.float64) for _ in made.states]
+    for k in range(8):
+        results = []
+        for use in ("reference", "cpu"):
+            with rnnkern.use(use):
+                _, final = recurrence(made, u, torch.zeros(7, 7, dtype=torch.float64), zeros)
+                (gradient,) = torch.autograd.grad(final[k].sum(), u)
+            results.append((final[k], gradient))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True, msg=KINKED[first + k])
+
+
 # ---- the built-in cells
 
 

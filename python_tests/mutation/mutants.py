@@ -1,6 +1,7 @@
 """The written table: what is broken, one place at a time, and the tests that are to notice. Neither runs anything."""
 
 from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
+from python_tests.mutation.mutants_cells import CELLS
 from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_relevancy import RELEVANCY
 from python_tests.mutation.mutants_simd import SIMD
@@ -32,6 +33,7 @@ CLOSENESS = "rnnkern/testing.py"
 HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder.py"
 
 MUTANTS = [
+    *CELLS,
     *RELEVANCY,
     *GIVENS_RECURRENCE,
     *SIMD,

@@ -86,7 +86,7 @@ def test_without_the_compiled_part_recall_is_left_out(few, monkeypatch, tmp_path
     out = capsys.readouterr().out
     assert "no compiler was found. Everything runs in plain PyTorch" in out
     assert "Recall is left out" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.csv", "demo.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.csv", "demo.png", "demo.svg"]
 
 
 def test_it_speaks_within_two_seconds(tmp_path):

@@ -114,9 +114,11 @@ def power(make, input, exponent):
     if exponent < 0:
         return make("div", 1, power(make, input, -exponent))
     whole, rest = divmod(exponent, 1)
-    if rest not in (0, 0.5) or whole > 64:
-        return make("exp", make("mul", make("log", input), exponent))
-    result, square_, whole = make("sqrt", input) if rest else None, input, int(whole)
+    if exponent == 0.5:
+        return make("sqrt", input)
+    if rest or whole > 64:
+        return make("pow", input, data=float(exponent))
+    result, square_, whole = None, input, int(whole)
     while whole:
         if whole % 2:
             result = square_ if result is None else make("mul", result, square_)

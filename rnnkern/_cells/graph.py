@@ -28,7 +28,7 @@ class Node(NamedTuple):
 LEAVES = frozenset({"u", "r", "old", "param", "grad", "doperand", "const"})
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 LOGICAL = frozenset({*COMPARISONS, "and", "or", "not"})
-TRANSCENDENTAL = frozenset({"tanh", "sigmoid", "exp", "expm1", "log", "log1p", "sin", "cos"})
+TRANSCENDENTAL = frozenset({"tanh", "sigmoid", "exp", "expm1", "log", "log1p", "sin", "cos", "pow"})
 """What the backward pass never evaluates again."""
 
 _COMMUTATIVE = frozenset({"add", "mul", "eq", "and", "or", "maximum", "minimum"})
@@ -208,6 +208,9 @@ class Graph:
                 return (times(make("cos", x)),)
             case "cos":
                 return (make("neg", times(make("sin", x))),)
+            case "pow":
+                below = make("pow", x, data=node.data - 1) if node.data != 1 else one
+                return (times(make("mul", const(node.data), below)),)
             case "tanh":
                 return (times(make("sub", one, make("mul", node, node))),)
             case "sigmoid":

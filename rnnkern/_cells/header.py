@@ -126,6 +126,16 @@ def _special(value: float) -> str:
     return f"V({'-' if value < 0 else ''}{text})"
 
 
+def _power(x: str, exponent: float) -> str:
+    """By multiplications and a square root where those are all that it takes."""
+    if exponent < 0:
+        return f"V(1) / ({_power(x, -exponent)})"
+    whole, rest = divmod(exponent, 1)
+    if rest == 0.5 and whole <= 8:
+        return " * ".join([x] * int(whole) + [f"sqrt({x})"])
+    return f"exp(log({x}) * V({exponent!r}))"
+
+
 def expression(node: Node, names: dict[Node, str]) -> str:
     """One operation, of names."""
     args = [names.get(a) or leaf(a) for a in node.args]
@@ -142,6 +152,8 @@ def expression(node: Node, names: dict[Node, str]) -> str:
             return f"select({args[0]} > V(0), {args[0]}, {args[0]} * V({node.data!r}))"
         case "elu":
             return f"select({args[0]} > V(0), {args[0]}, expm1({args[0]}) * V({node.data!r}))"
+        case "pow":
+            return _power(args[0], node.data)
         case "hardtanh":
             low, high = node.data
             inner = f"select({args[0]} > V({high!r}), V({high!r}), {args[0]})"
