@@ -57,7 +57,7 @@ FLOORS = {
         "rnnkern.reference",
         "rnnkern.triton",
     },
-    "rnnkern._cell": {"rnnkern._cells", "rnnkern.reference"},
+    "rnnkern._cell": {"rnnkern._cells", "rnnkern.ops", "rnnkern.reference", "rnnkern.testing"},
     "rnnkern.cells": {"rnnkern._cell"},
     "rnnkern._precompile": {"rnnkern._compiler", "rnnkern._extension", "rnnkern.ops"},
     "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rnnkern import ops
 from rnnkern._cells import library
 from rnnkern._cells.derive import Derived, derive
 from rnnkern._cells.graph import Node, in_order
@@ -19,6 +20,7 @@ from rnnkern._cells.header import expression, header_of, leaf
 from rnnkern._cells.trace import CellError, trace
 from rnnkern.reference._recurrence import OWN_CELLS
 from rnnkern.reference._recurrence import Cell as Formula
+from rnnkern.testing import assert_close
 
 
 class Cell:
@@ -68,6 +70,45 @@ class Cell:
         """
         if why := library.refusal(self.name):
             raise RuntimeError(why)
+        return self
+
+    def verify(self) -> "Cell":
+        """Checks the compiled kernel against the function: first and second derivatives by finite differences in
+        float64, values and gradients by the closeness rule in float32, bfloat16 and float16
+        (:func:`rnnkern.testing.assert_close`). Random inputs of moderate size; takes a few seconds.
+
+        Raises:
+            RuntimeError: there is no kernel, or a derivative is wrong.
+            AssertionError: a value or a gradient is too far from the function's.
+        """
+        self.compile()
+
+        def drawn(dtype: torch.dtype, rounded: torch.dtype) -> list[Tensor]:
+            generator, hidden = torch.Generator().manual_seed(0), 5
+            shapes = [(3, 2, len(self.gates) * hidden), (len(self.recurrent) * hidden, hidden)]
+            shapes += [(2, hidden)] * len(self.states) + [(hidden,)] * len(self.params)
+            leaves = [torch.randn(shape, generator=generator) / 2 for shape in shapes]
+            return [x.to(rounded).to(dtype).requires_grad_() for x in leaves]
+
+        def outputs(u: Tensor, R: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            state, params = rest[: len(self.states)], rest[len(self.states) :]
+            h, final = ops.recurrence(self, u, R, state, params=params, save_u=True)
+            return h, *final
+
+        def values(implementation: str, dtype: torch.dtype, rounded: torch.dtype) -> list[Tensor]:
+            leaves = drawn(dtype, rounded)
+            with ops.use(implementation):
+                found = outputs(*leaves)
+                gradients = torch.autograd.grad(sum(y.sum() for y in found), leaves, allow_unused=True)
+            return [*found, *(g for g in gradients if g is not None and g.numel())]
+
+        leaves = drawn(torch.float64, torch.float64)
+        torch.autograd.gradcheck(outputs, leaves)
+        torch.autograd.gradgradcheck(outputs, leaves, fast_mode=True)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            found, naive = values("cpu", dtype, dtype), values("reference", dtype, dtype)
+            for triple in zip(found, naive, values("reference", torch.float64, dtype), strict=True):
+                assert_close(*triple, self.name, 16.0)  # of so few elements an honest error may be small by luck
         return self
 
     def __reduce__(self):

@@ -111,6 +111,50 @@ def test_options_of_the_operator(cell):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("cell", [several, oscillators, rnnkern.cells.li_gru], ids=lambda cell: cell.__name__)
+def test_verify(cell):
+    assert cell.verify() is cell
+
+
+def test_verify_finds_a_wrong_kernel(monkeypatch):
+    """The kernel of another function under this one's name."""
+
+    @rnnkern.cell
+    def right(u, r, h):
+        return torch.tanh(u + r)
+
+    @rnnkern.cell
+    def wrong(u, r, h):
+        return torch.tanh(u + 1.01 * r)
+
+    right.name = wrong.name
+    own = rnnkern.reference._recurrence.OWN_CELLS
+
+    def step(u, product, state):
+        return (torch.tanh(u + product(*state)),)
+
+    monkeypatch.setitem(own, wrong.name, own[wrong.name]._replace(step=step))
+    with pytest.raises((AssertionError, RuntimeError)):
+        right.verify()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("level", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_every_simd_level(cell, level):
+    if level not in rnnkern.build_info()["simd_levels"]:
+        pytest.skip(f"the level {level} was not built, or this processor has it not")
+    before = torch.ops.rnnkern.set_simd_level(level)
+    try:
+        for dtype in (torch.float32, torch.float64):
+            with rnnkern.use("reference"):
+                truth, naive = call(cell, rounded=dtype), call(cell, dtype)
+            for y, rough, expected in zip(call(cell, dtype), naive, truth, strict=True):
+                assert_close(y, rough, expected)
+    finally:
+        torch.ops.rnnkern.set_simd_level(before)
+
+
 def test_first_and_second_derivatives():
     def layer(u, R, h, c, leak):
         return recurrence(several, u, R, (h, c), params=(leak,), save_u=True)[0]
