@@ -25,7 +25,7 @@ def test_every_parameter_is_named(name):
 def test_an_unknown_keyword_is_named_with_the_class_and_the_nearest_ones(name):
     with pytest.raises(TypeError, match=f"^{name}: unknown argument `dtypee`; did you mean `dtype`"):
         CLASSES[name](*OF_CELL.get(name, ()), 3, 4, dtypee=None)
-    wanted = f"^{name}: unknown argument `zzz`; there are (cell, )?input_size, hidden_size, "
+    wanted = f"^{name}: unknown argument `zzz`; available: (cell, )?input_size, hidden_size, "
     with pytest.raises(TypeError, match=wanted):
         CLASSES[name](*OF_CELL.get(name, ()), 3, 4, zzz=None)
 

@@ -51,8 +51,8 @@ SCALES = "`grad_scale` must be (T,) = (3,) or (T, B) = (3, 2), got "
 # A good call, the change that spoils it, the error, and its message, where "..." stands for anything.
 REFUSED = [
     # the cell
-    ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['complex_modrelu', 'euler', ...], got 'elman'"),
-    ({}, {"cell": None}, SHAPE, "`cell` must be one of [...], got None"),
+    ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['complex_modrelu', ... rnnkern.cell made, got 'elman'"),
+    ({}, {"cell": None}, SHAPE, "`cell` must be one of [...], or what rnnkern.cell made, got None"),
     # u
     ({}, {"u": [0.0]}, KIND, "`u` must be a tensor, got list"),
     ({}, {"u": zeros(T, B, 4 * H, dtype=torch.int64)}, KIND, FLOATING + "torch.int64"),
