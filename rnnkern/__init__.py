@@ -34,20 +34,21 @@ __all__ = [
 
 
 def build_info() -> dict[str, Any]:
-    """How the installed package was built, and what its CPU kernels use on this machine.
+    """Describes how the installed package was built and which CPU instructions its kernels use on this machine.
 
     Returns:
-        A dict. Without the compiled part all but the version are None or empty.
+        A dict. If the package was installed without its C++ part, every value except ``version`` is None or empty.
 
-        - ``version``: of rnnkern.
-        - ``commit``: of the sources, with ``-dirty`` if they had changes; None if they were not a git checkout.
-        - ``compiler``: the version of the C++ compiler.
-        - ``built_simd_levels``: those that were compiled.
-        - ``simd_levels``: those of them that this processor has.
-        - ``simd_level``: the one in use, the highest unless the environment variable ``RNNKERN_SIMD`` or
-          ``torch.ops.rnnkern.set_simd_level`` names another.
-        - ``torch``: the version built against.
-        - ``openmp``: the date of the OpenMP standard, as the compiler has it.
+        - ``version``: the version of rnnkern.
+        - ``commit``: the git commit of the sources, with ``-dirty`` appended if they had uncommitted changes; None
+          outside a git checkout.
+        - ``compiler``: the C++ compiler and its version.
+        - ``built_simd_levels``: the SIMD levels that were compiled, such as ``avx2`` and ``avx512``.
+        - ``simd_levels``: the compiled levels that this processor supports.
+        - ``simd_level``: the level in use. It is the highest supported one, unless the environment variable
+          ``RNNKERN_SIMD`` or ``torch.ops.rnnkern.set_simd_level`` selects another.
+        - ``torch``: the PyTorch version that the package was built against.
+        - ``openmp``: the OpenMP standard of the compiler, as the date in its ``_OPENMP`` macro.
 
     >>> rnnkern.build_info()["version"]
     '0.1.0'
@@ -56,14 +57,15 @@ def build_info() -> dict[str, Any]:
 
 
 def release_memory() -> int:
-    """Gives the memory that rnnkern keeps on the CPU back to the system.
+    """Returns the CPU memory that rnnkern caches to the operating system.
 
-    What a forward saves for its backward and the room that a call needs, from 1 MB a piece, are kept for the next call:
-    fresh pages cost several times what it costs to write them. Together, idle memory and memory in use are never
-    more than the most that was in use at once. What is idle for ten seconds goes at the next such call.
+    rnnkern keeps buffers of 1 MB and more (activations saved for the backward pass, and workspaces) for the next call,
+    because the first write to fresh pages takes several times as long as a write to reused ones. Cached and used memory
+    together never exceed the peak memory in use. A buffer that has been idle for ten seconds is released at the next
+    call that allocates one.
 
     Returns:
-        How much was idle, in bytes.
+        The number of bytes that were cached and are now released.
 
     >>> _ = rnnkern.release_memory()
     >>> rnnkern.release_memory()

@@ -169,7 +169,7 @@ def test_wrong_options(options, error, said):
 def test_wrong_arguments():
     module, x = layer(), torch.randn(T, B, I, dtype=F64)
     for args, error, said in (
-        ((x.float(),), TypeError, "LRU: `input` must be of the parameters' torch.float64, got torch.float32"),
+        ((x.float(),), TypeError, "dtype of the parameters, torch.float64, got torch.float32"),
         ((x[..., :2],), ValueError, r"LRU: `input` must be \(T, B, 4\)"),
         ((x, torch.zeros(B, N, dtype=F64)), TypeError, "`state` must be of .*complex128"),
         ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"`state` must be \(B, C\) = \(3, 6\)"),

@@ -119,7 +119,7 @@ def test_remnants_of_cudnn():
 
 
 def test_torchscript_says_that_it_is_not_supported():
-    with pytest.raises(NotImplementedError, match=r"GRU: .* is not supported, torch.export is"):
+    with pytest.raises(NotImplementedError, match=r"GRU: .* is not supported; use torch.export"):
         torch.jit.script(torch.nn.Sequential(rnnkern.nn.GRU(I, H)))
 
 

@@ -362,5 +362,5 @@ def test_orthogonal_penalty():
         rnnkern.nn.orthogonal_penalty(model).backward()
         optimiser.step()
     assert rnnkern.nn.orthogonal_penalty(model) < 1e-6
-    with pytest.raises(ValueError, match="orthogonal_penalty: the model must have an Elman network"):
+    with pytest.raises(ValueError, match="orthogonal_penalty: `model` must contain an Elman network"):
         rnnkern.nn.orthogonal_penalty(rnnkern.nn.LSTM(2, 3))

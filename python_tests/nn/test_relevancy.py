@@ -272,7 +272,7 @@ def test_wrong_options(cls, options, error, message):
     ("call", "error", "message"),
     [
         (lambda m: m(torch.zeros(T, B, 7)), ValueError, r"RelRNN: `input` must be \(T, B, 4\), or without B, got"),
-        (lambda m: m(torch.zeros(T, B, I).double()), TypeError, r"must be of the parameters' torch.float32, got"),
+        (lambda m: m(torch.zeros(T, B, I).double()), TypeError, "dtype of the parameters, torch.float32, got"),
         (lambda m: m([1.0]), TypeError, "must be a tensor or a PackedSequence, got list"),
         (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(T, B)), TypeError, "RelRNN: `reset` must be a bool"),
         (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(B, T) > 0), ValueError, r"must be \(T, B\) = \(9, 3\)"),

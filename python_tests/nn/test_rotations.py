@@ -88,7 +88,7 @@ def test_where_it_is_the_faster_it_is_taken():
         module = EURNN(I, 128, rotation_layers=layers)
         (choice,) = rnnkern.ops.explain(module, torch.randn(2, 16, I))
         assert choice.implementation == "cpu"
-        assert choice.reason.endswith("with the layers inside the recurrence") == inside
+        assert choice.reason.endswith("which applies the rotation layers inside the recurrence") == inside
         before = entered()
         module(torch.randn(2, 16, I))
         assert entered() == before + inside
@@ -104,13 +104,13 @@ def test_what_it_does_not_serve_takes_the_matrix():
     assert module.bfloat16()(x.bfloat16())[0].dtype == torch.bfloat16
     for options in ({"num_heads": 2}, {"nonlinearity": "tanh"}, {"zoneout": 0.1}, {"filter": Momentum(0.5, 0.5)}):
         EURNN(I, H, **options)(x)
-        with pytest.raises(ValueError, match="EURNN: layers inside the recurrence have no "):
+        with pytest.raises(ValueError, match="EURNN: `fused` must be False or None with "):
             EURNN(I, H, fused=True, **options)
     assert entered() == before
     for cls, options in ((EURNN, {}), (UnitaryRNN, {"unitary_map": "givens"})):
         with pytest.raises(TypeError, match="`fused` must be True, False or None, got 1"):
             cls(I, H, fused=1, **options)
-    with pytest.raises(ValueError, match="`fused` is for the map 'givens' alone, got True"):
+    with pytest.raises(ValueError, match="`fused` applies only to the map 'givens', got True"):
         UnitaryRNN(I, H, fused=True)
 
 

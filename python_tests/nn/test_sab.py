@@ -172,7 +172,7 @@ def test_options_are_checked(error, options, said):
     ("error", "arguments", "said"),
     [
         (TypeError, ([1.0],), "`input` must be a tensor or a PackedSequence, got list"),
-        (TypeError, (torch.randn(T, B, I),), "`input` must be of the parameters' torch.float64, got torch.float32"),
+        (TypeError, (torch.randn(T, B, I),), "dtype of the parameters, torch.float64, got torch.float32"),
         (ValueError, (torch.randn(T, B, I + 1).double(),), r"`input` must be \(T, B, 4\), or without B, got"),
         (ValueError, (torch.randn(T, B, I).double(), (torch.zeros(B, N).double(),)), r"`state` must be \(h0, c0\)"),
         (TypeError, (torch.randn(T, B, I).double(), None, torch.zeros(T, B)), "`reset` must be a bool tensor"),

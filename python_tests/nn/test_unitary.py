@@ -149,7 +149,7 @@ def test_wrong_arguments():
         ((0, H), {}, ValueError, "input_size must be at least 1, got 0"),
         ((I, 4.0), {}, TypeError, "hidden_size should be of type int, got: float"),
         ((I, H), {"unitary_map": "exp"}, ValueError, "unitary_map must be one of"),
-        ((I, H), {"style": "butterfly"}, ValueError, "`style` is for the map 'givens' alone, got 'butterfly'"),
+        ((I, H), {"style": "butterfly"}, ValueError, "`style` applies only to the map 'givens', got 'butterfly'"),
     ):
         with pytest.raises(kind, match=said):
             UnitaryRNN(*arguments, **options)
@@ -157,7 +157,7 @@ def test_wrong_arguments():
     packed = pack_sequence([torch.zeros(1, I), torch.zeros(T, I)], enforce_sorted=False)
     for x, hx, kind, said in (
         ([0.0], None, TypeError, "`input` must be a tensor or a PackedSequence, got list"),
-        (torch.zeros(T, B, I, dtype=F64), None, TypeError, "`input` must be of the parameters' torch.float32"),
+        (torch.zeros(T, B, I, dtype=F64), None, TypeError, "dtype of the parameters, torch.float32"),
         (torch.zeros(T, B, I + 1), None, ValueError, r"`input` must be \(T, B, 2\).* got \(6, 3, 3\)"),
         (torch.zeros(T, B, I), torch.zeros(B, H), ValueError, r"`hx` must be \(1, 3, 4\), got \(3, 4\)"),
         (packed, torch.zeros(1, 1, H), ValueError, r"`hx` must be \(1, 2, 4\), got \(1, 1, 4\)"),

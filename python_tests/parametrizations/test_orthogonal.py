@@ -219,11 +219,11 @@ def test_what_is_not_orthogonal_is_refused(V):
         (ValueError, {"orthogonal_map": "givens", "layers": 0}, "`layers` must be a number from 1 on, got 0"),
         (ValueError, {"orthogonal_map": "givens", "style": "fft"}, "`style` must be one of .*, got 'fft'"),
         (ValueError, {"orthogonal_map": "givens", "style": "butterfly"}, "N must be a power of two .*, got 6"),
-        (ValueError, {"layers": 3}, "`layers` is for the map 'givens' alone, got 3"),
+        (ValueError, {"layers": 3}, "`layers` applies only to the map 'givens', got 3"),
         (
             ValueError,
             {"orthogonal_map": "householder", "style": "tunable"},
-            "`style` is for the map 'givens' alone, got 'tunable'",
+            "`style` applies only to the map 'givens', got 'tunable'",
         ),
         (ValueError, {"reflections": 3}, "`reflections` is for the map 'householder' alone, got 3"),
     ],

@@ -194,7 +194,7 @@ def test_wrong_arguments():
         rnnkern.parametrizations.orthogonal(module, "W")
     with pytest.raises(ValueError, match="unitary: `unitary_map` must be one of"):
         made(unitary_map="exp")
-    with pytest.raises(ValueError, match="unitary: `layers` is for the map 'givens' alone, got 3"):
+    with pytest.raises(ValueError, match="unitary: `layers` applies only to the map 'givens', got 3"):
         made(layers=3)
     with pytest.raises(ValueError, match="unitary: N must be a power of two"):
         made(6, 6, unitary_map="givens", style="butterfly")

@@ -1,4 +1,5 @@
-"""Recurrent layers that take the place of torch.nn's; they hold parameters and leave the work to rnnkern.ops."""
+"""Recurrent layers, among them drop-in replacements for those of torch.nn. They hold parameters and call
+rnnkern.ops."""
 
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.continuous import ContinuousRNN

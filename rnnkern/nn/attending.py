@@ -1,4 +1,4 @@
-"""What layers that attend to their own past share: the calls of their operators."""
+"""Base class of the layers that attend to their own past states: it calls their operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ from rnnkern.nn.single import SingleLayer
 
 
 class Attending(SingleLayer):
-    """One layer around one operator, whose state is a named tuple of tensors."""
+    """A layer that wraps one operator whose state is a named tuple of tensors."""
 
     weight_ih_l0: Tensor
-    _operator: Callable  # with return_memory=True it gives what was attended to as well
-    _states: int  # tensors in the state that a sequence begins with
+    _operator: Callable  # with return_memory=True it also returns what each step attended to
+    _states: int  # number of tensors in an initial state
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         return (x.new_zeros(batch, self.hidden_size),) * self._states
@@ -33,12 +33,12 @@ class Attending(SingleLayer):
 
 
 def state_like(state: Any, u: Tensor) -> Any:
-    """A state to begin with in the dtype of ``u``; one that a former call returned as it is."""
+    """An initial state, cast to the dtype of ``u``; a state that an earlier call returned, unchanged."""
     return state if hasattr(state, "_fields") else tuple(part.to(u.dtype) for part in state)
 
 
 def without_layers(hx: Any, input: Tensor | PackedSequence) -> Any:
-    """A state to begin with as torch.nn has it, (1, B, H) for one layer, as the (B, H) of an operator."""
+    """Turns an initial state in the layout of torch.nn, (1, B, H), into that of the operators, (B, H)."""
     if hx is None or hasattr(hx, "_fields"):
         return hx
     rank = 1 if isinstance(input, Tensor) and input.dim() == 2 else 2

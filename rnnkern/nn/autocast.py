@@ -1,4 +1,4 @@
-"""torch.autocast at the door of the operator, which takes one dtype for all its arguments."""
+"""torch.autocast for the operators, which need all their arguments in one dtype."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from rnnkern.ops._recurrence.recurrence import Recomputed
 
 
 def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
-    """The input and the operator's other arguments, of each recurrence, in autocast's dtype where it is on, as
-    torch.nn's weights and state are."""
+    """Casts the input and the other arguments of each recurrence to the autocast dtype if autocast is enabled, as
+    torch.nn casts weights and state."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x, *calls
@@ -29,18 +29,19 @@ def cast(x: Tensor, *calls: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def recomputed(function: Callable[..., Tensor], x: Tensor, *tensors: Tensor | None) -> bool | Recomputed:
-    """The operator's ``save_u`` for u = function(x, *tensors), which need not be kept. Under autocast it is: computed
-    again outside it, u would be of another dtype."""
+    """The operator's ``save_u`` for u = function(x, *tensors): u is recomputed instead of saved. Under autocast u is
+    saved, because outside of autocast it would be recomputed in another dtype."""
     return torch.is_autocast_enabled(x.device.type) or Recomputed(function, (x, *tensors))
 
 
 def cast_results(
     module: RNNBase, packed: bool, given: torch.dtype, output: Tensor, hidden: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Output and final state in the dtypes that torch.nn has for them.
+    """Casts output and final state to the dtypes that torch.nn returns.
 
-    On a CPU some of torch.nn's sums are in the dtype of the initial state, ``given``, if that is the wider one:
-    all of a GRU, a packed LSTM's but for a projected h, a projected LSTM's c. All else is in autocast's dtype.
+    On a CPU, torch.nn computes some sums in the dtype of the initial state, ``given``, if that is the wider one: all
+    results of a GRU, those of a packed LSTM except a projected h, and the c of a projected LSTM. All other results have
+    the autocast dtype.
     """
     if not torch.is_autocast_enabled("cpu") or not output.is_cpu or output.dtype == torch.float64:
         return output, tuple(hidden)
@@ -48,12 +49,12 @@ def cast_results(
     wide = torch.promote_types(given, output.dtype)
     h = wide if module.mode == "GRU" or (lstm and packed and not projected) else output.dtype
     c = wide if packed or projected else output.dtype
-    plain = 2 if lstm else 1  # what a filter keeps is as it is
+    plain = 2 if lstm else 1  # the state of a filter keeps its dtype
     return output.to(h), (*(s.to(dtype) for s, dtype in zip(hidden[:plain], (h, c), strict=False)), *hidden[plain:])
 
 
 def cast_state(cell: str, given: torch.dtype, state: Sequence[Tensor]) -> list[Tensor]:
-    """As :func:`cast_results`, the results of one step by one of torch.nn's cells."""
+    """Like :func:`cast_results`, for one step of a torch.nn cell."""
     if torch.is_autocast_enabled("cpu") and state[0].is_cpu and cell in ("lstm", "gru"):
         given = torch.promote_types(given, state[0].dtype)
         return [s.to(given) for s in state]

@@ -1,4 +1,4 @@
-"""One step of RNN, LSTM and GRU: torch.nn's parameters and checks around one call of the operator."""
+"""RNNCell, LSTMCell and GRUCell: parameters and checks of torch.nn around one call of the operator."""
 
 from typing import Any
 
@@ -18,22 +18,22 @@ CELLS = ("tanh", "relu", "lstm", "gru")
 class RecurrentCell(RNNCellBase):
     """Mixin of the cell modules; list it before the torch.nn class. A subclass names its ``_cell``."""
 
-    _cell: str  # of rnnkern.ops.recurrence
+    _cell: str  # name of a cell of rnnkern.ops.recurrence
 
     def forward(
         self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Takes one step.
+        """Computes one step.
 
         Args:
-            input: (B, I) or (I,), of the parameters' dtype.
-            hx: h, for an LSTMCell (h, c), each (B, H), or (H,) for (I,). None is zeros.
+            input: tensor of shape (B, I), or (I,) without a batch. It has the dtype of the parameters.
+            hx: h, or for an LSTMCell the tuple (h, c), each (B, H), or (H,) without a batch. None means zeros.
 
         Returns:
-            The next h, for an LSTMCell the next (h, c), each (B, H), or (H,) for (I,).
+            The next h, or for an LSTMCell the tuple of the next (h, c), each with the shape of the states in ``hx``.
 
         Raises:
-            As torch.nn: every wrong argument.
+            As torch.nn: for every wrong argument.
         """
         unbatched = input.dim() == 1
         call = self._call(input, hx)
@@ -49,11 +49,11 @@ class RecurrentCell(RNNCellBase):
 
     @torch.no_grad()
     def _choose(self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice of the one call. Takes no step."""
+        """The :class:`Choice` of the one call, for :func:`rnnkern.ops.explain`. Computes no step."""
         return [recurrence._choose(**self._call(input, hx))]
 
     def _call(self, input, hx) -> dict[str, Any]:
-        """The operator's arguments. Wrong ones go to torch.nn, which says what is wrong."""
+        """The arguments of the operator. Wrong arguments are passed to torch.nn, which raises the error."""
         states = 2 if isinstance(self, torch.nn.LSTMCell) else 1
         wanted = (*input.shape[:-1], self.hidden_size)
         if hx is None:
@@ -92,13 +92,13 @@ class RecurrentCell(RNNCellBase):
 
 @with_options
 class RNNCell(RecurrentCell, torch.nn.RNNCell):
-    r"""One step of Elman's network, in place of :class:`torch.nn.RNNCell`.
+    r"""One step of an Elman network; a drop-in replacement for :class:`torch.nn.RNNCell`.
 
     .. math::
         h' = \phi(W x + b_{ih} + R h + b_{hh})
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNNCell`. B sequences,
-    I inputs, H hidden units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNNCell`. B is the batch
+    size, I the input size and H the hidden size.
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in torch.nn.
@@ -121,15 +121,15 @@ class RNNCell(RecurrentCell, torch.nn.RNNCell):
 
 @with_options
 class LSTMCell(RecurrentCell, torch.nn.LSTMCell):
-    r"""One step of a long short-term memory, in place of :class:`torch.nn.LSTMCell`.
+    r"""One step of an LSTM; a drop-in replacement for :class:`torch.nn.LSTMCell`.
 
     .. math::
         i, f, g, o &= W x + b_{ih} + R h + b_{hh} \\
         c' &= \sigma(f) c + \sigma(i) \tanh(g) \\
         h' &= \sigma(o) \tanh(c')
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTMCell`. B sequences,
-    I inputs, H hidden units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTMCell`. B is the batch
+    size, I the input size and H the hidden size.
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in torch.nn.
@@ -148,7 +148,7 @@ class LSTMCell(RecurrentCell, torch.nn.LSTMCell):
 
 @with_options
 class GRUCell(RecurrentCell, torch.nn.GRUCell):
-    r"""One step of a gated recurrent unit, in place of :class:`torch.nn.GRUCell`.
+    r"""One step of a GRU; a drop-in replacement for :class:`torch.nn.GRUCell`.
 
     .. math::
         r &= \sigma(W_r x + b_{ir} + R_r h + b_{hr}) \\
@@ -156,13 +156,13 @@ class GRUCell(RecurrentCell, torch.nn.GRUCell):
         n &= \tanh(W_n x + b_{in} + r (R_n h + b_{hn})) \\
         h' &= (1 - z) n + z h
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRUCell`. B sequences,
-    I inputs, H hidden units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRUCell`. B is the batch
+    size, I the input size and H the hidden size.
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in torch.nn.
 
-    Source: Chung et al. 2014 and torch.nn (the reset gate after the product).
+    Source: Chung et al. 2014 and torch.nn (reset gate applied after the recurrent product).
 
     >>> cell = GRUCell(10, 20)
     >>> cell(torch.randn(10), torch.randn(20)).shape

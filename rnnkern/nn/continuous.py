@@ -1,4 +1,4 @@
-"""A recurrent network in continuous time."""
+"""Continuous-time recurrent network."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,35 +20,35 @@ NONLINEARITIES = ("tanh", "identity")
 
 @with_options
 class ContinuousRNN(SingleLayer):
-    r"""A recurrent network in continuous time with a stable recurrent weight.
+    r"""Continuous-time recurrent network with a stable recurrent weight.
 
     .. math::
         \frac{dh}{dt} = \phi(W h + U x + b), \qquad W = g(M)
 
-    Each step of a sequence is a time dt, in which x stays as it is. One layer and one direction. T steps, B sequences,
-    I inputs, H hidden units.
+    Each step of a sequence lasts a time dt, during which x is constant. The module has one layer and one direction. T
+    is the number of time steps, B the batch size, I the input size and H the hidden size.
 
-    - :math:`\phi = \tanh`: W (H, H) is symmetric, and a step is one of forward Euler, :math:`h_t = h_{t-1} + dt
-      \tanh(W h_{t-1} + U x_t + b)`.
-    - The identity: W (H,) is diagonal, which in the basis of its eigenvectors every symmetric one is. A step is exact,
-      :math:`h_t = e^{W dt} h_{t-1} + W^{-1} (e^{W dt} - 1) (U x_t + b)`, for every dt, and the sequence one
-      :func:`rnnkern.ops.linear_scan`.
+    - :math:`\phi = \tanh`: W (H, H) is symmetric. A step is a forward Euler step, :math:`h_t = h_{t-1} + dt \tanh(W
+      h_{t-1} + U x_t + b)`.
+    - :math:`\phi` the identity: W (H,) is diagonal, which loses no generality, since every symmetric W is diagonal in
+      the basis of its eigenvectors. A step is the exact solution for every dt, :math:`h_t = e^{W dt} h_{t-1} + W^{-1}
+      (e^{W dt} - 1) (U x_t + b)`, and :func:`rnnkern.ops.linear_scan` computes the sequence.
 
     Args:
         input_size, hidden_size: I and H.
-        dt: the time of a step.
+        dt: duration of a step.
         nonlinearity: :math:`\phi`, ``"tanh"`` or ``"identity"``.
-        stable_map, timescales: how W is kept stable and what it begins with, see
-            :func:`rnnkern.parametrizations.stable`; ``timescales`` are in the unit of ``dt``.
-        bias: whether there is a b.
-        batch_first: input and output are (B, T, .).
-        device, dtype: of the parameters.
+        stable_map, timescales: the map g that keeps W stable, and the range of time constants for its initialization;
+            see :func:`rnnkern.parametrizations.stable`. ``timescales`` have the unit of ``dt``.
+        bias: if False, there is no b.
+        batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
+        device, dtype: device and dtype of the parameters.
 
-    Parameters: W ``weight_hh_l0``, parametrized; U ``weight_ih_l0`` (H, I) and b ``bias_ih_l0`` (H,) from
-    :math:`U(-H^{-1/2}, H^{-1/2})`.
+    Parameters: W is ``weight_hh_l0``, parametrized; U is ``weight_ih_l0`` (H, I) and b is ``bias_ih_l0`` (H,), both
+    initialized from :math:`U(-H^{-1/2}, H^{-1/2})`.
 
     Raises:
-        ValueError, TypeError: a size or an option is wrong.
+        ValueError, TypeError: a size or an option has a wrong value or type.
 
     Source: Wang, Li and Li 2024, eq. 3 and section 3.4.
 
@@ -88,7 +88,7 @@ class ContinuousRNN(SingleLayer):
         self._reset_projection()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initializes all parameters again."""
         parametrizations.reset_parameters(self, "weight_hh_l0")
         self._reset_projection()
 
@@ -103,18 +103,20 @@ class ContinuousRNN(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: h_0, (B, H); without B for (T, I). In the caller's batch order. None is zeros.
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true a sequence begins at step t.
+            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            hx: h_0 of shape (B, H), or (H,) for unbatched input, in the caller's batch order. None means zeros.
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
+                zeros.
 
         Returns:
-            The output, h at the end of each step, like ``input`` with H columns, and h_n, like ``hx``.
+            The output, which is h at the end of each step, shaped like ``input`` with H columns, and h_n, shaped like
+            ``hx``.
 
         Raises:
-            ValueError: a shape is wrong.
-            TypeError: a type, dtype or device is wrong.
+            ValueError: a tensor has the wrong shape.
+            TypeError: an argument has the wrong type, dtype or device.
         """
         args, options = self._call(input, hx, reset)
         h, last = self._operator(*args, **options)

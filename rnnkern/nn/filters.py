@@ -1,4 +1,5 @@
-"""Filters of the input projection, each named after the optimizer whose step it is (Nguyen et al. 2020)."""
+"""Filters for the input projection. Each applies the update rule of the optimizer it is named after (Nguyen et al.
+2020)."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from rnnkern.ops import linear_scan, moment_filter, recurrence
 
 @dataclass(frozen=True)
 class Filter:
-    """What a layer makes of its input projection u before the recurrence reads it; see docs, "Momentum"."""
+    """Base class of the filters. A filter transforms the input projection u before the recurrence reads it."""
 
     states: ClassVar[tuple[str, ...]] = ()
-    """What it carries from step to step: the running moments v and q."""
+    """Number of tensors carried from step to step: the running moments v and q."""
     linear: ClassVar[bool] = False
-    """Whether it may as well go before the projection, over I columns and not G*H."""
+    """Whether the filter is linear, so that it can filter the I columns of x instead of the G*H columns of u."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -38,7 +39,7 @@ class Filter:
     def __call__(
         self, u: Tensor, state: Sequence[Tensor], batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What takes the place of u, like it, and the filter's final state, each (B, G*H). ``state`` is () for zero."""
+        """The filtered u and the final state of the filter, each (B, G*H). An empty ``state`` means zeros."""
         kept = [name in self.states for name in ("v", "q")]
         before = [part.to(_wide(u)) for part in state]
         if state and kept == [False, True]:
@@ -53,8 +54,8 @@ class Filter:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, batch_sizes: Tensor | None, reset: Tensor | None,
         reverse: bool,
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        """From a state of zero: a filtered input and a weight, of which the product is the filtered projection, and the
-        final state. The bias is a column beside an input of 1."""
+        """From a state of zeros: a filtered input and a weight whose product is the filtered projection, and the final
+        state. The bias is one more column, for an input of 1."""
         dtype = x.dtype
         x = x.to(_wide(x))
         if bias is not None:
@@ -73,7 +74,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Momentum(Filter):
-    r"""Momentum: :math:`v_t = \mu v_{t-1} + s u_t` in the place of :math:`u_t`.
+    r"""Momentum: replaces :math:`u_t` by :math:`v_t = \mu v_{t-1} + s u_t`.
 
     Args:
         mu: in [0, 1).
@@ -92,8 +93,8 @@ class Momentum(Filter):
 
 @dataclass(frozen=True)
 class Adam(Filter):
-    r"""Adam: :math:`v_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with v as in :class:`Momentum` and
-    :math:`q_t = \beta q_{t-1} + (1 - \beta) u_t^2`.
+    r"""Adam: replaces :math:`u_t` by :math:`v_t / \sqrt{q_t + \epsilon}`, with v as in :class:`Momentum` and :math:`q_t
+    = \beta q_{t-1} + (1 - \beta) u_t^2`.
 
     Args:
         mu, beta: in [0, 1).
@@ -110,7 +111,7 @@ class Adam(Filter):
 
 @dataclass(frozen=True)
 class RMSprop(Filter):
-    r"""RMSprop: :math:`s u_t / \sqrt{q_t + \epsilon}` in the place of :math:`u_t`, with q as in :class:`Adam`.
+    r"""RMSprop: replaces :math:`u_t` by :math:`s u_t / \sqrt{q_t + \epsilon}`, with q as in :class:`Adam`.
 
     Args:
         s: positive.
@@ -127,12 +128,12 @@ class RMSprop(Filter):
 
 @dataclass(frozen=True)
 class NAG(Filter):
-    r"""Nesterov's accelerated gradient, restarted: :math:`y_t + \frac{k-1}{k+2} (y_t - y_{t-1})` in the place of
-    :math:`u_t`, with :math:`y_t = s u_t` and k = 1, 2, ..., ``restart_every``, 1, and so on.
+    r"""Nesterov's accelerated gradient with restarts: replaces :math:`u_t` by :math:`y_t + \frac{k-1}{k+2} (y_t -
+    y_{t-1})`, where :math:`y_t = s u_t` and k counts 1, 2, ..., ``restart_every`` and then starts again at 1.
 
     Args:
         s: positive.
-        restart_every: steps, at least 1.
+        restart_every: number of steps between restarts, at least 1.
 
     Source: Nguyen et al. 2020.
     """
@@ -143,7 +144,7 @@ class NAG(Filter):
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """16 bits have no 1 - beta."""
+    """float32 for 16-bit inputs, whose precision does not resolve 1 - beta."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
@@ -153,7 +154,7 @@ def _zeros(x: Tensor, batch_sizes: Tensor | None) -> Tensor:
 
 
 def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
-    """Each row's x one step earlier in processing order; where a sequence begins, any."""
+    """For each row, x one step earlier in processing order; the value at the start of a sequence is arbitrary."""
     if batch_sizes is None:
         return torch.cat([x[1:], x[-1:]] if reverse else [x[:1], x[:-1]])
     sizes = batch_sizes.to(x.device)
@@ -166,14 +167,14 @@ def _step_before(x: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor
 
 
 def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor | None, reverse: bool) -> Tensor:
-    """Nesterov's (k - 1) / (k + 2), like ``u``, k = 1, 2, ... ``every``, 1 and so on from where a sequence, or an
-    episode, begins."""
+    """Nesterov's (k - 1) / (k + 2), shaped like ``u``; k counts 1, 2, ..., ``every`` repeatedly from the start of each
+    sequence or episode."""
     steps, batch = u.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
     t = torch.arange(steps, device=u.device).unsqueeze(1)
     alive = torch.ones(steps, batch, dtype=torch.bool, device=u.device)
     if batch_sizes is not None:
         alive = torch.arange(batch, device=u.device) < batch_sizes.to(u.device).unsqueeze(1)
-    done = alive.sum(0) - 1 - t if reverse else t.expand(steps, batch)  # steps of the sequence before this one
+    done = alive.sum(0) - 1 - t if reverse else t.expand(steps, batch)  # number of earlier steps of the sequence
     if reset is not None:
         begun = torch.where(reset, done, 0)
         done = done - (begun.flip(0).cummax(0).values.flip(0) if reverse else begun.cummax(0).values)
@@ -183,7 +184,7 @@ def _restarting(every: int, u: Tensor, batch_sizes: Tensor | None, reset: Tensor
 
 
 class Filtered(RecurrentBase):
-    """Between :class:`RecurrentBase` and a module: the option ``filter``."""
+    """Mixin that adds the option ``filter`` to :class:`RecurrentBase`."""
 
     filter: Filter | None = None
 
@@ -195,7 +196,7 @@ class Filtered(RecurrentBase):
 
     @property
     def _plain_states(self) -> int:
-        """Of the cell."""
+        """Number of state tensors of the cell."""
         return 2 if self.mode == "LSTM" else 1
 
     def _check(self, input, hx, reset) -> TimeFirst:
@@ -233,8 +234,8 @@ class Filtered(RecurrentBase):
         return calls
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
-        """Each direction from a filtered projection of its own, or where that is the same a projection of what is
-        filtered."""
+        """Runs each direction on its own filtered projection; a linear filter from a state of zeros filters the input
+        instead."""
         if not self.filter:
             return super()._layer(x, calls, one, both)
         results = []

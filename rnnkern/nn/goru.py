@@ -12,7 +12,7 @@ from rnnkern.nn.recurrent import RecurrentBase
 
 @with_options
 class GORU(RecurrentBase, torch.nn.GRU):
-    r"""Gated orthogonal recurrent unit: a GRU whose new gate has a modReLU and an orthogonal recurrent weight.
+    r"""Gated orthogonal recurrent unit: a GRU whose new gate uses modReLU and an orthogonal recurrent weight.
 
     .. math::
         r &= \sigma(W_r x_t + b_{ir} + R_r h_{t-1} + b_{hr}) \\
@@ -21,21 +21,22 @@ class GORU(RecurrentBase, torch.nn.GRU):
         h_t &= (1 - z) n + z h_{t-1}
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.GRU`. ``weight_hh_l{k}`` (3*H, H) is parametrized
-    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per optimizer step; A trains
-    at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
+    by :func:`rnnkern.parametrizations.orthogonal_gate`, which computes it once per optimizer step.
+    :func:`rnnkern.optim.param_groups` gives A a tenth of the learning rate.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the orthogonal rows begin with.
-        base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
-            optimizer.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        init: initialization of the orthogonal rows: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
+        base, rebase_every: ``"static"`` keeps B fixed. ``"dynamic"`` sets B <- B exp(A) and A <- 0 after every
+            ``rebase_every`` optimizer steps.
         bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.GRU.
         num_heads, zoneout, recurrent_dropout, save_gates: as in :class:`rnnkern.nn.GRU`.
 
-    ``modrelu_bias_l{k}`` (H,), b, is drawn from U(-0.01, 0.01), the other free parameters as in torch.nn.
+    b is ``modrelu_bias_l{k}`` (H,), initialized from U(-0.01, 0.01). All other free parameters are initialized as in
+    torch.nn.
 
     Raises:
-        ValueError, TypeError: as GRU; ``init``, ``base`` or ``rebase_every`` is wrong.
+        ValueError, TypeError: as for GRU, or ``init``, ``base`` or ``rebase_every`` has a wrong value.
 
     Source: Jing et al. 2019.
 

@@ -12,7 +12,7 @@ from rnnkern.nn.options import with_options
 
 @with_options
 class GRU(LayerNormed, torch.nn.GRU):
-    r"""Gated recurrent unit over a sequence, in place of :class:`torch.nn.GRU`.
+    r"""Gated recurrent unit (GRU); a drop-in replacement for :class:`torch.nn.GRU`.
 
     .. math::
         r &= \sigma(W_r x_t + b_{ir} + R_r h_{t-1} + b_{hr}) \\
@@ -21,40 +21,44 @@ class GRU(LayerNormed, torch.nn.GRU):
         n &= \tanh(W_n x_t + b_{in} + R_n (r h_{t-1}) + b_{hn}) & \text{reset before} \\
         h_t &= (1 - z) n + z h_{t-1}
 
-    With ``layer_norm`` all of the two products are normalised over their 3*H values before a bias is added:
+    With ``layer_norm``, LayerNorm is applied to each of the two products over its 3*H values before the bias is added:
     :math:`\mathrm{LN}(W x_t) + b_{ih}` and :math:`\mathrm{LN}(R h_{t-1}) + b_{hh}`.
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T steps, B sequences, I inputs, H
-    hidden units, K heads of D = H / K units.
+    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T is the number of time steps, B
+    the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
-        reset_gate: ``"after"`` the product with R, as torch.nn and cuDNN have it, or ``"before"`` it, as the paper has.
-        activation: the function of the new gate, and ``gate`` that of the reset and update gates, names of
-            :data:`rnnkern.cells.ACTIVATIONS` such as ``"hardtanh"`` and ``"hardsigmoid"``; others than tanh and sigmoid
-            are compiled at their first use (:func:`rnnkern.cell`).
-        num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 3*D, D). Unit k*D+d of the layer is unit d of
-            head k.
-        layer_norm: normalise the products with W and R. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
-            (3*H,) begin at 1; eps is 1e-5.
-        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
-            mean of the old value and the new (Krueger et al. 2017).
+        reset_gate: ``"after"`` applies the reset gate after the product with R, as torch.nn and cuDNN do; ``"before"``
+            applies it before the product, as in the paper.
+        activation, gate: activation functions of the new gate, and of the reset and update gates; names of
+            :data:`rnnkern.cells.ACTIVATIONS` such as ``"hardtanh"`` and ``"hardsigmoid"``. Functions other than tanh
+            and sigmoid are compiled at their first use (:func:`rnnkern.cell`).
+        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, 3*D, D). Unit k*D+d of the
+            layer is unit d of head k.
+        layer_norm: if True, applies LayerNorm to Wx and Rh. The gains ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}``
+            (3*H,) are initialized to 1; eps is 1e-5.
+        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step. In evaluation mode
+            the expected value replaces the draw (Krueger et al. 2017).
         recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
-            seed of torch's generator and regenerated in the backward pass; no mask is stored.
-        save_gates: True keeps the gates for the backward, 5 H floats per sequence and step in all; False keeps
-            H and computes the gates again there, which costs one more product with R and one with W. With
-            ``layer_norm`` it is 10 H and 7 H. None is True on a CPU and False on a GPU. May be set at any time.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
-            0.99)``. The state that is returned is longer by what the filter carries.
+            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
+            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        save_gates: True saves the gates for the backward pass: 5 H floats per sequence and step in total. False saves H
+            floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm`` the
+            figures are 10 H and 7 H. None means True on a CPU and False on a GPU. You can change the attribute at any
+            time.
+        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
+            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
-        ValueError, TypeError: ``reset_gate`` is neither; ``num_heads`` does not divide ``hidden_size``; a rate is not
-            in [0, 1); ``layer_norm`` stands beside ``num_heads``, a filter or a reset gate before the product.
-        As torch.nn: every other wrong argument.
+        ValueError, TypeError: ``reset_gate`` is not one of the two; ``num_heads`` does not divide ``hidden_size``; a
+            rate is not in [0, 1); or ``layer_norm`` is combined with ``num_heads``, a filter or
+            ``reset_gate="before"``.
+        As torch.nn: for every other wrong argument.
 
-    Source: Cho et al. 2014 (before); Chung et al. 2014 and torch.nn (after); ``layer_norm`` Ba et al. 2016.
+    Source: Cho et al. 2014 (reset before); Chung et al. 2014 and torch.nn (reset after); ``layer_norm``: Ba et al.
+    2016.
 
     >>> gru = GRU(10, 20, bidirectional=True, reset_gate="before")
     >>> output, h_n = gru(torch.randn(5, 3, 10))

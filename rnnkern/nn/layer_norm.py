@@ -16,7 +16,8 @@ def _normalised_projection(x: Tensor, W: Tensor, gain: Tensor, b: Tensor | None)
 
 
 class LayerNormed(Filtered):
-    """Between :class:`Filtered` and a module that may be normalised: the norms' parameters, and that of the input."""
+    """Mixin that adds the option ``layer_norm`` to :class:`Filtered`: it holds the gains and normalizes the input
+    projection."""
 
     layer_norm: bool = False
 
@@ -54,7 +55,7 @@ class LayerNormed(Filtered):
         return not self.layer_norm and super()._stacks()
 
     def _layer(self, x, directions, one, both) -> Sequence[Any]:
-        """Each direction from an u = LN(W x) + b_ih of its own."""
+        """Runs each direction on its own u = LN(W x) + b_ih."""
         if not self.layer_norm:
             return super()._layer(x, directions, one, both)
         results = []

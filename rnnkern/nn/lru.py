@@ -16,38 +16,41 @@ from rnnkern.ops import linear_scan
 
 DTYPES = (torch.float32, torch.float64)
 LEAST = 2.0**-24
-"""How near to its ends a draw from (0, 1) comes: at an end a modulus of 1, or a phase of 0, has no logarithm."""
+"""Least distance of a draw from 0 and from 1: a modulus of 1 or a phase of 0 has no logarithm."""
 
 
 @with_options
 class LRU(SingleLayer):
-    r"""A linear recurrent unit: a linear recurrence with complex factors that are constant in time.
+    r"""Linear recurrent unit: a linear recurrence with complex factors that are constant in time.
 
     .. math::
         \lambda &= \exp(-e^{\nu} + i e^{\theta}), \qquad \gamma = \sqrt{1 - |\lambda|^2} \\
         h_t &= \lambda \odot h_{t-1} + \gamma \odot B x_t \\
         y_t &= \operatorname{Re}(C h_t) + D x_t
 
-    One layer and one direction, for a stack of any depth: norm, gate, nonlinearity and skip connection stand between
-    layers, where the user puts them. Whatever an optimizer does, :math:`|\lambda| < 1`. T steps, B sequences, I inputs,
-    N complex hidden units, O outputs.
+    The module has one layer and one direction. To build a deep network, you add normalization, gates, nonlinearities
+    and skip connections between such layers. :math:`|\lambda| < 1` holds for all values of the parameters. T is the
+    number of time steps, B the batch size, I the input size, N the number of complex hidden units and O the output
+    size.
 
     Args:
         input_size, hidden_size: I and N.
-        output_size: O; I if not given.
-        r_min, r_max: of the ring on which :math:`\lambda` begins, uniform in its area; from 0 to 1.
-        max_phase: its angles begin uniform in (0, ``max_phase``), in radians.
-        batch_first: input and output are (B, T, .).
-        device, dtype: of the parameters; float32 or float64.
+        output_size: O. The default is I.
+        r_min, r_max: inner and outer radius, between 0 and 1, of the ring from which :math:`\lambda` is initialized,
+            uniformly in its area.
+        max_phase: the angles of :math:`\lambda` are initialized uniformly in (0, ``max_phase``), in radians.
+        batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
+        device, dtype: device and dtype of the parameters; the dtype is float32 or float64.
 
-    Parameters, all real: :math:`\nu` ``nu_log`` and :math:`\theta` ``theta_log`` (N,); ``B`` (N, I, 2) and ``C`` (O, N,
-    2), of which the last size holds real and imaginary part, from N(0, 1 / 2I) and N(0, 1 / N); ``D`` (I,), a diagonal,
-    where O = I, else (O, I), from N(0, 1).
+    All parameters are real. :math:`\nu` is ``nu_log`` (N,) and :math:`\theta` is ``theta_log`` (N,). ``B`` (N, I, 2)
+    and ``C`` (O, N, 2) hold real and imaginary parts in their last dimension and are initialized from N(0, 1 / 2I) and
+    N(0, 1 / N). ``D`` is a diagonal (I,) if O = I and a matrix (O, I) otherwise, initialized from N(0, 1).
 
-    :math:`\gamma` follows :math:`\lambda`; in the published code it begins so, and is learnt.
+    :math:`\gamma` is computed from :math:`\lambda`. The published code only initializes it in this way and then trains
+    it.
 
     Raises:
-        ValueError, TypeError: a size, a radius, the phase or the dtype is wrong.
+        ValueError, TypeError: a size, a radius, the phase or the dtype has a wrong value or type.
 
     Source: Orvieto et al. 2023, section 3 and appendix A.
 
@@ -55,7 +58,7 @@ class LRU(SingleLayer):
     >>> output, h_n = lru(torch.randn(30, 4, 8))
     >>> output.shape, h_n.shape, h_n.dtype
     (torch.Size([30, 4, 8]), torch.Size([4, 16]), torch.complex64)
-    >>> output, h_n = lru(torch.randn(30, 4, 8), h_n)  # goes on
+    >>> output, h_n = lru(torch.randn(30, 4, 8), h_n)  # continues the sequence
     >>> lru.eigenvalues().abs().min().item() >= 0.9
     True
     """
@@ -90,7 +93,7 @@ class LRU(SingleLayer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initializes all parameters again."""
         drawn = torch.rand(2, self.hidden_size, dtype=torch.float64, device=self.nu_log.device)
         area, angle = drawn.clamp(LEAST, 1 - LEAST)
         square = area * (self.r_max**2 - self.r_min**2) + self.r_min**2
@@ -101,7 +104,7 @@ class LRU(SingleLayer):
         init.normal_(self.D)
 
     def eigenvalues(self) -> Tensor:
-        r""":math:`\lambda`, (N,), complex."""
+        r"""Returns :math:`\lambda`, complex, of shape (N,)."""
         return torch.complex(-self.nu_log.exp(), self.theta_log.exp()).exp()
 
     def forward(
@@ -110,19 +113,21 @@ class LRU(SingleLayer):
         """Runs the layer over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: h_0, (B, N), complex; without B for (T, I). In the caller's batch order. None is zeros.
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true a sequence begins at step t.
+            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            hx: h_0, complex, of shape (B, N), or (N,) for unbatched input, in the caller's batch order. None means
+                zeros.
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
+                zeros.
 
         Returns:
-            The output, like ``input`` with O columns, and h_n, like ``hx``. Under autocast the projections are in
-            its dtype, and the recurrence stays in the parameters'.
+            The output, shaped like ``input`` with O columns, and h_n, shaped like ``hx``. Under autocast the
+            projections use the autocast dtype, and the recurrence uses the dtype of the parameters.
 
         Raises:
-            ValueError: a shape is wrong.
-            TypeError: a type, dtype or device is wrong.
+            ValueError: a tensor has the wrong shape.
+            TypeError: an argument has the wrong type, dtype or device.
         """
         sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
@@ -143,13 +148,14 @@ class LRU(SingleLayer):
 
     def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
-        gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without its rounding
+        gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without cancellation
         B = (gamma[:, None, None] * self.B).transpose(1, 2).flatten(0, 1)  # (2N, I): one real product
         u = torch.view_as_complex(F.linear(x, B).to(self._dtype).unflatten(-1, (self.hidden_size, 2)))
         return (self.eigenvalues(), u, h0), {"batch_sizes": batch_sizes, "reset": reset}
 
     def _apply(self, fn, recurse=True):
-        """What ``half()``, ``to()`` and the like call: refuses a dtype before a parameter has it."""
+        """Called by ``half()``, ``to()`` and similar methods: rejects an unsupported dtype before any parameter
+        changes."""
         _check_dtype(fn(self.nu_log.detach()[:0]).dtype)
         return super()._apply(fn, recurse)
 

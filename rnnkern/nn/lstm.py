@@ -1,4 +1,4 @@
-"""Long short-term memory."""
+"""Long short-term memory (LSTM)."""
 
 from typing import Any
 
@@ -13,49 +13,51 @@ from rnnkern.nn.recurrent import TimeFirst
 
 @with_options
 class LSTM(LayerNormed, torch.nn.LSTM):
-    r"""Long short-term memory over a sequence, in place of :class:`torch.nn.LSTM`.
+    r"""Long short-term memory (LSTM); a drop-in replacement for :class:`torch.nn.LSTM`.
 
     .. math::
         i, f, g, o &= W x_t + b_{ih} + R h_{t-1} + b_{hh} \\
         c_t &= \sigma(f) c_{t-1} + \sigma(i) \tanh(g) \\
         h_t &= \sigma(o) \tanh(c_t)
 
-    With ``layer_norm``, LN the norm over all G*H = 4*H values of a step, or the H of c:
+    With ``layer_norm``, LN normalizes over the G*H = 4*H values of a product, or over the H values of c:
 
     .. math::
         i, f, g, o &= \mathrm{LN}(W x_t) + b_{ih} + \mathrm{LN}(R h_{t-1}) + b_{hh} \\
         h_t &= \sigma(o) \tanh(\mathrm{LN}(c_t))
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
-    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout`` and ``reset``. T steps, B sequences,
-    I inputs, H hidden units, K heads of D = H / K units.
+    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout`` and ``reset``. T is the number of
+    time steps, B the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
-            torch.nn. ``proj_size`` P gives :math:`W_{hr} h_t`, P columns, in place of h.
-        num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, 4*D, D). Unit k*D+d of the layer is unit d of
-            head k.
-        layer_norm: normalise the products with W and R and what h is made of c. The gains ``weight_ln_ih_l{k}`` and
-            ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) begin at 1, ``bias_ln_c_l{k}`` (H,) at 0; b_ih
-            and b_hh are the other norms' biases; eps is 1e-5.
-        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or a pair of them,
-            for h and c; in evaluation the mean of the old value and the new (Krueger et al. 2017).
+            torch.nn. ``proj_size`` P replaces h by its projection :math:`W_{hr} h_t`, which has P columns.
+        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, 4*D, D). Unit k*D+d of the
+            layer is unit d of head k.
+        layer_norm: if True, applies LayerNorm to Wx, to Rh, and to c where h is computed from it. The gains
+            ``weight_ln_ih_l{k}`` and ``weight_ln_hh_l{k}`` (4*H,) and ``weight_ln_c_l{k}`` (H,) are initialized to 1,
+            ``bias_ln_c_l{k}`` (H,) to 0. b_ih and b_hh are the biases of the norms of Wx and Rh; eps is 1e-5.
+        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or a pair of
+            probabilities for h and c. In evaluation mode the expected value replaces the draw (Krueger et al. 2017).
         recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
-            seed of torch's generator and regenerated in the backward pass; no mask is stored.
-        recurrent_grad_dropout: probability in [0, 1] with which no gradient flows at a step from the gates to h of the
-            step before, for the whole batch, drawn for each call, layer and direction (h-detach, Kanuparthi et al.
-            2019); none in evaluation. What flows through c, and to R, stays.
-        save_gates: True keeps the gates for the backward pass, 6 H floats per sequence and step in all; False keeps
-            2 H and computes the gates again there, which costs one more product with R and one with W. With
-            ``layer_norm`` it is 14 H and 10 H. None is True on a CPU and False on a GPU. May be set at any time.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
-            0.99)``. The state that is returned is longer by what the filter carries.
+            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
+            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        recurrent_grad_dropout: probability in [0, 1] that, at a step, no gradient flows from the gates to h of the
+            previous step. It is drawn per step for the whole batch, separately for each call, layer and direction
+            (h-detach, Kanuparthi et al. 2019); inactive in evaluation mode. Gradients through c and to R are not
+            affected.
+        save_gates: True saves the gates for the backward pass: 6 H floats per sequence and step in total. False saves 2
+            H floats and recomputes the gates, which costs one more product with R and one with W. With ``layer_norm``
+            the figures are 14 H and 10 H. None means True on a CPU and False on a GPU. You can change the attribute at
+            any time.
+        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
+            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
-        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or stands beside ``proj_size``; a rate is
-            not in its range; ``layer_norm`` stands beside ``num_heads``, ``proj_size`` or a filter.
-        As torch.nn: every other wrong argument.
+        ValueError, TypeError: ``num_heads`` does not divide ``hidden_size`` or is combined with ``proj_size``; a rate
+            is out of range; or ``layer_norm`` is combined with ``num_heads``, ``proj_size`` or a filter.
+        As torch.nn: for every other wrong argument.
 
     Source: Hochreiter and Schmidhuber 1997; gates as in Gers et al. 2000; ``proj_size`` Sak et al. 2014;
     ``layer_norm`` Ba et al. 2016, eqs. 20-22.

@@ -1,4 +1,4 @@
-"""Networks that read their input with momentum, by name."""
+"""MomentumRNN and MomentumLSTM: shorthands for RNN and LSTM with a momentum filter."""
 
 from typing import Unpack
 
@@ -10,21 +10,22 @@ from rnnkern.nn.rnn import RNN
 
 @with_options
 class MomentumRNN(RNN):
-    r"""Elman's network with momentum: :class:`RNN` with ``filter=Momentum(mu, s)``.
+    r"""Elman network with momentum: :class:`RNN` with ``filter=Momentum(mu, s)``.
 
     .. math::
         v_t &= \mu v_{t-1} + s \, (W x_t + b_{ih}) \\
         h_t &= \phi(v_t + R h_{t-1} + b_{hh})
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        mu, s: momentum and step; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
-        options: all others of :class:`RNN`.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        mu, s: momentum and step size. The defaults are the published values for pixel-by-pixel MNIST; for permuted
+            MNIST the paper uses s = 1.
+        options: all other options of :class:`RNN`.
 
-    The state is (h, v), each (layers * directions, B, H); h alone begins with v = 0.
+    The state is the tuple (h, v), each (num_layers * directions, B, H). If you pass only h, v starts at 0.
 
     Raises:
-        ValueError, TypeError: as RNN.
+        ValueError, TypeError: as for RNN.
 
     Source: Nguyen et al. 2020.
 
@@ -45,21 +46,23 @@ class MomentumRNN(RNN):
 
 @with_options
 class MomentumLSTM(LSTM):
-    r"""An LSTM with momentum: :class:`LSTM` with ``filter=Momentum(mu, s)``.
+    r"""LSTM with momentum: :class:`LSTM` with ``filter=Momentum(mu, s)``.
 
     .. math::
         v_t &= \mu v_{t-1} + s \, (W x_t + b_{ih}) \\
         i, f, g, o &= v_t + R h_{t-1} + b_{hh}
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        mu, s: momentum and step; as published for MNIST pixel by pixel, of which the permuted one has s = 1.
-        options: all others of :class:`LSTM`, but for ``layer_norm``.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        mu, s: momentum and step size. The defaults are the published values for pixel-by-pixel MNIST; for permuted
+            MNIST the paper uses s = 1.
+        options: all other options of :class:`LSTM` except ``layer_norm``.
 
-    The state is (h, c, v), v (layers * directions, B, 4*H); (h, c) begins with v = 0.
+    The state is the tuple (h, c, v), where v has shape (num_layers * directions, B, 4*H). If you pass only (h, c), v
+    starts at 0.
 
     Raises:
-        ValueError, TypeError: as LSTM.
+        ValueError, TypeError: as for LSTM.
 
     Source: Nguyen et al. 2020.
 

@@ -1,4 +1,4 @@
-"""The layer of a cell that a user wrote."""
+"""The layer for cells that users write."""
 
 import math
 from collections.abc import Sequence
@@ -17,28 +17,28 @@ from rnnkern.nn.recurrent import RecurrentBase
 class Recurrent(RecurrentBase):
     r"""A recurrent layer whose cell is a function of your own, made by :func:`rnnkern.cell`.
 
-    For each layer and direction it holds ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H) with a row for each
-    gate that has a recurrent part, ``bias_ih_l{k}`` and ``bias_hh_l{k}``, and the cell's own parameters,
-    ``{name}_l{k}`` (H,). Weights, biases and parameters without an ``init`` are drawn from
-    :math:`U(-1 / \sqrt{H}, 1 / \sqrt{H})`. I inputs, H hidden units, G gates.
+    For each layer and direction it holds ``weight_ih_l{k}`` (G*H, I); ``weight_hh_l{k}`` (G*H, H), with H rows for each
+    gate that has a recurrent part; ``bias_ih_l{k}`` and ``bias_hh_l{k}``; and the cell's own parameters,
+    ``{name}_l{k}`` (H,). Weights, biases and parameters without an ``init`` are drawn from :math:`U(-1 / \sqrt{H}, 1 /
+    \sqrt{H})`. I is the input size, H the hidden size and G the number of gates.
 
     Args:
-        cell: what :func:`rnnkern.cell` returned.
+        cell: a cell that :func:`rnnkern.cell` returned.
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in
             :class:`torch.nn.RNN`.
-        num_heads: K > 1 makes R block-diagonal: ``weight_hh_l{k}`` is (K, G*D, D), D = H / K.
-        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step, or one for each
-            state (Krueger et al. 2017).
+        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, G*D, D), D = H / K.
+        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step, or one probability
+            for each state (Krueger et al. 2017).
         recurrent_dropout: variational dropout on the recurrent connection, one mask per sequence (Gal and Ghahramani
             2016).
-        save_gates: whether the forward pass keeps what the cell saves for the backward pass, or recomputes it there.
+        save_gates: True saves the cell's intermediate values for the backward pass; False recomputes them there.
 
     Input, output, packed sequences and ``reset`` are those of :class:`rnnkern.nn.RNN`; with several states ``hx`` and
     the returned state are tuples, each (num_layers * directions, B, H).
 
     Raises:
         TypeError: ``cell`` was not made by :func:`rnnkern.cell`.
-        ValueError: an option is wrong, as in torch.nn.
+        ValueError: an option has a wrong value, as in torch.nn.
 
     >>> @rnnkern.cell(gates="fn")
     ... def mgu(u, r, h):

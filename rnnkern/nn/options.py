@@ -1,4 +1,4 @@
-"""Signatures that editors, ``help()`` and notebooks show in full, and keywords that are no option named."""
+"""Gives layers complete signatures for editors, ``help()`` and notebooks, and reports unknown keywords."""
 
 import difflib
 import functools
@@ -10,11 +10,11 @@ import torch
 from rnnkern.nn.filters import Filter
 
 Class = TypeVar("Class", bound=type)
-"""Type checkers and editors see the decorated class itself."""
+"""Lets type checkers and editors see the decorated class itself."""
 
 
 class LayerOptions(TypedDict, total=False):
-    """What classes derived from a layer that stands in for one of torch.nn pass on to it."""
+    """Options that subclasses of a torch.nn replacement pass on to it."""
 
     batch_first: bool
     dropout: float
@@ -28,14 +28,14 @@ class LayerOptions(TypedDict, total=False):
 
 
 class RNNOptions(LayerOptions, total=False):
-    """Of :class:`rnnkern.nn.RNN`."""
+    """Options of :class:`rnnkern.nn.RNN`."""
 
     nonlinearity: str
     filter: Filter | None
 
 
 class LSTMOptions(LayerOptions, total=False):
-    """Of :class:`rnnkern.nn.LSTM`."""
+    """Options of :class:`rnnkern.nn.LSTM`."""
 
     bias: bool
     proj_size: int
@@ -44,7 +44,7 @@ class LSTMOptions(LayerOptions, total=False):
 
 
 class MemoryOptions(TypedDict, total=False):
-    """Of layers that attend to their past, however much of it."""
+    """Options of all layers that attend to their past states."""
 
     combine: str
     alignment: str
@@ -56,7 +56,7 @@ class MemoryOptions(TypedDict, total=False):
 
 
 class RelevancyOptions(MemoryOptions, total=False):
-    """Of layers that attend to a bounded part of their past."""
+    """Options of layers that attend to a bounded number of past states."""
 
     buffer_size: int
     relevant_size: int
@@ -64,9 +64,9 @@ class RelevancyOptions(MemoryOptions, total=False):
 
 
 def with_options(cls: Class) -> Class:
-    """Decorates a class. Where its ``__init__`` ends with ``**options``, its signature has the base's parameters in
-    their place, but for those that the class ``_sets`` itself; a keyword that is none of them raises TypeError with the
-    class and the nearest names that there are."""
+    """Class decorator. If ``__init__`` ends with ``**options``, its signature shows the parameters of the base class
+    instead, except those in ``_sets``, which the class sets itself. An unknown keyword raises TypeError with the name
+    of the class and similar option names."""
     init = cls.__init__
     own = inspect.signature(init)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -82,7 +82,7 @@ def with_options(cls: Class) -> Class:
         for name in kwargs:
             if name not in names:
                 near = [f"`{n}`" for n in difflib.get_close_matches(name, names)]
-                known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+                known = f"did you mean {' or '.join(near)}?" if near else f"available: {', '.join(names)}"
                 raise TypeError(f"{type(self).__name__}: unknown argument `{name}`; {known}")
         init(self, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Elman networks with recurrent weights that begin or stay orthogonal or nearly so, or have a Schur form."""
+"""Elman networks whose recurrent weight is initialized orthogonal, stays (nearly) orthogonal, or has a Schur form."""
 
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -20,7 +20,7 @@ from rnnkern.parametrizations import _schur
 
 @with_options
 class _OrthogonalRNN(RNN):
-    """Published as h' = modrelu(W x + R h; b): no other biases. A subclass says what becomes of R."""
+    """Base class: h' = modrelu(W x + R h; b), without other biases, as published. A subclass constrains R."""
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, nonlinearity: str = "modrelu",
@@ -46,29 +46,29 @@ class _OrthogonalRNN(RNN):
 
 @with_options
 class ExpRNN(_OrthogonalRNN):
-    r"""expRNN: a modReLU network with a recurrent weight that stays orthogonal.
+    r"""expRNN: a modReLU network whose recurrent weight stays orthogonal by the matrix exponential.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + B \exp(A) \, h_{t-1}; b)
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per optimizer step; A trains at a tenth of
-    the learning rate by :func:`rnnkern.optim.param_groups`.
+    :func:`rnnkern.parametrizations.orthogonal`, which computes it once per optimizer step.
+    :func:`rnnkern.optim.param_groups` gives A a tenth of the learning rate.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
-        base, rebase_every: ``"static"``, or ``"dynamic"`` with B <- B exp(A), A <- 0 after every K-th step of an
-            optimizer.
-        bias: whether there are additive biases too, as the published network has not.
-        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        init: initialization of the recurrent weight: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
+        base, rebase_every: ``"static"`` keeps B fixed. ``"dynamic"`` sets B <- B exp(A) and A <- 0 after every
+            ``rebase_every`` optimizer steps.
+        bias: if True, adds the biases b_ih and b_hh, which the published network does not have.
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
 
-    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init``, ``base`` or ``rebase_every`` is wrong.
+        ValueError, TypeError: as for RNN, or ``init``, ``base`` or ``rebase_every`` has a wrong value.
 
-    Source: Lezcano-Casado and Martinez-Rubio 2019; dynamic Lezcano-Casado 2019.
+    Source: Lezcano-Casado and Martinez-Rubio 2019; dynamic base: Lezcano-Casado 2019.
 
     >>> rnn = rnnkern.nn.ExpRNN(10, 20, base="dynamic", rebase_every=100)
     >>> output, h_n = rnn(torch.randn(4, 3, 10))
@@ -92,7 +92,7 @@ class ExpRNN(_OrthogonalRNN):
 
 @with_options
 class CayleyRNN(ExpRNN):
-    r"""scoRNN: a modReLU network with a recurrent weight that stays orthogonal, by the scaled Cayley transform.
+    r"""scoRNN: a modReLU network whose recurrent weight stays orthogonal by the scaled Cayley transform.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + B (I + A)^{-1} (I - A) D \, h_{t-1}; b)
@@ -100,9 +100,9 @@ class CayleyRNN(ExpRNN):
     Everything else is as in :class:`ExpRNN`.
 
     Args:
-        num_negative: how many entries of the diagonal D are -1, the others 1; half of them if not given.
-        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as :class:`ExpRNN`; ``init`` is
-            ``"cayley"`` if not given.
+        num_negative: number of entries of the diagonal D that are -1; the others are 1. The default is half of them.
+        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as in :class:`ExpRNN`, except that
+            the default ``init`` is ``"cayley"``.
 
     Source: Helfrich, Willmott and Ye 2018.
 
@@ -126,15 +126,15 @@ class CayleyRNN(ExpRNN):
 
 @with_options
 class NonNormalRNN(ExpRNN):
-    r"""nnRNN: a modReLU network with a recurrent weight in real Schur form.
+    r"""nnRNN: a modReLU network whose recurrent weight has a real Schur form.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + P (\Lambda + T) P^\top h_{t-1}; b)
 
-    ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.schur`: P = B exp(A) is orthogonal, Lambda has
-    rotations by theta times gamma along its diagonal, T is strictly lower triangular. The loss is to have ``delta *
-    schur_penalty(model)``, and T a weight decay, see :func:`rnnkern.optim.param_groups`. Arguments are those of
-    :class:`ExpRNN`; ``init``, ``base`` and ``rebase_every`` are P's.
+    ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.schur`: P = B exp(A) is orthogonal, Lambda is
+    block-diagonal with rotations by theta, scaled by gamma, and T is strictly lower triangular. For training, add
+    ``delta * schur_penalty(model)`` to the loss and give T weight decay with :func:`rnnkern.optim.param_groups`. The
+    arguments are those of :class:`ExpRNN`; ``init``, ``base`` and ``rebase_every`` apply to P.
 
     Source: Kerg et al. 2019.
 
@@ -149,27 +149,27 @@ class NonNormalRNN(ExpRNN):
 
 @with_options
 class HouseholderRNN(_OrthogonalRNN):
-    r"""oRNN: a network with a recurrent weight that is a product of m reflections.
+    r"""oRNN: a network whose recurrent weight is a product of m Householder reflections.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + H_1 H_2 \cdots H_m \, h_{t-1}; b)
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.orthogonal` with V (H, m): at least H - m of its eigenvalues are 1, and its
+    :func:`rnnkern.parametrizations.orthogonal` with V (H, m). At least H - m eigenvalues of the weight are 1, and its
     determinant is :math:`(-1)^m`. It is computed once per optimizer step, in O(H^2 m).
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        reflections: m, from 1 to H, or to the units of a head; all of them if not given.
-        init: ``"haar"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
-        bias: whether there are additive biases too.
-        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given; published with
-            leaky relu, which no cell has.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        reflections: m, from 1 to H (with heads: to the units of a head). The default is the maximum.
+        init: initialization of the recurrent weight: ``"haar"``, ``"henaff"``, ``"cayley"`` or ``"identity"``.
+        bias: if True, adds the biases b_ih and b_hh.
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``; the paper
+            uses ``"leaky_relu"``.
 
-    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init`` or ``reflections`` is wrong.
+        ValueError, TypeError: as for RNN, or ``init`` or ``reflections`` has a wrong value.
 
     Source: Mhammedi et al. 2017.
 
@@ -192,7 +192,7 @@ class HouseholderRNN(_OrthogonalRNN):
 
 @with_options
 class EURNN(_OrthogonalRNN):
-    r"""EURNN, real: a network with a recurrent weight that is a product of L layers of plane rotations.
+    r"""EURNN (real): a network whose recurrent weight is a product of L layers of plane rotations.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + F_L \cdots F_2 F_1 \, h_{t-1}; b)
@@ -204,20 +204,22 @@ class EURNN(_OrthogonalRNN):
 
     Args:
         input_size, hidden_size, num_layers: I, H and the layers of the network.
-        rotation_layers: L; if not given H, which reach every rotation, or :math:`\log_2 H` of a butterfly.
-        style: ``"tunable"``, which turns neighbours, or ``"butterfly"``, as in a fast Fourier transform, for which H,
-            or the units of a head, must be a power of two.
-        init: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``, what the recurrent weight begins with.
-        fused: True for the layers inside the recurrence, False for the matrix, None for what was measured to be the
-            faster. It is the matrix always in 16 bits, under autocast, and with a nonlinearity, heads, zoneout, dropout
-            of the state or a filter that the layers inside do not serve; True is an error there, but for 16 bits.
-        bias: whether there are additive biases too, as the published network has not.
-        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+        rotation_layers: L. The default is H for ``"tunable"``, which reaches every rotation, and :math:`\log_2 H` for
+            ``"butterfly"``.
+        style: ``"tunable"`` rotates pairs of neighbors. ``"butterfly"`` pairs units as a fast Fourier transform does; H
+            (with heads: the units of a head) must then be a power of two.
+        init: initialization of the recurrent weight: ``"uniform"``, ``"henaff"``, ``"cayley"`` or ``"identity"``.
+        fused: True applies the layers inside the recurrence, False forms the matrix, and None chooses what was measured
+            to be faster. The matrix is always used for 16-bit dtypes and under autocast, and with options that the
+            fused recurrence does not support: a nonlinearity other than modReLU, heads, zoneout, recurrent dropout and
+            filters. With one of these options, True is an error.
+        bias: if True, adds the biases b_ih and b_hh, which the published network does not have.
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
 
-    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init``, ``rotation_layers``, ``style`` or ``fused`` is wrong.
+        ValueError, TypeError: as for RNN, or ``init``, ``rotation_layers``, ``style`` or ``fused`` has a wrong value.
 
     Source: Jing et al. 2017.
 
@@ -240,13 +242,13 @@ class EURNN(_OrthogonalRNN):
         super().__init__(input_size, hidden_size, num_layers, bias=bias, **options)
         self.fused = fused
         if fused and (unserved := self._unserved()):
-            raise ValueError(f"EURNN: layers inside the recurrence have no {unserved}: `fused` must be False or None")
+            raise ValueError(f"EURNN: `fused` must be False or None with {unserved}, got True")
 
     def _constrain(self, name: str) -> None:
         parametrizations.orthogonal(self, name, orthogonal_map="givens", **self._how)
 
     def _unserved(self) -> str:
-        """The options that the layers inside do not serve."""
+        """The options in use that the fused recurrence does not support."""
         given = {
             f"nonlinearity {self.nonlinearity!r}": self.nonlinearity != "modrelu",
             "heads": self.num_heads > 1,
@@ -257,7 +259,7 @@ class EURNN(_OrthogonalRNN):
         return ", ".join(name for name, there in given.items() if there)
 
     def _weight(self, name: str, sequence: TimeFirst) -> Any:
-        """Of a recurrent weight the layers, by name, where all of them go inside."""
+        """The rotation layers of a recurrent weight, by name, if the recurrence applies them; else the matrix."""
         if name.startswith("weight_hh") and not self._unserved():
             x, batch = sequence.x, sequence.state[0].shape[1]
             found = {names[1]: layers_inside(self, names[1], self.fused, x, batch) for names in self._all_weights}
@@ -290,26 +292,26 @@ class EURNN(_OrthogonalRNN):
 
 @with_options
 class SpectralRNN(_OrthogonalRNN):
-    r"""A network with a recurrent weight whose singular values stay within a margin m around 1.
+    r"""A modReLU network whose recurrent weight keeps its singular values within a margin m around 1.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + U \operatorname{diag}(s) V^\top h_{t-1}; b), \qquad 1 - m < s_i < 1 + m
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. ``weight_hh_l{k}`` is parametrized by
-    :func:`rnnkern.parametrizations.spectral_margin` and computed once per optimizer step; U and V train at a
-    tenth of the learning rate by :func:`rnnkern.optim.param_groups`.
+    :func:`rnnkern.parametrizations.spectral_margin` and computed once per optimizer step.
+    :func:`rnnkern.optim.param_groups` gives the parameters of U and V a tenth of the learning rate.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        margin: m, from 0, which keeps the weight orthogonal, to 1.
-        init: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``, what the recurrent weight begins with.
-        bias: whether there are additive biases too.
-        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        margin: m, from 0 to 1. With 0 the weight stays orthogonal.
+        init: initialization of the recurrent weight: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
+        bias: if True, adds the biases b_ih and b_hh.
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
 
-    The input weight is drawn from Glorot's normal distribution, b from U(-0.01, 0.01).
+    The input weight is initialized from Glorot's normal distribution, and b from U(-0.01, 0.01).
 
     Raises:
-        ValueError, TypeError: as RNN; ``init`` or ``margin`` is wrong.
+        ValueError, TypeError: as for RNN, or ``init`` or ``margin`` has a wrong value.
 
     Source: Vorontsov et al. 2017.
 
@@ -332,15 +334,15 @@ class SpectralRNN(_OrthogonalRNN):
 
 @with_options
 class OrthogonalInitRNN(_OrthogonalRNN):
-    """RNN-orth: a network with a free recurrent weight that begins orthogonal.
+    """RNN-orth: a network whose recurrent weight is initialized orthogonal and then trained without a constraint.
 
     Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers.
-        init: ``"haar"``, ``"cayley"``, ``"henaff"`` or ``"identity"``, what the recurrent weight begins with.
-        bias: whether there are additive biases too.
-        options: all others of :class:`rnnkern.nn.RNN`. ``nonlinearity`` is ``"modrelu"`` if not given.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        init: initialization of the recurrent weight: ``"haar"``, ``"cayley"``, ``"henaff"`` or ``"identity"``.
+        bias: if True, adds the biases b_ih and b_hh.
+        options: all other options of :class:`rnnkern.nn.RNN`. The default ``nonlinearity`` is ``"modrelu"``.
 
     Source: Saxe et al. 2014.
 
@@ -366,11 +368,12 @@ class OrthogonalInitRNN(_OrthogonalRNN):
 
 @with_options
 class IRNN(OrthogonalInitRNN):
-    """IRNN: :class:`OrthogonalInitRNN` that begins as the identity, with relu.
+    """IRNN: a ReLU network whose recurrent weight is initialized to the identity and trained without a constraint.
 
     Args:
-        input_size, hidden_size, num_layers, bias: I, H, the layers, and whether there are additive biases.
-        options: all others of :class:`rnnkern.nn.RNN` but ``nonlinearity``.
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        bias: if True, adds the biases b_ih and b_hh.
+        options: all other options of :class:`rnnkern.nn.RNN` except ``nonlinearity``.
 
     Source: Le et al. 2015.
 
@@ -391,18 +394,18 @@ class IRNN(OrthogonalInitRNN):
 
 
 def schur_penalty(model: Module) -> Tensor:
-    r"""What nnRNN's loss adds for the moduli, :math:`\sum_i (1 - \gamma_i)^2` over all weights in Schur form.
+    r"""The penalty of nnRNN on the moduli, :math:`\sum_i (1 - \gamma_i)^2`, summed over all weights in Schur form.
 
-    The caller multiplies by delta (Kerg et al. 2019, section 3).
+    Multiply it by a coefficient (delta in Kerg et al. 2019, section 3) and add it to the loss.
 
     Args:
-        model: any that has such weights.
+        model: a module that contains such weights.
 
     Returns:
-        (), through which gradients flow to each gamma.
+        A scalar tensor. Gradients flow to each gamma.
 
     Raises:
-        ValueError: the model has no weight in Schur form.
+        ValueError: the model contains no weight in Schur form.
 
     >>> model = rnnkern.nn.NonNormalRNN(10, 20)
     >>> rnnkern.nn.schur_penalty(model).item()
@@ -412,19 +415,19 @@ def schur_penalty(model: Module) -> Tensor:
 
 
 def orthogonal_penalty(model: Module) -> Tensor:
-    r"""What a soft constraint adds to the loss, :math:`\sum_V \|V^\top V - I\|_F^2` over all recurrent weights V.
+    r"""A soft orthogonality penalty, :math:`\sum_V \|V^\top V - I\|_F^2`, summed over all recurrent weights V.
 
-    The caller multiplies by lambda (Vorontsov et al. 2017, section 3.2).
+    Multiply it by a coefficient (lambda in Vorontsov et al. 2017, section 3.2) and add it to the loss.
 
     Args:
-        model: any with Elman networks, of :class:`rnnkern.nn.RNN` or :class:`torch.nn.RNN` and what derives from them;
-            of their layers and directions all count, and of block-diagonal weights each block.
+        model: a module that contains Elman networks: instances of :class:`rnnkern.nn.RNN`, :class:`torch.nn.RNN` or
+            their subclasses. All layers and directions count, and each block of a block-diagonal weight.
 
     Returns:
-        (), through which gradients flow to each V.
+        A scalar tensor. Gradients flow to each V.
 
     Raises:
-        ValueError: the model has no Elman network.
+        ValueError: the model contains no Elman network.
 
     >>> model = rnnkern.nn.OrthogonalInitRNN(10, 20)
     >>> rnnkern.nn.orthogonal_penalty(model).item() < 1e-8
@@ -432,7 +435,7 @@ def orthogonal_penalty(model: Module) -> Tensor:
     """
     networks = [module for module in model.modules() if isinstance(module, torch.nn.RNN)]
     if not networks:
-        raise ValueError("orthogonal_penalty: the model must have an Elman network, as rnnkern.nn.RNN is")
+        raise ValueError("orthogonal_penalty: `model` must contain an Elman network such as rnnkern.nn.RNN, got none")
     weights = [getattr(network, names[1]) for network in networks for names in network._all_weights]
     squares = [(V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)).square().sum() for V in weights]
     return torch.stack([square.to(squares[0]) for square in squares]).sum()

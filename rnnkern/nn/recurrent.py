@@ -1,4 +1,4 @@
-"""What RNN, LSTM and GRU share: torch.nn's parameters and checks around calls of the operator."""
+"""Base class of RNN, LSTM and GRU: parameters and checks of torch.nn around calls of the operator."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from rnnkern.ops._recurrence.recurrence import step
 
 
 class TimeFirst(NamedTuple):
-    """A forward's input once time comes first: T steps, B sequences in the order of the packed rows."""
+    """The input of a forward pass with time first: T steps, B sequences in the order of the packed rows."""
 
     x: Tensor  # (T, B, I), or packed (sum of batch_sizes, I)
     state: tuple[Tensor, ...]  # h0 (layers * directions, B, H); for an LSTM c0 too
@@ -28,8 +28,8 @@ def reset_in_order(
     module: Module, reset: Tensor, x: Tensor, steps: int, batch: int | None, batch_sizes: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """A caller's ``reset`` of a module with ``batch_first`` as (T, B), in the order of the packed rows and False beyond
-    a sequence's own end; ``batch`` is None for an unbatched one."""
+    """The caller's ``reset`` as (T, B), in the order of the packed rows and False beyond the end of a sequence.
+    ``batch`` is None for unbatched input."""
     name = type(module).__name__
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
@@ -51,16 +51,17 @@ def reset_in_order(
 
 
 def spelled(module: Module) -> str:
-    """How a printed model has a module of this package, of which torch.nn has a namesake."""
+    """The name that a printed model shows; it tells modules of this package from those of torch.nn with the same
+    name."""
     ours = type_before_parametrizations(module).__module__.startswith("rnnkern.nn.")
     return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
 
 
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
-    """What each direction is given of a (T, B) ``reset``."""
+    """The mask that each direction needs, from a (T, B) ``reset``."""
     if reset is None or not bidirectional:
         return [reset, reset]
-    # Backwards, step t takes its state from t+1: it is zeroed where an episode starts at t+1.
+    # In the reverse direction, step t takes its state from t+1, so it is zeroed where an episode starts at t+1.
     return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
 
 
@@ -71,8 +72,8 @@ class RecurrentBase(RNNBase):
     zoneout: float | tuple[float, float] = 0.0
     recurrent_dropout: float = 0.0
     save_gates: bool | None = None
-    """May be set at any time."""
-    _cell: str  # of rnnkern.ops.recurrence
+    """Can be changed at any time."""
+    _cell: str  # name of a cell of rnnkern.ops.recurrence
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class RecurrentBase(RNNBase):
 
     @property
     def _states(self) -> int:
-        """How many tensors the cell's state has."""
+        """Number of state tensors of the cell."""
         return 2 if self.mode == "LSTM" else 1
 
     def _add_modrelu_biases(self) -> None:
@@ -120,7 +121,7 @@ class RecurrentBase(RNNBase):
                 init.uniform_(parameter, -0.01, 0.01)
 
     def _rates(self, name: str, given, most: int = 1):
-        """A rate as it was given, or a tuple of as many as there are states."""
+        """The rate as given: one number, or a tuple with one number for each state."""
         rates = given if isinstance(given, (tuple, list)) and most > 1 else (given,)
         if any(isinstance(rate, bool) or not isinstance(rate, (int, float)) for rate in rates):
             raise TypeError(f"{name} should be of type float, got: {type(given).__name__}")
@@ -138,23 +139,23 @@ class RecurrentBase(RNNBase):
         """Runs the layers over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: h_0, for an LSTM (h_0, c_0), each (num_layers * directions, B, H), without B for (T, I); h_0 has
-                ``proj_size`` columns if that is given. In the caller's batch order. None is zeros. With a filter the
-                tuple may go on with the filter's states, each (num_layers * directions, B, G*H).
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true an episode begins at step t: no state crosses from t-1 to t, nor backwards
-                from t to t-1.
+            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            hx: h_0, or for an LSTM the tuple (h_0, c_0), each (num_layers * directions, B, H), without B for unbatched
+                input; h_0 has ``proj_size`` columns if that is set. In the caller's batch order. None means zeros. With
+                a filter you may append the filter's states to the tuple, each (num_layers * directions, B, G*H).
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True starts a new episode at step t: no state is carried
+                from t-1 to t, nor from t to t-1 in the reverse direction.
 
         Returns:
-            The output, like ``input`` with directions * H columns, and h_n or (h_n, c_n), like ``hx``; with a filter a
-            tuple that goes on with the filter's states.
+            The output, shaped like ``input`` with directions * H columns, and h_n or (h_n, c_n), shaped like ``hx``.
+            With a filter the second result is a tuple to which the filter's states are appended.
 
         Raises:
-            TypeError: ``reset`` is no bool tensor or on another device.
-            ValueError: ``reset`` is misshapen.
-            As torch.nn: every other wrong argument.
+            TypeError: ``reset`` is not a bool tensor or is on another device.
+            ValueError: ``reset`` has the wrong shape.
+            As torch.nn: for every other wrong argument.
         """
         if hx is not None and reset is None and not torch.is_grad_enabled():
             stepped = self._step(input, hx)
@@ -192,13 +193,13 @@ class RecurrentBase(RNNBase):
         return x.transpose(0, 1) if self.batch_first else x, hidden
 
     def _step(self, input, hx):
-        """One step of one layer without derivatives, where a call is mostly what stands around its kernel. None where
-        it is anything else or anything is wrong, which the whole path knows how to say."""
+        """Fast path for one step of one layer without derivatives, where overhead dominates the time of the kernel.
+        Returns None for any other call and for wrong arguments, which the regular path reports."""
         if type(input) is not Tensor or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return None
         if len(self._all_weights) > 1 or self.zoneout or self.recurrent_dropout:
             return None
-        named = self._parameters.get  # None for what is computed, or not there
+        named = self._parameters.get  # None for a parametrized or missing weight
         weights = [named(name) for name in self._all_weights[0]]
         if len(weights) == 2:
             weights += [None, None]
@@ -229,7 +230,8 @@ class RecurrentBase(RNNBase):
         hx: Tensor | tuple[Tensor, Tensor] | None = None,
         reset: Tensor | None = None,
     ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
+        """The :class:`Choice` of each layer and direction, in order, for :func:`rnnkern.ops.explain`. Runs no
+        recurrence."""
         sequence = self._check(input, hx, reset)
         choices = []
         for calls in self._calls(sequence):
@@ -239,7 +241,7 @@ class RecurrentBase(RNNBase):
         return choices
 
     def _check(self, input, hx, reset) -> TimeFirst:
-        """As torch.nn's forward before its kernel, with torch.nn's checks."""
+        """Does what torch.nn's forward does before its kernel, with the checks of torch.nn."""
         batch_sizes = order = None
         several = self._states > 1
         if isinstance(input, PackedSequence):
@@ -271,8 +273,8 @@ class RecurrentBase(RNNBase):
         return TimeFirst(x, tuple(hx) if several else (hx,), batch_sizes, reset)
 
     def _calls(self, sequence: TimeFirst) -> list[list[dict[str, Any]]]:
-        """The operator's arguments, but for cell, input and direction, of what is called at once: both directions of a
-        layer, two layers with nothing between them, or one."""
+        """Arguments of the operator except cell, input and direction, grouped by what one call computes: both
+        directions of a layer, two stacked layers with nothing between them, or one layer."""
         _, state, batch_sizes, reset = sequence
         masks = reset_of_directions(reset, self.bidirectional)
         states = list(zip(*(s.unbind(0) for s in state), strict=True))
@@ -302,26 +304,26 @@ class RecurrentBase(RNNBase):
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
     def _weight(self, name: str, sequence: TimeFirst) -> Any:
-        """What a call is given of a parameter."""
+        """The value of a parameter that a call receives."""
         return getattr(self, name)
 
     def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
-        """What a call in training takes from torch's generator."""
+        """Seeds and masks that a call in training draws from torch's generator."""
         if not self.zoneout and not self.recurrent_dropout:
             return {}
         return {"seed": torch.randint(-(2**63), 2**63 - 1, (), device=sequence.x.device)}
 
     def _stacks(self) -> bool:
-        """Whether nothing stands between a layer and the next."""
+        """Whether nothing, such as dropout, comes between a layer and the next."""
         return not (self.dropout and self.training)
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
-        """What ``both`` gives of two recurrences, or a list of what ``one`` gives."""
+        """The result of ``both`` for two recurrences, or a list of results of ``one``."""
         x, *calls = autocast.cast(x, *calls)
         return both(self._cell, x, *calls) if len(calls) > 1 else [one(self._cell, x, **calls[0])]
 
-    # torch.nn keeps a list of its weights for cuDNN and reads a dtype from its first. Kernels here read each parameter
-    # where it lies, so that nothing goes stale and a parametrized weight is computed once per forward.
+    # torch.nn keeps a list of its weights for cuDNN and reads the dtype from the first. Kernels here read each
+    # parameter in place, so no list can go stale, and a parametrized weight is computed once per forward pass.
 
     @property
     def _flat_weights(self) -> list[Tensor | None]:
@@ -333,10 +335,11 @@ class RecurrentBase(RNNBase):
         pass
 
     def flatten_parameters(self) -> None:
-        """Does nothing: the kernels need no common buffer."""
+        """Does nothing, because the kernels need no contiguous buffer of weights. Kept for compatibility with
+        torch.nn."""
 
     def __prepare_scriptable__(self):
-        raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported, torch.export is")
+        raise NotImplementedError(f"{type(self).__name__}: torch.jit.script is not supported; use torch.export")
 
     def _get_name(self) -> str:
         return spelled(self)

@@ -1,4 +1,4 @@
-"""Recurrent layers that attend to a bounded set of their own past."""
+"""Recurrent layers that attend to a bounded set of their own past states."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
@@ -20,11 +20,11 @@ from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 NONLINEARITIES = tuple(cell for cell in RELEVANCY_CELLS if cell != "lstm")
 UNLIMITED = 2**30
-"""Steps, which no sequence has: the buffer is as long as what has been seen."""
+"""More steps than any sequence has, so that the buffer holds every state so far."""
 
 
 class Relevancy(Attending):
-    """What RelRNN, RelLSTM, MemRNN and MemLSTM share. A subclass names its ``_cell`` and ``_gates``."""
+    """Base class of RelRNN, RelLSTM, MemRNN and MemLSTM. A subclass sets ``_cell`` and ``_gates``."""
 
     _gates, _states, _operator = 1, 1, staticmethod(relevancy_recurrence)
     _plain: ClassVar = {
@@ -58,11 +58,11 @@ class Relevancy(Attending):
         self.reset_parameters()
 
     @property
-    def _cell(self) -> str:  # of rnnkern.ops.relevancy_recurrence
+    def _cell(self) -> str:  # name of a cell of rnnkern.ops.relevancy_recurrence
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initializes all parameters again."""
         for weight in (self.weight_query_l0, self.weight_key_l0):
             init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
         init.xavier_normal_(self.weight_score_l0.unsqueeze(0))
@@ -88,20 +88,20 @@ class Relevancy(Attending):
         """Runs the layer over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: the state that a former call returned, and the two calls are one; or s_0, for an LSTM ``(s_0, c_0)``,
-                each (1, B, n) as in torch.nn or (B, n), with nothing remembered. None is zeros. In the caller's batch
-                order; without B for (T, I).
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true, s, c and all that is remembered are emptied before step t.
+            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            hx: a state that an earlier call returned, which continues that sequence; or s_0, or for an LSTM the tuple
+                ``(s_0, c_0)``, each (1, B, n) as in torch.nn or (B, n), with an empty memory. None means zeros. In the
+                caller's batch order; without B for unbatched input.
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True zeroes s and c and empties the memory before step t.
 
         Returns:
-            The output, like ``input`` with n columns, and the :class:`~rnnkern.ops.RelevancyState`.
+            The output, shaped like ``input`` with n columns, and the :class:`~rnnkern.ops.RelevancyState`.
 
         Raises:
-            ValueError: a shape is wrong.
-            TypeError: a type, dtype or device is wrong.
+            ValueError: a tensor has the wrong shape.
+            TypeError: an argument has the wrong type, dtype or device.
         """
         return self._run(input, hx, reset)
 
@@ -111,14 +111,15 @@ class Relevancy(Attending):
         hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> RelevancyMemory:
-        """What each step attends to, without gradients.
+        """Returns the attention weights of each step, without gradients.
 
         Args:
-            input, hx, reset: as :meth:`forward`.
+            input, hx, reset: as in :meth:`forward`.
 
         Returns:
-            ``weights``, like ``input`` with K columns: alpha over the slots of the buffer, then of the relevant set, 0
-            for an empty slot; ``ids``, int64: the event in each slot, by the step that made it, -1 for none.
+            ``weights``, shaped like ``input`` with K columns: alpha for the slots of the buffer, then of the
+            relevant set, 0 for an empty slot. ``ids``, int64: for each slot the step that created its event, -1 for
+            an empty slot.
         """
         return self._attended(input, hx, reset)
 
@@ -129,19 +130,20 @@ class Relevancy(Attending):
         reset: Tensor | None = None,
         sparse: bool = False,
     ) -> Tensor:
-        """How much each step attends to each event of this call, without gradients: what a heat map shows.
+        """Returns how much each step attends to each event of this call, as a matrix for plots, without gradients.
 
         Args:
             input: (T, B, I), (B, T, I) with ``batch_first``, or (T, I).
-            hx, reset: as :meth:`forward`. Events before this call are left out.
-            sparse: return a sparse COO tensor, of at most K = ``buffer_size`` + ``relevant_size`` values a step.
+            hx, reset: as in :meth:`forward`. Events before this call are left out.
+            sparse: if True, returns a sparse COO tensor with at most K = ``buffer_size`` + ``relevant_size`` values per
+                step.
 
         Returns:
-            (T, B, T), (B, T, T) with ``batch_first``, or (T, T): alpha of the step over the events, 0 where there is
-            none.
+            Tensor of shape (T, B, T), or (B, T, T) with ``batch_first``, or (T, T) for unbatched input. Element (t, b,
+            j) is alpha of step t for event j, and 0 if the step does not attend to it.
 
         Raises:
-            TypeError: ``input`` is packed; pad it.
+            TypeError: ``input`` is packed. Pad it instead.
 
         >>> layer = rnnkern.nn.RelRNN(3, 8, buffer_size=4, relevant_size=2)
         >>> alpha = layer.attention_map(torch.randn(20, 1, 3))[:, 0]
@@ -185,38 +187,45 @@ class Relevancy(Attending):
 
 @with_options
 class RelRNN(Relevancy):
-    r"""RelRNN: an Elman network that attends to its last states and to the most relevant of those before.
+    r"""RelRNN: an Elman network that attends to its last states and to the most relevant earlier ones.
 
     .. math::
         h_t &= \phi(U x_t + b + V s_{t-1}) \\
         e_j &= v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e) \\
         s_t &= (h_t + \sum_j \alpha_j m_j) / 2
 
-    over the members :math:`m_j` of the buffer, which are the last states and :math:`h_t` itself, and of the relevant
-    set. :func:`rnnkern.ops.relevancy_recurrence` says how a state comes there. For the backward 2n + K + 1 floats are
-    kept per sequence and step, K = ``buffer_size`` + ``relevant_size``. T steps, B sequences, I inputs, n hidden units.
+    where :math:`m_j` are the members of the buffer (the last states including :math:`h_t`) and of the relevant set.
+    :func:`rnnkern.ops.relevancy_recurrence` describes how states enter the relevant set. 2n + K + 1 floats per sequence
+    and step are saved for the backward pass, where K = ``buffer_size`` + ``relevant_size``. T is the number of time
+    steps, B the batch size, I the input size and n the hidden size.
 
     Args:
         input_size, hidden_size: I and n.
-        buffer_size: how many of the last states are attended to, at least 1.
-        relevant_size: how many of those before; 0 for none.
-        nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, whose bias is ``modrelu_bias_l0`` (n,).
-        combine: ``"half"`` as above, or ``"sum"``, the thesis' equation without the factor 1/2, which does not transfer
-            to longer sequences.
+        buffer_size: number of last states in the buffer, at least 1.
+        relevant_size: number of earlier states in the relevant set; 0 for none.
+        nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, which has the bias ``modrelu_bias_l0``
+            (n,).
+        combine: ``"half"`` as above, or ``"sum"``, which omits the factor 1/2 as in the thesis and does not generalize
+            to longer sequences than those in training.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
-        relevance: what decides which states stay: ``"attention"`` that they got, ``"random"`` or ``"fifo"``, the last.
-        output: the output is ``"h"`` or ``"s"``.
-        bias: whether there is b.
-        batch_first: input and output are (B, T, .).
-        device, dtype: of the parameters.
+        relevance: how states of the relevant set are selected: by the ``"attention"`` they received, ``"random"``, or
+            ``"fifo"``, the last ones that left the buffer.
+        output: which state the layer returns as output, ``"h"`` or ``"s"``.
+        bias: if False, there is no b.
+        batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
+        device, dtype: device and dtype of the parameters.
 
-    Parameters: U ``weight_ih_l0`` (n, I) from Glorot's normal distribution; b ``bias_ih_l0`` (n,), 0; V
-    ``weight_hh_l0`` (n, n) orthogonal as in Henaff et al. 2016, to which any parametrization may be given;
-    :math:`W_a` ``weight_query_l0`` and :math:`U_a` ``weight_key_l0`` (n, n) from :math:`U(-n^{-1/2}, n^{-1/2})`; v
-    ``weight_score_l0`` (n,) from Glorot's normal distribution; modReLU's bias from U(-0.01, 0.01).
+    Parameters and their initialization:
+
+    - U: ``weight_ih_l0`` (n, I), Glorot's normal distribution
+    - b: ``bias_ih_l0`` (n,), zeros
+    - V: ``weight_hh_l0`` (n, n), orthogonal as in Henaff et al. 2016; you can register any parametrization on it
+    - :math:`W_a` and :math:`U_a`: ``weight_query_l0`` and ``weight_key_l0`` (n, n), :math:`U(-n^{-1/2}, n^{-1/2})`
+    - v: ``weight_score_l0`` (n,), Glorot's normal distribution
+    - bias of modReLU: U(-0.01, 0.01)
 
     Raises:
-        ValueError, TypeError: a size or a choice is wrong.
+        ValueError, TypeError: a size or an option has a wrong value or type.
 
     Source: Kerg et al. 2020; Kerg 2022, ch. 4, algorithm 1.
 
@@ -224,7 +233,7 @@ class RelRNN(Relevancy):
     >>> output, state = layer(torch.randn(30, 4, 10))
     >>> output.shape, state.ids.shape
     (torch.Size([30, 4, 20]), torch.Size([4, 3]))
-    >>> output, state = layer(torch.randn(30, 4, 10), state)  # goes on
+    >>> output, state = layer(torch.randn(30, 4, 10), state)  # continues the sequence
     >>> weights, ids = layer.attention(torch.randn(30, 4, 10))
     >>> weights.shape
     torch.Size([30, 4, 8])
@@ -251,25 +260,26 @@ class RelRNN(Relevancy):
 
 @with_options
 class RelLSTM(Relevancy):
-    r"""RelLSTM: an LSTM whose gates see a state that attends to its own past.
+    r"""RelLSTM: an LSTM whose gates read a state that attends to the layer's own past.
 
     .. math::
         i, f, g, o &= U x_t + b + V s_{t-1} \\
         c_t &= \sigma(f) c_{t-1} + \sigma(i) \tanh(g) \\
         h_t &= \sigma(o) \tanh(c_t)
 
-    and :math:`s_t` of :math:`h_t` as in :class:`RelRNN`; c is not attended to. For the backward 7n + K + 1 floats are
-    kept per sequence and step.
+    where :math:`s_t` is computed from :math:`h_t` as in :class:`RelRNN`. Attention reads h, not c. 7n + K + 1 floats
+    per sequence and step are saved for the backward pass.
 
     Args:
         input_size, hidden_size, buffer_size, relevant_size, combine, alignment, relevance, output, bias, batch_first,
-            device, dtype: as :class:`RelRNN`.
+            device, dtype: as in :class:`RelRNN`.
 
-    Parameters are named and drawn as RelRNN's; U ``weight_ih_l0`` (4n, I), V ``weight_hh_l0`` (4n, n), orthogonal for
-    each gate, and b ``bias_ih_l0`` (4n,), 0 and for the forget gate 1, have the gates in torch.nn's order.
+    Parameters have the names and the initialization of RelRNN, with these differences: U is ``weight_ih_l0`` (4n, I); V
+    is ``weight_hh_l0`` (4n, n), orthogonal for each gate; b is ``bias_ih_l0`` (4n,), 1 for the forget gate and 0
+    otherwise. Gates are in torch.nn's order.
 
     Raises:
-        ValueError, TypeError: a size or a choice is wrong.
+        ValueError, TypeError: a size or an option has a wrong value or type.
 
     Source: Kerg et al. 2020; Kerg 2022, ch. 4.
 
@@ -290,12 +300,12 @@ class RelLSTM(Relevancy):
 
 @with_options
 class MemRNN(RelRNN):
-    """MemRNN: :class:`RelRNN` that attends to all of its past (Kerg et al. 2020, after Ke et al. 2018).
+    """MemRNN: a :class:`RelRNN` that attends to all of its past states (Kerg et al. 2020, after Ke et al. 2018).
 
-    Time is quadratic in T; what is kept for the backward is linear.
+    Computation is quadratic in T; memory for the backward pass is linear in T.
 
     Args:
-        input_size, hidden_size, nonlinearity, combine, alignment, output, bias, batch_first, device, dtype: as
+        input_size, hidden_size, nonlinearity, combine, alignment, output, bias, batch_first, device, dtype: as in
             :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemRNN(10, 20)
@@ -316,10 +326,10 @@ class MemRNN(RelRNN):
 
 @with_options
 class MemLSTM(RelLSTM):
-    """MemLSTM: :class:`RelLSTM` that attends to all of its past.
+    """MemLSTM: a :class:`RelLSTM` that attends to all of its past states.
 
     Args:
-        input_size, hidden_size, combine, alignment, output, bias, batch_first, device, dtype: as :class:`RelRNN`.
+        input_size, hidden_size, combine, alignment, output, bias, batch_first, device, dtype: as in :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemLSTM(10, 20, batch_first=True)
     >>> layer(torch.randn(4, 30, 10))[0].shape

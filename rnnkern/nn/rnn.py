@@ -1,4 +1,4 @@
-"""Elman's network."""
+"""Elman network."""
 
 from typing import Any
 
@@ -14,36 +14,36 @@ NONLINEARITIES = ("tanh", "relu", "identity", "hardtanh", "modrelu", "sigmoid", 
 
 @with_options
 class RNN(Filtered, torch.nn.RNN):
-    r"""Elman's network over a sequence, in place of :class:`torch.nn.RNN`.
+    r"""Elman network; a drop-in replacement for :class:`torch.nn.RNN`.
 
     .. math::
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
     Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, ``filter`` and ``reset``. T steps, B sequences, I
-    inputs, H hidden units, K heads of D = H / K units.
+    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, ``filter`` and ``reset``. T is the number of time
+    steps, B the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
-        nonlinearity: :math:`\phi`, one of ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"``, ``"sigmoid"``,
-            ``"leaky_relu"``, ``"softplus"`` (these three are compiled at their first use) and ``"modrelu"``,
-            :math:`\mathrm{sign}(z) \, \mathrm{relu}(|z| + b)`, whose b is the parameter ``modrelu_bias_l{k}`` (H,) of
-            each layer and direction, drawn from U(-0.01, 0.01) after all others.
-        num_heads: K > 1 makes R block-diagonal, ``weight_hh_l{k}`` (K, D, D). Unit k*D+d of the layer is unit d of
-            head k.
-        zoneout: probability in [0, 1) with which a unit of the state keeps its old value at a step; in evaluation the
-            mean of the old value and the new (Krueger et al. 2017).
+        nonlinearity: :math:`\phi`, one of ``"tanh"``, ``"relu"``, ``"identity"``, ``"hardtanh"``, ``"modrelu"``,
+            ``"sigmoid"``, ``"leaky_relu"`` and ``"softplus"``. The last three are compiled at their first use. modReLU
+            is :math:`\mathrm{sign}(z) \, \mathrm{relu}(|z| + b)`, where b is the parameter ``modrelu_bias_l{k}`` (H,)
+            of each layer and direction, initialized from U(-0.01, 0.01) after all other parameters.
+        num_heads: K. With K > 1, R is block-diagonal and ``weight_hh_l{k}`` has shape (K, D, D). Unit k*D+d of the
+            layer is unit d of head k.
+        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step. In evaluation mode
+            the expected value replaces the draw (Krueger et al. 2017).
         recurrent_dropout: rate in [0, 1) of variational dropout on the recurrent connection, one mask per sequence (Gal
-            and Ghahramani 2016); none in evaluation. Zoneout and dropout masks are generated inside the kernel from a
-            seed of torch's generator and regenerated in the backward pass; no mask is stored.
-        save_gates: of no effect, since these cells keep nothing but h; as in LSTM and GRU.
-        filter: of the input projection, one of :mod:`rnnkern.nn.filters` (Nguyen et al. 2020), such as ``Adam(0.6, 0.6,
-            0.99)``. The state that is returned is longer by what the filter carries.
+            and Ghahramani 2016); inactive in evaluation mode. Zoneout and dropout masks are generated inside the kernel
+            from a seed of torch's generator and regenerated in the backward pass; no mask is stored.
+        save_gates: has no effect, because these cells save only h. It exists for consistency with LSTM and GRU.
+        filter: a filter of :mod:`rnnkern.nn.filters` for the input projection (Nguyen et al. 2020), such as ``Adam(0.6,
+            0.6, 0.99)``. The returned state then also contains the state of the filter.
 
     Raises:
         ValueError, TypeError: ``nonlinearity`` is unknown; ``num_heads`` does not divide ``hidden_size``; a rate is
             not in [0, 1).
-        As torch.nn: every other wrong argument.
+        As torch.nn: for every other wrong argument.
 
     Source: Elman 1990; modReLU Arjovsky et al. 2016, eq. 8, for a real state.
 
@@ -63,7 +63,7 @@ class RNN(Filtered, torch.nn.RNN):
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
-        known = nonlinearity if nonlinearity == "relu" else "tanh"  # to torch.nn, which builds the rest
+        known = nonlinearity if nonlinearity == "relu" else "tanh"  # torch.nn, which creates the rest, knows only these
         super().__init__(
             input_size, hidden_size, num_layers, known, bias, batch_first, dropout, bidirectional, device=device,
             dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,

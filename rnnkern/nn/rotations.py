@@ -1,4 +1,4 @@
-"""A recurrent weight that is a product of layers of rotations: the layers inside the recurrence, or the matrix."""
+"""Recurrent weights that are products of rotation layers: applied inside the recurrence, or formed as a matrix."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from rnnkern.parametrizations import ComplexGivens, Givens
 
 
 def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batch: int) -> dict[str, Any] | None:
-    """What :func:`rnnkern.ops.givens_recurrence` takes of the layers that a weight is made of, or None where the
-    recurrence is to take the matrix.
+    """The rotation layers of a weight as arguments of :func:`rnnkern.ops.givens_recurrence`, or None if the recurrence
+    should use the matrix.
 
     Args:
-        module, name: whose weight, and which.
-        fused: True where it can be, False nowhere, None where it is the faster.
-        x: the input, of which dtype and device are read.
+        module, name: the module and the name of its weight.
+        fused: True uses the layers wherever possible, False never, and None where they are faster.
+        x: a tensor with the dtype and device of the input.
         batch: B.
     """
     if fused is False or not parametrize.is_parametrized(module, name) or len(module.parametrizations[name]) != 1:
@@ -30,7 +30,7 @@ def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batc
     angles, *phases = made.originals
     if angles.dim() != 2 or angles.dtype not in DTYPES or x.dtype != angles.dtype:
         return None
-    sequences = None if torch.compiler.is_compiling() else batch  # compiled code is for any
+    sequences = None if torch.compiler.is_compiling() else batch  # compiled code serves any batch size
     if fused is None and not pays(made.sizes[-1], angles.shape[0], sequences, bool(phases), x.device):
         return None
     layers = {"angles": angles, "style": made.style}
@@ -38,5 +38,5 @@ def layers_inside(module: Module, name: str, fused: bool | None, x: Tensor, batc
 
 
 def said_inside(choice: Choice) -> Choice:
-    """Of the operator, for :func:`rnnkern.ops.explain`."""
-    return choice._replace(reason=f"{choice.reason}, with the layers inside the recurrence")
+    """Adds to the reason that the recurrence applies the rotation layers, for :func:`rnnkern.ops.explain`."""
+    return choice._replace(reason=f"{choice.reason}, which applies the rotation layers inside the recurrence")

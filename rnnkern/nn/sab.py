@@ -1,4 +1,4 @@
-"""Sparse attentive backtracking."""
+"""Sparse attentive backtracking (SAB)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -18,34 +18,38 @@ from rnnkern.ops._relevancy.sab import ALIGNMENTS
 
 @with_options
 class SABLSTM(Attending):
-    r"""An LSTM that attends to a few of its remembered states, with gradients through them and through the last steps.
+    r"""LSTM with sparse attentive backtracking: it attends to a few of its stored past states, and gradients flow
+    through these and through the last steps.
 
     .. math::
         \tilde h_t, c_t &= \mathrm{LSTM}(x_t, h_{t-1}, c_{t-1}) \\
         e_j &= w \cdot \tanh([\tilde h_t; m_j]) \quad \text{or} \quad w \cdot \tanh(W [\tilde h_t; m_j]) \\
         a_t &= \sum_j \omega_j m_j, \quad h_t = \tilde h_t + a_t
 
-    over the memories :math:`m_j`: the first h and every ``attend_every``-th since. The weights :math:`\omega` are
-    sparse, from the ``top_k`` largest scores, see :func:`rnnkern.ops.sab_recurrence`. The output is
-    :math:`[h_t; a_t]`. T steps, B sequences, I inputs, n hidden units.
+    where the memories :math:`m_j` are the first h and every ``attend_every``-th h since. The weights :math:`\omega` are
+    sparse and come from the ``top_k`` largest scores, see :func:`rnnkern.ops.sab_recurrence`. The output is
+    :math:`[h_t; a_t]`. T is the number of time steps, B the batch size, I the input size and n the hidden size.
 
     Args:
         input_size, hidden_size: I and n.
-        top_k: how many memories are attended to, of which the last only sets the threshold once there are more.
-        attend_every: every how many steps a state is remembered.
-        truncation: every how many steps the gradient through h and c is cut; that through memories never is.
-        alignment: ``"separable"``, the first form of :math:`e_j`, which is the published code's, or ``"mlp"``, the
-            second, as in the article.
-        bias: whether the LSTM has biases.
-        batch_first: input and output are (B, T, .).
-        device, dtype: of the parameters.
+        top_k: number of memories that a step attends to. Once more memories exist, the k-th largest score only sets the
+            threshold, and at most ``top_k`` - 1 weights are nonzero.
+        attend_every: number of steps between stored states.
+        truncation: number of steps after which the gradient through h and c is cut. The gradient through memories is
+            never cut.
+        alignment: ``"separable"``, the first form of :math:`e_j`, as in the published code, or ``"mlp"``, the second
+            form, as in the paper.
+        bias: if False, the LSTM has no bias.
+        batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
+        device, dtype: device and dtype of the parameters.
 
-    Parameters: ``weight_ih_l0`` (4n, I), ``weight_hh_l0`` (4n, n) and ``bias_ih_l0`` (4n,), gates in torch.nn's order,
-    from :math:`U(-n^{-1/2}, n^{-1/2})`; w ``weight_score_l0``, (2n,) or (n,), from N(0, 0.01^2); W
-    ``weight_alignment_l0`` (n, 2n) of the mlp from Glorot's normal distribution.
+    Parameters: ``weight_ih_l0`` (4n, I), ``weight_hh_l0`` (4n, n) and ``bias_ih_l0`` (4n,), with gates in torch.nn's
+    order, are initialized from :math:`U(-n^{-1/2}, n^{-1/2})`. w is ``weight_score_l0``, (2n,) for ``"separable"`` and
+    (n,) for ``"mlp"``, initialized from N(0, 0.01^2). W is ``weight_alignment_l0`` (n, 2n), for ``"mlp"`` only,
+    initialized from Glorot's normal distribution.
 
     Raises:
-        ValueError, TypeError: a size or ``alignment`` is wrong.
+        ValueError, TypeError: a size or ``alignment`` has a wrong value or type.
 
     Source: Ke et al. 2018.
 
@@ -53,7 +57,7 @@ class SABLSTM(Attending):
     >>> output, state = layer(torch.randn(30, 4, 10))
     >>> output.shape, state.memory.shape
     (torch.Size([30, 4, 40]), torch.Size([4, 16, 20]))
-    >>> output, state = layer(torch.randn(30, 4, 10), state)  # goes on
+    >>> output, state = layer(torch.randn(30, 4, 10), state)  # continues the sequence
     >>> weights, slots = layer.attention(torch.randn(30, 4, 10))
     >>> weights.shape
     torch.Size([30, 4, 5])
@@ -87,7 +91,7 @@ class SABLSTM(Attending):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initializes all parameters again."""
         for weight in (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0):
             if weight is not None:
                 init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
@@ -104,19 +108,20 @@ class SABLSTM(Attending):
         """Runs the layer over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; of the parameters' dtype. T may be 0.
-            hx: the state that a former call returned, and the two calls are one; or ``(h_0, c_0)``, each (1, B, n) as
-                in torch.nn or (B, n). None is zeros. In the caller's batch order; without B for (T, I).
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true a sequence begins at step t, with nothing remembered but its h of zeros.
+            input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
+                :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
+            hx: a state that an earlier call returned, which continues that sequence; or ``(h_0, c_0)``, each (1, B, n)
+                as in torch.nn or (B, n). None means zeros. In the caller's batch order; without B for unbatched input.
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
+                zeros, which is then the only memory.
 
         Returns:
-            The output, like ``input`` with 2n columns, and the :class:`~rnnkern.ops.SABState`.
+            The output, shaped like ``input`` with 2n columns, and the :class:`~rnnkern.ops.SABState`.
 
         Raises:
-            ValueError: a shape is wrong.
-            TypeError: a type, dtype or device is wrong.
+            ValueError: a tensor has the wrong shape.
+            TypeError: an argument has the wrong type, dtype or device.
         """
         return self._run(input, hx, reset)
 
@@ -126,14 +131,14 @@ class SABLSTM(Attending):
         hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
     ) -> SABMemory:
-        """What each step attends to, without gradients.
+        """Returns the attention weights of each step, without gradients.
 
         Args:
-            input, hx, reset: as :meth:`forward`.
+            input, hx, reset: as in :meth:`forward`.
 
         Returns:
-            ``weights``, like ``input`` with ``top_k`` columns, and ``slots``, int32, which memories they are of: 0 for
-            the first h, j for that after ``j * attend_every`` steps, -1 for none.
+            ``weights``, shaped like ``input`` with ``top_k`` columns, and ``slots``, int32: the memory that each
+            weight belongs to. 0 is the first h, j is the h after ``j * attend_every`` steps, and -1 means none.
         """
         return self._attended(input, hx, reset)
 

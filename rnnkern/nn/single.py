@@ -1,4 +1,4 @@
-"""What modules that torch.nn has not share: options, and input and state on their way to an operator and back."""
+"""Base classes of the layers that have no counterpart in torch.nn: they check options and convert input and state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ class Layers(Module):
     input_size: int
     hidden_size: int
     batch_first: bool
-    _batch_dim = 0  # of the tensors of a state
+    _batch_dim = 0  # batch dimension of the tensors of a state
     _plain: dict[str, Any]  # the options with their defaults
 
     def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
-        """Checks and keeps each size, at least 1 or what ``least`` says, and each choice of those there are."""
+        """Checks and stores each size, which is at least 1 or the value in ``least``, and each choice."""
         super().__init__()
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
@@ -37,15 +37,15 @@ class Layers(Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """dtype of the parameters."""
         return self.weight_ih_l0.dtype
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
-        """The state that a sequence begins with."""
+        """The initial state of a sequence."""
         raise NotImplementedError
 
     def _check_state(self, state: Any, batch: int | None) -> None:
-        """What an operator does not say of a given state; ``batch`` is None for an unbatched one."""
+        """Checks of a given state that the operator does not make; ``batch`` is None for unbatched input."""
 
     def _time_first(self, input, state, reset) -> TimeFirst:
         name = type(self).__name__
@@ -55,10 +55,10 @@ class Layers(Module):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: `input` must be a tensor or a PackedSequence, got {type(x).__name__}")
         if x.dim() not in ((2,) if packed else (2, 3)) or x.shape[-1] != self.input_size:
-            wanted = f"packed, {self.input_size} columns" if packed else f"(T, B, {self.input_size}), or without B"
+            wanted = f"packed with {self.input_size} columns" if packed else f"(T, B, {self.input_size}), or without B"
             raise ValueError(f"{name}: `input` must be {wanted}, got {tuple(x.shape)}")
         if x.dtype != self._dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"{name}: `input` must be of the parameters' {self._dtype}, got {x.dtype}")
+            raise TypeError(f"{name}: `input` must have the dtype of the parameters, {self._dtype}, got {x.dtype}")
         unbatched = not packed and x.dim() == 2
         if packed:
             _, batch_sizes, order, _ = input
@@ -79,7 +79,7 @@ class Layers(Module):
         return TimeFirst(x, state, batch_sizes, reset)
 
     def _returned(self, input, rows: Tensor) -> Tensor | PackedSequence:
-        """What the operator gives for each step, as the caller's input."""
+        """The operator's result for each step, in the layout of the caller's input."""
         if isinstance(input, PackedSequence):
             return input._replace(data=rows)
         if input.dim() == 2:
@@ -99,23 +99,23 @@ class Layers(Module):
 
 
 class SingleLayer(Layers):
-    """One layer in one direction around one operator; its state has a row for each sequence."""
+    """One layer in one direction that wraps one operator; its state has a row for each sequence."""
 
-    _operator: Callable  # of rnnkern.ops: (output, state)
+    _operator: Callable  # a function of rnnkern.ops that returns (output, state)
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
-        """The operator's arguments, time first and in the order of packed rows."""
+        """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
 
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice, in a list, for arguments of :meth:`forward`. Runs no
-        recurrence."""
+        """A list with the :class:`Choice` for these arguments of :meth:`forward`, for :func:`rnnkern.ops.explain`. Runs
+        no recurrence."""
         args, options = self._call(input, hx, reset)
         return [self._operator._choose(*args, **options)]
 
 
 def _each(state: Any, change: Callable) -> Any:
-    """The tensors of a state, changed."""
+    """Applies ``change`` to each tensor of a state."""
     changed = [change(part) if isinstance(part, Tensor) else part for part in state]
     return type(state)(*changed) if hasattr(state, "_fields") else tuple(changed)

@@ -1,4 +1,4 @@
-"""Elman networks of complex numbers with a recurrent weight that stays unitary."""
+"""Complex Elman networks whose recurrent weight stays unitary."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,44 +20,46 @@ from rnnkern.ops import Choice, givens_recurrence, recurrence
 
 MAPS = ("fourier", "givens", "free")
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-"""``dtype.to_complex()`` for the compiler, which does not know it."""
+"""``dtype.to_complex()``, which torch.compile does not support."""
 
 
 @with_options
 class UnitaryRNN(Layers):
-    r"""uRNN, unitary EURNN and full-capacity uRNN: a complex modReLU network with a unitary recurrent weight.
+    r"""Complex modReLU network with a unitary recurrent weight: uRNN, unitary EURNN or full-capacity uRNN.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + R h_{t-1}; b), \quad
         \mathrm{modrelu}(z; b) = \frac{z}{|z|} \mathrm{relu}(|z| + b), \quad R^H R = I
 
-    The input is real, the state complex. The output is real, the 2*H parts of h, real and imaginary in turns, in both
-    directions 2*H of each: what the published networks send through a linear layer, which is the caller's here. T
-    steps, B sequences, I inputs, H complex hidden units.
+    The input is real and the state is complex. The output is real: it holds the real and imaginary parts of h,
+    alternating, so each direction has 2*H columns. The published networks pass these parts to a linear output layer,
+    which you add yourself. T is the number of time steps, B the batch size, I the input size and H the number of
+    complex hidden units.
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers; a layer above the first has the columns of the output
-            as inputs.
-        unitary_map: what R is. ``"fourier"``, uRNN's product of 7 H parameters, or ``"givens"``, EURNN's layers of
-            rotations with phases, both by :func:`rnnkern.parametrizations.unitary` and computed once per step of an
-            optimizer, with parameters that train at a tenth of the learning rate by :func:`rnnkern.optim.param_groups`;
-            or ``"free"``, any unitary matrix, a complex parameter that begins as a random one and is
-            :class:`rnnkern.optim.CayleySGD`'s to train: under others it does not stay unitary. Of such a network
-            choose the dtype here, since ``module.double()`` leaves a complex parameter as it is.
-        rotation_layers, style, fused: of ``"givens"``, as of :class:`rnnkern.nn.EURNN`.
-        batch_first: input and output are (B, T, ...) instead of (T, B, ...).
-        bidirectional: each layer runs in both directions, with parameters of their own, ``..._l{k}_reverse``.
-        device, dtype: of the real parameters; float32 or float64.
+        input_size, hidden_size, num_layers: I, H and the number of layers. Each layer above the first reads the output
+            columns of the layer below.
+        unitary_map: how R is kept unitary. ``"fourier"`` is uRNN's product with 7 H parameters, ``"givens"`` is EURNN's
+            product of rotation layers with phases. :func:`rnnkern.parametrizations.unitary` computes both once per
+            optimizer step, and :func:`rnnkern.optim.param_groups` gives their parameters a tenth of the learning rate.
+            ``"free"`` makes R a complex parameter, initialized to a random unitary matrix, which can become any unitary
+            matrix. Train it with :class:`rnnkern.optim.CayleySGD`; with other optimizers it does not stay unitary. For
+            ``"free"``, set ``dtype`` at construction, because ``module.double()`` does not convert complex parameters.
+        rotation_layers, style, fused: for ``"givens"`` only, as in :class:`rnnkern.nn.EURNN`.
+        batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
+        bidirectional: if True, each layer runs in both directions; the reverse direction has its own parameters,
+            ``..._l{k}_reverse``.
+        device, dtype: device and dtype of the real parameters; the dtype is float32 or float64.
 
-    ``weight_ih_l{k}`` (2*H, I) has the rows of W's real and imaginary parts in turns and is drawn from Glorot's normal
-    distribution, ``modrelu_bias_l{k}`` (H,) is b, drawn from U(-0.01, 0.01), ``weight_hh_l{k}`` (H, H) is R. The state
-    begins as zeros, where the published network learns it.
+    Parameters: ``weight_ih_l{k}`` (2*H, I) holds the rows of the real and imaginary parts of W, alternating, and is
+    initialized from Glorot's normal distribution. ``modrelu_bias_l{k}`` (H,) is b, initialized from U(-0.01, 0.01).
+    ``weight_hh_l{k}`` (H, H) is R. The initial state is zero, whereas the published network learns it.
 
     Raises:
-        ValueError, TypeError: a size is not a positive number, ``unitary_map`` is unknown, or an option does not fit
-            it.
+        ValueError, TypeError: a size is not a positive integer, ``unitary_map`` is unknown, or an option does not apply
+            to it.
 
-    Source: fourier Arjovsky et al. 2016; givens Jing et al. 2017; free Wisdom et al. 2016.
+    Source: fourier: Arjovsky et al. 2016; givens: Jing et al. 2017; free: Wisdom et al. 2016.
 
     >>> rnn = rnnkern.nn.UnitaryRNN(10, 20)
     >>> output, h_n = rnn(torch.randn(4, 3, 10))
@@ -81,7 +83,7 @@ class UnitaryRNN(Layers):
             raise TypeError(f"UnitaryRNN: `fused` must be True, False or None, got {fused!r}")
         for name, value in {"rotation_layers": rotation_layers, "style": style, "fused": fused}.items():
             if value is not None and unitary_map != "givens":
-                raise ValueError(f"UnitaryRNN: `{name}` is for the map 'givens' alone, got {value!r}")
+                raise ValueError(f"UnitaryRNN: `{name}` applies only to the map 'givens', got {value!r}")
         self.batch_first, self.bidirectional, self.fused = batch_first, bidirectional, fused
         self._directions = ("", "_reverse") if bidirectional else ("",)
         self.output_size = 2 * hidden_size * len(self._directions)
@@ -97,7 +99,7 @@ class UnitaryRNN(Layers):
         self.reset_parameters()
 
     def _columns(self, layer: int) -> int:
-        """Of a layer's input."""
+        """Number of input columns of a layer."""
         return self.output_size if layer else self.input_size
 
     @torch.no_grad()
@@ -119,17 +121,17 @@ class UnitaryRNN(Layers):
         """Runs the layers over a sequence.
 
         Args:
-            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a
-                :class:`~torch.nn.utils.rnn.PackedSequence`; real, of the parameters' dtype. T may be 0.
-            hx: h_0, (num_layers * directions, B, H), without B for (T, I); complex. In the caller's batch order. None
-                is zeros.
-            reset: bool, (T, B), (B, T) with ``batch_first``, also when packed, (T,) for (T, I). In the caller's
-                batch order. Where true an episode begins at step t: no state crosses from t-1 to t, nor backwards
-                from t to t-1.
+            input: (T, B, I), (B, T, I) with ``batch_first``, (T, I), or a :class:`~torch.nn.utils.rnn.PackedSequence`.
+                It is real and has the dtype of the parameters. T may be 0.
+            hx: h_0, complex, of shape (num_layers * directions, B, H), without B for unbatched input, in the caller's
+                batch order. None means zeros.
+            reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
+                unbatched input; in the caller's batch order. True starts a new episode at step t: no state is carried
+                from t-1 to t, nor from t to t-1 in the reverse direction.
 
         Returns:
-            The output, like ``input`` with directions * 2*H columns, and h_n, like ``hx``. Under autocast the
-            projections are in its dtype, and the recurrence stays in the parameters'.
+            The output, shaped like ``input`` with directions * 2*H columns, and h_n, shaped like ``hx``. Under autocast
+            the projections use the autocast dtype, and the recurrence uses the dtype of the parameters.
 
         Raises:
             ValueError, TypeError: a shape or a dtype is wrong.
@@ -149,7 +151,8 @@ class UnitaryRNN(Layers):
     def _choose(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
     ) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the choice of each layer and direction, in order. Runs no recurrence."""
+        """The :class:`Choice` of each layer and direction, in order, for :func:`rnnkern.ops.explain`. Runs no
+        recurrence."""
         sequence, choices = self._sequence(input, hx, reset), []
         for layer in range(self.num_layers):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], self._columns(layer))
@@ -162,7 +165,7 @@ class UnitaryRNN(Layers):
         return self._time_first(input, None if hx is None else (hx,), reset)
 
     def _calls(self, layer: int, x: Tensor, sequence: TimeFirst) -> list[tuple[Callable, tuple, dict[str, Any]]]:
-        """The operator and its arguments for each direction of a layer over its input."""
+        """The operator and its arguments for each direction of a layer."""
         _, (h0,), batch_sizes, reset = sequence
         resets, calls = reset_of_directions(reset, self.bidirectional), []
         for k, direction in enumerate(self._directions):

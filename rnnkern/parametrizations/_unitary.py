@@ -140,7 +140,7 @@ def unitary(
         raise ValueError(f"unitary: `unitary_map` must be one of {MAPS}, got {unitary_map!r}")
     for option, value in {"layers": layers, "style": style}.items():
         if value is not None and unitary_map != "givens":
-            raise ValueError(f"unitary: `{option}` is for the map 'givens' alone, got {value!r}")
+            raise ValueError(f"unitary: `{option}` applies only to the map 'givens', got {value!r}")
     return register("unitary", module, name, make, field="complex")
 
 
