@@ -1,4 +1,4 @@
-"""rnnkern.precompile, and what explain says of kernels that are still to be compiled."""
+"""rnnkern.precompile, and what explain says of kernels that are not compiled yet."""
 
 import contextlib
 
@@ -208,12 +208,12 @@ def test_explain_says_what_is_still_to_be_compiled(compiled, monkeypatch):
     nvrtc = _compiler.nvrtc()
     said = "the cuda kernel serves this call: block, for heads of 64 units stay on one block; "
     assert choice.implementation == "cuda"
-    by = f"by NVRTC {nvrtc.version}, {nvrtc.path}"
-    assert choice.reason == f"{said}6 of 6 kernels are still to be compiled, {by}"
+    by = f"compiler: NVRTC {nvrtc.version} {nvrtc.path}"
+    assert choice.reason == f"{said}6 of 6 kernels are not compiled yet; {by}"
     assert compiled == []
     with monkeypatch.context() as patch:
         patch.setattr(_compiler, "nvrtc", lambda: None)
-        assert explained().reason == f"{said}6 of 6 kernels are still to be compiled, and libnvrtc.so.13 was not found"
+        assert explained().reason == f"{said}6 of 6 kernels are not compiled yet; libnvrtc.so.13 was not found"
     precompile(ops.recurrence, *sequences(), arch="sm_90")
     assert explained().reason == f"{said}compiled already"
 
@@ -228,7 +228,7 @@ def test_explain_of_the_other_families(compiled):
             ops.relevancy_recurrence, "tanh", make(3, 2, 8), make(8, 8), (make(2, 8),), attention, buffer_size=2,
             relevant_size=2,
         )  # fmt: skip
-    assert "a warp for each sequence; 4 of 4 kernels are still to be compiled, by NVRTC 13" in rotations.reason
+    assert "one warp per sequence; 4 of 4 kernels are not compiled yet; compiler: NVRTC 13" in rotations.reason
     assert "block, backward block, for " in relevancy.reason
-    assert "kernels are still to be compiled, by NVRTC 13" in relevancy.reason
+    assert "kernels are not compiled yet; compiler: NVRTC 13" in relevancy.reason
     assert compiled == []

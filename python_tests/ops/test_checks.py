@@ -40,7 +40,7 @@ NORMALISED = {"cell": "lstm_layer_norm"}
 SHAPE, KIND = ValueError, TypeError
 F64 = {"dtype": torch.float64}
 META = {"device": "meta"}
-FLOATING = "`u` must be of a dtype of ..., got "
+FLOATING = "`u` must have one of the dtypes ..., got "
 MULTIPLE = "the last size of `u` must be G*H, a positive multiple of G = 4 for the cell 'lstm', got "
 PACKED_U = "`u` must be (sum of batch_sizes, G*H) when `batch_sizes` is given, got "
 F32 = " must be of dtype torch.float32 like `u`, got torch."
@@ -154,7 +154,7 @@ REFUSED = [
     ({}, {"save_u": None}, KIND, "`save_u` must be a bool, got None"),
 ]  # fmt: skip
 
-GROWS = "`batch_sizes` must never grow and begin with at most B = 2, the rows of `state[0]`, got "
+GROWS = "`batch_sizes` must not increase and must start with at most B = 2, the rows of `state[0]`, got "
 # Lengths are wrong by their values, which a fake tensor has not.
 REFUSED_VALUES = [
     ([1, 2, 1], GROWS + "[1, 2, 1]"),
@@ -216,7 +216,7 @@ FLOAT8 = zeros(T, B, 4 * H).to(torch.float8_e4m3fn)
 REFUSED_KINDS = [
     ({}, {"cell": ["lstm"]}, (TypeError, ValueError), "`cell` must be ..., got ['lstm']"),
     ({}, {**{k: x.to(FLOAT8.dtype) for k, x in good().items() if k in ("R", "bias", "grad_scale")}, "u": FLOAT8,
-          "state": (zeros(B, H).to(FLOAT8.dtype),) * 2}, KIND, "`u` must be ..., got torch.float8_e4m3fn"),
+          "state": (zeros(B, H).to(FLOAT8.dtype),) * 2}, KIND, "`u` must ..., got torch.float8_e4m3fn"),
 ]  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def test_no_steps_and_no_sequences(steps, batch):
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
-        (lambda a: a | {"cell": "tanh", "params": ()}, TypeError, "`u` must be of a dtype of .* got torch.complex128"),
+        (lambda a: a | {"cell": "tanh", "params": ()}, TypeError, "`u` must have one of the dtypes .*complex128"),
         (lambda a: a | {"R": a["R"].real}, TypeError, "`R` must be of dtype torch.complex128 like `u`"),
         (lambda a: a | {"params": (a["bias"],)}, TypeError, r"`params\[0\]` must be of dtype torch.float64 like `u.re"),
         (lambda a: a | {"grad_scale": a["bias"]}, TypeError, "`grad_scale` must be of dtype torch.float64 like `u.rea"),

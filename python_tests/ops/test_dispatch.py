@@ -244,7 +244,7 @@ def test_use_refuses_unknown_names_at_once(name):
 
 @pytest.mark.parametrize(
     ("forced", "why"),
-    [("cuda", "the tensors are on cpu"), ("triton", "recurrence has no triton kernel yet")],
+    [("cuda", "the tensors are on cpu"), ("triton", "recurrence has no triton kernel")],
 )
 def test_use_raises_where_the_implementation_cannot_serve(forced, why):
     args, kwargs = spread(recurrence_sample("lstm"))

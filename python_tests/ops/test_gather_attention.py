@@ -260,7 +260,7 @@ def test_transforms_and_the_compiler():
     by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 1), 2)(q, h, v)
     with rnnkern.use("reference"):
         torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 1), 2)(q, h, v))
-    with pytest.raises(NotImplementedError, match="gather_attention: the kernels have no forward mode"):
+    with pytest.raises(NotImplementedError, match="gather_attention: forward-mode AD is not supported"):
         torch.func.jvp(loss, (q, h, v), (q, h, v))
 
 
@@ -305,7 +305,7 @@ Q, U, IDX = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4), torch.zeros(2, 3, 6, dty
     ("error", "changed", "said"),
     [
         (TypeError, {"q": [1.0]}, "`q` must be a tensor, got list"),
-        (TypeError, {"q": Q.long()}, "`q` must be of a dtype of .* got torch.int64"),
+        (TypeError, {"q": Q.long()}, "`q` must have one of the dtypes .* got torch.int64"),
         (TypeError, {"h": U.double()}, "`h` must be of dtype torch.float32 like `q`, got torch.float64"),
         (TypeError, {"u": U.to("meta")}, "`u` must be on cpu like `q`, got meta"),
         (TypeError, {"idx": IDX.short()}, "`idx` must be an int32 or int64 tensor, got torch.int16"),
@@ -316,7 +316,7 @@ Q, U, IDX = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4), torch.zeros(2, 3, 6, dty
         (ValueError, {"u": U[:1]}, r"`u` must be \(B, M, n\) = \(2, M, 4\), got \(1, 5, 4\)"),
         (ValueError, {"h": U[:, 1:]}, r"`h` must be \(B, M, n\) = \(2, 5, 4\), got \(2, 4, 4\)"),
         (ValueError, {"idx": IDX[:, 1:]}, r"`idx` must be \(B, T, kappa\) = \(2, 3, kappa\), got \(2, 2, 6\)"),
-        (ValueError, {"idx": IDX + 5}, "`idx` must name memories below M = 5, got 5"),
+        (ValueError, {"idx": IDX + 5}, "`idx` must be less than the number of memories M = 5, got 5"),
         (ValueError, {"v": torch.zeros(3)}, r"`v` must be \(n,\) = \(4,\) or .* got \(3,\)"),
         (ValueError, {"v": torch.zeros(3, 4)}, r"`v` .* G that divides B = 2, got \(3, 4\)"),
         (ValueError, {"alignment": "cosine"}, "`alignment` must be one of .* got 'cosine'"),

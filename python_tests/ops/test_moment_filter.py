@@ -234,7 +234,7 @@ def test_transforms_and_the_compiler():
     by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 0), 1)(u, v0, q0)
     with rnnkern.use("reference"):
         torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 0), 1)(u, v0, q0))
-    with pytest.raises(NotImplementedError, match="moment_filter: the kernels have no forward mode"):
+    with pytest.raises(NotImplementedError, match="moment_filter: forward-mode AD is not supported"):
         torch.func.jvp(loss, (u, v0, q0), (u, v0, q0))
 
 
@@ -282,10 +282,10 @@ U, V0, SIZES = torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
     ("error", "changed", "said"),
     [
         (TypeError, {"u": [1.0]}, "`u` must be a tensor, got list"),
-        (TypeError, {"u": U.cfloat()}, "`u` must be of a dtype of .* got torch.complex64"),
+        (TypeError, {"u": U.cfloat()}, "`u` must have one of the dtypes .* got torch.complex64"),
         (TypeError, {"state": (V0.double(), V0)}, r"`state\[0\]` must be of dtype torch.float32 like `u`, got .*64"),
         (TypeError, {"u": U.half(), "state": (V0.half(), V0)},
-         r"`state\[0\]` must be of dtype torch.float32 beside torch.float16 of `u`, got torch.float16"),
+         r"`state\[0\]` must be of dtype torch.float32 to go with torch.float16 of `u`, got torch.float16"),
         (TypeError, {"state": (V0, V0.to("meta"))}, r"`state\[1\]` must be on cpu like `u`, got meta"),
         (TypeError, {"mu": "1"}, "`mu` must be a number, got '1'"),
         (TypeError, {"s": True}, "`s` must be a number, got True"),
@@ -293,7 +293,7 @@ U, V0, SIZES = torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
         (ValueError, {"mu": float("nan")}, "`mu` must be finite, got nan"),
         (ValueError, {"beta": 1.5}, r"`beta` must be in \[0, 1\], got 1.5"),
         (ValueError, {"eps": 0.0}, "`eps` must be positive, got 0.0"),
-        (TypeError, {"beta": None}, r"`state` must be \(v\), a tuple of tensors, got 2 of them"),
+        (TypeError, {"beta": None}, r"`state` must be \(v\), a tuple of tensors, got 2 items"),
         (TypeError, {"state": V0}, r"`state` must be \(v, q\), a tuple of tensors, got Tensor"),
         (ValueError, {"u": U[0]}, r"`u` must be \(T, B, C\), got \(2, 4\)"),
         (ValueError, {"state": (V0, V0[:, 1:])}, r"`state\[1\]` must be \(B, C\) = \(2, 4\), got \(2, 3\)"),

@@ -135,7 +135,7 @@ def test_no_mask_is_kept_for_the_backward(cell, mean):
     [
         ({"zoneout": 1.0}, ValueError, r"`zoneout` must be in \[0, 1\), got 1.0"),
         ({"zoneout": (0.1, -0.1)}, ValueError, r"`zoneout` must be in \[0, 1\), got -0.1"),
-        ({"zoneout": (0.1,)}, ValueError, "`zoneout` must be a float or 2 of them, one per state"),
+        ({"zoneout": (0.1,)}, ValueError, "`zoneout` must be a float or 2 floats, one per state"),
         ({"zoneout": float("nan")}, ValueError, r"`zoneout` must be in \[0, 1\), got nan"),
         ({"dropout": 1.5}, ValueError, r"`dropout` must be in \[0, 1\), got 1.5"),
         ({"dropout": "0.5"}, TypeError, "`dropout` must be a float, got str"),

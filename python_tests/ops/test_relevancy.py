@@ -210,7 +210,7 @@ def test_what_the_kernels_do_not_have_is_said():
     def function(u):
         return outputs(with_leaves(call, leaves | {"u": u}))[0]
 
-    with pytest.raises(NotImplementedError, match="relevancy_recurrence: the kernels have no forward mode"):
+    with pytest.raises(NotImplementedError, match="relevancy_recurrence: forward-mode AD is not supported"):
         torch.func.jvp(function, (leaves["u"].detach(),), (leaves["u"].detach(),))
 
 
@@ -236,7 +236,7 @@ def test_members_of_vmap_are_calls(cell):
     torch.testing.assert_close(
         jacobian, torch.autograd.functional.jacobian(lambda u: function({"u": u})[0], leaves["u"])
     )
-    with pytest.raises(ValueError, match="over at least one member"):
+    with pytest.raises(ValueError, match="needs at least one member"):
         torch.vmap(function)({name: x[:0] for name, x in members.items()})
 
 

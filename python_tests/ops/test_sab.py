@@ -253,7 +253,7 @@ def change(name, value):
     ("error", "name", "value", "said"),
     [
         (TypeError, "u", lambda u: u.tolist(), "`u` must be a tensor, got list"),
-        (TypeError, "u", lambda u: u.long(), "`u` must be of a dtype of .* got torch.int64"),
+        (TypeError, "u", lambda u: u.long(), "`u` must have one of the dtypes .* got torch.int64"),
         (ValueError, "u", lambda u: u[..., :7], r"a positive multiple of 4, got \(12, 3, 7\)"),
         (ValueError, "u", lambda u: u[0], r"`u` must be \(T, B, 4\*n\), got \(3, 20\)"),
         (ValueError, "R", lambda R: R[:, 1:], r"`R` must be \(4\*n, n\) = \(20, 5\), got \(20, 4\)"),
@@ -264,9 +264,9 @@ def change(name, value):
         (ValueError, "attention_weights", lambda w: (w[0][1:],), r"w, \(2\*n,\) = \(10,\), got \(9,\)"),
         (ValueError, "alignment", lambda _: "mlp", r"`attention_weights` must be \(W, w\), got 1 tensors"),
         (ValueError, "alignment", lambda _: "dot", "`alignment` must be one of .* got 'dot'"),
-        (ValueError, "top_k", lambda _: 0, "`top_k` must be an integer from 1 on, got 0"),
-        (ValueError, "attend_every", lambda _: 1.0, "`attend_every` must be an integer from 1 on, got 1.0"),
-        (ValueError, "truncation", lambda _: True, "`truncation` must be an integer from 1 on, got True"),
+        (ValueError, "top_k", lambda _: 0, "`top_k` must be a positive integer, got 0"),
+        (ValueError, "attend_every", lambda _: 1.0, "`attend_every` must be a positive integer, got 1.0"),
+        (ValueError, "truncation", lambda _: True, "`truncation` must be a positive integer, got True"),
         (TypeError, "reset", lambda _: torch.zeros(12, 3), "`reset` must be a bool tensor, got torch.float32"),
         (
             ValueError, "state", lambda s: SABState(*s, s[0].unsqueeze(1), torch.zeros(3, dtype=torch.int64), 4),

@@ -43,8 +43,8 @@ def warned(call):
 def test_the_first_call_warns_and_no_other():
     (message,) = warned(run)
     assert message == (
-        "recurrence runs as plain PyTorch, many times slower than rnnkern's kernel: nothing was compiled. To change "
-        "that: find a compiler. To keep it, without this warning: rnnkern.use('reference')"
+        "recurrence runs in plain PyTorch, many times slower than rnnkern's kernel: nothing was compiled. To fix this: "
+        "find a compiler. To silence this warning, call inside `with rnnkern.use('reference')`."
     )
     assert warned(run) == []
     assert warned(lambda: ops.skew_exp(R)) == []  # for the same reason

@@ -1,4 +1,4 @@
-"""Fused operators: public functions with shapes and errors, over ``torch.ops.rnnkern``."""
+"""Fused operators. The functions check their arguments and call the kernels in ``torch.ops.rnnkern``."""
 
 from rnnkern.ops._orthogonal.givens import givens_product
 from rnnkern.ops._orthogonal.givens_recurrence import givens_recurrence

@@ -1,4 +1,4 @@
-"""What operators ask of their arguments: errors name the operator, the argument, what was wanted and what came."""
+"""Checks of operator arguments. Each error names the operator, the argument, the expected value and the actual one."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def check_like(op: str, name: str, x: Tensor, other: str, like: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Of the same dtype, unless another is wanted."""
+    """Checks that ``x`` is a tensor on the device of ``like``, with the same dtype or, if given, ``dtype``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
     if x.dtype != (dtype or like.dtype):
-        wanted = f"{like.dtype} like" if dtype in (None, like.dtype) else f"{dtype} beside {like.dtype} of"
+        wanted = f"{like.dtype} like" if dtype in (None, like.dtype) else f"{dtype} to go with {like.dtype} of"
         raise TypeError(f"{op}: `{name}` must be of dtype {wanted} `{other}`, got {x.dtype}")
     if x.device != like.device:
         raise TypeError(f"{op}: `{name}` must be on {like.device} like `{other}`, got {x.device}")
@@ -32,7 +32,7 @@ def check_dtype(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) 
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: `{name}` must be a tensor, got {type(x).__name__}")
     if x.dtype not in dtypes:
-        raise TypeError(f"{op}: `{name}` must be of a dtype of {dtypes}, got {x.dtype}")
+        raise TypeError(f"{op}: `{name}` must have one of the dtypes {dtypes}, got {x.dtype}")
 
 
 def check_square(op: str, name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -53,8 +53,8 @@ def check_reset(op: str, reset: Tensor, like: Tensor, steps: int, batch: int, of
 def check_rows(
     op: str, name: str, x: Tensor, states: Mapping[str, Tensor | None], batch_sizes: Tensor | None, reset: Tensor | None
 ) -> None:
-    """Of what is elementwise over channels: (T, B, C), or packed (rows, C), and states (B, C), of which the first says
-    B where rows are packed; without it the lengths do."""
+    """Checks an input (T, B, C), or packed (rows, C), of an elementwise operator, and its states (B, C). For packed
+    rows the first state determines B; without a state ``batch_sizes`` does."""
     if x.dim() != (3 if batch_sizes is None else 2):
         wanted = "(T, B, C)" if batch_sizes is None else "(sum of batch_sizes, C) when `batch_sizes` is given"
         raise ValueError(f"{op}: `{name}` must be {wanted}, got {shape_of(x)}")
@@ -75,15 +75,15 @@ def check_rows(
 
 
 def first_batch(batch_sizes: Tensor) -> int:
-    """How many sequences there are."""
+    """The number of sequences."""
     return int(batch_sizes[0]) if batch_sizes.numel() else 0
 
 
 def check_batch_sizes(
     op: str, batch_sizes: Tensor, rows: int, batch: int, of_rows: str = "u", of_batch: str = "state[0]"
 ) -> int:
-    """Returns T; ``of_rows`` and ``of_batch`` name the tensors that have the rows and the batch. Values are read where
-    they exist: a fake tensor has only a shape."""
+    """Checks ``batch_sizes`` and returns T. ``of_rows`` and ``of_batch`` name the tensors that determine the number of
+    rows and the batch size. Values are checked only if they exist: a fake tensor has only a shape."""
     if not isinstance(batch_sizes, Tensor) or batch_sizes.dtype != torch.int64 or batch_sizes.device.type != "cpu":
         got = (batch_sizes.dtype, batch_sizes.device) if isinstance(batch_sizes, Tensor) else type(batch_sizes).__name__
         raise TypeError(f"{op}: `batch_sizes` must be an int64 tensor on the CPU, got {got}")
@@ -91,11 +91,11 @@ def check_batch_sizes(
         raise ValueError(f"{op}: `batch_sizes` must be (T,), got {shape_of(batch_sizes)}")
     if not torch.compiler.is_compiling() and not isinstance(batch_sizes, FakeTensor):
         if is_batched(batch_sizes):
-            raise ValueError(f"{op}: `batch_sizes` must be the same for all members of torch.vmap, got one for each")
+            raise ValueError(f"{op}: `batch_sizes` must not be mapped by torch.vmap, got one for each member")
         sizes = batch_sizes.tolist()
         if any(a < b for a, b in zip([batch, *sizes], sizes, strict=False)):
             raise ValueError(
-                f"{op}: `batch_sizes` must never grow and begin with at most B = {batch}, the rows of "
+                f"{op}: `batch_sizes` must not increase and must start with at most B = {batch}, the rows of "
                 f"`{of_batch}`, got {sizes}"
             )
         if sizes and sizes[-1] < 0:

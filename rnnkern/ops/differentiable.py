@@ -1,7 +1,8 @@
-"""What makes an operator differentiable: one description of it, in place of two autograd Functions and their rules.
+"""Makes an operator differentiable from one description, instead of two hand-written autograd Functions and their
+rules.
 
-Around the operator stands an autograd.Function, and around the backward operator another, for the transforms of
-torch.func do not take what ``register_autograd`` is told. Second derivatives are the backward's, in plain PyTorch.
+One autograd.Function wraps the operator and another wraps its backward operator, because the transforms of torch.func
+ignore ``register_autograd``. Second derivatives differentiate the backward pass in plain PyTorch.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +17,7 @@ from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_
 _operators = torch.ops.rnnkern
 
 Spec = tuple[int | None, ...]
-"""Of arguments, some of which are lists of tensors: the length of each list, and None for all else."""
+"""For each argument the length if it is a list of tensors, else None."""
 
 
 def differentiable(
@@ -34,26 +35,29 @@ def differentiable(
     optional: Sequence[int] = (),
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``, of arguments that may be lists.
+    """Returns the operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``. Arguments may be lists.
 
     Args:
-        name: of the operator.
-        forward: (training, *args): calls the operator, so that with ``training`` it returns what the backward needs.
-        results: how many of its outputs have gradients; those after them are kept for the backward.
-        saves: (args, outputs): what is kept.
-        gradients: which of ``args`` the backward's outputs are gradients of, in their order.
-        reference_backward: the backward in plain PyTorch, from the same arguments, for second derivatives.
-        leaves: which of the backward's arguments those are taken of.
-        fold: (function, info, dims, args): the rule of torch.vmap, see :mod:`rnnkern.ops.transforms`.
-        shapes, backward_shapes: the two operators on fake tensors.
-        optional: which of ``args`` the backward is told by a bool, at its end, whether they need a gradient.
-        backward_arguments: (grads, saved, needs): the backward's, where they are not these in this order.
+        name: name of the operator.
+        forward: function of (training, *args) that calls the operator; with ``training`` it also returns what the
+            backward pass needs.
+        results: number of outputs that have gradients; the outputs after them are saved for the backward pass.
+        saves: function of (args, outputs) that returns the values to save.
+        gradients: indices of the ``args`` whose gradients the backward operator returns, in the order of its outputs.
+        reference_backward: the backward pass in plain PyTorch, with the same arguments, for second derivatives.
+        leaves: indices of the backward arguments with respect to which second derivatives are taken.
+        fold: the rule for torch.vmap, a function of (function, info, dims, args), see :mod:`rnnkern.ops.folds`.
+        shapes, backward_shapes: implementations of both operators for fake tensors.
+        optional: indices of the ``args`` for which the backward operator takes, at its end, a bool that says whether a
+            gradient is needed.
+        backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator, if
+            they are not these in this order.
 
     Returns:
-        A function of ``args`` that calls ``forward``, through autograd where a derivative is asked for.
+        A function of ``args`` that calls ``forward``, through autograd if derivatives are needed.
     """
 
-    gradients = tuple(gradients)  # the compiler knows no range
+    gradients = tuple(gradients)  # torch.compile does not support range here
 
     def run_backward(spec, *flat):
         operator = getattr(_operators, f"{name}_backward").default
@@ -133,7 +137,7 @@ def differentiable(
 
 
 def _as_tuple(*outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Of an operator that returns one tensor, or of one that returns a list."""
+    """The outputs of an operator that returns a tensor or a list, as a tuple."""
     return tuple(outputs[0]) if isinstance(outputs[0], (list, tuple)) else outputs
 
 
@@ -154,7 +158,7 @@ def _nested(flat: Sequence[Any], spec: Spec) -> list[Any]:
 
 
 def _owners(spec: Spec) -> list[int]:
-    """Of each flat argument, the argument that it is of."""
+    """For each flat argument, the index of the argument it belongs to."""
     return [k for k, length in enumerate(spec) for _ in range(1 if length is None else length)]
 
 
@@ -173,7 +177,7 @@ def _kept(ctx: Any) -> tuple[list[Any], Spec]:
 def _second(
     kept: tuple[list[Any], Spec], grads: Sequence[Tensor | None], backward: Callable, leaves: Collection[int]
 ) -> list[Tensor | None]:
-    """The vector-Jacobian product of ``backward``, with a gradient or None for each flat argument."""
+    """The vector-Jacobian product of ``backward``: a gradient or None for each flat argument."""
     flat, spec = kept
     there = [k for k, owner in enumerate(_owners(spec)) if owner in leaves and isinstance(flat[k], Tensor)]
     there = [k for k in there if flat[k].is_floating_point() or flat[k].is_complex()]

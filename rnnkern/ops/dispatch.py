@@ -1,4 +1,5 @@
-"""Which implementation runs: one written rule per operator, one way to ask and one way to force."""
+"""Chooses the implementation of a call: one rule per operator, :func:`explain` to query it and :func:`use` to override
+it."""
 
 import inspect
 import threading
@@ -17,7 +18,7 @@ IMPLEMENTATIONS = ("reference", "cpu", "cuda", "triton")
 
 
 class _Forced(threading.local):
-    """What :func:`use` forces in this thread."""
+    """The implementation that :func:`use` forces in this thread."""
 
     def __init__(self) -> None:
         # Not a class attribute: torch.compile reads that as a constant and puts no guard on it.
@@ -26,31 +27,32 @@ class _Forced(threading.local):
 
 _forced = _Forced()
 _forced_in_backward: ContextVar[str | None] = ContextVar("rnnkern.use", default=None)
-"""The same once more: autograd hands the context of the thread that asks for a backward to its own threads. It is not
-all there is since torch.compile does not trace context variables."""
+"""The same value in a context variable, because autograd passes the context of the thread that starts a backward pass
+to its worker threads. The thread-local copy is needed too, because torch.compile does not trace context variables."""
 
 
 class Choice(NamedTuple):
-    """An implementation of ``IMPLEMENTATIONS`` and the reason why it is the one."""
+    """The implementation that a call uses, and the reason."""
 
     implementation: str
     """``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``."""
     reason: str
-    """Why this one: what the others lack, or what forces it."""
+    """Why this implementation: why the others cannot run the call, or what forces it."""
 
 
 @contextmanager
 def use(implementation: str) -> Iterator[None]:
-    """Forces one implementation inside the block, for every operator that this thread calls.
+    """Context manager that forces one implementation for every operator that this thread calls inside the block.
 
-    Backward passes that begin inside the block follow it, on a GPU too, where autograd runs them in threads of its own
-    (with torch 2.11 those do not). Other threads do not, even if they are started inside the block.
+    It also applies to backward passes that start inside the block, including those on a GPU, which autograd runs in its
+    own threads (except with torch 2.11, where GPU backward passes do not follow it). It does not apply to other
+    threads, even if they are started inside the block.
 
     Args:
         implementation: ``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``.
 
     Raises:
-        ValueError: at once if the name is unknown; at a call inside the block that the implementation cannot serve.
+        ValueError: the name is unknown, or, at a call inside the block, the implementation cannot run that call.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"use: `implementation` must be one of {IMPLEMENTATIONS}, got {implementation!r}")
@@ -69,12 +71,12 @@ def _force(implementation: str | None) -> None:
 
 
 def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
-    """The first implementation without a refusal, or the forced one.
+    """Returns the forced implementation, or else the first one without a refusal.
 
     Args:
-        operator: name for messages.
-        refusals: for each implementation, in order of preference, why it cannot serve the call, or None if it can.
-            The reference always serves and need not be named.
+        operator: name of the operator, for messages.
+        refusals: for each implementation, in order of preference, the reason why it cannot run the call, or None if it
+            can. The reference can run every call and need not be listed.
     """
     implementation = forced()
     if implementation is None:
@@ -83,7 +85,7 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
                 return Choice(name, f"the {name} kernel serves this call")
         warn_once(operator, tuple(refusals.values()))
         return Choice("reference", "; ".join(f"no {name}: {why}" for name, why in refusals.items()))
-    missing = f"{operator} has no {implementation} kernel yet"
+    missing = f"{operator} has no {implementation} kernel"
     why = None if implementation == "reference" else refusals.get(implementation, missing)
     if why is not None:
         raise ValueError(f"{operator}: use({implementation!r}) cannot serve this call: {why}")
@@ -91,25 +93,26 @@ def choose(operator: str, refusals: dict[str, str | None]) -> Choice:
 
 
 def cpu_refusal(x: Tensor, why: str | None = None) -> str | None:
-    """Why the CPU's kernels cannot serve a call with tensors like ``x``, or None; ``why`` is the operator's own."""
+    """The reason why the CPU kernels cannot run a call with tensors like ``x``, or None. ``why`` is a reason of the
+    operator itself."""
     return (_extension.reason or why) if x.device.type == "cpu" else f"the tensors are on {x.device}"
 
 
 def cuda_refusal(x: Tensor, why: str | None = None) -> str | None:
-    """As :func:`cpu_refusal`, of the CUDA kernels."""
+    """Like :func:`cpu_refusal`, for the CUDA kernels."""
     if x.device.type != "cuda":
         return f"the tensors are on {x.device}"
     return _extension.reason or why or _extension.cuda_refusal(x.device)
 
 
 def operator(check: Callable[..., Any], table: Callable[..., Choice]) -> Callable[[Callable], Callable]:
-    """Decorates a public function, for :func:`explain`.
+    """Decorator of public functions that makes :func:`explain` work for them.
 
     Args:
-        check: raises if something is wrong.
-        table: says which implementation serves the call, and why.
+        check: raises an error for wrong arguments.
+        table: returns the :class:`Choice` for the call.
 
-    Both take those arguments of the function that they name.
+    Both receive the arguments of the function that they name in their signature.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -129,7 +132,8 @@ def operator(check: Callable[..., Any], table: Callable[..., Choice]) -> Callabl
 
 
 def forced() -> str | None:
-    """What :func:`use` forces in this thread, or in the one that asked for the backward pass that it works on."""
+    """The implementation that :func:`use` forces in this thread, or in the thread that started the backward pass that
+    this thread works on."""
     if _forced.implementation is not None or torch.compiler.is_compiling():
         return _forced.implementation
     context = _torch_private.context_of_backward()
@@ -137,17 +141,18 @@ def forced() -> str | None:
 
 
 def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Says which implementation a call would take and why, without making it.
+    """Returns which implementation a call would use and why, without running it.
 
     Args:
         op: a function of ``rnnkern.ops`` or a module of ``rnnkern.nn``.
-        args, kwargs: what the call would be given.
+        args, kwargs: the arguments of the call.
 
     Returns:
-        A :class:`Choice` for an operator; for a module one :class:`Choice` per layer and direction, in order.
+        A :class:`Choice` for an operator; for a module, a list with one :class:`Choice` per layer and direction, in
+        order.
 
     Raises:
-        TypeError: if ``op`` is neither.
+        TypeError: ``op`` is neither an operator nor a module of rnnkern.
 
     >>> import torch, rnnkern
     >>> u, R, h0 = torch.zeros(5, 2, 3), torch.zeros(3, 3), torch.zeros(2, 3)

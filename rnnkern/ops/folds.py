@@ -1,8 +1,8 @@
-"""Rules of torch.vmap: how the calls of several members become one call of an operator, or one each.
+"""Rules for torch.vmap: they turn the calls of several members into one call of an operator, or into one call each.
 
-Each takes a function of tensors and other arguments that returns a tuple of tensors, ``info.batch_size`` members, which
-dimension of each argument is that of the members (None: the same for all), and the arguments; it returns the results
-and which dimension of each is that of the members.
+Each rule takes a function that returns a tuple of tensors; ``info``, whose ``batch_size`` is the number of members; the
+member dimension of each argument (None if it is the same for all members); and the arguments. It returns the results
+and the member dimension of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +15,22 @@ Batched = tuple[tuple[Tensor, ...], tuple[int | None, ...]]
 
 
 def as_batch(function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
-    """Members are a first dimension, of an operator on batches of any rank."""
+    """For operators on batches of any rank: members become the first batch dimension."""
     results = function(*_members_first(info.batch_size, dims, args))
     return results, (0,) * len(results)
 
 
 def in_first_dimension(function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
-    """(V, B, ...) of V members are V * B samples of one call."""
+    """Turns (V, B, ...) of V members into V * B samples of one call."""
     first = _members_first(info.batch_size, dims, args)
     results = function(*(x.flatten(0, 1) if isinstance(x, Tensor) else x for x in first))
     return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0,) * len(results)
 
 
 def over_channels(function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
-    """(..., C) of V members are (..., V * C) channels of one call. ``batch_sizes`` and ``reset``, which no floating
-    point tensors are, have no channels: where one of them differs between members, each member is a call."""
+    """Turns (..., C) of V members into V * C channels of one call. ``batch_sizes`` and ``reset``, the arguments that
+    are not floating-point tensors, have no channels: if one of them differs between members, each member is a call of
+    its own."""
     channels = [isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in args]
     if any(dim is not None and not folds for dim, folds in zip(dims, channels, strict=True)):
         return one_by_one(function, info, dims, args)
@@ -44,7 +45,7 @@ def over_channels(function: Callable, info: Any, dims: Sequence[int | None], arg
 
 
 def one_by_one(function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
-    """A call for each of at least one member."""
+    """One call for each member. There must be at least one."""
     results = [
         function(*(x if dim is None else x.select(dim, n) for x, dim in zip(args, dims, strict=True)))
         for n in range(info.batch_size)
@@ -56,8 +57,8 @@ def one_by_one(function: Callable, info: Any, dims: Sequence[int | None], args: 
 def over_sequences(
     function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any], sequences: Sequence[int | None]
 ) -> Batched:
-    """Sequence b of member n is sequence b * V + n of one call, so that packed rows stay in order. ``sequences`` says
-    which dimension of each argument is that of the sequences, from the end; None if none is."""
+    """Turns sequence b of member n into sequence b * V + n of one call, so that packed rows stay in order.
+    ``sequences`` gives the sequence dimension of each argument, counted from the end, or None."""
     members = info.batch_size
 
     def fold(x, dim, at):
@@ -71,7 +72,7 @@ def over_sequences(
         return x.flatten(at - 1, at)
 
     def unfold(x):
-        if x.dim() < 2:  # a gradient that nobody asked for
+        if x.dim() < 2:  # a gradient that was not requested
             return x, None
         return x.unflatten(-2, (x.shape[-2] // members, members)), x.dim() - 1
 

@@ -1,4 +1,4 @@
-"""Which CUDA kernels a call would start: what explain says of them, and rnnkern.precompile compiles."""
+"""The CUDA kernels that a call would launch: explain reports them and rnnkern.precompile compiles them."""
 
 import json
 import threading
@@ -12,14 +12,14 @@ from rnnkern import _compiler, _extension
 from rnnkern.ops.dispatch import Choice
 
 Facts = tuple[int, ...]
-"""Of a device, as :func:`rnnkern._extension.device_facts` tells them."""
+"""Facts of a device, as :func:`rnnkern._extension.device_facts` returns them."""
 
 
 class Wanted(NamedTuple):
-    """What kernels are collected for."""
+    """The device facts and the dtype that kernels are collected for."""
 
     facts: Facts
-    dtype: torch.dtype | None  # in place of a call's own
+    dtype: torch.dtype | None  # replaces that of a call
     found: set[tuple[str, str]]  # headers and types
 
 
@@ -28,8 +28,8 @@ _this_thread = threading.local()
 
 @contextmanager
 def collecting(facts: Facts, dtype: torch.dtype | None) -> Iterator[set[tuple[str, str]]]:
-    """Inside, explaining a call, on whatever device, adds the kernels that it would start on a device with these
-    facts."""
+    """Context manager. Inside the block, explaining a call on any device adds the kernels that it would launch on a
+    device with these facts."""
     wanted = _this_thread.wanted = Wanted(facts, dtype, set())
     try:
         yield wanted.found
@@ -41,13 +41,14 @@ def told(
     choice: Choice, device: torch.device, dtype: torch.dtype, plan: Callable[[str, Facts, bool], str],
     say: Callable[[dict[str, Any]], str],
 ) -> Choice:  # fmt: skip
-    """A choice that says which CUDA kernel serves the call, why, and whether it is compiled yet.
+    """Adds to a choice which CUDA kernel runs the call, why, and whether it is compiled.
 
     Args:
-        choice: what the call takes.
-        device, dtype: of its tensors.
-        plan: the operator that plans it, from a dtype's name, a device's facts and whether TF32 is allowed; JSON.
-        say: the words for its plan.
+        choice: the choice for the call.
+        device, dtype: device and dtype of the tensors.
+        plan: function of the name of the dtype, the facts of the device and whether TF32 is allowed; it returns the
+            plan as JSON.
+        say: function that describes the plan in words.
     """
     if wanted := getattr(_this_thread, "wanted", None):
         for tf32 in (False, True):
@@ -64,7 +65,7 @@ def told(
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As operators have it."""
+    """The name of a dtype as the operators use it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -73,5 +74,5 @@ def _compiled(programs: list[list[str]], arch: str) -> str:
     if not waiting:
         return "compiled already"
     compiler = _compiler.nvrtc()
-    by = f", by NVRTC {compiler.version}, {compiler.path}" if compiler else f", and {_compiler.LIBRARY} was not found"
-    return f"{waiting} of {len(programs)} kernels are still to be compiled{by}"
+    by = f"; compiler: NVRTC {compiler.version} {compiler.path}" if compiler else f"; {_compiler.LIBRARY} was not found"
+    return f"{waiting} of {len(programs)} kernels are not compiled yet{by}"

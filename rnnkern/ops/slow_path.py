@@ -1,4 +1,4 @@
-"""Says once per reason that the reference serves a call which a kernel could have served."""
+"""Warns once per reason if a call runs in the slow reference implementation although a kernel could run it."""
 
 import sys
 import threading
@@ -17,7 +17,8 @@ _this_thread = threading.local()
 
 @contextmanager
 def asking() -> Iterator[None]:
-    """Inside, an implementation is asked for and not taken, by this thread: nothing is slow yet."""
+    """Context manager that suppresses the warning while this thread only queries which implementation a call would
+    use."""
     before = getattr(_this_thread, "asks", False)
     _this_thread.asks = True
     try:
@@ -26,9 +27,9 @@ def asking() -> Iterator[None]:
         _this_thread.asks = before
 
 
-@constant_when_compiled  # while torch.compile traces a call, this runs once, as it stands
+@constant_when_compiled  # while torch.compile traces a call, this runs once, untraced
 def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
-    """Warns if one of the reasons why no kernel serves the call is one that the user can do something about."""
+    """Warns if the user can remove one of the reasons why no kernel runs the call."""
     why = next((why for why in refusals if why in _extension.remedies), None)
     if why is None or getattr(_this_thread, "asks", False):
         return
@@ -37,15 +38,15 @@ def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
             return
         _said.add(why)
     warnings.warn(
-        f"{operator} runs as plain PyTorch, many times slower than rnnkern's kernel: {why}. To change that: "
-        f"{_extension.remedies[why]}. To keep it, without this warning: rnnkern.use('reference')",
+        f"{operator} runs in plain PyTorch, many times slower than rnnkern's kernel: {why}. To fix this: "
+        f"{_extension.remedies[why]}. To silence this warning, call inside `with rnnkern.use('reference')`.",
         _extension.PerformanceWarning,
         stacklevel=_level_of_caller(),
     )
 
 
 def _level_of_caller() -> int:
-    """warnings' stacklevel of the first line that is neither rnnkern's nor PyTorch's."""
+    """The ``stacklevel`` of the first frame that belongs neither to rnnkern nor to PyTorch."""
     frames = traceback.walk_stack(sys._getframe(1))
     packages = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
     return next((level for level, package in enumerate(packages, 1) if package not in ("rnnkern", "torch")), 1)

@@ -1,4 +1,5 @@
-"""How an operator's autograd.Function is called: plainly, in transforms of torch.func, in forward mode, compiled."""
+"""Calls an operator's autograd.Function: eagerly, in transforms of torch.func, in forward mode or under
+torch.compile."""
 
 import inspect
 from collections.abc import Callable
@@ -11,15 +12,15 @@ from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_f
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is at work: the plain operator knows nothing of them."""
+    """Whether a transform of torch.func or forward-mode AD is active, neither of which the plain operator supports."""
     return in_forward_mode() or is_in_transform()
 
 
 def needs_derivatives(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through a Function.
+    """Whether a call must go through its autograd.Function.
 
     Raises:
-        NotImplementedError: TorchScript's tracer is at work, and would lose what the call is.
+        NotImplementedError: TorchScript's tracer is active; it cannot record the call.
     """
     backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if torch.jit.is_tracing():
@@ -28,11 +29,11 @@ def needs_derivatives(*tensors: Tensor | None) -> bool:
 
 
 def _check_tracing(backward: bool) -> None:
-    restored = "call rnnkern.restore(model) first, which makes layers torch.nn's"
+    restored = "call rnnkern.restore(model) first, which turns the layers into torch.nn layers"
     if torch.onnx.is_in_onnx_export():
         raise NotImplementedError(
-            f"ONNX has no operators for rnnkern's kernels: {restored}. What torch.nn does not have may be exported "
-            "under rnnkern.use('reference'), as a loop over time of one length"
+            f"ONNX has no operators for rnnkern's kernels: {restored}. Layers that torch.nn lacks can be exported "
+            "under rnnkern.use('reference'), as a loop over a fixed number of steps"
         )
     if backward:
         raise NotImplementedError(
@@ -42,29 +43,30 @@ def _check_tracing(backward: bool) -> None:
 
 
 def check_lengths_are_there(operator: str, batch_sizes: Tensor | None) -> None:
-    """Raises NotImplementedError while the compiler traces a second derivative of packed input."""
+    """Raises NotImplementedError while torch.compile traces a second derivative of packed input."""
     if batch_sizes is not None and is_fake(batch_sizes):
         raise NotImplementedError(
-            f"{operator}: second derivatives of packed input cannot be traced by the compiler, since they read the "
-            "lengths; call outside torch.compile, or pad and mask"
+            f"{operator}: torch.compile cannot trace second derivatives of packed input, because they read the "
+            "lengths; call it outside torch.compile, or pad and mask the input"
         )
 
 
 def no_forward_mode(operator: str) -> staticmethod:
-    """The ``jvp`` of a Function."""
+    """A ``jvp`` for a Function that raises NotImplementedError."""
 
     def refuse(*_):
         raise NotImplementedError(
-            f"{operator}: the kernels have no forward mode (torch.func.jvp, jacfwd, hessian; torch.autograd."
-            "forward_ad): take reverse mode (vjp, jacrev) or rnnkern.use('reference')"
+            f"{operator}: forward-mode AD is not supported (torch.func.jvp, jacfwd, hessian; torch.autograd."
+            "forward_ad): use reverse mode (vjp, jacrev) or rnnkern.use('reference')"
         )
 
     return staticmethod(refuse)
 
 
 def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
-    """``function.apply``, that of a class of its own in forward mode: the compiler takes no Function that has a jvp."""
-    function.forward.__signature__ = inspect.signature(function.forward)  # else it is made anew at each call: 10 us
+    """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
+    jvp."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # otherwise created at each call, in 10 us
     duals = type(f"_{function.__name__}OfDuals", (function,), {"jvp": no_forward_mode(operator)})
 
     def apply(*args):
@@ -76,15 +78,15 @@ def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
 
 
 def applied_whole(function: type[torch.autograd.Function], operator: str) -> Callable:
-    """As :func:`applied`, and inside a transform the compiler does not look into the Function: it would take it apart
-    and lose its gradient without a word."""
+    """Like :func:`applied`, but inside a transform torch.compile does not trace into the Function: it would decompose
+    it and silently lose its gradient."""
     apply = applied(function, operator)
 
     def twin(*args):
         return apply(*args)
 
     @constant_when_compiled
-    def keep():  # called while the compiler traces: to name the twin earlier would import the compiler
+    def keep():  # called while torch.compile traces: registering the twin earlier would import torch.compile
         torch.compiler.allow_in_graph(twin)
 
     def apply_whole(*args):
@@ -98,7 +100,8 @@ def applied_whole(function: type[torch.autograd.Function], operator: str) -> Cal
 
 
 def _distinct(args: Any) -> list:
-    """The same arguments for the compiler, which takes no tensor twice: (zeros, zeros) is how many an LSTM begins."""
+    """Copies repeated tensors, because torch.compile rejects arguments that contain the same tensor twice, such as the
+    initial (zeros, zeros) of an LSTM."""
     return [x.view_as(x) if isinstance(x, Tensor) and _is_in(x, args[:k]) else x for k, x in enumerate(args)]
 
 

@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel has in common."""
+"""Common parts of all Triton kernel launches."""
 
 import torch
 
@@ -6,17 +6,18 @@ from rnnkern import _extension
 from rnnkern._torch_private import constant_when_compiled
 
 OPTIONS = {"enable_fp_fusion": True}
-"""Of every launch. What Triton does where it is left open changes from version to version, and with it the bits."""
+"""Options of every launch. They are set explicitly because Triton's defaults change between versions, which would
+change results."""
 
 
-@constant_when_compiled  # a search for a module cannot be traced
+@constant_when_compiled  # torch.compile cannot trace the search for a module
 def refusal(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot serve a device, or None."""
+    """The reason why the Triton kernels cannot run on a device, or None."""
     if device.type != "cuda":
         return f"the tensors are on {device}"
     return _extension.triton_refusal()
 
 
 def block_of(size: int) -> int:
-    """The least power of two that is no less."""
+    """The smallest power of two that is not less than ``size``."""
     return 1 << max(size - 1, 0).bit_length()

@@ -15,7 +15,7 @@ STYLES = ("tunable", "butterfly")
 
 
 def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phases: Tensor | None) -> int:
-    """Returns N."""
+    """Checks the arguments and returns N."""
     check_dtype("givens_product", "angles", angles, REAL)
     if phases is not None:
         check_like("givens_product", "phases", phases, "angles", angles)
@@ -51,7 +51,7 @@ def _check(angles: Tensor, x: Tensor | None, style: str, size: int | None, phase
 
 
 def _choose(angles: Tensor, phases: Tensor | None) -> Choice:
-    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "`phases` have no kernel"})
+    return choose("givens_product", {"cpu": cpu_refusal(angles) if phases is None else "no kernel supports `phases`"})
 
 
 @operator(_check, _choose)
@@ -60,42 +60,43 @@ def givens_product(
     angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
     phases: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    r"""Vectors through L layers of rotations, :math:`W x = F_L \cdots F_2 F_1 x`, or the orthogonal W itself (EUNN:
-    Jing et al. 2017); with phases W is unitary.
+    r"""Applies L layers of plane rotations to vectors, :math:`W x = F_L \cdots F_2 F_1 x`, or returns the orthogonal
+    matrix W (EUNN: Jing et al. 2017). With phases W is unitary.
 
-    A layer takes the entries of a vector in pairs, and turns each pair by an angle of its own:
+    A layer splits the entries of a vector into pairs and rotates each pair by its own angle:
 
     .. math::
         x_a \leftarrow e^{i \phi} (x_a \cos\theta - x_b \sin\theta), \qquad
         x_b \leftarrow x_a \sin\theta + x_b \cos\theta
 
-    Without phases :math:`\phi = 0` and all is real.
+    Without phases :math:`\phi = 0` and everything is real. ``style`` determines the pairs:
 
-    ``"tunable"``: neighbours, (0, 1), (2, 3), ... in the first layer, (1, 2), (3, 4), ... in the second, and so on in
-    turns; who has no neighbour stays. N layers reach every rotation. ``"butterfly"``: those at distances 1, 2, 4, ...,
-    N / 2, and again from 1, as in a fast Fourier transform; each :math:`\log_2 N` layers let every entry see every
-    other.
+    - ``"tunable"`` pairs neighbors: (0, 1), (2, 3), ... in odd layers and (1, 2), (3, 4), ... in even layers. An entry
+      without a neighbor is unchanged. N layers reach every rotation.
+    - ``"butterfly"`` pairs entries at distance 1, 2, 4, ..., N / 2 in successive layers, and then again from 1, as in a
+      fast Fourier transform. After :math:`\log_2 N` layers every entry depends on every other.
 
     Args:
-        angles: (L, N // 2) or (..., L, N // 2), in radians; float32, float64, bfloat16 or float16, the last two
-            computed in float32. In a layer with fewer pairs the last one is not read.
-        x: (..., N), of the dtype of ``angles``; where ``angles`` have a batch, (..., R, N) with the same, so that each
-            takes R vectors. Costs O(N L) for each, and W is not formed. None for W.
-        style: ``"tunable"`` or ``"butterfly"``, which needs N to be a power of two.
-        size: N for a W; twice the angles of a layer if not given, which for an odd N is one less.
-        phases: :math:`\phi`, like ``angles``, float32 or float64; ``x`` is then complex. No kernel takes them: the
-            reference runs, and its backward keeps what each layer gave.
+        angles: (L, N // 2) or (..., L, N // 2), in radians; float32, float64, bfloat16 or float16; the last two are
+            computed in float32. A layer with fewer than N // 2 pairs ignores its last angle.
+        x: (..., N), with the dtype of ``angles``. If ``angles`` has batch dimensions, (..., R, N) with the same batch
+            dimensions and R vectors for each. The cost is O(N L) per vector, and W is not formed. None returns W.
+        style: ``"tunable"``, or ``"butterfly"``, for which N must be a power of two.
+        size: N, used if ``x`` is None. The default is twice the number of angles per layer; for an odd N you must give
+            it.
+        phases: :math:`\phi`, shaped like ``angles``, float32 or float64; ``x`` is then complex. No kernel supports
+            phases: the reference implementation runs, and it saves the output of each layer for the backward pass.
 
     Returns:
-        Of the shape and dtype of ``x``; or W, (..., N, N), so that ``givens_product(angles, x)`` is ``x @ W.mT``.
-        Gradients flow to ``angles``, ``phases`` and ``x``, gradients of gradients too. For them nothing but the result
-        is kept: the backward rotates it back.
+        A tensor with the shape and dtype of ``x``, or W of shape (..., N, N), for which ``givens_product(angles, x)``
+        equals ``x @ W.mT``. Gradients flow to ``angles``, ``phases`` and ``x``, and second derivatives are supported.
+        Only the result is saved: the backward pass undoes the rotations.
 
     Raises:
-        ValueError: a shape is wrong, or ``style`` is none of the two.
-        TypeError: a type, dtype or device is wrong.
+        ValueError: a shape or ``style`` is wrong.
+        TypeError: an argument has the wrong type, dtype or device.
 
-    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.givens_product`.
+    See also: :func:`rnnkern.reference.givens_product`, the same equations in plain PyTorch.
 
     >>> angles, x = torch.randn(6, 4), torch.randn(5, 8)
     >>> W = rnnkern.ops.givens_product(angles)
@@ -120,7 +121,7 @@ def givens_product(
 
 
 def _reference_backward(grad, angles, y, columns, butterfly, needs_x):
-    """Rotates the result back and takes the gradient of the layers."""
+    """Undoes the rotations of the result and differentiates the layers."""
     style = "butterfly" if butterfly else "tunable"
 
     def forward(angles, x):
@@ -145,4 +146,5 @@ _givens_product = differentiable(
         like.new_empty(like.shape) for like in (angles, y)[: 1 + needs_x]
     ],
 )
-"""(angles, x, columns, butterfly): of float32 or float64; x is (..., R, N), or (..., N, R) by columns."""
+"""Function of (angles, x, columns, butterfly), in float32 or float64. x is (..., R, N), or (..., N, R) with
+``columns``."""

@@ -1,5 +1,5 @@
 """A recurrence through layers of rotations: the public function, its checks, its choice of implementation and its
-derivatives. Kernels take complex numbers as the real and imaginary parts of N in turns."""
+derivatives. Kernels take complex numbers as alternating real and imaginary parts."""
 
 import torch
 from torch import Tensor
@@ -23,13 +23,13 @@ REALS = {
 }  # fmt: skip
 DTYPES = tuple(REALS)
 MOST_NUMBERS = {torch.float32: 1024, torch.float64: 512, torch.complex64: 1024, torch.complex128: 256}
-"""Of a state: what the registers of a warp hold beside all else."""
+"""Largest number of units whose state fits into the registers of a warp."""
 LANES = 16
-"""Sequences that fill a register of the widest level in float32."""
+"""Number of sequences that fill a float32 register of the widest SIMD level."""
 MOST_LAYERS = {False: ((LANES, 8), (8, 16), (1, 64)), True: ((LANES, 4), (8, 8), (1, 16))}
-"""Of real and of complex numbers: from how many sequences on, and N over the most layers that were faster than the
-matrix, on one thread with AVX-512: measured at some sizes (those of real numbers by ``python -m
-perf.givens_recurrence``), between and beyond them supposed."""
+"""For real and for complex numbers: pairs (least number of sequences, N / L), where L is the largest number of layers
+that was faster than the matrix, on one thread with AVX-512. Measured at some sizes (real numbers: ``python -m
+perf.givens_recurrence``) and interpolated or extrapolated for the others."""
 
 
 def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch_sizes, reset, reverse) -> None:
@@ -44,7 +44,7 @@ def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch
     check_like(OP, "state", state, "u", u)
     for name in turning:
         if not u.is_complex():
-            raise TypeError(f"{OP}: `{name}` are of complex numbers, got a `u` of {u.dtype}")
+            raise TypeError(f"{OP}: `{name}` must be None for a real `u`, got a `u` of dtype {u.dtype}")
     if not isinstance(reverse, bool):
         raise TypeError(f"{OP}: `reverse` must be a bool, got {reverse!r}")
     if style not in STYLES:
@@ -71,7 +71,7 @@ def _check(u, angles, state, modrelu_bias, phases, diagonal_phases, style, batch
 
 
 def _cuda_refusal(u: Tensor) -> str | None:
-    large = f"a state of {u.shape[-1]} numbers of {u.dtype} outgrows the registers of a warp"
+    large = f"a state of {u.shape[-1]} numbers of {u.dtype} does not fit into the registers of a warp"
     return cuda_refusal(u, large if u.shape[-1] > MOST_NUMBERS[u.dtype] else None)
 
 
@@ -83,7 +83,7 @@ def _explain(u: Tensor) -> Choice:
     return told(
         _choose(u), u.device, u.dtype.to_real(),
         lambda dtype, facts, _: f'{{"programs": {_programs(dtype, u)}}}',
-        lambda _: "a warp for each sequence",
+        lambda _: "one warp per sequence",
     )  # fmt: skip
 
 
@@ -108,43 +108,46 @@ def givens_recurrence(
     reset: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Runs EURNN's recurrence over a sequence, one layer of rotations after the other at every step, so that no matrix
-    is formed (Jing et al. 2017).
+    r"""Runs the recurrence of EURNN over a sequence (Jing et al. 2017). Every step applies the layers of rotations one
+    after the other, so the recurrent matrix is never formed.
 
     .. math::
         h_t = \mathrm{modrelu}(u_t + F_L \cdots F_2 F_1 D \, h_{t-1}; b), \quad
         \mathrm{modrelu}(z; b) = \frac{z}{|z|} \mathrm{relu}(|z| + b), \quad D = \mathrm{diag}(e^{i \omega})
 
-    It is ``recurrence("modrelu", u, W, (h0,), params=(b,))`` with the W of :func:`rnnkern.ops.givens_product`. T steps,
-    B sequences, N units: a step of a sequence costs O(N L), forward and backward, where a product with W costs O(N^2).
-    Real numbers have no phases, and D = I.
+    The result equals ``recurrence("modrelu", u, W, (h0,), params=(b,))`` with the W of
+    :func:`rnnkern.ops.givens_product`. A step of a sequence costs O(N L), forward and backward, where a product with W
+    costs O(N^2). For real numbers there are no phases, and D = I. T is the number of time steps, B the batch size and N
+    the number of units.
 
     Args:
         u: (T, B, N), or packed (sum of ``batch_sizes``, N) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32,
             float64, complex64 or complex128.
-        angles: (L, N // 2), in radians, of u's dtype or that of its parts; of the layers as in
+        angles: (L, N // 2), in radians, with the dtype of u or of its real part; the layers are those of
             :func:`rnnkern.ops.givens_product`.
-        state: (B, N), :math:`h_0`, of u's dtype.
+        state: :math:`h_0`, (B, N), with the dtype of u.
         modrelu_bias: b, (N,), real.
-        phases: (L, N // 2), :math:`\phi` of the layers, for complex u alone; None for zeros.
-        diagonal_phases: (N,), :math:`\omega`, for complex u alone; None for zeros.
-        style: ``"tunable"`` or ``"butterfly"``, which needs N to be a power of two.
-        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
-        reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
-        reverse: run from each sequence's last step to its first.
+        phases: :math:`\phi` of the layers, (L, N // 2), for complex u only; None means zeros.
+        diagonal_phases: :math:`\omega`, (N,), for complex u only; None means zeros.
+        style: ``"tunable"``, or ``"butterfly"``, for which N must be a power of two.
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
+            order.
+        reverse: if True, runs from the last step of each sequence to its first.
 
     Returns:
-        h, like ``u``, and the final state, (B, N), taken at each sequence's own last step. Gradients flow to all
-        tensors of floating point, gradients of gradients too. Kept for them are u and h, whatever L is: the backward
-        goes through the layers of a step again, and takes them back.
+        h, shaped like ``u``, and the final state, (B, N), taken at the last step of each sequence. Gradients flow to
+        all floating-point tensors, and second derivatives are supported. Only u and h are saved, for any L: the
+        backward pass recomputes the layers of a step and undoes them.
 
     Raises:
-        ValueError: a size, a rank, ``style`` or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
-            implementation that cannot serve the call.
-        TypeError: an argument's type, dtype or device is wrong, or phases are given for a real u.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernel has not.
+        ValueError: a shape, ``style`` or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
+            implementation that cannot run the call.
+        TypeError: an argument has the wrong type, dtype or device, or phases are given for a real u.
+        NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported.
 
-    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.givens_recurrence`.
+    See also: :func:`rnnkern.reference.givens_recurrence`, the same equations in plain PyTorch.
 
     >>> u, angles = torch.randn(20, 3, 8), torch.randn(4, 4)
     >>> h0, b = torch.zeros(3, 8), torch.zeros(8)
@@ -169,13 +172,14 @@ def givens_recurrence(
 
 
 def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: torch.device) -> bool:
-    """Whether L layers inside the recurrence are faster than their matrix, forward and backward, by what was measured.
+    """Whether L layers inside the recurrence are faster than their matrix, forward and backward, according to
+    measurements.
 
     Args:
         size, layers: N and L.
-        batch: B, or None for code that is compiled for any.
-        is_complex: whether u is.
-        device: of u; without a kernel there nothing is faster.
+        batch: B, or None for compiled code that serves any batch size.
+        is_complex: whether u is complex.
+        device: device of u; False is returned if no kernel exists for it.
     """
     if device.type != "cpu" or not _extension.available:
         return False
@@ -186,15 +190,15 @@ def pays(size: int, layers: int, batch: int | None, is_complex: bool, device: to
     return layers * next(shares, size + 1) <= size
 
 
-# ---- derivatives: of (u, angles, phases, diagonal, bias, state, batch_sizes, reset, reverse, butterfly)
+# ---- derivatives with respect to (u, angles, phases, diagonal, bias, state, batch_sizes, reset, reverse, butterfly)
 
 SEQUENCES = (-2, None, None, None, None, -2, None, -1, None, None)
-"""Which dimension of each argument is that of the sequences, from the end."""
+"""The sequence dimension of each argument, counted from the end."""
 
 
 def _fold(function, info, dims, args):
-    """Of the forward: where weights are shared, members are sequences of one call. In the backward each has sums of its
-    own."""
+    """Rule for torch.vmap. In the forward pass members that share weights become sequences of one call. In the backward
+    pass each member needs its own gradients of the weights."""
     shared = len(args) == len(SEQUENCES) and info.batch_size > 0
     if not shared or any(dim is not None and at is None for dim, at in zip(dims, SEQUENCES, strict=True)):
         return one_by_one(function, info, dims, args)

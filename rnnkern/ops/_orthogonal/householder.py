@@ -1,5 +1,5 @@
-"""Products of Householder reflections: the public function, its kernels, which are ATen's products and triangular
-solutions, and its derivatives."""
+"""Products of Householder reflections: the public function, its kernels, which call ATen's matrix products and
+triangular solves, and its derivatives."""
 
 import torch
 from torch import Tensor
@@ -26,26 +26,28 @@ def _choose(V: Tensor) -> Choice:
 @operator(_check, _choose)
 @without_autocast
 def householder_product(V: Tensor) -> Tensor:
-    r"""The product of Householder reflections :math:`H_1 H_2 \cdots H_m`, :math:`H_k = I - 2 v_k v_k^H / (v_k^H v_k)`,
-    orthogonal with determinant :math:`(-1)^m`, and unitary for complex vectors (oRNN: Mhammedi et al. 2017).
+    r"""Computes the product of Householder reflections :math:`H_1 H_2 \cdots H_m`, :math:`H_k = I - 2 v_k v_k^H /
+    (v_k^H v_k)`. It is orthogonal with determinant :math:`(-1)^m`, and unitary for complex vectors (oRNN: Mhammedi et
+    al. 2017).
 
-    It is :math:`I - U S^{-1} U^H` (compact WY: Schreiber and Van Loan 1989; S by Joffrain et al. 2006, eq. 3), with U
-    the vectors at length 1 and S upper triangular: the strict upper triangle of :math:`U^H U` and half of its diagonal.
+    It is computed as :math:`I - U S^{-1} U^H` (compact WY form: Schreiber and Van Loan 1989; S: Joffrain et al. 2006,
+    eq. 3). U holds the normalized vectors, and S is upper triangular: the strict upper triangle of :math:`U^H U` and
+    half of its diagonal.
 
     Args:
-        V: (..., N, m), m <= N vectors of which only the directions count; float32, float64, complex64 or complex128, or
-            bfloat16 or float16, for which all is computed in float32 and rounded once. A vector of zeros reflects
-            nothing, and its gradient is zero.
+        V: (..., N, m), the m <= N vectors, whose lengths do not matter; float32, float64, complex64 or complex128, or
+            bfloat16 or float16, which are computed in float32 and rounded once. A zero vector stands for the identity,
+            and its gradient is zero.
 
     Returns:
-        (..., N, N), of the dtype of ``V``. Its gradient costs four products and a triangular solution, where m = N of N
-        x N matrices; gradients of gradients are there too.
+        (..., N, N), with the dtype of ``V``. The backward pass costs four matrix products and one triangular solve (of
+        N x N matrices if m = N). Second derivatives are supported.
 
     Raises:
-        ValueError: ``V`` is no matrix or batch of matrices, or has more columns than rows.
-        TypeError: ``V`` is no tensor, or of another dtype.
+        ValueError: ``V`` is not a matrix or a batch of matrices, or has more columns than rows.
+        TypeError: ``V`` is not a tensor or has an unsupported dtype.
 
-    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.householder_product`.
+    See also: :func:`rnnkern.reference.householder_product`, the same equations in plain PyTorch.
 
     >>> Q = rnnkern.ops.householder_product(torch.randn(8, 3))
     >>> torch.allclose(Q.T @ Q, torch.eye(8), atol=1e-6), torch.linalg.det(Q).round().item()
@@ -61,7 +63,8 @@ def householder_product(V: Tensor) -> Tensor:
 
 
 def forward(V: Tensor, training: bool) -> list[Tensor]:
-    """[Q, and when training: W = S^-1 U^H (..., m, N), S (..., m, m), the lengths of the vectors (..., 1, m)]."""
+    """[Q], and when training also W = S^-1 U^H (..., m, N), S (..., m, m) and the lengths of the vectors (..., 1,
+    m)."""
     *batch, size, _ = V.shape
     Q = torch.eye(size, dtype=V.dtype, device=V.device).expand(*batch, size, size)
     if V.numel() == 0:
@@ -69,7 +72,7 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
         return [Q.contiguous(), *kept]
     U, norm = _normalised(V)
     G = U.mH @ U
-    half = G.diagonal(dim1=-2, dim2=-1).real / 2  # as it was rounded, so that what the product is to be is orthogonal
+    half = G.diagonal(dim1=-2, dim2=-1).real / 2  # as rounded, so that the product is orthogonal
     S = torch.triu(G, 1) + torch.diag_embed(torch.where(half == 0, 0.5, half)).to(V.dtype)
     W = torch.linalg.solve_triangular(S, U.mH, upper=True)
     Q = torch.baddbmm(*(x.reshape(-1, *x.shape[-2:]) for x in (Q, U, W)), alpha=-1).reshape(Q.shape)
@@ -77,25 +80,25 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
 
 
 def _normalised(V: Tensor) -> tuple[Tensor, Tensor]:
-    """The vectors at length 1, and the lengths; of a vector of zeros zeros, and 1."""
+    """The normalized vectors and their lengths; for a zero vector, zeros and 1."""
     largest = V.abs().amax(-2, keepdim=True)
-    scale = torch.where(largest == 0, 1, largest)  # no square leaves the range of the dtype
+    scale = torch.where(largest == 0, 1, largest)  # so that no square over- or underflows
     length = torch.linalg.vector_norm(V / scale, dim=-2, keepdim=True)
     length = torch.where(largest == 0, 1, length)
     return V / scale / length, scale * length
 
 
 def backward(grad: Tensor, V: Tensor, W: Tensor, S: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of V.
+    """The gradient with respect to V.
 
-    Through Q = I - U W, S W = U^H and the strict upper triangle of S = U^H U; the lengths of U are constant, and what
-    points along U is taken out.
+    It differentiates Q = I - U W, S W = U^H and the strict upper triangle of S = U^H U. The vectors in U have constant
+    length, so the component of the gradient along U is removed.
     """
     if V.numel() == 0:
         return torch.empty_like(V, memory_format=torch.contiguous_format)
     U, _ = _normalised(V)
-    Z = torch.linalg.solve_triangular(S.mH, U.mH @ -grad, upper=False)  # the gradient of U^H through W
-    upper = torch.triu(Z @ -W.mH, 1)  # of S
+    Z = torch.linalg.solve_triangular(S.mH, U.mH @ -grad, upper=False)  # gradient of U^H through W
+    upper = torch.triu(Z @ -W.mH, 1)  # gradient of S
     U_bar = U @ (upper + upper.mH) + Z.mH - grad @ W.mH
     along = (U.conj() * U_bar).real.sum(-2, keepdim=True)
     return ((U_bar - U * along) / norm).contiguous()

@@ -18,11 +18,12 @@ DTYPES = (*REAL, torch.complex64, torch.complex128)
 FORMS = ("exp", "expm1")
 
 LEAST_IN_FLOAT32 = 8
-"""Rows. Few eigenvalues do not average the errors that squarings double: smaller matrices are computed in float64."""
+"""Number of rows below which matrices are computed in float64: with few eigenvalues, the errors that squarings double
+do not average out."""
 
 
 def without_autocast(function: Callable) -> Callable:
-    """In 16 bits nothing stays orthogonal: autocast does not reach the products inside."""
+    """Decorator that disables autocast inside a function, because 16-bit products do not keep a matrix orthogonal."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -48,27 +49,27 @@ def _choose_skew_exp(A: Tensor) -> Choice:
 @operator(_check_skew_exp, _choose_skew_exp)
 @without_autocast
 def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
-    r"""The matrix exponential of a skew-symmetric matrix: orthogonal, with determinant 1 (Lezcano-Casado and
-    Martínez-Rubio 2019).
+    r"""Computes the matrix exponential of a skew-symmetric matrix, which is orthogonal with determinant 1
+    (Lezcano-Casado and Martínez-Rubio 2019).
 
     Only the strict lower triangle of ``A`` is read: :math:`S_{ij} = A_{ij}` and :math:`S_{ji} = -A_{ij}` for i > j, so
-    that S is exactly skew-symmetric. A complex S is skew-Hermitian, :math:`S_{ji} = -\overline{A_{ij}}`, and its
-    diagonal is the imaginary part of that of ``A``.
+    S is exactly skew-symmetric. A complex S is skew-Hermitian, :math:`S_{ji} = -\overline{A_{ij}}`, and its diagonal is
+    the imaginary part of the diagonal of ``A``.
 
     Args:
-        A: (..., N, N); float32, float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in
-            float32 and rounded once. The 2-norm of S may be up to 1,000; in a batch each matrix is treated by its own.
-        form: ``"exp"`` for exp(S), ``"expm1"`` for exp(S) - I, without cancellation where S is small.
+        A: (..., N, N); float32, float64, complex64 or complex128, or bfloat16 or float16, which are computed in float32
+            and rounded once. The 2-norm of S may be up to 1,000; in a batch, each matrix is scaled by its own norm.
+        form: ``"exp"`` for exp(S), ``"expm1"`` for exp(S) - I, without cancellation for small S.
 
     Returns:
-        (..., N, N), of the dtype of ``A``. A matrix with a NaN in what is read is NaN throughout. Gradients are zero
-        where nothing is read; gradients of gradients are there too.
+        (..., N, N), with the dtype of ``A``. If one of the entries that are read is NaN, the whole matrix is NaN.
+        Gradients are zero for entries that are not read. Second derivatives are supported.
 
     Raises:
-        ValueError: ``A`` is no batch of square matrices, or ``form`` is none of the two.
-        TypeError: ``A`` is no tensor, or of another dtype.
+        ValueError: ``A`` is not a square matrix or a batch of them, or ``form`` is unknown.
+        TypeError: ``A`` is not a tensor or has an unsupported dtype.
 
-    Equations: docs, "Orthogonal weights"; :func:`rnnkern.reference.skew_exp`.
+    See also: :func:`rnnkern.reference.skew_exp`, the same equations in plain PyTorch.
 
     >>> V = rnnkern.ops.skew_exp(torch.randn(8, 8))
     >>> torch.allclose(V.T @ V, torch.eye(8), atol=1e-5)
@@ -84,8 +85,8 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
 
 
 def _as_real(A: Tensor) -> Tensor:
-    """X + i Y as the real matrix ((X, -Y), (Y, X)), of which skew_exp reads the strict lower triangle: Y, which is
-    symmetric, is made whole, and of X the lower triangle is enough."""
+    """Writes X + i Y as the real matrix ((X, -Y), (Y, X)), of which skew_exp reads the strict lower triangle: it needs
+    all of the symmetric Y, but only the lower triangle of X."""
     X, Y = A.real, A.imag.tril()
     Y = Y + Y.tril(-1).mT
     return torch.cat([torch.cat([X, -Y], -1), torch.cat([Y, X], -1)], -2)
@@ -98,20 +99,21 @@ def _from_real(V: Tensor) -> Tensor:
 
 @without_autocast
 def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
-    r"""Cayley's transform :math:`(I + S)^{-1} (I - S) D` of a skew-symmetric S, with D = diag(``scale``) the scaled one
-    of scoRNN (Helfrich et al. 2018, eq. 4).
+    r"""Computes the Cayley transform :math:`(I + S)^{-1} (I - S)` of a skew-symmetric S, or with D = diag(``scale``)
+    the scaled Cayley transform :math:`(I + S)^{-1} (I - S) D` of scoRNN (Helfrich et al. 2018, eq. 4).
 
     Args:
-        A: (..., N, N), of which S is read as by :func:`skew_exp`; the dtypes are the same.
-        scale: (N,) or (..., N), of the dtype of ``A``: the diagonal of D, each 1 or -1. As many as are -1 eigenvalues
-            of the result can be -1, which without D none can. No gradient flows to it.
+        A: (..., N, N). S is read from it as in :func:`skew_exp`, with the same dtypes.
+        scale: diagonal of D, (N,) or (..., N), with the dtype of ``A`` and entries 1 and -1. The result can have as
+            many eigenvalues of -1 as D has; without D it has none. No gradient flows to it.
 
     Returns:
-        (..., N, N): orthogonal, and unitary for a complex ``A``. Gradients flow to ``A``, gradients of gradients too.
+        (..., N, N), orthogonal, or unitary for a complex ``A``. Gradients flow to ``A``, and second derivatives are
+        supported.
 
     Raises:
-        ValueError: a shape is wrong.
-        TypeError: a type, dtype or device is wrong.
+        ValueError: a tensor has the wrong shape.
+        TypeError: an argument has the wrong type, dtype or device.
 
     >>> V = rnnkern.ops.cayley(torch.randn(3, 3), torch.tensor([1.0, 1.0, -1.0]))
     >>> torch.linalg.det(V).round().item()
@@ -128,7 +130,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
         scale = scale.detach()
     S = reference.skew(A.to(torch.promote_types(A.dtype, torch.float32)))
     eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-    # 2 (I + S)^-1 - I, one inverse and two products backwards; inv_ex does not wait for the device.
+    # 2 (I + S)^-1 - I: one inverse, and two products in the backward pass. inv_ex does not synchronize with the device.
     V = 2 * torch.linalg.inv_ex(eye + S).inverse - eye
     return (V if scale is None else V * scale.to(V.dtype).unsqueeze(-2)).to(A.dtype)
 
@@ -154,24 +156,25 @@ def _choose_schur_weight(P: Tensor) -> Choice:
 @operator(_check_schur_weight, _choose_schur_weight)
 @without_autocast
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-    r"""The recurrent weight of nnRNN by its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019, eq. 3).
+    r"""Computes the recurrent weight of nnRNN from its real Schur form, :math:`P (\Lambda + T) P^T` (Kerg et al. 2019,
+    eq. 3).
 
     :math:`\Lambda` has blocks :math:`\gamma_i \begin{pmatrix} \cos\theta_i & -\sin\theta_i \\ \sin\theta_i &
-    \cos\theta_i \end{pmatrix}` along its diagonal. With an odd N the last block is the number :math:`\gamma`, which has
-    no angle.
+    \cos\theta_i \end{pmatrix}` along its diagonal. If N is odd, the last block is the 1 x 1 block :math:`\gamma`,
+    without an angle.
 
     Args:
-        P: (..., N, N), orthogonal; float32, float64, bfloat16 or float16, the last two computed in float32.
+        P: (..., N, N), orthogonal; float32, float64, bfloat16 or float16; the last two are computed in float32.
         theta: (..., N // 2), angles in radians.
-        gamma: (..., (N + 1) // 2), moduli of the eigenvalues where T is zero.
-        T: (..., N, N), of which the strict lower triangle is read.
+        gamma: (..., (N + 1) // 2), moduli of the eigenvalues if T is zero.
+        T: (..., N, N); only the strict lower triangle is read.
 
     Returns:
-        (..., N, N). Gradients flow to all four; that of ``T`` is zero where nothing is read.
+        (..., N, N). Gradients flow to all four arguments; the gradient of ``T`` is zero for entries that are not read.
 
     Raises:
-        ValueError: a shape is wrong, or the batches differ.
-        TypeError: a type, dtype or device is wrong.
+        ValueError: a shape is wrong, or the batch dimensions differ.
+        TypeError: an argument has the wrong type, dtype or device.
 
     >>> V = rnnkern.ops.schur_weight(torch.eye(3), torch.zeros(1), torch.ones(2), torch.zeros(3, 3))
     >>> torch.equal(V, torch.eye(3))
@@ -186,22 +189,23 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
 
 @without_autocast
 def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
-    r"""The orthogonal matrix nearest to an almost orthogonal one, by Newton and Schulz's iteration
-    :math:`B \leftarrow B (3 I - B^H B) / 2`.
+    r"""Computes the orthogonal matrix nearest to an almost orthogonal one, by the Newton-Schulz iteration :math:`B
+    \leftarrow B (3 I - B^H B) / 2`.
 
-    One step takes an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`; the singular values must be
-    below :math:`\sqrt 3`. It costs two products, and no decomposition.
+    One step reduces an error :math:`e = \|B^H B - I\|_2` to :math:`3 e^2 / 4 + e^3 / 4`. It costs two matrix products
+    and needs no decomposition. All singular values must be below :math:`\sqrt 3`.
 
     Args:
-        B: (..., N, N), of the dtypes of :func:`skew_exp`.
-        steps: how many; the default takes an error of 0.01 to 4e-9, or to the rounding of the dtype.
+        B: (..., N, N), with one of the dtypes of :func:`skew_exp`.
+        steps: number of iterations. The default reduces an error of 0.01 to 4e-9, or to the rounding error of the
+            dtype.
 
     Returns:
-        (..., N, N), of the dtype of ``B``. Gradients flow to ``B``.
+        (..., N, N), with the dtype of ``B``. Gradients flow to ``B``.
 
     Raises:
-        ValueError: ``B`` is no batch of square matrices, or ``steps`` is negative.
-        TypeError: ``B`` is no tensor, or of another dtype.
+        ValueError: ``B`` is not a square matrix or a batch of them, or ``steps`` is negative.
+        TypeError: ``B`` is not a tensor or has an unsupported dtype.
 
     >>> V = rnnkern.ops.project_orthogonal(torch.eye(3) + 1e-3 * torch.ones(3, 3))
     >>> torch.allclose(V.T @ V, torch.eye(3), atol=1e-6)
@@ -209,5 +213,5 @@ def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
     """
     check_square("project_orthogonal", "B", B, DTYPES)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"project_orthogonal: `steps` must be a number from 0 on, got {steps!r}")
+        raise ValueError(f"project_orthogonal: `steps` must be a non-negative integer, got {steps!r}")
     return reference.project_orthogonal(B, steps=steps)

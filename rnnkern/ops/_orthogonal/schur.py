@@ -23,4 +23,4 @@ schur_weight = differentiable(
     shapes=lambda P, theta, gamma, T, training: [P.new_empty(P.shape) for _ in range(1 + training)],
     backward_shapes=lambda grad, *args: [x.new_empty(x.shape) for x in args[:4]],
 )
-"""(P, theta, gamma, T): of float32 or float64, by the kernel of a CPU; the first of the results."""
+"""Function of (P, theta, gamma, T), in float32 or float64, by the CPU kernel; the first result is the weight."""

@@ -7,7 +7,8 @@ from rnnkern.ops.differentiable import differentiable
 from rnnkern.ops.folds import as_batch
 
 KEPT = {torch.float32: 2, torch.float64: 3}
-"""Products that the forward keeps for the backward (kept_products in csrc/orthogonal/cpu/problem.h)."""
+"""Number of products that the forward pass saves for the backward pass (kept_products in
+csrc/orthogonal/cpu/problem.h)."""
 
 
 def _reference_backward(grad, A, kept, plan):
@@ -34,4 +35,5 @@ skew_exp = differentiable(
     shapes=_shapes,
     backward_shapes=lambda grad, A, kept, plan: A.new_empty(A.shape),
 )
-"""(A, minus_identity): of float32 or float64, by the kernels of its device; the first of the results."""
+"""Function of (A, minus_identity), in float32 or float64, by the kernels of its device; the first result is the
+exponential."""

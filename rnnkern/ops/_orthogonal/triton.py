@@ -1,9 +1,9 @@
-"""skew_exp on a GPU: the same launches whatever the matrices are, and nothing that waits for them.
+"""skew_exp on a GPU. The launches do not depend on the values of the matrices, so nothing synchronizes with the device.
 
-Up to 64 rows a Triton program takes a whole matrix. Up to 512 every product of the scheme and of its
-reverse sweep is a launch, which forms the linear combinations that it multiplies as it loads and adds a third as it
-stores. Above, those products are ATen's, and the squarings alone are Triton's. Each matrix takes part in a squaring or
-not by its own norm.
+Up to 64 rows, one Triton program handles a whole matrix. Up to 512 rows, every product of the scheme and of its reverse
+sweep is one launch, which forms the linear combinations to multiply while loading, and adds a third one while storing.
+Above that, ATen computes these products, and Triton only the squarings. The norm of each matrix decides in which
+squarings it takes part.
 """
 
 import functools
@@ -22,30 +22,31 @@ from rnnkern.ops._orthogonal.skew_exp import KEPT
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 DEGREE = 8
-"""Of the scheme here, in every dtype."""
+"""Degree of the scheme, for every dtype."""
 LARGEST_NORM = 1000
-"""Of S: as many squarings are launched, and no matrix of that norm is squared more often, whatever its bound."""
+"""Largest supported norm of S. It determines how many squarings are launched, and no matrix is squared more often."""
 BOUND = (POWER_STEPS, DOUBLINGS, INSIDE, ROUNDING)
-"""Of the 2-norm, as in csrc/orthogonal/cpu/bound.h."""
+"""Constants of the bound on the 2-norm, as in csrc/orthogonal/cpu/bound.h."""
 LARGEST_FUSED = 512
-"""Rows of a matrix whose products are Triton's."""
+"""Most rows of a matrix whose products Triton computes."""
 LARGEST = 64
-"""Rows of a matrix that one program takes: its backward has 96 KB of shared memory then in float64, half of it in
-float32."""
+"""Most rows of a matrix that one program handles: its backward pass then uses 96 KB of shared memory in float64, half
+of that in float32."""
 
 Coefficient = tuple[float, float, int]
-"""In the scheme that is not squared and in the one that is, and by which power of 1 / 2^squarings it is multiplied."""
+"""A coefficient in the scheme without squarings, in the scheme with squarings, and the power of 1 / 2^squarings that
+multiplies it."""
 ONE, TWO, MINUS_ONE = ((x, x, 0) for x in (1.0, 2.0, -1.0))
 POWERS = {"x1": 3, "x2": 4, "x3": 2, "x4": 0, "x5": 1, "x6": 2, "x7": 0, "y1": 1, "y2": 2}
-"""Of the coefficients, where S and P1 are not scaled."""
+"""Powers of the coefficients, if S and P1 are not scaled."""
 
 
 @functools.cache
 def scheme(dtype: torch.dtype) -> tuple[tuple[float, ...], tuple[float, float], tuple[int, int], int]:
-    """Coefficients, limits and places of the scheme that is not squared and of the one that is, and the most squarings.
+    """Coefficients, limits and places of the schemes without and with squarings, and the largest number of squarings.
 
-    Coefficients are x1..x7, y1, y2 of P1 = S^2, P2 = P1 (x1 S + x2 P1) and exp(S) - 1 = (x3 P1 + P2) (x4 + x5 S +
-    x6 P1 + x7 P2) + y1 S + y2 P1, first of the one and then of the other.
+    Coefficients are x1..x7, y1, y2 of P1 = S^2, P2 = P1 (x1 S + x2 P1) and exp(S) - 1 = (x3 P1 + P2) (x4 + x5 S + x6 P1
+    + x7 P2) + y1 S + y2 P1, first for the scheme without squarings.
     """
     schemes = SCHEMES[str(dtype).removeprefix("torch.")]
     found = [place for place, (degree, _, _) in enumerate(schemes) if degree == DEGREE]
@@ -66,7 +67,7 @@ def _coefficients(dtype: torch.dtype) -> SimpleNamespace:
 
 
 def kernels():
-    """Imported when the first of them runs: triton takes a second."""
+    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
     from rnnkern.triton import skew_exp
 
     return skew_exp
@@ -102,7 +103,7 @@ def backward(grad: Tensor, A: Tensor, kept: Tensor, plan: Tensor) -> Tensor:
 
 @contextmanager
 def _exact(device: torch.device) -> Iterator[None]:
-    """No TF32 in ATen's products, which would cost orthogonality at 1e-3."""
+    """Disables TF32 in ATen's products, which would make the result orthogonal only to 1e-3."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -111,7 +112,7 @@ def _exact(device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-# ---- a matrix per program
+# ---- small matrices: one program each
 
 
 def _block(size: int) -> int:
@@ -145,14 +146,14 @@ def _warps(block: int) -> int:
     return {16: 1, 32: 4, 64: 8}[block]
 
 
-# ---- above
+# ---- larger matrices
 
 
 class Term(NamedTuple):
-    """Of a linear combination of matrices."""
+    """A term of a linear combination of matrices."""
 
     matrix: Tensor  # (matrices, N, N)
-    kind: str = "plain"  # or flipped, symmetric, identity; skew, skew flipped: of which the lower triangle is read
+    kind: str = "plain"  # or flipped, symmetric, identity; skew and skew flipped read only the lower triangle
     coefficient: Coefficient = ONE
 
     def times(self, coefficient: Coefficient) -> "Term":
@@ -163,7 +164,7 @@ class Term(NamedTuple):
 
     @property
     def facts(self) -> tuple:
-        """For the kernel."""
+        """The facts about the term that the kernel needs."""
         kinds = ("flipped" in self.kind, "skew" in self.kind, self.kind == "identity")
         return *self.coefficient, *kinds, self.matrix.stride(0) // self.matrix.shape[-1] ** 2
 
@@ -176,7 +177,7 @@ def _flipped(terms: Sum) -> Sum:
 
 
 def _product(left: Sum, right: Sum, added: Sum, plan: Tensor, when: str = "always", k: int = 0) -> Term:
-    """left right + added; ``when``: the ``IF`` of :func:`rnnkern.triton.skew_exp.product`."""
+    """Computes left right + added. ``when`` is the ``IF`` of :func:`rnnkern.triton.skew_exp.product`."""
     matrices, size = left[0].matrix.shape[:2]
     if size > LARGEST_FUSED and when != "copy":
         result = torch.bmm(_combined(left, plan), _combined(right, plan))
@@ -195,12 +196,13 @@ def _product(left: Sum, right: Sum, added: Sum, plan: Tensor, when: str = "alway
 
 
 def _tile(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Rows and columns of a program, inner size of its steps, and warps; more programs where one matrix has few."""
+    """Rows and columns of a program's tile, the inner size of its steps, and the number of warps; smaller tiles if one
+    matrix would give few programs."""
     return 32 if size <= 256 else 64, *((16, 8) if dtype == torch.float64 else (32, 4))
 
 
 def _combined(terms: Sum, plan: Tensor) -> Tensor:
-    """What the kernel forms as it loads."""
+    """The linear combination that the kernel forms while loading."""
     squared = plan[:, :1, None] > scheme(terms[0].matrix.dtype)[2][0]
     sigma = torch.exp2(-plan[:, 1:, None].to(terms[0].matrix.dtype))
     if len(terms) == 1 and terms[0].coefficient == ONE:
@@ -222,14 +224,15 @@ def _paired_norm(X: Tensor) -> Tensor:
 
 
 def _choice(norm: Tensor) -> tuple[Tensor, Tensor]:
-    """As that of the kernels."""
+    """The same choice as in the kernels."""
     _, (limit, squared_limit), _, most = scheme(norm.dtype)
     squared = norm > limit
     return squared, torch.where(squared, torch.log2(norm / squared_limit).ceil().clamp(0, most), 0.0)
 
 
 def _bound(P1: Tensor) -> Tensor:
-    """As that of the kernels, (matrices,). A doubling is a launch, in which matrices without a doubt take no part."""
+    """The same bound as in the kernels, of shape (matrices,). A doubling is a launch that skips matrices whose number
+    of squarings is already certain."""
     size, (limit, _) = P1.shape[-1], scheme(P1.dtype)[1]
     index = torch.arange(1, size + 1, device=P1.device)
     mixed = (index * 2654435761) & 0xFFFFFFFF
@@ -272,7 +275,7 @@ def _given(A: Tensor) -> Term:
 
 
 def _last(S: Term, P1: Term, P2: Term) -> tuple[Sum, Sum, Sum]:
-    """Left, right and added of the last product of the scheme."""
+    """The operands left, right and added of the last product of the scheme."""
     c = _coefficients(S.matrix.dtype)
     right = [S.times(c.x5), P1.times(c.x6), P2.times(c.x7), Term(S.matrix, "identity", c.x4)]
     return [P1.times(c.x3), P2], right, [S.times(c.y1), P1.times(c.y2)]

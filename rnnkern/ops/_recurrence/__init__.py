@@ -1,1 +1,1 @@
-"""The recurrence through any cell."""
+"""The recurrence operator, for any cell."""

@@ -1,5 +1,5 @@
-"""Derivatives of the recurrence: an autograd.Function around the forward, one around the backward, and the reference
-around that."""
+"""Derivatives of the recurrence: one autograd.Function for the forward pass, one for the backward pass, and the
+reference for second derivatives."""
 
 import inspect
 import json
@@ -20,20 +20,20 @@ from rnnkern.reference._recurrence import cell_of
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
-"""The facts of the cells that have kernels (csrc/cells/list.h)."""
+"""Facts about the cells that have kernels (csrc/cells/list.h)."""
 
 
 def saved_by(cell: str) -> int:
-    """How many values per unit and step a cell's kernel saves beside the states."""
+    """Number of values per unit and step that a cell's kernel saves in addition to the states."""
     return KERNEL_CELLS[cell]["saved"] if cell in KERNEL_CELLS else library.saved_by(cell)
 
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
-"""Those with kernels that keep R on a GPU's chip for the whole sequence; the others go step by step there."""
+"""Cells with CUDA kernels that keep R on chip for the whole sequence; the other cells use the stepwise kernel."""
 
 Rates = tuple[float, ...]
-"""Of zoneout, one for each of the state's tensors, and of dropout; empty where all are 0. Flat, since the compiler
-loses track of a Function's arguments where a tuple is inside another one."""
+"""Zoneout rates, one for each state tensor, and the dropout rate; empty if all are 0. The tuple is flat, because
+torch.compile does not track nested tuples in the arguments of a Function."""
 
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
@@ -41,20 +41,20 @@ _operators = torch.ops.rnnkern
 
 
 def operator_rates(rates: Rates) -> tuple[tuple[float, ...] | None, float]:
-    """Zoneout and dropout as the operators take them."""
+    """Zoneout and dropout rates in the form that the operators take."""
     return (rates[:-1], rates[-1]) if rates else (None, 0.0)
 
 
 class Recomputed(NamedTuple):
-    """A value of ``save_u``: u is not kept, and second derivatives compute it again by ``function(*tensors)``."""
+    """A value of ``save_u``: u is not saved, and second derivatives recompute it as ``function(*tensors)``."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor | None, ...]
 
 
 class Recurrence(torch.autograd.Function):
-    """``saving`` is (whether the gates are kept, whether u is, the function of a :class:`Recomputed` or None);
-    ``tensors`` are the state, the params and what that function takes."""
+    """``saving`` is (whether the gates are saved, whether u is saved, the function of a :class:`Recomputed` or None).
+    ``tensors`` are the state, the params and the arguments of that function."""
 
     @staticmethod
     def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
@@ -78,7 +78,7 @@ class Recurrence(torch.autograd.Function):
         tensors, sources = tensors[:last], tensors[last:]
         ctx.sources = len(sources)
         projected = tensors[0] is not None
-        # u takes as much memory as the gates. Where they are kept, or the cell has none, no kernel reads it.
+        # u takes as much memory as the gates. If the gates are saved, or the cell has none, no kernel reads u.
         reads_u = projected or (saved_by(ctx.cell) and not save_gates)
         ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
 
@@ -103,17 +103,17 @@ differentiable = applied_whole(Recurrence, "recurrence")
 
 
 def gradients(cell, reverse, states, rates, tensors, needs, grads):
-    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). Of
-    ``tensors`` u is None where it was not kept."""
+    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). In
+    ``tensors``, u is None if it was not saved."""
     wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
     compiling = torch.compiler.is_compiling()
-    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # the Function says so, the operator cannot
+    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # raises an error
     backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
     return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
 
 
 def in_order(results, needs, projected):
-    """What the operator of the backward returns, as :func:`gradients` has it."""
+    """The results of the backward operator in the order of :func:`gradients`."""
     du, dR, dbias, *rest = results
     dweight_ih = dbias_ih = None
     if projected:
@@ -123,14 +123,14 @@ def in_order(results, needs, projected):
 
 
 class RecurrenceBackward(torch.autograd.Function):
-    """The backward for torch.func's transforms, which do not take the operator's register_autograd, and where u was not
-    kept, so that there is no second derivative."""
+    """The backward pass for the transforms of torch.func, which ignore the operator's register_autograd, and for calls
+    that did not save u and therefore have no second derivative."""
 
     @staticmethod
     def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
                 seed, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
-        if u is None:  # its sizes, without its memory
+        if u is None:  # a tensor of its size that takes no memory
             u = h.new_empty(()).expand(*h.shape[:-1], cell_of(cell).gates * _units(cell, R, state))
         if all(g is None for g in grad_state):
             grad_state = ()
@@ -151,11 +151,11 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        saved = ctx.saved_tensors  # once: each reading unpacks anew
+        saved = ctx.saved_tensors  # read once: each access unpacks again
         tensors, rest = saved[:9], saved[9:]
         if tensors[0] is None:
             raise RuntimeError(
-                "recurrence: second derivatives need `u`, which is not kept for the backward where the gates are: pass "
+                "recurrence: second derivatives need `u`, which is not saved when the gates are saved: pass "
                 "`save_u=True`"
             )
         state, params, saved, *upstream = _parts(ctx.cell, ctx.states, rest)
@@ -174,7 +174,7 @@ class RecurrenceBackward(torch.autograd.Function):
 
 
 class _Bound(NamedTuple):
-    """What is asked of an inspect.BoundArguments."""
+    """The part of inspect.BoundArguments that Function.apply uses."""
 
     args: tuple
     kwargs: dict
@@ -184,8 +184,8 @@ class _Bound(NamedTuple):
 
 
 class _AllGiven(inspect.Signature):
-    """Function.apply binds its arguments by the signature, which takes a quarter of a tiny call: here nothing is left
-    to bind, since every call gives all of them in order."""
+    """Skips the binding of arguments in Function.apply, which takes a quarter of the time of a tiny call. It is
+    unnecessary here, since every call passes all arguments in order."""
 
     def bind(self, *args):
         return _Bound(args, {})
@@ -201,7 +201,7 @@ def _parts(cell, states, tensors):
 
 
 def _units(cell, R, state):
-    """H, which is not that of h where h is projected."""
+    """H, which differs from the number of columns of h if h is projected."""
     facts = cell_of(cell)
     return math.prod(R.shape[:-1]) // facts.recurrent if facts.recurrent else state[0].shape[-1]
 
@@ -241,7 +241,7 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 
 
 def _setup_backward(ctx, inputs, output):
-    """As in :class:`RecurrenceBackward`, whose arguments the operator's are in another order."""
+    """As in :class:`RecurrenceBackward`; the operator takes its arguments in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
      weight_ih, bias_ih, _, _, _, zoneout, dropout, seed) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]

@@ -1,4 +1,4 @@
-"""What the recurrence asks of its arguments, real and fake tensors alike."""
+"""Checks of the arguments of the recurrence, for real and for fake tensors."""
 
 from collections.abc import Sequence
 
@@ -11,25 +11,25 @@ from rnnkern.reference import CELLS
 from rnnkern.reference._recurrence import OWN_CELLS, cell_of
 
 LEAST_RATE = 2.0**-32
-"""Of zoneout and dropout: what is less draws nothing from 32 bits, and counts as 0."""
+"""Least rate of zoneout and dropout. A smaller rate cannot be resolved by 32 random bits and counts as 0."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 COMPLEX = {"modrelu": "complex_modrelu"}
-"""Cells of complex numbers, and what computes them part by part."""
+"""Cells for complex numbers, and the real cell that computes real and imaginary parts for each."""
 
 
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
           weight_ih=None, bias_ih=None) -> None:  # fmt: skip
-    """Raises what :func:`recurrence` documents; nothing else of the family checks arguments."""
-    cell = getattr(cell, "name", cell)  # of a rnnkern.cell
+    """Raises the errors that :func:`recurrence` documents. No other function of this package checks arguments."""
+    cell = getattr(cell, "name", cell)  # a cell made by rnnkern.cell
     if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
         raise ValueError(f"recurrence: `cell` must be one of {sorted(CELLS)}, or what rnnkern.cell made, got {cell!r}")
     _, gates, states, names, _, recurrent = cell_of(cell)
     check_like("recurrence", "u", u, "u", u)
     dtypes = (*DTYPES, torch.complex64, torch.complex128) if cell in COMPLEX else DTYPES
     if u.dtype not in dtypes:
-        raise TypeError(f"recurrence: `u` must be of a dtype of {dtypes}, got {u.dtype}")
+        raise TypeError(f"recurrence: `u` must have one of the dtypes {dtypes}, got {u.dtype}")
     for name, group, wanted in (
         ("state", state, ("h0", "c0", *(f"state{k}" for k in range(2, states)))[:states]),
         ("params", params, names),
@@ -94,12 +94,12 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
 
 
 def noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor | None]:
-    """Returns the rates as the operator takes them and the seed where anything is drawn from it."""
+    """Returns the rates in the form that the operator takes, and the seed if anything is drawn from it."""
     if zoneout == 0 and dropout == 0 and seed is None:
         return (), None
     rates = (zoneout,) * states if isinstance(zoneout, (int, float)) else zoneout
     if not isinstance(rates, (tuple, list)) or len(rates) != states:
-        raise ValueError(f"recurrence: `zoneout` must be a float or {states} of them, one per state, got {zoneout!r}")
+        raise ValueError(f"recurrence: `zoneout` must be a float or {states} floats, one per state, got {zoneout!r}")
     for name, rate in (*(("zoneout", rate) for rate in rates), ("dropout", dropout)):
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
             raise TypeError(f"recurrence: `{name}` must be a float, got {type(rate).__name__}")
@@ -120,7 +120,7 @@ def noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor
 
 
 def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None) -> int:
-    """Returns H."""
+    """Checks u and the input weights, and returns H."""
     rows = u.shape[-1] if weight_ih is None else weight_ih.shape[0] if weight_ih.dim() == 2 else 0
     if rows % gates or rows == 0:
         wanted = f"G*H, a positive multiple of G = {gates} for the cell {cell!r}"
@@ -131,13 +131,13 @@ def _check_projection(cell: str, gates: int, u: Tensor, weight_ih: Tensor | None
         check_shape("recurrence", "weight_ih", weight_ih, "(G*H, I)", (rows, u.shape[-1]))
     if bias_ih is not None:
         if weight_ih is None:
-            raise ValueError("recurrence: `bias_ih` needs `weight_ih` beside it, got None")
+            raise ValueError("recurrence: `weight_ih` must be given together with `bias_ih`, got None")
         check_shape("recurrence", "bias_ih", bias_ih, "(G*H,)", (rows,))
     return rows // gates
 
 
 def _check_params(cell: str, names: Sequence[str], params: Sequence[Tensor], hidden: int) -> int:
-    """Returns the number of columns of h."""
+    """Checks the params and returns the number of columns of h."""
     if cell == "lstm_projected":
         (weight,) = params
         if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden:

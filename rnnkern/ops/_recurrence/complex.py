@@ -1,6 +1,8 @@
-"""The recurrence of H complex numbers as one of 2 H parts, real and imaginary in turns: the cell complex_modrelu.
+"""Writes a recurrence of H complex units as one of 2 H real units, alternating real and imaginary parts, for the cell
+complex_modrelu.
 
-What a unit has of a number z is its part, so that each gate is there twice: the part's own, and the other's.
+Each real unit holds one part of a complex number but needs both parts of the pre-activation. So every gate appears
+twice: once with the unit's own part and once with the other part.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Two recurrences at once, where the CPU kernels can run them side by side: both directions of a layer, or a layer and
-the one above it."""
+"""Two recurrences in one call, which the CPU kernels can run concurrently: both directions of a layer, or two stacked
+layers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +20,8 @@ Result = tuple[Tensor, tuple[Tensor, ...]]
 """h and the final state."""
 
 EACH = ("weight_ih", "bias_ih", "R", "bias", "reset")
-"""What each recurrence has of its own, before its state and params. The optional ones are both there or both None."""
+"""Arguments that each recurrence has separately, before its state and params. An optional one is given for both
+recurrences or for neither."""
 
 OTHERS = ("state", "params", "batch_sizes", "save_gates")
 
@@ -30,25 +31,26 @@ def recurrence_bidirectional(
 ) -> tuple[Result, Result]:
     r"""Runs a recurrent cell over a sequence in both directions, each with its own weights.
 
-    It equals two calls of :func:`recurrence`, and takes and raises what they do::
+    It is equivalent to two calls of :func:`recurrence` and raises the same errors::
 
         recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
 
-    On a CPU with at least two threads both run at the same time, by half of the threads each, and no thread waits for
-    the other direction. This is so for calls with ``weight_ih``, without ``grad_scale``, ``zoneout`` and ``dropout``,
-    of equal sizes, with the same ``batch_sizes`` and ``save_gates``, and with the same optional tensors in both
-    directions. All else is two calls: on other devices and under :func:`rnnkern.use` of the reference, with one
+    On a CPU with at least two threads, both directions run concurrently, each on half of the threads, and neither waits
+    for the other. The conditions are: ``weight_ih`` is given; ``grad_scale``, ``zoneout`` and ``dropout`` are not used;
+    and both directions have equal sizes, the same ``batch_sizes`` and ``save_gates``, and the same optional tensors.
+    Otherwise the function makes two calls: also on other devices, if :func:`rnnkern.use` forces the reference, with one
     thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
     :func:`recurrence`.
 
     Args:
         cell: as in :func:`recurrence`.
         x: (T, B, I), or packed (sum of ``batch_sizes``, I).
-        forward, backward: the other arguments of :func:`recurrence` by name, ``reverse`` apart: ``weight_ih``, ``R``,
-            ``state`` and what is optional.
+        forward, backward: dicts with the other arguments of :func:`recurrence` except ``reverse``: ``weight_ih``,
+            ``R``, ``state`` and the optional arguments.
 
     Returns:
-        For each direction h, like ``x`` with H columns, and the final state. Both are in the order of ``x``.
+        For each direction a tuple of h, shaped like ``x`` with H columns, and the final state. Both h are in the time
+        order of ``x``.
 
     Raises:
         ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
@@ -68,24 +70,26 @@ def recurrence_bidirectional(
 def recurrence_stacked(
     cell: str, x: Tensor, lower: Mapping[str, Any], upper: Mapping[str, Any]
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    r"""Runs two layers of a recurrent cell, the second over the h of the first.
+    r"""Runs two stacked layers of a recurrent cell. The second layer reads h of the first.
 
-    It equals two calls of :func:`recurrence`, and takes and raises what they do::
+    It is equivalent to two calls of :func:`recurrence` and raises the same errors::
 
         h, lower_state = recurrence(cell, x, **lower)
         h, upper_state = recurrence(cell, h, **upper)
 
-    For the calls that :func:`recurrence_bidirectional` names both are one operator. With an even number of threads, few
-    sequences (less than four per thread) of many steps, and at most 256 KB of R, they run at the same time, by half of
-    the threads each, the second some steps behind the first; in the backward the first behind the second.
+    Under the conditions of :func:`recurrence_bidirectional`, one operator computes both layers. With an even number of
+    threads, few sequences (fewer than four per thread) of many steps, and at most 256 KB of R, the layers run
+    concurrently, each on half of the threads: the second follows the first by some steps, and in the backward pass the
+    first follows the second.
 
     Args:
         cell: as in :func:`recurrence`.
         x: (T, B, I), or packed (sum of ``batch_sizes``, I).
-        lower, upper: the other arguments of :func:`recurrence` by name, without ``reverse``.
+        lower, upper: dicts with the other arguments of :func:`recurrence` except ``reverse``.
 
     Returns:
-        h of the second layer, like ``x`` with H columns, and the final states of the first and of the second.
+        h of the second layer, shaped like ``x`` with H columns, and the final states of the first and of the second
+        layer.
 
     Raises:
         ValueError, TypeError, NotImplementedError: as :func:`recurrence`.
@@ -107,7 +111,8 @@ def recurrence_stacked(
 
 
 def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
-    """The written rule: the arguments of both calls, checked and with defaults, or None where they are two calls."""
+    """The rule that decides whether one call suffices: returns the arguments of both recurrences, checked and with
+    defaults, or None if two calls are needed."""
     if torch.compiler.is_compiling() or transformed() or torch.get_num_threads() < 2:
         return None
     if not isinstance(x, Tensor) or not x.is_cpu or x.is_complex():
@@ -128,7 +133,7 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
 
 
 def _choose_second(cell, stacked, x, first, second) -> Choice:
-    if stacked:  # over an h that is not there yet
+    if stacked:  # its input, h of the first layer, does not exist yet
         x = x.new_empty(1).expand(*x.shape[:-1], first["state"][0].shape[-1])
     return recurrence._choose(cell, x, **second, reverse=not stacked)
 
@@ -156,7 +161,7 @@ def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
     return one, other
 
 
-# ---- the operators: lists hold the first recurrence's tensors and then as many of the second
+# ---- the operators: lists hold the tensors of the first recurrence, then those of the second
 
 
 def _halves(both: Sequence) -> tuple[Sequence, Sequence]:
@@ -165,7 +170,7 @@ def _halves(both: Sequence) -> tuple[Sequence, Sequence]:
 
 
 def _lists(states, tensors):
-    """[weight_ih, bias_ih, R, bias, reset, state, params] of both."""
+    """[weight_ih, bias_ih, R, bias, reset, state, params] of both recurrences."""
     halves = _halves(tensors)
     each = [list(two) if two[0] is not None else None for two in zip(*halves, strict=True)][: len(EACH)]
     state, params = slice(len(EACH), len(EACH) + states), slice(len(EACH) + states, None)
@@ -180,8 +185,9 @@ def _run(cell, stacked, training, save_gates, states, x, batch_sizes, tensors):
 
 
 class RecurrencePair(torch.autograd.Function):
-    """Not for transforms. Its backward may be under one, or be differentiated again: then it is that of the recurrences
-    one by one. Stacked, the first one's h has a gradient of its own in second derivatives alone."""
+    """Not used under transforms. If its backward pass runs under a transform or is differentiated again, it uses the
+    backward passes of the two recurrences separately. For stacked layers, h of the first layer has its own gradient
+    only in second derivatives."""
 
     @staticmethod
     def forward(cell, stacked, save_gates, states, x, batch_sizes, *tensors):
@@ -206,7 +212,7 @@ class RecurrencePair(torch.autograd.Function):
             used[0] = needs[1][0] and any(used)
         if not any(used):
             return (None,) * (4 + ctx.inputs)
-        saved = ctx.saved_tensors  # once: each reading unpacks anew, which a checkpoint refuses
+        saved = ctx.saved_tensors  # read once: each access unpacks again, which checkpointing rejects
         x, batch_sizes, *tensors = saved[: ctx.inputs]
         kept = _halves(saved[ctx.inputs :])
         needs = [half[:5] for half in needs]

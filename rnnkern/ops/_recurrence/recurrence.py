@@ -26,11 +26,11 @@ _operators = torch.ops.rnnkern
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """A cell with a kernel on the device runs it, in every dtype."""
+    """The kernel of the cell for the device, in every dtype, if there is one."""
     cell = COMPLEX[cell] if u.is_complex() else cell
     why = on_cuda = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
     if library.is_known(cell):
-        on_cuda = "cells of rnnkern.cell have no CUDA kernel yet"
+        on_cuda = "cells of rnnkern.cell have no CUDA kernel"
         compiles = u.device.type == "cpu" and forced() != "reference"
         why = library.refusal(cell) if compiles else None
     return choose("recurrence", {"cuda": cuda_refusal(u, on_cuda), "cpu": cpu_refusal(u, why)})
@@ -71,30 +71,33 @@ def recurrence(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    r"""Runs a recurrent cell over a sequence: over its input projection ``u`` or, with ``weight_ih``, over the input.
+    r"""Runs a recurrent cell over a sequence, given its input projection ``u`` or, with ``weight_ih``, its input.
 
-    At each step :math:`r_t = R h_{t-1} + b` and the cell's pointwise equations turn :math:`(u_t, r_t)` and the old
-    state into the new one. T steps, B sequences, I inputs, H hidden units, G gates of the cell.
+    At each step :math:`r_t = R h_{t-1} + b`, and the pointwise equations of the cell compute the new state from
+    :math:`(u_t, r_t)` and the previous state. T is the number of time steps, B the batch size, I the input size, H the
+    hidden size and G the number of gates of the cell.
 
     Args:
         cell: name of a cell of :data:`rnnkern.reference.CELLS`, such as ``"tanh"`` (G = 1), ``"gru"`` (G = 3) or
-            ``"lstm"`` (G = 4); the documentation's table has all. Gates stand in PyTorch's order.
-        u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H) as in
-            :class:`torch.nn.utils.rnn.PackedSequence`; float32, float64, bfloat16 or float16, of ``"modrelu"``
-            complex64 or complex128 too. With ``weight_ih`` the input x itself, with I columns.
-        R: (G*H, H), or (K, G*D, D) with H = K*D for K independent heads: unit k*D+d of gate g is row g*D+d of
-            head k and column g*H+k*D+d of ``u``.
+            ``"lstm"`` (G = 4); the documentation lists all cells. Gates are in PyTorch's order.
+        u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H) as in :class:`torch.nn.utils.rnn.PackedSequence`;
+            float32, float64, bfloat16 or float16, and for ``"modrelu"`` also complex64 or complex128. With
+            ``weight_ih``, pass the input x instead, with I columns.
+        R: (G*H, H), or (K, G*D, D) for K independent heads, H = K*D: unit k*D+d of gate g is row g*D+d of head k and
+            column g*H+k*D+d of ``u``.
         state: initial state ``(h0,)``, for an LSTM ``(h0, c0)``, each (B, H).
         bias: b_hh, (G*H,).
-        params: the cell's own tensors, in the order of its ``CELLS[cell].params``, each (H,). (lstm_projected's
-            ``weight_hr`` is (P, H); h then has P columns and R is (4*H, P). ``weight_ln_hh`` of lstm_layer_norm and
-            gru_layer_norm is (G*H,).) Real where ``u`` is complex.
-        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
-        reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
-        reverse: run from each sequence's last step to its first.
-        grad_scale: (T,) or (T, B), of the dtype of ``u``, real where that is complex: multiplies
-            :math:`R^T \partial L/\partial r_t` in the backward (0 is h-detach, Kanuparthi et al. 2019). A
-            constant: no gradient flows to it.
+        params: the cell's own tensors, in the order of ``CELLS[cell].params``, each (H,), with two exceptions:
+            ``weight_hr`` of lstm_projected is (P, H), h then has P columns and R is (4*H, P); ``weight_ln_hh`` of
+            lstm_layer_norm and gru_layer_norm is (G*H,). Real even if ``u`` is complex.
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
+            order.
+        reverse: if True, runs from the last step of each sequence to its first.
+        grad_scale: (T,) or (T, B), with the dtype of ``u``, or its real dtype if ``u`` is complex. It multiplies
+            :math:`R^T \partial L/\partial r_t` in the backward pass; 0 gives h-detach (Kanuparthi et al. 2019). No
+            gradient flows to it.
         save_gates: True keeps the gates for the backward pass, False recomputes them there, a block of steps at a time.
             None is True on a CPU and False on a GPU.
         save_u: also keep ``u``, which second derivatives need. Otherwise ``u`` is kept only if the gates are recomputed
@@ -103,30 +106,30 @@ def recurrence(
         weight_ih: W, (G*H, I). The operator then computes :math:`u_t = W x_t + b_{ih}`; on a CPU inside the kernel, a
             few steps at a time, so that the input projection is never materialized.
         bias_ih: b_ih, (G*H,). Needs ``weight_ih``.
-        zoneout: in [0, 1), for an LSTM of h and of c, or one for both: the probability with which a unit of the state
-            keeps its old value at a step (Krueger et al. 2017). Drawn from ``seed``; without a seed the mean is used,
-            ``zoneout * old + (1 - zoneout) * new``. Must be 0 for a complex ``u``.
+        zoneout: probability in [0, 1) that a unit of the state keeps its previous value at a step (Krueger et al.
+            2017); for an LSTM one number, or a pair for h and c. It is drawn from ``seed``; without a seed the mean is
+            used, ``zoneout * old + (1 - zoneout) * new``. Must be 0 for a complex ``u``.
         dropout: in [0, 1), the rate of variational dropout on the recurrent connection: one mask per sequence, kept
-            units are scaled by 1 / (1 - dropout) (Gal and Ghahramani 2016). Drawn from ``seed``; without a seed nothing
-            is dropped. Must be 0 for a complex ``u``.
+            units are scaled by 1 / (1 - dropout) (Gal and Ghahramani 2016). It is drawn from ``seed``; without a seed
+            nothing is dropped. Must be 0 for a complex ``u``.
         seed: int64, one element, on the device of ``u``. Each draw is a function of the seed, the step, the row of the
             sequence and the unit, and is the same on every device. The backward pass draws the same values again, so
             no mask is stored.
 
     Returns:
-        h, like ``u`` with H columns, and the final state, each (B, H), taken at each sequence's own last step.
-        Gradients flow from both to ``u``, ``R``, ``state``, ``bias``, ``params``, ``weight_ih`` and ``bias_ih``, and
-        gradients of those, under the transforms of ``torch.func`` too.
+        h, shaped like ``u`` with H columns, and the final state, a tuple of tensors (B, H), taken at the last step of
+        each sequence. Gradients flow from both to ``u``, ``R``, ``state``, ``bias``, ``params``, ``weight_ih`` and
+        ``bias_ih``. Second derivatives and the transforms of ``torch.func`` are supported.
 
     Raises:
-        ValueError: a size, a rank, a cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
-            implementation that cannot serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
+        ValueError: a shape, the cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
+            implementation that cannot run the call.
+        TypeError: an argument has the wrong type, dtype or device.
         NotImplementedError: forward mode (``torch.func.jvp``) is not supported, nor is a second derivative of packed
             input under ``torch.compile``.
-        RuntimeError: a second derivative needs ``u`` and it was not kept; the message names ``save_u``.
+        RuntimeError: a second derivative needs ``u``, which was not saved; set ``save_u``.
 
-    Equations: docs, "Recurrence"; :mod:`rnnkern.reference._recurrence`.
+    See also: :func:`rnnkern.reference.recurrence`, the same equations in plain PyTorch.
 
     >>> u, R, h0 = torch.randn(5, 2, 12), torch.randn(12, 3), torch.zeros(2, 3)
     >>> h, (h_n, c_n) = recurrence("lstm", u, R, (h0, h0))
@@ -157,7 +160,7 @@ def recurrence(
         return of_parts(h), (of_parts(final),)
     if implementation == "cuda" and weight_ih is not None:
         if bias is not None and bias_ih is not None and cell_of(cell).joint:
-            # One bias: its gradient comes out of the loop, where b_ih's would take a pass over all of u's.
+            # One bias is enough: its gradient is computed inside the loop; that of b_ih would need a pass over u.
             bias, bias_ih = bias + bias_ih, None
         u, save_u = _projected(u, weight_ih, bias_ih)
         weight_ih = bias_ih = None
@@ -169,7 +172,7 @@ def recurrence(
             keep_u = True
         elif isinstance(save_u, Recomputed):
             keep_u = False
-            if not torch.compiler.is_compiling():  # the compiler takes no second derivatives
+            if not torch.compiler.is_compiling():  # torch.compile does not support second derivatives
                 recompute_u, sources = save_u
         h, *rest = differentiable(
             cell, reverse, (save_gates, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
@@ -184,12 +187,12 @@ def recurrence(
 
 
 def _projected(x: Tensor, weight_ih: Tensor, bias_ih: Tensor | None) -> tuple[Tensor, Recomputed]:
-    """u, and how second derivatives compute it again from the input."""
+    """u, and how second derivatives recompute it from the input."""
     return F.linear(x, weight_ih, bias_ih), Recomputed(F.linear, (x, weight_ih, bias_ih))
 
 
 def _then(function: Callable[[Tensor], Tensor], save_u: bool | Recomputed) -> bool | Recomputed:
-    """What is given as ``save_u`` for function(u)."""
+    """The ``save_u`` for function(u), given that for u."""
     if not isinstance(save_u, Recomputed):
         return save_u
     return Recomputed(lambda *tensors: function(save_u.function(*tensors)), save_u.tensors)
@@ -197,15 +200,15 @@ def _then(function: Callable[[Tensor], Tensor], save_u: bool | Recomputed) -> bo
 
 def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor | None, weight_ih: Tensor,
          bias_ih: Tensor | None) -> list[Tensor] | None:  # fmt: skip
-    """One step without derivatives, as inference goes on, where the CPU kernel serves it; None where it does not.
+    """Computes one step without derivatives, for inference, if the CPU kernel can run it; otherwise returns None.
 
-    The kernel's own checks are all that there are. They keep memory safe and name the argument.
+    Only the kernel checks the arguments; its checks keep memory safe and name the wrong argument.
 
     Args:
-        x: (1, B, I). All else as in :func:`recurrence`; each of ``state`` may be (1, B, H).
+        x: (1, B, I). All other arguments are as in :func:`recurrence`; each tensor of ``state`` may be (1, B, H).
 
     Returns:
-        [h (1, B, H), and the final state, shaped as it was given].
+        A list of h (1, B, H) and the tensors of the final state, shaped like those of ``state``.
     """
     facts = KERNEL_CELLS.get(cell)
     if facts is None or facts["params"] or not x.is_cpu or forced() is not None:

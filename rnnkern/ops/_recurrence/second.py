@@ -1,5 +1,5 @@
-"""Second derivatives of the recurrence: its backward is the reference's gradient, so what differentiates the one
-differentiates the other."""
+"""Second derivatives of the recurrence. The backward pass equals the gradient of the reference, so differentiating the
+latter differentiates the former."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ def differentiate_backward(
     state: Sequence[Tensor], params: Sequence[Tensor],
     upstream: Sequence[Tensor | None], grads: Sequence[Tensor | None],
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
-    """The vector-Jacobian product of the backward.
+    """The vector-Jacobian product of the backward pass.
 
     Args:
-        rates: of zoneout, one for each of the state's tensors, and of dropout; or none.
+        rates: zoneout rates, one for each state tensor, and the dropout rate; or empty.
         tensors: (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed) of the call.
-        upstream: the gradients that the backward was given, of h and of each state; None where there was none.
-        grads: those of the backward's results, in the operator's order: du, dR, dbias, the states', the params',
-            dweight_ih and dbias_ih.
+        upstream: the gradients of h and of each state that the backward pass received; None for a missing one.
+        grads: gradients of the results of the backward pass, in the operator's order: du, dR, dbias, the states', the
+            params', dweight_ih and dbias_ih.
 
     Returns:
         Gradients of (u, weight_ih, bias_ih, R, bias, *state, *params), and of ``upstream``.
@@ -58,5 +58,5 @@ def differentiate_backward(
 
 
 def _fits(gradient: Tensor, leaf: Tensor | None) -> bool:
-    """Not so where the backward was not asked for a gradient and returned an empty one."""
+    """False if this gradient was not requested from the backward pass, which then returned an empty one."""
     return leaf is not None and gradient.shape == leaf.shape

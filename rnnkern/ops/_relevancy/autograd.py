@@ -1,5 +1,5 @@
-"""Derivatives of relevancy_recurrence: an autograd.Function around the forward, one around the backward, and the
-reference around that, which selects the same events again."""
+"""Derivatives of relevancy_recurrence: one autograd.Function for the forward pass, one for the backward pass, and the
+reference for second derivatives, which selects the same events again."""
 
 import torch
 
@@ -10,15 +10,15 @@ from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_
 from rnnkern.reference import CELLS, RelevancyState
 
 SAVED_GATES = {"lstm": 4}
-"""Values per unit that a cell keeps beside h and c (`saved` in csrc/cells/*.h), where there are any."""
+"""Number of values per unit that a cell saves in addition to h and c (`saved` in csrc/cells/*.h), if any."""
 
 _operators = torch.ops.rnnkern
 
 
 def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, scores, maps):
-    """(h, s, the new state, [alpha, ids] with ``maps``) by the kernels of a device; ``call`` is (cell, buffer_size,
-    mix's factor, whether the alignment is "dot", the caller's dtype). Tensors are float32 where that has 16 bits, and
-    weights then have no more of them."""
+    """(h, s, the new state, [alpha, ids] with ``maps``) by the kernels of a device. ``call`` is (cell, buffer_size, the
+    factor of mix, whether the alignment is "dot", the caller's dtype). If that dtype has 16 bits, tensors are float32,
+    with weights rounded to 16 bits."""
     cell, *sizes = call
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
@@ -36,31 +36,31 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
 
 def _over_members(function, info, dims, args):
     if info.batch_size == 0:
-        raise ValueError("relevancy_recurrence: torch.vmap must be over at least one member, got a dimension of size 0")
-    return one_by_one(function, info, [None, *dims[1:]], args)  # the first, `call`, has one for each
+        raise ValueError("relevancy_recurrence: torch.vmap needs at least one member, got a dimension of size 0")
+    return one_by_one(function, info, [None, *dims[1:]], args)  # `call` is a tuple: a dim for each item
 
 
 def _split(cell, tensors):
-    """(weights, params, state, the rest)."""
+    """Splits tensors into (weights, params, state, the rest)."""
     params = 4 + len(CELLS[cell].params)
     state = params + CELLS[cell].states + 7
     return tensors[:4], tensors[4:params], tensors[params:state], tensors[state:]
 
 
 def _passed_on(state):
-    """The parts that gradients flow to: s, (c), buffer, relevant."""
+    """The parts of a state that gradients flow to: s, (c), buffer, relevant."""
     return (*state[:-7], state[-7], state[-4])
 
 
 def _whole(passed_on):
-    """The inverse, None for the other parts."""
+    """The inverse of :func:`_passed_on`, with None for the other parts."""
     *first, buffer, relevant = passed_on
     return (*first, buffer, None, None, relevant, None, None, None)
 
 
 class Relevancy(torch.autograd.Function):
-    """Its first result stands for u where the backward is differentiated: the memory of what is kept anyway, and the
-    gradient of u."""
+    """Its first result stands in for u if the backward pass is differentiated: it shares the memory of a saved tensor
+    and receives the gradient of u."""
 
     @staticmethod
     def forward(call, maps, u, batch_sizes, reset, scores, *tensors):
@@ -114,7 +114,7 @@ _apply = applied_whole(Relevancy, "relevancy_recurrence")
 
 
 class RelevancyBackward(torch.autograd.Function):
-    """The backward as a function of what came to h, s and the state, and of all that u stands for."""
+    """The backward pass as a function of the gradients of h, s and the state, and of the stand-in for u."""
 
     @staticmethod
     def forward(call, batch_sizes, reset, scores, *tensors):
@@ -172,7 +172,7 @@ def _steps(x, batch_sizes):
 
 
 def _slots(steps, first, buffer_size):
-    """Of the buffer after a call that began with ``first``, and whether all events are in it."""
+    """Number of buffer slots after a call that started with ``first``, and whether the buffer holds all events."""
     full = first + steps <= buffer_size
     return (first + steps if full else buffer_size), full
 
@@ -199,7 +199,7 @@ def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores,
 
 
 def _last_shape(part, buffer_size, h, state, batch_sizes):
-    """Part -7, the buffer, or -4, the relevant set, of the state after a call, as a tensor without memory."""
+    """Part -7 (the buffer) or -4 (the relevant set) of the state after a call, as a tensor that takes no memory."""
     x = state[part]
     if part == -4:
         return x

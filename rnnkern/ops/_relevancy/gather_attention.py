@@ -1,4 +1,4 @@
-"""Attention to chosen states: the public function, its checks, its choice of implementation and its derivatives."""
+"""Attention to listed memories: the public function, its checks, its choice of implementation and its derivatives."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
         raise ValueError(f"{OP}: `alignment` must be one of {ALIGNMENTS}, got {alignment!r}")
     check_like(OP, "q", q, "q", q)
     if q.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `q` must be of a dtype of {DTYPES}, got {q.dtype}")
+        raise TypeError(f"{OP}: `q` must have one of the dtypes {DTYPES}, got {q.dtype}")
     for name, x in (("u", u), ("h", h), ("v", v)):
         check_like(OP, name, x, "q", q)
     if not isinstance(idx, Tensor) or idx.dtype not in (torch.int32, torch.int64):
@@ -45,11 +45,11 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
             f"{OP}: `v` must be (n,) = ({hidden},) or (G, n) with G that divides B = {batch}, got {shape_of(v)}"
         )
     if _readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
-        raise ValueError(f"{OP}: `idx` must name memories below M = {memories}, got {most}")
+        raise ValueError(f"{OP}: `idx` must be less than the number of memories M = {memories}, got {most}")
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether values are there, and cost no wait."""
+    """Whether values can be read without synchronizing with a device."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return False
     return not is_wrapped(x)
@@ -70,39 +70,42 @@ def gather_attention(
     alignment: str = "additive",
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Attention of each query to the memories that a list names, with all queries known in advance (Bahdanau et al.
-    2015, A.1.2, over a list; inside a recurrence: Kerg 2022, ch. 4, and :func:`rnnkern.ops.relevancy_recurrence`).
+    r"""Attends from each query to the memories in its list, with all queries known in advance (Bahdanau et al. 2015,
+    A.1.2, restricted to a list). For attention inside a recurrence see :func:`rnnkern.ops.relevancy_recurrence` (Kerg
+    2022, ch. 4).
 
     .. math::
         e_j = v \cdot \tanh(q_t + u_j), \quad \alpha = \mathrm{softmax}(e), \quad
         \mathrm{out}_t = \sum_j \alpha_j h_j
 
-    over the :math:`j` in ``idx[b, t]``. What is causal, windowed or dense is said by ``idx`` alone. One that is named
-    twice counts twice. B samples, T queries and M memories of each, kappa places in a list, n units.
+    where :math:`j` runs over ``idx[b, t]``. ``idx`` alone makes the attention causal, windowed or dense. A memory that
+    occurs twice in a list counts twice. B is the batch size, T the number of queries, M the number of memories, kappa
+    the length of a list and n the number of units.
 
     Args:
-        q: (B, T, n), queries; float32 or float64, or bfloat16 or float16, for which all is computed in float32.
+        q: (B, T, n), queries; float32 or float64, or bfloat16 or float16, which are computed in float32.
         u: (B, M, n), the memories' keys.
         h: (B, M, n), the memories' values.
-        idx: (B, T, kappa) int32 or int64, which memories each query attends to, in any order; -1 for none. A list
-            without any gives zeros. Values from M on are an error where the tensor is on a CPU and can be read; in
-            compiled code, under ``torch.vmap`` and on other devices, where reading them would wait for the device, they
-            are taken as -1, and so is any negative value everywhere.
-        v: (n,), or (G, n) with G that divides B: one for every B / G samples in a row, as of heads in the batch.
+        idx: (B, T, kappa), int32 or int64: the memories that each query attends to, in any order. Negative values mark
+            empty places; a list without any memory gives zeros. Values of M or more raise an error if the tensor is on
+            a CPU and readable. In compiled code, under ``torch.vmap`` and on other devices, where the check would
+            synchronize with the device, they count as empty.
+        v: (n,), or (G, n) where G divides B: each row of v serves B / G consecutive samples, for example if heads are
+            part of the batch.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (q_t \odot u_j)`.
-        return_weights: return also alpha.
+        return_weights: if True, also returns alpha.
 
     Returns:
-        (B, T, n), of the dtype of ``q``; with ``return_weights`` also alpha, (B, T, kappa), 0 where there is no member,
-        through which no gradient flows. Gradients flow to ``q``, ``u``, ``h`` and ``v``. Beside the
-        arguments one number per query is kept for them, the log-sum-exp of its scores; alpha is computed again.
+        (B, T, n), with the dtype of ``q``; with ``return_weights`` also alpha, (B, T, kappa), 0 for empty places; no
+        gradient flows through alpha. Gradients flow to ``q``, ``u``, ``h`` and ``v``. In addition to the arguments, one
+        number per query is saved for the backward pass, the log-sum-exp of its scores; alpha is recomputed.
 
     Raises:
         ValueError: a size, a rank, a choice or an index is wrong, or :func:`rnnkern.use` forces an implementation that
             cannot serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
+        TypeError: an argument has the wrong type, dtype or device.
 
-    Equations: docs, "Attention to chosen states"; :func:`rnnkern.reference.gather_attention`.
+    See also: :func:`rnnkern.reference.gather_attention`, the same equations in plain PyTorch.
 
     >>> q, u, h = torch.randn(1, 2, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 4)
     >>> idx = torch.tensor([[[2, -1], [-1, -1]]], dtype=torch.int32)
@@ -112,7 +115,7 @@ def gather_attention(
     """
     _check(q, u, h, idx, v, alignment)
     if idx.dtype == torch.int64:
-        idx = idx.clamp(min=-1).int()  # which holds any number of memories that a tensor has room for
+        idx = idx.clamp(min=-1).int()  # int32 suffices for any number of memories that fits in a tensor
     arithmetic = torch.promote_types(q.dtype, torch.float32)
     dtype, (q, u, h, v) = q.dtype, (x.to(arithmetic) for x in (q, u, h, v))
     if _choose(q).implementation == "reference":
@@ -124,7 +127,7 @@ def gather_attention(
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
 
 
-# ---- derivatives: of (q, u, h, idx, v, dot, weights), with v as (G, n)
+# ---- derivatives with respect to (q, u, h, idx, v, dot, weights), with v as (G, n)
 
 
 def _reference_backward(grad, q, u, h, idx, v, lse, dot):

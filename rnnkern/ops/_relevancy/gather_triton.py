@@ -1,7 +1,8 @@
-"""gather_attention on a GPU: a Triton program per query, and in the backward per piece of the pairs of a memory.
+"""gather_attention on a GPU: one Triton program per query, and in the backward pass also one per piece of the pairs of
+a memory.
 
-Which pairs are a memory's is found by sorting the lists. Nothing waits for the device: as many programs are launched as
-any lists could want.
+Sorting the lists gives the pairs of each memory. Nothing synchronizes with the device: enough programs are launched for
+any lists.
 """
 
 import torch
@@ -11,22 +12,22 @@ from rnnkern import _extension
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 TILE = 2048
-"""Values of keys that a program holds at once."""
+"""Number of key values that a program holds at once."""
 ROWS = 4
-"""Queries of a program of the backward, whose gradients of v are one row."""
+"""Number of queries per program of the backward pass; their gradients of v form one row."""
 PIECE = 64
-"""Pairs of a memory that one program adds up."""
+"""Number of pairs of a memory that one program sums."""
 
 
 def kernels():
-    """Imported when the first of them runs: triton takes a second."""
+    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
     from rnnkern.triton import gather_attention
 
     return gather_attention
 
 
 def _blocks(hidden: int, count: int) -> tuple[int, int]:
-    """Of a list and of the units."""
+    """Block sizes for the list and for the units."""
     units = block_of(hidden)
     return max(1, min(block_of(count), TILE // units)), units
 
@@ -86,9 +87,9 @@ def backward(
 
 
 def _by_memory(idx: Tensor, memories: int) -> tuple[Tensor, ...]:
-    """Pairs (query, place in its list) in the order of their memories; for each memory where its pairs begin, and one
-    more, how many pieces they make, which of all pieces and which of those that are not alone is its first; for each
-    piece its memory, the number of memories for those that are not there."""
+    """Returns the pairs (query, place in its list), sorted by memory. For each memory: where its pairs begin (with one
+    more entry at the end), the number of its pieces, the index of its first piece among all pieces and among the pieces
+    of memories with several. For each piece: its memory, or the number of memories for an unused piece."""
     count = idx.shape[0] * memories
     sample = torch.arange(idx.shape[0], device=idx.device).view(-1, 1, 1)
     named = torch.where((idx >= 0) & (idx < memories), sample * memories + idx, count)

@@ -25,19 +25,19 @@ CHOICES = {
 
 def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, combine, alignment, relevance, params,
            batch_sizes, reset, output) -> int:  # fmt: skip
-    """Returns T."""
+    """Checks the arguments and returns T."""
     if cell not in RELEVANCY_CELLS:
         raise ValueError(f"{OP}: `cell` must be one of {RELEVANCY_CELLS}, got {cell!r}")
     _, gates, states, names, *_ = CELLS[cell]
     check_like(OP, "u", u, "u", u)
     if u.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
+        raise TypeError(f"{OP}: `u` must have one of the dtypes {DTYPES}, got {u.dtype}")
     for name, choice in (("combine", combine), ("alignment", alignment), ("relevance", relevance), ("output", output)):
         if not (isinstance(choice, Tensor) and name == "relevance") and choice not in CHOICES[name]:
             raise ValueError(f"{OP}: `{name}` must be one of {CHOICES[name]}, got {choice!r}")
     for name, size, least in (("buffer_size", buffer_size, 1), ("relevant_size", relevant_size, 0)):
         if isinstance(size, bool) or not isinstance(size, int) or size < least:
-            raise ValueError(f"{OP}: `{name}` must be an integer from {least} on, got {size!r}")
+            raise ValueError(f"{OP}: `{name}` must be an integer of at least {least}, got {size!r}")
     check_like(OP, "R", R, "u", u)
     groups = {"attention_weights": (attention_weights, ("W_a", "U_a", "v")), "params": (params, names)}
     if not isinstance(state, RelevancyState):
@@ -84,7 +84,7 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
 
 def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) -> None:
     if (state.c is None) != (states == 1):
-        raise ValueError(f"{OP}: `state` must {'be without' if states == 1 else 'have'} c for this cell")
+        raise ValueError(f"{OP}: `state.c` must {'be None' if states == 1 else 'be a tensor'} for this cell")
     like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
     slots = state.buffer.shape[1] if isinstance(state.buffer, Tensor) and state.buffer.dim() == 3 else 0
     if slots > buffer_size:
@@ -140,53 +140,60 @@ def relevancy_recurrence(
     output: str = "h",
     return_memory: bool = False,
 ) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
-    r"""A recurrence whose state attends to the last states and to the most relevant of those before (Kerg 2022, ch. 4,
-    algorithm 1: RelRNN, RelLSTM; MemRNN where the buffer holds all).
+    r"""Runs a recurrence whose state attends to the last states and to the most relevant earlier ones (Kerg 2022, ch.
+    4, algorithm 1: RelRNN and RelLSTM, or MemRNN if the buffer holds all states).
 
-    At step t, for each sample: the cell makes :math:`h_t` of :math:`u_t + R s_{t-1}`; it enters the buffer, and the
-    event that has been there for ``buffer_size`` steps leaves. That one takes an empty slot of the relevant set, or the
-    first slot with the least score if its own score is more, or is forgotten. Then
+    At step t, for each sample, the cell computes :math:`h_t` from :math:`u_t + R s_{t-1}`. The state :math:`h_t` (an
+    event) enters the buffer, and the event that has been in the buffer for ``buffer_size`` steps leaves it. The leaving
+    event takes an empty slot of the relevant set; if none is empty, it replaces the event with the least score (the
+    first of equal ones) if its own score is greater; otherwise it is forgotten. Then
 
     .. math::
         e_j = v \cdot \tanh(W_a s_{t-1} + U_a m_j), \quad \alpha = \mathrm{softmax}(e), \quad
         s_t = (h_t + \sum_j \alpha_j m_j) / 2
 
-    over the members :math:`m_j` of both, and the score of each event in the buffer grows by its :math:`\alpha_j`. No
-    gradient flows through scores and selection. T steps, B samples, n hidden units, G gates of the cell.
+    where :math:`m_j` are the events in the buffer and in the relevant set. The score of each event in the buffer then
+    increases by its :math:`\alpha_j`. No gradient flows through scores and selection. T is the number of time steps, B
+    the batch size, n the hidden size and G the number of gates of the cell.
 
     Args:
-        cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4, its c is not attended to).
-        u: (T, B, G*n), or packed (sum of ``batch_sizes``, G*n); float32 or float64, or bfloat16 or float16, for which
-            all is computed and carried on in float32.
-        R: (G*n, n), the V of the thesis.
-        state: ``(s0,)``, for an LSTM ``(s0, c0)``, each (B, n), to begin with nothing remembered; or the state that a
-            former call returned, and the two calls are one to the bit.
+        cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4; attention reads h, not c).
+        u: (T, B, G*n), or packed (sum of ``batch_sizes``, G*n); float32 or float64, or bfloat16 or float16, which are
+            computed in float32, with a float32 state.
+        R: (G*n, n), called V in the thesis.
+        state: ``(s0,)``, or for an LSTM ``(s0, c0)``, each (B, n), to start with an empty memory; or the state that an
+            earlier call returned. The two calls then give bit for bit the result of one call.
         attention_weights: ``(W_a, U_a, v)``: (n, n), (n, n), (n,).
-        buffer_size: at least 1. With T or more nothing leaves: full attention, its memory linear in T.
-        relevant_size: slots of the relevant set; 0 for a window.
-        combine: ``"half"``, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j`, the thesis' equation, which does
-            not transfer to longer sequences.
+        buffer_size: number of slots in the buffer, at least 1. With T or more slots no event leaves, which gives full
+            attention with memory linear in T.
+        relevant_size: number of slots in the relevant set; with 0, attention is limited to the buffer.
+        combine: ``"half"`` as above, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j` as in the thesis, which
+            does not generalize to longer sequences than those in training.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
-        relevance: ``"attention"``; ``"random"``, scores drawn by torch's generator; ``"fifo"``, the relevant set holds
-            the last that left; or scores of the caller's, (T, B).
-        params: of ``"modrelu"`` its bias ``(b,)``, (n,).
-        batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
-        reset: (T, B) bool, also when packed. Where true, s, c and all that is remembered are emptied before step t.
-        output: ``"h"``, or ``"s"`` to return :math:`s_t` in its place.
-        return_memory: return also what each step attended to.
+        relevance: the scores of events. ``"attention"`` sums the attention they receive in the buffer, as above;
+            ``"random"`` draws scores from torch's generator; ``"fifo"`` keeps the events that left the buffer last; a
+            tensor (T, B) gives your own scores.
+        params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (n,).
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True zeroes s and c and empties the memory before step
+            t.
+        output: ``"h"``, or ``"s"`` to return :math:`s_t` instead.
+        return_memory: if True, also returns what each step attended to.
 
     Returns:
-        h, like ``u`` with n columns; the :class:`RelevancyState`, with ``ids`` (B, ``relevant_size``), the time indices
-        in the relevant set, -1 for empty, and ``scores``, their frozen scores; and with ``return_memory`` the
-        :class:`RelevancyMemory`. Gradients flow from h and from the state's ``s``, ``c``, ``buffer`` and ``relevant``
-        to ``u``, ``R``, ``attention_weights``, ``params`` and the same parts of ``state``.
+        h, shaped like ``u`` with n columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
+        the time indices of the events in the relevant set, -1 for an empty slot, and whose ``scores`` are their final
+        scores; and with ``return_memory`` the :class:`RelevancyMemory`. Gradients flow from h and from the state's
+        ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params`` and the same parts
+        of ``state``.
 
     Raises:
-        ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
-            serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
+        ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
+            call.
+        TypeError: an argument has the wrong type, dtype or device.
 
-    Equations: docs, "Relevancy attention"; :func:`rnnkern.reference.relevancy_recurrence`.
+    See also: :func:`rnnkern.reference.relevancy_recurrence`, the same equations in plain PyTorch.
 
     >>> u, R, W_a, U_a = (torch.randn(*sizes) for sizes in ((9, 2, 3), (3, 3), (3, 3), (3, 3)))
     >>> attention, sizes = (W_a, U_a, torch.randn(3)), {"buffer_size": 4, "relevant_size": 2}

@@ -17,19 +17,19 @@ from rnnkern.reference import SABMemory, SABState
 OP = "sab_recurrence"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ALIGNMENTS = {"separable": ("w",), "mlp": ("W", "w")}
-"""With the names of their weights."""
+"""The alignments, with the names of their weights."""
 
 
 def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alignment, bias, batch_sizes,
            reset) -> None:  # fmt: skip
     check_like(OP, "u", u, "u", u)
     if u.dtype not in DTYPES:
-        raise TypeError(f"{OP}: `u` must be of a dtype of {DTYPES}, got {u.dtype}")
+        raise TypeError(f"{OP}: `u` must have one of the dtypes {DTYPES}, got {u.dtype}")
     if alignment not in ALIGNMENTS:
         raise ValueError(f"{OP}: `alignment` must be one of {tuple(ALIGNMENTS)}, got {alignment!r}")
     for name, number in (("top_k", top_k), ("attend_every", attend_every), ("truncation", truncation)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{OP}: `{name}` must be an integer from 1 on, got {number!r}")
+            raise ValueError(f"{OP}: `{name}` must be a positive integer, got {number!r}")
     groups = {"attention_weights": (attention_weights, ALIGNMENTS[alignment])}
     if not isinstance(state, SABState):
         groups["state"] = (state, ("h0", "c0"))
@@ -105,54 +105,58 @@ def sab_recurrence(
     reset: Tensor | None = None,
     return_memory: bool = False,
 ) -> tuple[Tensor, SABState] | tuple[Tensor, SABState, SABMemory]:
-    r"""Sparse attentive backtracking (Ke et al. 2018, algorithm 1, with the weights of its published code): an LSTM
-    that attends to at most k = ``top_k`` of its remembered states at each step.
+    r"""Runs an LSTM with sparse attentive backtracking, which attends to at most k = ``top_k`` of its stored past
+    states at each step (Ke et al. 2018, algorithm 1, with the attention weights of the published code).
 
-    The memory M of a sample begins with its first h. At step t an LSTM's step makes :math:`\tilde h_t` and its cell
-    from :math:`u_t + R h_{t-1} + b`, and each memory gets a score :math:`e_j`. While M has at most k members, their
-    scores are their weights. After, :math:`\delta` is the k-th largest score plus 1e-7, and
+    The memory M of a sample starts with its initial h. At step t, an LSTM step computes :math:`\tilde h_t` and the cell
+    state from :math:`u_t + R h_{t-1} + b`, and each memory receives a score :math:`e_j`. While M has at most k members,
+    their scores are used as weights. Once M is larger, :math:`\delta` is the k-th largest score plus 1e-7, and
 
     .. math::
         w_j = \mathrm{relu}(e_j - \delta) / (\sum_i \mathrm{relu}(e_i - \delta) + 10^{-7}), \quad
         a_t = \sum_j w_j m_j, \quad h_t = \tilde h_t + a_t
 
-    so that at most k - 1 weights are not zero; of equal scores the older counts as the larger. :math:`h_t` goes on to
-    the next step, and every ``attend_every``-th into M. T steps, B samples, n hidden units.
+    so at most k - 1 weights are nonzero. Of equal scores, that of the older memory counts as larger. :math:`h_t` is
+    passed to the next step, and every ``attend_every``-th :math:`h_t` is added to M. T is the number of time steps, B
+    the batch size and n the hidden size.
 
     Args:
         u: (T, B, 4*n), or packed (sum of ``batch_sizes``, 4*n), gates in PyTorch's order; float32 or float64, or
-            bfloat16 or float16, for which all is computed and carried on in float32.
+            bfloat16 or float16, which are computed in float32, with a float32 state.
         R: (4*n, n).
-        state: ``(h0, c0)``, each (B, n), to begin; or the :class:`SABState` that a former call returned, and the two
-            calls are one to the bit.
-        attention_weights: ``(w,)`` of (2*n,) if separable, ``(W, w)`` of (d, 2*n) and (d,) for any d of the mlp. The
-            first n columns are for :math:`\tilde h_t`, the others for the memory.
+        state: ``(h0, c0)``, each (B, n), to start a sequence; or the :class:`SABState` that an earlier call returned.
+            The two calls then give bit for bit the result of one call.
+        attention_weights: for ``"separable"``, ``(w,)`` with w (2*n,); for ``"mlp"``, ``(W, w)`` with W (d, 2*n) and w
+            (d,), for any d. The first n columns apply to :math:`\tilde h_t`, the others to the memory.
         top_k: k, at least 1.
-        attend_every: a sample's h enters M at each step of its sequence that this divides, counted from 1.
-        truncation: no gradient flows through h and c from before each step that this divides into the step; what flows
+        attend_every: h of a sample is added to M at every step of its sequence, counted from 1, that is a multiple of
+            this.
+        truncation: the gradient through h and c is cut before every step that is a multiple of this. The gradient
             through M is never cut.
-        alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, the code's, whose weights do not
-            depend on :math:`\tilde h_t` once there are more than k memories; or ``"mlp"``,
-            :math:`e_j = w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the article.
+        alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, as in the published code (its
+            weights do not depend on :math:`\tilde h_t` once there are more than k memories); or ``"mlp"``, :math:`e_j =
+            w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the paper.
         bias: (4*n,).
-        batch_sizes: (T,) int64 on the CPU, never growing: how many samples are alive at each step.
-        reset: (T, B) bool, also when packed. Where true a sequence begins at step t: h and c are zeros, M holds
-            that h alone, and steps are counted anew.
-        return_memory: return also what each step attended to.
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True starts a new sequence at step t: h and c are zero,
+            M contains only that h, and the count of steps restarts.
+        return_memory: if True, also returns what each step attended to.
 
     Returns:
-        :math:`[h_t; a_t]`, like ``u`` with 2*n columns, a the attention's context; the :class:`SABState`; and with
-        ``return_memory`` the :class:`SABMemory`. Gradients flow from the first and from the state's ``h``, ``c`` and
-        ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts of ``state``.
+        :math:`[h_t; a_t]`, shaped like ``u`` with 2*n columns, where :math:`a_t` is the attention context; the final
+        :class:`SABState`; and with ``return_memory`` the :class:`SABMemory`. Gradients flow from the first result and
+        from the state's ``h``, ``c`` and ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts
+        of ``state``.
 
     Raises:
-        ValueError: a size, a rank or a choice is wrong, or :func:`rnnkern.use` forces an implementation that cannot
-            serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not; in a second derivative of
-            packed input that the compiler traces.
+        ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
+            call.
+        TypeError: an argument has the wrong type, dtype or device.
+        NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported, nor is a second derivative of packed
+            input under ``torch.compile``.
 
-    Equations: docs, "Sparse attentive backtracking"; :func:`rnnkern.reference.sab_recurrence`.
+    See also: :func:`rnnkern.reference.sab_recurrence`, the same equations in plain PyTorch.
 
     >>> u, R, w, h0 = torch.randn(9, 2, 12), torch.randn(12, 3), torch.randn(6), torch.zeros(2, 3)
     >>> out, state = sab_recurrence(u, R, (h0, h0), (w,), top_k=2, attend_every=3, truncation=5)
@@ -183,12 +187,12 @@ def sab_recurrence(
     return (out, end, memory) if return_memory else (out, end)
 
 
-# ---- derivatives: of (u, R, bias, [attention], [h, c, memory, time], batch_sizes, reset, steps, top_k, attend_every,
-# truncation), with the steps of former calls
+# ---- derivatives with respect to (u, R, bias, [attention], [h, c, memory, time], batch_sizes, reset, steps, top_k,
+# attend_every, truncation), where steps counts those of earlier calls
 
 
 def _backward_arguments(grads, saved, needs):
-    """Either no gradient of the state, or all three."""
+    """Passes either no gradient of the state or all three."""
     *args, out, kept = saved
     grad_out, *grad_state = grads
     if all(g is None for g in grad_state):

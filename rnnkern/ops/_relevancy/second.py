@@ -1,5 +1,5 @@
-"""Second derivatives of relevancy_recurrence: its backward is the reference's gradient, so what differentiates the one
-differentiates the other. The selection carries no gradient in either."""
+"""Second derivatives of relevancy_recurrence. The backward pass equals the gradient of the reference, so
+differentiating the latter differentiates the former. The selection carries no gradient in either."""
 
 import torch
 from torch import Tensor
@@ -13,15 +13,16 @@ WEIGHTS = ("R", "W_a", "U_a", "v")
 
 
 def differentiate_backward(call, constants, weights, params, state, h, s, saved, upstream, grads):
-    """The vector-Jacobian product of the backward.
+    """The vector-Jacobian product of the backward pass.
 
     Args:
-        call: (cell, buffer_size, mix's factor, whether the alignment is "dot", the caller's dtype).
+        call: (cell, buffer_size, the factor of mix, whether the alignment is "dot", the caller's dtype).
         constants: (batch_sizes, reset, scores).
-        weights, params, state: as the operator takes them, the state whole.
-        h, s, saved: as the forward returned them.
-        upstream: what the backward was given for h, s, and the state's s, (c), buffer and relevant; None for nothing.
-        grads: those of the backward's results, in the operator's order.
+        weights, params, state: as the operator takes them, with the complete state.
+        h, s, saved: as the forward pass returned them.
+        upstream: the gradients of h, s, and the state's s, (c), buffer and relevant that the backward pass received;
+            None for a missing one.
+        grads: gradients of the results of the backward pass, in the operator's order.
 
     Returns:
         Gradients of u, of ``weights``, ``params``, the four parts of the state, and ``upstream``.
@@ -30,8 +31,8 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     batch_sizes, reset, scores = constants
     if is_fake(h):
         raise NotImplementedError(
-            "relevancy_recurrence: second derivatives cannot be traced by the compiler, since the reference reads what "
-            "is selected; call outside torch.compile"
+            "relevancy_recurrence: torch.compile cannot trace second derivatives, because the reference reads the "
+            "selected events; call it outside torch.compile"
         )
     passed_on = [name for name in ("s", "c", "buffer", "relevant") if name != "c" or CELLS[cell].states == 2]
     whole = RelevancyState(state[0], state[1] if CELLS[cell].states == 2 else None, *state[-7:])
@@ -75,7 +76,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
 
 
 def _input(cell: str, V: Tensor, params, s0, batch_sizes, reset, h, s, saved) -> Tensor:
-    """u, which is not kept: what the cell's function must have been given, less V s."""
+    """u, which is not saved: the argument that the cell must have received, minus V s."""
     edge = 1 - torch.finfo(h.dtype).eps
     if cell == "lstm":
         i, f, g, o = saved[-2].view(*h.shape[:-1], -1).chunk(4, -1)

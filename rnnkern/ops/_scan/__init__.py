@@ -1,1 +1,1 @@
-"""Linear scans and running moments."""
+"""Linear scans and moment filters."""

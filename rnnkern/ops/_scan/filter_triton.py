@@ -1,7 +1,7 @@
-"""moment_filter on a GPU: programs take blocks of columns, sequences and channels side by side, each through its whole
-sequence, sixteen steps at a time.
+"""moment_filter on a GPU. A column is one channel of one sequence. Each program takes a block of columns through all
+time steps, sixteen at a time.
 
-Nothing waits for the device; packed lengths go there from page-locked memory.
+Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
 
 import torch
@@ -12,20 +12,20 @@ from rnnkern.ops._scan.scan_triton import offsets_of
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 BLOCK = 64
-"""Columns of a program."""
+"""Number of columns per program."""
 STEPS = 16
-"""Rows of a tile where nothing is kept."""
+"""Number of rows of a tile if nothing is saved."""
 
 
 def kernels():
-    """Imported when the first of them runs: triton takes a second."""
+    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
     from rnnkern.triton import moment_filter
 
     return moment_filter
 
 
 class _Call:
-    """What both kernels are given."""
+    """Arguments that both kernels receive."""
 
     def __init__(self, u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, every):
         self.u, self.v0, self.q0 = (None if x is None else x.contiguous() for x in (u, v0, q0))
@@ -45,11 +45,11 @@ class _Call:
         } | OPTIONS  # fmt: skip
 
     def there(self, *tensors: Tensor | None) -> list[Tensor]:
-        """Dense; anything for what is not there."""
+        """Contiguous tensors, with a placeholder for missing ones."""
         return [self.u if x is None else x.contiguous() for x in tensors]
 
     def states(self) -> list[Tensor]:
-        """Of v, and of q where there is one."""
+        """States for v and, if there is one, for q."""
         wide = torch.promote_types(self.u.dtype, torch.float32)
         return [self.u.new_empty(self.shape, dtype=wide) for _ in range(1 + self.squares)]
 

@@ -38,7 +38,7 @@ def _check(a, x, state, batch_sizes, reset, reverse, return_sequence) -> None:
 
 
 def _promoted(a: Tensor, x: Tensor) -> torch.dtype | None:
-    """The dtype of the result; None where ``a`` and ``x`` do not go together."""
+    """The dtype of the result, or None if the dtypes of ``a`` and ``x`` are incompatible."""
     pair = {a.dtype, x.dtype}
     if len(pair) == 1:
         return x.dtype
@@ -60,39 +60,43 @@ def linear_scan(
     reverse: bool = False,
     return_sequence: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
-    r"""Runs a diagonal linear recurrence over a sequence (Martin and Cundy 2018, eq. 5; with complex factors that are
-    constant in time Orvieto et al. 2023, eq. 4).
+    r"""Runs a diagonal linear recurrence over a sequence (Martin and Cundy 2018, eq. 5; with complex, time-invariant
+    factors: Orvieto et al. 2023, eq. 4).
 
     .. math::
         h_t = a_t \odot h_{t-1} + x_t
 
-    T steps, B sequences, C channels; all elementwise.
+    All operations are elementwise. T is the number of time steps, B the batch size and C the number of channels.
 
     Args:
-        a: (C,), the same at all steps, or of a shape that broadcasts to that of ``x``, such as (T, 1, C). (C,) factors
-            are never expanded over time.
+        a: (C,) for factors that are constant in time, or a shape that broadcasts to that of ``x``, such as (T, 1, C).
+            (C,) factors are not expanded over time.
         x: (T, B, C), or packed (sum of ``batch_sizes``, C) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32,
-            float64, complex64 or complex128, or bfloat16 or float16, for which all is computed in float32. Of ``a`` and
-            ``x`` one may be complex and the other real, of the same precision.
-        state: (B, C), :math:`h_0`, of the dtype of the result; None for zero. Compiled code needs one beside
-            ``batch_sizes``, which say B otherwise.
-        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
-        reset: (T, B) bool, also when packed. Where true the state is zeroed before step t in processing order.
-        reverse: run from each sequence's last step to its first.
-        return_sequence: False for the final state alone: h is None, and without derivatives it is never written.
+            float64, complex64 or complex128, or bfloat16 or float16, which are computed in float32. One of ``a`` and
+            ``x`` may be complex and the other real, with the same precision.
+        state: :math:`h_0`, (B, C), with the dtype of the result; None means zeros. Compiled code with ``batch_sizes``
+            needs a state, because it cannot read B from ``batch_sizes``.
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True zeroes the state before step t, in processing
+            order.
+        reverse: if True, runs from the last step of each sequence to its first.
+        return_sequence: False returns None for h, so that only the final state is returned. If no gradients are needed,
+            h is then not written to memory.
 
     Returns:
-        h, like ``x``, complex if one of ``a`` and ``x`` is, and the final state, (B, C), taken at each sequence's own
-        last step. Gradients flow from both to ``a``, ``x`` and ``state``, and gradients of those; complex ones are
-        PyTorch's. Beside ``a`` and ``state``, h alone is kept for them.
+        h, shaped like ``x`` and complex if ``a`` or ``x`` is complex, and the final state, (B, C), taken at the last
+        step of each sequence. Gradients flow from both to ``a``, ``x`` and ``state``, and second derivatives are
+        supported. Complex gradients follow PyTorch's convention. Apart from ``a`` and ``state``, only h is saved for
+        the backward pass.
 
     Raises:
-        ValueError: a size, a rank or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
-            implementation that cannot serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not.
+        ValueError: a shape or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an implementation that
+            cannot run the call.
+        TypeError: an argument has the wrong type, dtype or device.
+        NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported.
 
-    Equations: docs, "Linear scans"; :func:`rnnkern.reference.linear_scan`.
+    See also: :func:`rnnkern.reference.linear_scan`, the same equations in plain PyTorch.
 
     >>> h, last = linear_scan(torch.tensor([0.5]), torch.ones(3, 1, 1))
     >>> h.flatten().tolist(), last.tolist()

@@ -19,10 +19,10 @@ OP = "moment_filter"
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
 EPS = 1e-2
-"""Beside q under the root. The slope at u = 0 is s / sqrt(EPS), 10 s, after nothing but zeros."""
+"""The epsilon added to q under the root. After an input of only zeros, the slope at u = 0 is s / sqrt(EPS) = 10 s."""
 EVERY = 16
-"""Steps from one state that is kept to the next (csrc/scan/cpu/problem.h has the most): the backward makes v and q
-between them again."""
+"""Number of steps between saved states (csrc/scan/cpu/problem.h has the maximum); the backward pass recomputes v and q
+between them."""
 
 
 def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
@@ -42,7 +42,7 @@ def _check(u, state, mu, s, beta, eps, batch_sizes, reset, reverse) -> None:
         raise ValueError(f"{OP}: `eps` must be positive, got {eps}")
     names = ("v",) if beta is None else ("v", "q")
     if state is not None and (not isinstance(state, (tuple, list)) or len(state) != len(names)):
-        got = f"{len(state)} of them" if isinstance(state, (tuple, list)) else type(state).__name__
+        got = f"{len(state)} items" if isinstance(state, (tuple, list)) else type(state).__name__
         raise TypeError(f"{OP}: `state` must be ({', '.join(names)}), a tuple of tensors, got {got}")
     states = {f"state[{k}]": part for k, part in enumerate(state or [None])}
     for name, part in states.items():
@@ -72,40 +72,44 @@ def moment_filter(
     reset: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    r"""Filters a sequence by running moments, as an optimizer does gradients (Nguyen et al. 2020, eq. 8, 14 and 16).
+    r"""Filters a sequence with running moments, as an optimizer filters gradients (Nguyen et al. 2020, eq. 8, 14 and
+    16).
 
     .. math::
         v_t &= \mu v_{t-1} + s \, u_t \\
         q_t &= \beta q_{t-1} + (1 - \beta) \, u_t^2 \\
         y_t &= v_t / \sqrt{q_t + \epsilon}
 
-    T steps, B sequences, C channels; all elementwise. Without ``beta`` there is no q, and y is v.
+    All operations are elementwise. T is the number of time steps, B the batch size and C the number of channels.
+    Without ``beta`` there is no q, and y equals v.
 
     Args:
         u: (T, B, C), or packed (sum of ``batch_sizes``, C) as in :class:`torch.nn.utils.rnn.PackedSequence`; float32 or
-            float64, or bfloat16 or float16, for which all is computed in float32.
-        state: the moments before the first step, ``(v,)``, with ``beta`` ``(v, q)``, each (B, C), float32 where ``u``
-            has 16 bits; q must not be negative. None for zeros. Compiled code needs one beside ``batch_sizes``, which
-            say B otherwise.
-        mu, s: the factor of the first moment, and the step. Numbers, as are the next two: no gradient flows to them.
-        beta: in [0, 1]; None for momentum alone.
-        eps: positive.
-        batch_sizes: (T,) int64 on the CPU, never growing: how many sequences are alive at each step.
-        reset: (T, B) bool, also when packed. Where true v and q are zeroed before step t in processing order.
-        reverse: run from each sequence's last step to its first.
+            float64, or bfloat16 or float16, which are computed in float32.
+        state: the moments before the first step: ``(v,)``, or with ``beta`` ``(v, q)``, each (B, C); float32 if ``u``
+            has a 16-bit dtype. q must not be negative. None means zeros. Compiled code with ``batch_sizes`` needs a
+            state, because it cannot read B from ``batch_sizes``.
+        mu, s: the decay factor of the first moment, and the step size. These and the next two arguments are numbers; no
+            gradient flows to them.
+        beta: decay factor of the second moment, in [0, 1]; None for momentum only.
+        eps: :math:`\epsilon`, positive.
+        batch_sizes: (T,) int64 on the CPU, non-increasing: the number of sequences that have a step t, as in
+            :class:`torch.nn.utils.rnn.PackedSequence`.
+        reset: bool mask of shape (T, B), also for packed input. True zeroes v and q before step t, in processing order.
+        reverse: if True, runs from the last step of each sequence to its first.
 
     Returns:
-        y, like ``u``, and the final state, ``(v,)`` or ``(v, q)``, taken at each sequence's own last step. Gradients
-        flow from all to ``u`` and ``state``, and gradients of those. With ``beta`` u is kept for them, and v and q at
-        each sixteenth step; without, nothing.
+        y, shaped like ``u``, and the final state, ``(v,)`` or ``(v, q)``, taken at the last step of each sequence.
+        Gradients flow from all of them to ``u`` and ``state``, and second derivatives are supported. With ``beta``, u
+        and every sixteenth v and q are saved for the backward pass; without ``beta``, nothing is saved.
 
     Raises:
-        ValueError: a size, a rank or a value is wrong, or :func:`rnnkern.use` forces an implementation that cannot
-            serve the call.
-        TypeError: an argument's type, dtype or device is wrong.
-        NotImplementedError: in forward mode (``torch.func.jvp``), which the kernels have not.
+        ValueError: a shape or a value is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
+            call.
+        TypeError: an argument has the wrong type, dtype or device.
+        NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported.
 
-    Equations: docs, "Linear scans"; :func:`rnnkern.reference.moment_filter`.
+    See also: :func:`rnnkern.reference.moment_filter`, the same equations in plain PyTorch.
 
     >>> y, (v,) = moment_filter(torch.ones(3, 1, 1), mu=0.5, s=1.0)
     >>> y.flatten().tolist(), v.tolist()
@@ -143,7 +147,7 @@ def _saves(args, outputs):
 
 def _backward_arguments(grads, saved, needs):
     u, *rest, (shape, dtype) = saved
-    if u is None:  # momentum alone asks for no more of u than its sizes
+    if u is None:  # momentum without beta needs only the sizes of u
         u = grads[1].new_zeros(shape, dtype=dtype) if grads[0] is None else grads[0].detach()
     return *grads, u, *rest
 

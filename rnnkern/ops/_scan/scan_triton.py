@@ -1,7 +1,8 @@
-"""linear_scan on a GPU: columns, sequences and channels side by side, are the programs' where they are many; where they
-are few, so are chunks of steps, and the state before each comes from one pass over the chunks' products.
+"""linear_scan on a GPU. A column is one channel of one sequence. With many columns, each program takes a block of
+columns through all time steps. With few columns, time is also split into chunks, and one pass over the products of the
+chunks gives the state before each chunk.
 
-Nothing waits for the device; packed lengths go there from page-locked memory.
+Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
 
 from typing import NamedTuple
@@ -14,32 +15,33 @@ from rnnkern._torch_private import is_fake
 from rnnkern.ops.triton_launch import OPTIONS, block_of
 
 BLOCK = 128
-"""Columns of a program; of 16 bits twice as many, since the copies that run ahead take 32 bits a thread."""
+"""Number of columns per program; twice as many for 16-bit dtypes, because prefetching copies move 32 bits per
+thread."""
 SERIAL = 264
-"""Programs, from which on each takes a whole sequence."""
+"""Number of programs from which on each handles whole sequences."""
 PROGRAMS = 1024
-"""So many are wanted where there are fewer columns."""
+"""Number of programs to aim for with fewer columns."""
 LEAST = 16
-"""Steps of a chunk."""
+"""Number of steps per chunk."""
 STAGES = 4
-"""Steps that are read ahead."""
+"""Number of steps to prefetch."""
 
 
 class Plan(NamedTuple):
-    block: int  # columns of a program
-    length: int  # steps of a chunk
+    block: int  # columns per program
+    length: int  # steps per chunk
     chunks: int
 
 
 def kernels():
-    """Imported when the first of them runs: triton takes a second."""
+    """The module of the Triton kernels, imported at first use because importing triton takes a second."""
     from rnnkern.triton import linear_scan
 
     return linear_scan
 
 
 def plan(columns: int, steps: int, bytes_of_real: int) -> Plan:
-    """The written table: how a call is cut."""
+    """How a call is split into programs and chunks."""
     block = min(BLOCK * (2 if bytes_of_real == 2 else 1), max(block_of(columns), 32))
     programs = max(1, -(-columns // block))
     chunks = 1 if programs >= SERIAL else max(1, min(-(-steps // LEAST), -(-PROGRAMS // programs)))
@@ -48,7 +50,7 @@ def plan(columns: int, steps: int, bytes_of_real: int) -> Plan:
 
 
 class _Call:
-    """What all kernels of a call are given."""
+    """Arguments that all kernels of a call receive."""
 
     def __init__(self, a, x, h0, batch_sizes, reset, reverse, backward):
         self.complex = x.is_complex()
@@ -69,13 +71,13 @@ class _Call:
         } | OPTIONS  # fmt: skip
 
     def reals(self, x: Tensor | None) -> Tensor:
-        """Dense; anything for what is not there."""
+        """A contiguous tensor of real numbers; a placeholder for None."""
         if x is None:
             return self.like
         return torch.view_as_real(x.contiguous().resolve_conj()) if x.is_complex() else x.contiguous()
 
     def empty(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Of reals, as they are computed; of complex numbers pairs of them."""
+        """An empty tensor in the dtype of the computation, with a last dimension of 2 for complex numbers."""
         wide = dtype or torch.promote_types(self.like.dtype, torch.float32)
         return torch.empty(*sizes, 2 if self.complex else 1, dtype=wide, device=self.like.device)
 
@@ -98,7 +100,7 @@ class _Call:
 
 
 def offsets_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
-    """Rows before each step, and all."""
+    """The number of rows before each step, and in total."""
     offsets = torch.nn.functional.pad(batch_sizes.cumsum(0), (1, 0))
     if device.type == "cuda" and not is_fake(offsets):
         offsets = offsets.pin_memory()
