@@ -117,7 +117,7 @@ class Sources(build_py):
 
 tracked = printed_by("git ls-files").splitlines() if Path(".git").exists() else []
 csrc = [str(path) for path in sorted(Path("csrc").rglob("*")) if path.is_file() and "interpreter" not in path.parts]
-headers = [path for path in csrc if path.endswith((".h", ".cuh"))]
+headers = [path for path in csrc if not path.endswith(".cpp")]
 sources = [path for path in csrc if path.endswith(".cpp") and "probe" not in path]
 missing = "RNNKERN_CPP=0" if ENV("RNNKERN_CPP") == "0" else why_no_extension()
 if missing:

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/row_layout.h"
-#include "common/simd_level.h"
 #include "common/tensor.h"
 #include "recurrence/cells.h"
 #include "recurrence/problem.h"
@@ -51,7 +50,8 @@ struct Call {
     if (place >= 0) {
       cell = cell_list[place];
     } else {
-      const RegisteredCell* found = find_registered(name, simd_vector_bytes());
+      const auto find = find_registered.load(std::memory_order_acquire);
+      const RegisteredCell* found = find ? find(name) : nullptr;
       STD_TORCH_CHECK(found, "recurrence: the cell `", name,
                       "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
       place = compiled_place;

@@ -41,19 +41,15 @@ inline int find_cell(const std::string& name) {
 
 constexpr int compiled_place = int(std::size(cell_list));  // of all cells that were compiled at run time
 
-// A cell that was compiled at run time, for one SIMD level. None is ever removed: reading the list takes no lock.
+// A cell that was compiled at run time, for one SIMD level.
 struct RegisteredCell {
   std::string name;
   const CompiledCell* compiled;
   const RegisteredCell* next;
 };
-inline std::atomic<const RegisteredCell*> registered_cells = nullptr;
 
-// The cell of that name for vectors of so many bytes, or null.
-inline const RegisteredCell* find_registered(const std::string& name, int vector_bytes) {
-  const RegisteredCell* cell = registered_cells.load(std::memory_order_acquire);
-  while (cell && (cell->compiled->vector_bytes != vector_bytes || cell->name != name)) cell = cell->next;
-  return cell;
-}
+// Finds the cell of a name for the SIMD level in use, or null. Set once such a cell is registered
+// (recurrence/cpu/registered.cpp): what never registers one does not need the CPU kernels.
+inline std::atomic<const RegisteredCell* (*)(const std::string&)> find_registered = nullptr;
 
 }  // namespace rnnkern

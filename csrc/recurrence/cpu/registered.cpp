@@ -1,5 +1,5 @@
-// Cells that rnnkern compiles at run time. Python calls these two by ctypes: no tracer is to see them, as it would see
-// operators.
+// Cells that rnnkern compiles at run time. Python calls the two C functions with ctypes, because a tracer would record
+// an operator.
 #include <dlfcn.h>
 
 #include <exception>
@@ -7,20 +7,37 @@
 #include "common/simd_level.h"
 #include "recurrence/cells.h"
 
-// Whether a cell of that name is known for the SIMD level in use.
+namespace rnnkern {
+namespace {
+
+// No cell is ever removed, so reading the list takes no lock.
+std::atomic<const RegisteredCell*> registered = nullptr;
+
+const RegisteredCell* find(const std::string& name) {
+  const RegisteredCell* cell = registered.load(std::memory_order_acquire);
+  while (cell && (cell->compiled->vector_bytes != simd_vector_bytes() || cell->name != name)) cell = cell->next;
+  return cell;
+}
+
+}  // namespace
+}  // namespace rnnkern
+
+// Whether a cell of that name is registered for the SIMD level in use.
 extern "C" [[gnu::visibility("default")]] int rnnkern_has_cell(const char* name) try {
-  return rnnkern::find_registered(name, rnnkern::simd_vector_bytes()) != nullptr;
-} catch (const std::exception&) {  // RNNKERN_SIMD names no level, as the next operator says
+  return rnnkern::find(name) != nullptr;
+} catch (const std::exception&) {  // RNNKERN_SIMD is not the name of a level; the next operator says so
   return 0;
 }
 
-// Makes the cell known that a library exports (cells/strip.h), which stays loaded. Returns null, or what is wrong.
+// Registers the cell that a library exports (cells/strip.h). The library stays loaded. Returns null or an error
+// message.
 extern "C" [[gnu::visibility("default")]] const char* rnnkern_register_cell(const char* name, const char* library) {
+  using namespace rnnkern;
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   const void* symbol = handle ? dlsym(handle, "rnnkern_cell") : nullptr;
   if (!symbol) return dlerror();
-  auto* cell = new rnnkern::RegisteredCell{name, static_cast<const rnnkern::CompiledCell*>(symbol),
-                                           rnnkern::registered_cells.load(std::memory_order_relaxed)};
-  while (!rnnkern::registered_cells.compare_exchange_weak(cell->next, cell, std::memory_order_release)) continue;
+  auto* cell = new RegisteredCell{name, static_cast<const CompiledCell*>(symbol), registered.load()};
+  while (!registered.compare_exchange_weak(cell->next, cell, std::memory_order_release)) continue;
+  find_registered.store(&find, std::memory_order_release);
   return nullptr;
 }
