@@ -143,7 +143,7 @@ def test_wrong_arguments():
         GORU(I, H, base="moving")
     with pytest.raises(ValueError, match=r"`weight_hh` must be \(..., 4\*N, N\), got \(9, 3\)"):
         orthogonal_gate(torch.nn.GRUCell(2, 3), "weight_hh", gates=4)
-    with pytest.raises(ValueError, match="`gates` must be a number from 1 on, got 0"):
+    with pytest.raises(ValueError, match="`gates` must be a positive integer, got 0"):
         orthogonal_gate(torch.nn.GRUCell(2, 3), "weight_hh", gates=0)
 
 

@@ -275,7 +275,7 @@ def test_reflections_reach_the_weight():
     assert [V.shape for V in (p.original for p in module.parametrizations.values())] == [(6, 3), (6, 3)]
     assert round(torch.linalg.det(module.weight_hh_l1).item()) == -1
     assert HouseholderRNN(I, 6, num_heads=2).parametrizations.weight_hh_l0.original.shape == (2, 3, 3)
-    with pytest.raises(ValueError, match="`reflections` must be a number from 1 to N = 6, got 7"):
+    with pytest.raises(ValueError, match="`reflections` must be an integer from 1 to N = 6, got 7"):
         HouseholderRNN(I, 6, reflections=7)
 
 
@@ -323,7 +323,7 @@ def test_schur_penalty():
     penalty = rnnkern.nn.schur_penalty(model)
     torch.testing.assert_close(penalty, wanted)
     torch.testing.assert_close(torch.autograd.grad(penalty, gammas), tuple(2 * (gamma - 1) for gamma in gammas))
-    with pytest.raises(ValueError, match="the model must have a weight in Schur form"):
+    with pytest.raises(ValueError, match="`model` must contain a weight in Schur form"):
         rnnkern.nn.schur_penalty(ExpRNN(2, 3))
 
 

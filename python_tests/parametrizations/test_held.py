@@ -280,7 +280,7 @@ def test_backward_after_a_step_is_refused(linear):
     loss = linear(X).sum()
     loss.backward(retain_graph=True)
     optimiser.step()
-    with pytest.raises(RuntimeError, match="modified since, by an inplace operation or an optimizer"):
+    with pytest.raises(RuntimeError, match="since been modified by an in-place operation or an optimizer"):
         (loss + linear.weight.sum()).backward()
 
 

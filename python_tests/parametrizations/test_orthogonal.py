@@ -185,24 +185,24 @@ def test_what_is_not_orthogonal_is_refused(V):
         ),
         (ValueError, {"init": "eye"}, "orthogonal: `init` must be one of .*, got 'eye'"),
         (ValueError, {"base": "moving"}, "orthogonal: `base` must be one of .*, got 'moving'"),
-        (ValueError, {"rebase_every": 0}, "orthogonal: `rebase_every` must be a number of steps from 1 on, got 0"),
+        (ValueError, {"rebase_every": 0}, "orthogonal: `rebase_every` must be a positive integer, got 0"),
         (ValueError, {"rebase_every": 1.5}, "got 1.5"),
-        (ValueError, {"num_negative": 1}, "for the map 'scaled_cayley' alone, got 1"),
+        (ValueError, {"num_negative": 1}, "applies only to the map 'scaled_cayley', got 1"),
         (ValueError, {"orthogonal_map": "scaled_cayley", "num_negative": 7}, "from 0 to N = 6.*, got 7"),
         (
             ValueError,
             {"orthogonal_map": "householder", "base": "dynamic"},
-            "`base`, .* are not for the map 'householder'",
+            "`base`, .* do not apply to the map 'householder'",
         ),
         (
             ValueError,
             {"orthogonal_map": "householder", "rebase_every": 2},
-            "`rebase_every` .* are not for the map 'householder'",
+            "`rebase_every` .* do not apply to the map 'householder'",
         ),
         (
             ValueError,
             {"orthogonal_map": "householder", "reflections": 0},
-            "`reflections` must be a number from 1 to N = 6, got 0",
+            "`reflections` must be an integer from 1 to N = 6, got 0",
         ),
         (ValueError, {"orthogonal_map": "householder", "reflections": 7}, "from 1 to N = 6, got 7"),
         (
@@ -210,13 +210,13 @@ def test_what_is_not_orthogonal_is_refused(V):
             {"orthogonal_map": "householder", "init": "eye"},
             "orthogonal: `init` must be one of .*, got 'eye'",
         ),
-        (ValueError, {"orthogonal_map": "givens", "base": "dynamic"}, "`base`, .* are not for the map 'givens'"),
+        (ValueError, {"orthogonal_map": "givens", "base": "dynamic"}, "`base`, .* do not apply to the map 'givens'"),
         (
             ValueError,
             {"orthogonal_map": "givens", "init": "haar"},
             "`init` must be one of .* for the map 'givens', got 'haar'",
         ),
-        (ValueError, {"orthogonal_map": "givens", "layers": 0}, "`layers` must be a number from 1 on, got 0"),
+        (ValueError, {"orthogonal_map": "givens", "layers": 0}, "`layers` must be a positive integer, got 0"),
         (ValueError, {"orthogonal_map": "givens", "style": "fft"}, "`style` must be one of .*, got 'fft'"),
         (ValueError, {"orthogonal_map": "givens", "style": "butterfly"}, "N must be a power of two .*, got 6"),
         (ValueError, {"layers": 3}, "`layers` applies only to the map 'givens', got 3"),
@@ -225,7 +225,7 @@ def test_what_is_not_orthogonal_is_refused(V):
             {"orthogonal_map": "householder", "style": "tunable"},
             "`style` applies only to the map 'givens', got 'tunable'",
         ),
-        (ValueError, {"reflections": 3}, "`reflections` is for the map 'householder' alone, got 3"),
+        (ValueError, {"reflections": 3}, "`reflections` applies only to the map 'householder', got 3"),
     ],
 )
 def test_wrong_options(error, options, said):
@@ -236,14 +236,14 @@ def test_wrong_options(error, options, said):
 def test_wrong_weights():
     with pytest.raises(TypeError, match=r"`module` must be a torch\.nn\.Module, got int"):
         orthogonal(3, "weight")
-    with pytest.raises(ValueError, match="`name` must be that of a parameter or buffer of the module, got 'missing'"):
+    with pytest.raises(ValueError, match="must be the name of a parameter or buffer of the module, got 'missing'"):
         orthogonal(torch.nn.Linear(3, 3), "missing")
     with pytest.raises(ValueError, match=r"`weight` must be \(..., N, N\), got \(4, 3\)"):
         orthogonal(torch.nn.Linear(3, 4), "weight")
-    with pytest.raises(TypeError, match=r"`weight` must be real and floating, got torch\.complex64"):
+    with pytest.raises(TypeError, match=r"`weight` must be real and floating-point, got torch\.complex64"):
         orthogonal(torch.nn.Linear(3, 3, dtype=torch.complex64), "weight")
     linear = made()
-    with pytest.raises(ValueError, match="`weight` is parametrized already"):
+    with pytest.raises(ValueError, match="`weight` is already parametrized"):
         orthogonal(linear, "weight")
     with pytest.raises(ValueError, match=r"the weight must be \(6, 6\), got \(5, 5\)"):
         linear.weight = torch.eye(5)

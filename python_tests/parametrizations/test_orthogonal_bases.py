@@ -105,7 +105,7 @@ def test_a_sharded_parameter_is_refused():
     parametrization, A = parts(module)
     A.data = A.data[:3]
     with pytest.raises(
-        RuntimeError, match=r"by a whole A \(6, 6\), got Parameter \(3, 6\); where A is sharded take base="
+        RuntimeError, match=r"needs a complete A \(6, 6\), got Parameter \(3, 6\); use base="
     ):
         parametrization.stepped({id(A)})
 

@@ -104,7 +104,7 @@ def test_what_has_no_form_is_refused(monkeypatch):
         module.weight = torch.full((5, 5), torch.nan, dtype=F64)
     eig = torch.linalg.eig
     monkeypatch.setattr(torch.linalg, "eig", lambda V: (eig(V)[0], torch.randn(5, 5, dtype=torch.complex128)))
-    with pytest.raises(ValueError, match="schur: the eigenvectors must be independent; the form found is off by"):
+    with pytest.raises(ValueError, match="schur: eigenvectors must be independent; the Schur form is off by"):
         module.weight = torch.randn(5, 5, dtype=F64)
     assert torch.equal(module.weight, before)
 

@@ -100,9 +100,9 @@ def test_a_matrix_within_the_margin_may_be_assigned():
 @pytest.mark.parametrize(
     ("margin", "W", "said"),
     [
-        (0.2, 1.3 * torch.eye(6), "singular values must be between 0.8 and 1.2, .* got 1.3 to 1.3"),
-        (0.2, torch.diag(torch.tensor([1, 1, 1, 1, 1, 0.79])), "without the ends, got 0.79 to 1"),
-        (0, 1.001 * torch.eye(6), "between 1 and 1, .* got 1.001 to 1.001"),
+        (0.2, 1.3 * torch.eye(6), "singular values must be strictly between 0.8 and 1.2, got 1.3 to 1.3"),
+        (0.2, torch.diag(torch.tensor([1, 1, 1, 1, 1, 0.79])), "must be strictly between 0.8 and 1.2, got 0.79 to 1"),
+        (0, 1.001 * torch.eye(6), "strictly between 1 and 1, got 1.001 to 1.001"),
         (0.2, torch.eye(6) * torch.nan, "the weight must be finite"),
         (0.2, torch.eye(5), r"the weight must be \(6, 6\), got \(5, 5\)"),
     ],

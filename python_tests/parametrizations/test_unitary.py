@@ -190,7 +190,7 @@ def test_wrong_arguments():
         unitary(torch.nn.Linear(3, 3), "weight")
     module = torch.nn.Module()
     module.W = torch.nn.Parameter(torch.empty(3, 3, dtype=C64))
-    with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating, got "):
+    with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating-point, got "):
         rnnkern.parametrizations.orthogonal(module, "W")
     with pytest.raises(ValueError, match="unitary: `unitary_map` must be one of"):
         made(unitary_map="exp")

@@ -1,4 +1,4 @@
-"""The recurrent weight of a gated cell, whose last gate's rows stay orthogonal."""
+"""Recurrent weights of gated cells whose rows for the last gate stay orthogonal."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from rnnkern.parametrizations._parametrization import register
 
 
 class OrthogonalGate(Orthogonal):
-    """Of a weight (..., G*N, N); see :func:`orthogonal_gate`, which makes one."""
+    """Parametrization of a weight (..., G*N, N), registered by :func:`orthogonal_gate`."""
 
     def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> None:
         super().__init__(like[..., -like.shape[-1] :, :], "exp", init, base, rebase_every)
@@ -33,7 +33,7 @@ class OrthogonalGate(Orthogonal):
         """Sets B to the last N rows of a matrix, and A to zero.
 
         Raises:
-            ValueError: the matrix has another shape, or its last N rows are not orthogonal.
+            ValueError: the matrix has the wrong shape, or its last N rows are not orthogonal.
         """
         if weight.shape != self.sizes:
             raise ValueError(f"orthogonal_gate: the weight must be {self.sizes}, got {tuple(weight.shape)}")
@@ -44,24 +44,24 @@ class OrthogonalGate(Orthogonal):
 def orthogonal_gate(
     module: Module, name: str, gates: int = 3, init: str = "henaff", base: str = "static", rebase_every: int = 1
 ) -> Module:
-    r"""Keeps the last N rows of a recurrent weight of G gates orthogonal, those of a GORU's new gate, as :math:`B
-    \exp(A)`; the others stay free.
+    r"""Keeps the last N rows of a recurrent weight with G gates orthogonal, as :math:`B \exp(A)`; the other rows stay
+    unconstrained. In a GORU the last N rows belong to the new gate.
 
-    The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N), of which the strict lower
-    triangle is read as a skew-symmetric matrix, 0 at first, and ``original1``, the other rows (..., (G-1)*N, N), drawn
-    from :math:`U(-1/\sqrt N, 1/\sqrt N)`. An optimizer that was made before must be given them.
+    The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N), whose strict lower
+    triangle defines a skew-symmetric matrix, initialized to 0; and ``original1``, the other rows (..., (G-1)*N, N),
+    initialized from :math:`U(-1/\sqrt N, 1/\sqrt N)`. If you created an optimizer before, add these parameters to it.
 
     Args:
-        module: any, with a parameter or buffer ``name`` (..., G*N, N): real, floating, not parametrized yet.
-        name: of the weight.
+        module: a module with a real floating-point parameter or buffer ``name`` (..., G*N, N) that is not parametrized.
+        name: name of the weight.
         gates: G.
         init, base, rebase_every: as for :func:`orthogonal`.
 
     Returns:
-        The module. ``module.<name> = W`` takes a W whose last N rows are orthogonal.
+        The module. You can assign ``module.<name> = W`` if the last N rows of W are orthogonal.
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
     Source: Jing et al. 2019, with the map of Lezcano-Casado and Martinez-Rubio 2019.
 
@@ -71,6 +71,6 @@ def orthogonal_gate(
     True
     """
     if isinstance(gates, bool) or not isinstance(gates, int) or gates < 1:
-        raise ValueError(f"orthogonal_gate: `gates` must be a number from 1 on, got {gates!r}")
+        raise ValueError(f"orthogonal_gate: `gates` must be a positive integer, got {gates!r}")
     make = lambda weight: OrthogonalGate(weight, init, base, rebase_every)  # noqa: E731
     return register("orthogonal_gate", module, name, make, gates)

@@ -1,4 +1,4 @@
-"""Weights that are products of simple orthogonal matrices."""
+"""Weights that are products of Householder reflections or plane rotations."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from rnnkern.parametrizations._parametrization import Parametrization
 
 
 class Factored(Parametrization):
-    """By one parameter, of another shape than the weight's."""
+    """Base class of parametrizations with one parameter whose shape differs from that of the weight."""
 
     rotating = (0,)
 
@@ -26,24 +26,24 @@ class Factored(Parametrization):
 
     def draw(self) -> Tensor:
         dtype, device = self._begun
-        for original in self.originals:  # it may have moved
+        for original in self.originals:  # the device or dtype may have changed
             dtype, device = original.dtype, original.device
         return self.drawn(self._shape, device=device).to(dtype)
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
-        """A parameter to begin with, in float64."""
+        """An initial value of the parameter, in float64."""
         raise NotImplementedError
 
 
 class Householder(Factored):
-    """Of a weight H_1 ... H_m; the parameter is V (..., N, m). See :func:`orthogonal`, which makes one."""
+    """Parametrization of a weight H_1 ... H_m by V (..., N, m), registered by :func:`orthogonal`."""
 
     def __init__(self, like: Tensor, init: str = "henaff", reflections: int | None = None) -> None:
         check_init(init)
         size = like.shape[-1]
         count = size if reflections is None else reflections
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
-            raise ValueError(f"orthogonal: `reflections` must be a number from 1 to N = {size}, got {count!r}")
+            raise ValueError(f"orthogonal: `reflections` must be an integer from 1 to N = {size}, got {count!r}")
         super().__init__(like, size, count)
         self.init = init
 
@@ -59,7 +59,7 @@ STYLES = ("tunable", "butterfly")
 
 
 def layers_and_style(function: str, size: int, layers: int | None, style: str | None) -> tuple[int, str]:
-    """L and the style, where they are not given those that let all entries meet."""
+    """Checks L and the style. The defaults let every entry depend on every other."""
     style = style or STYLES[0]
     if style not in STYLES:
         raise ValueError(f"{function}: `style` must be one of {STYLES}, got {style!r}")
@@ -68,12 +68,12 @@ def layers_and_style(function: str, size: int, layers: int | None, style: str | 
     if layers is None:
         layers = size if style == "tunable" else max(size.bit_length() - 1, 1)
     if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
-        raise ValueError(f"{function}: `layers` must be a number from 1 on, got {layers!r}")
+        raise ValueError(f"{function}: `layers` must be a positive integer, got {layers!r}")
     return layers, style
 
 
 class Givens(Factored):
-    """Of a weight F_L ... F_1; the parameter is angles (..., L, N // 2). See :func:`orthogonal`, which makes one."""
+    """Parametrization of a weight F_L ... F_1 by angles (..., L, N // 2), registered by :func:`orthogonal`."""
 
     def __init__(self, like: Tensor, init: str = "henaff", layers: int | None = None, style: str | None = None) -> None:
         if init not in GIVENS_INITS:

@@ -16,26 +16,28 @@ Function = Callable[..., Tensor]
 
 
 def transformed() -> bool:
-    """Whether derivatives are taken, or code is recorded, by something that looks at every call."""
+    """Whether torch.func, forward-mode AD or a compiler is active, all of which need to see every computation."""
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return recorded or is_in_transform() or in_forward_mode()
 
 
 def comparable(x: Tensor) -> bool:
-    """Whether it costs little to see if a tensor has changed: elsewhere the host would wait for the device."""
+    """Whether comparing the values of a tensor is cheap: on other devices it would synchronize with the device."""
     return x.is_cpu
 
 
 class Held:
-    """The newest value of a weight, as long as nothing that it was computed from has changed.
+    """Caches the last value of a weight until something that it was computed from changes.
 
-    What counts is the tensors themselves, their versions and their memory, and that no optimizer has stepped. Writes to
-    ``tensor.data`` change no version. On a CPU they are found by a comparison with a copy at every call, which reads
-    N^2 numbers where the weight takes N^3 operations. On other devices a value holds until a backward has gone through
-    it, since updates follow that, and without gradients none is held.
+    The value is valid as long as the tensors are the same objects with the same versions and the same memory, and no
+    optimizer has stepped. Writes to ``tensor.data`` do not change the version. On a CPU they are detected by a
+    comparison with a copy at every call, which reads N^2 numbers, while computing the weight takes O(N^3) operations.
+    On other devices a value is valid until a backward pass has used it, because updates follow backward passes; without
+    gradients nothing is cached there.
 
-    With gradients all who ask get one and the same tensor, so that a backward sums their gradients before it goes on,
-    once, through what the computation saved; that stays for further backwards. A copy and a pickle hold nothing.
+    With gradients, all callers receive the same tensor. A backward pass therefore sums their gradients and then goes
+    through the computation once. Saved tensors are kept for further backward passes. Copies and pickles of this object
+    are empty.
     """
 
     def __init__(self) -> None:
@@ -43,13 +45,13 @@ class Held:
         self.clear()
 
     def clear(self) -> None:
-        self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple: a thread sees all of it or nothing
+        self._kept: tuple[_Computation, Tensor, int] | None = None  # one tuple, for other threads
 
     def __call__(
         self, compute: Function, exact: Function, originals: Tensors, constants: Tensors, *, lent: bool
     ) -> Tensor:
-        """``compute(*originals)``, which depends on ``constants`` too; ``exact`` has second derivatives. From tensors
-        that are ``lent`` nothing is held: they would stay in memory with it."""
+        """Returns ``compute(*originals)``, which may depend on ``constants`` too; ``exact`` supports second
+        derivatives. If the tensors are ``lent``, nothing is cached, because the cache would keep them in memory."""
         tensors = (*originals, *constants)
         if lent or not self._can_hold(tensors):
             with _without_autocast(tensors):
@@ -61,7 +63,7 @@ class Held:
         now = _state(tensors)
         weight = self._find(now, graph)
         if weight is None:
-            self.clear()  # first, so that two are never in memory
+            self.clear()  # before computing, so that two values are never in memory
             computation = _Computation(compute, exact, originals, tensors, now, graph)
             weight = _Weight.apply(computation, *originals) if graph else computation.value
             self._kept = computation, weight, weight._version
@@ -82,7 +84,7 @@ class Held:
             if type(x) not in PLAIN or not x.is_leaf or x.is_inference():
                 return False
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            self._replayed = True  # from here on a graph may change the tensors, which no version tells
+            self._replayed = True  # from here on a CUDA graph may change the tensors without changing their versions
         return not self._replayed
 
     def __deepcopy__(self, memo: dict) -> "Held":
@@ -96,37 +98,38 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _state(tensors: Tensors) -> tuple[Any, ...]:
-    """What a value holds for: the optimizer steps so far, the stream that has it, and the tensors as they are."""
+    """What a value depends on: the number of optimizer steps, the current stream, and the identity and versions of the
+    tensors."""
     stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors[0].is_cuda else None
     return steps.count(), stream, *((id(x), x._version, x.data_ptr(), x.requires_grad) for x in tensors)
 
 
 class _Computation:
-    """A value, and what leads back from it."""
+    """A value and the graph for its gradients."""
 
     def __init__(self, compute, exact, originals, tensors, state, graph) -> None:
         self.exact, self.originals, self.tensors = exact, originals, tensors
         self.state, self.versions = state, [x._version for x in tensors]
         self.copies = [x.detach().clone() for x in tensors] if comparable(tensors[0]) else None
         self.spent = False
-        # What a checkpoint or an offload around the first to ask does to saved tensors is not for all others too.
+        # Saved-tensor hooks (checkpointing, offloading) of the first caller must not apply to the other callers.
         hooks = saved_tensors_hooks(Tensor.detach, _as_it_is)
         with torch.inference_mode(False), torch.set_grad_enabled(graph), hooks, _without_autocast(tensors):
             self.inputs = [x.detach().requires_grad_(graph and x.requires_grad) for x in originals]
             self.value = compute(*self.inputs)
 
     def holds(self) -> bool:
-        """Whether the tensors have the values that they had, as far as the versions do not tell."""
+        """Whether the values of the tensors are unchanged, where the versions cannot tell."""
         return not self.spent if self.copies is None else all(map(torch.equal, self.tensors, self.copies))
 
     def gradients(self, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         if [x._version for x in self.tensors] != self.versions:
             raise RuntimeError(
-                "backward through a parametrized weight: what it was computed from has been modified since, by an "
-                "inplace operation or an optimizer"
+                "backward through a parametrized weight: a tensor that it was computed from has since been modified "
+                "by an in-place operation or an optimizer"
             )
         with _without_autocast(self.tensors):
-            if torch.is_grad_enabled():  # the gradient is to be differentiated
+            if torch.is_grad_enabled():  # create_graph=True
                 value, inputs, options = self.exact(*self.originals), self.originals, {"create_graph": True}
             else:
                 value, inputs, options = self.value, self.inputs, {"retain_graph": True}
@@ -137,7 +140,7 @@ class _Computation:
 
 
 def _without_autocast(tensors: Tensors) -> AbstractContextManager:
-    """In 16 bits nothing stays orthogonal."""
+    """Disables autocast, because 16-bit products do not keep a matrix orthogonal."""
     device = tensors[0].device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
@@ -147,7 +150,8 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 class _Weight(torch.autograd.Function):
-    """Puts a value into a graph. It saves nothing for autograd to free, so that it serves any number of backwards."""
+    """Inserts a value into a graph. It saves nothing that autograd could free, so it supports any number of backward
+    passes."""
 
     @staticmethod
     def forward(ctx, computation: _Computation, *originals: Tensor) -> Tensor:

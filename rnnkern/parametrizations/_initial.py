@@ -1,4 +1,4 @@
-"""Orthogonal matrices to begin with."""
+"""Initial orthogonal matrices."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ INITS = ("henaff", "cayley", "haar", "identity")
 
 
 def orthogonal_matrix(like: Tensor, init: str = "henaff", orthogonal_map: str = "exp") -> Tensor:
-    r"""Draws an orthogonal matrix of determinant 1.
+    r"""Draws a random orthogonal matrix with determinant 1, for initialization.
 
-    ``"henaff"`` and ``"cayley"`` are what ``orthogonal_map`` makes of blocks :math:`\begin{pmatrix} 0 & s \\ -s & 0
-    \end{pmatrix}` along the diagonal; with an odd N the last entry is 1.
+    ``"henaff"`` and ``"cayley"`` apply ``orthogonal_map`` to a matrix with blocks :math:`\begin{pmatrix} 0 & s \\ -s &
+    0 \end{pmatrix}` along the diagonal; if N is odd, the last entry of the result is 1.
 
     Args:
-        like: (..., N, N), of which shape, dtype and device are read. Each matrix of a batch is drawn for itself.
-        init: ``"henaff"``, s ~ U(-pi, pi) (Henaff et al. 2016); ``"cayley"``, s = tan(t / 2), t ~ U(0, pi / 2)
-            (Helfrich et al. 2018); ``"haar"``, uniform over all rotations; ``"identity"``.
+        like: a tensor (..., N, N) that gives shape, dtype and device. The matrices of a batch are drawn independently.
+        init: ``"henaff"``: s ~ U(-pi, pi) (Henaff et al. 2016). ``"cayley"``: s = tan(t / 2), t ~ U(0, pi / 2)
+            (Helfrich et al. 2018). ``"haar"``: uniform over all rotations. ``"identity"``: the identity matrix.
         orthogonal_map: ``"exp"``, ``"cayley"`` or ``"scaled_cayley"``.
 
     Returns:
@@ -47,7 +47,7 @@ def check_init(init: str) -> None:
 
 
 def skew_entries(uniform: Tensor, init: str) -> Tensor:
-    """s, of numbers from U(0, 1)."""
+    """s, computed from numbers drawn from U(0, 1)."""
     return {
         "henaff": math.pi * (2 * uniform - 1),
         "cayley": (math.pi / 4 * uniform).tan(),
@@ -56,11 +56,11 @@ def skew_entries(uniform: Tensor, init: str) -> Tensor:
 
 
 def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tensor:
-    """V (..., N, m) of :func:`rnnkern.ops.householder_product` to begin with, in float64.
+    """Initial V (..., N, m) for :func:`rnnkern.ops.householder_product`, in float64.
 
     ``"haar"``: the first m columns of the product are those of a uniformly random orthogonal matrix (Stewart 1980).
-    Otherwise two reflections at a time turn a plane as a block of :func:`orthogonal_matrix` does for ``"exp"``; the
-    last of an odd number reflects the last axis.
+    Otherwise each pair of reflections rotates a plane like a block of :func:`orthogonal_matrix` with ``"exp"``; if m is
+    odd, the last reflection reflects the last axis.
     """
     *batch, size, count = shape
     options["dtype"] = torch.float64
@@ -69,7 +69,7 @@ def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tenso
         diagonal = V.diagonal(dim1=-2, dim2=-1)
         diagonal -= torch.linalg.vector_norm(V, dim=-2)
         if count == size and size:
-            V[..., -1, -1] = 1  # one number has no direction
+            V[..., -1, -1] = 1  # a single entry has no plane to rotate in
         return V
     pairs = count // 2
     angle = skew_entries(torch.rand(*batch, pairs, **options), init) / 2
@@ -84,7 +84,7 @@ def reflection_vectors(shape: Sequence[int], init: str, **options: Any) -> Tenso
 
 
 def _rotation(gaussian: Tensor) -> Tensor:
-    """Haar's measure (Mezzadri 2007, section 5), and a column turned where the determinant is -1."""
+    """A matrix from the Haar measure (Mezzadri 2007, section 5), with one column negated if the determinant is -1."""
     Q, R = torch.linalg.qr(gaussian)
     Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     if Q.shape[-1]:

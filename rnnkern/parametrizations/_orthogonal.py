@@ -16,16 +16,17 @@ from rnnkern.parametrizations._parametrization import Parametrization, refine, r
 from rnnkern.reference._orthogonal import skew
 
 MAPS = ("exp", "cayley", "scaled_cayley")
-"""That have a base."""
+"""Maps that have a base B."""
 FACTORS = ("householder", "givens")
-"""Those by factors, which have none."""
+"""Maps by products of factors, which have no base."""
 BASES = ("static", "dynamic")
 PROJECT = 64
-"""After so many moves of a base a step of Newton and Schulz removes what rounding has added up."""
+"""Number of moves of a base after which a Newton-Schulz step removes accumulated rounding errors."""
 
 
 class Orthogonal(Parametrization):
-    """Of an orthogonal weight; see :func:`orthogonal`, which makes one. B is the buffer ``base``, A the parameter."""
+    """Parametrization of an orthogonal weight, registered by :func:`orthogonal`. B is the buffer ``base`` and A the
+    parameter."""
 
     rotating = (0,)
     bases = ("base",)
@@ -40,10 +41,10 @@ class Orthogonal(Parametrization):
         if base not in BASES:
             raise ValueError(f"orthogonal: `base` must be one of {BASES}, got {base!r}")
         if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
-            raise ValueError(f"orthogonal: `rebase_every` must be a number of steps from 1 on, got {rebase_every!r}")
+            raise ValueError(f"orthogonal: `rebase_every` must be a positive integer, got {rebase_every!r}")
         size = like.shape[-1]
         if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
-            only = f"from 0 to N = {size}, for the map 'scaled_cayley' alone"
+            only = f"from 0 to N = {size} and applies only to the map 'scaled_cayley'"
             raise ValueError(f"orthogonal: `num_negative` must be {only}, got {num_negative}")
         self.orthogonal_map, self.init, self.dynamic, self.rebase_every = (
             orthogonal_map,
@@ -57,7 +58,7 @@ class Orthogonal(Parametrization):
         if orthogonal_map == "scaled_cayley":
             self.scale = like.new_ones(size)
             self.scale[: size // 2 if num_negative is None else num_negative] = -1
-        # On a GPU, where to look takes time: where A is 0, and in which version; None where nobody knows.
+        # On a GPU, where reading A is slow: whether A is 0, and in which version; None if unknown.
         self._zero: tuple[Tensor, int] | None = None
         if self.dynamic:
             steps.listen(self)
@@ -72,7 +73,8 @@ class Orthogonal(Parametrization):
         return V if self.scale is None else V * self.scale
 
     def rotated_once(self, A: Tensor) -> Tensor:
-        """As :meth:`rotated`, but for second derivatives: at A = 0 the value is B, and the gradient one product."""
+        """Like :meth:`rotated`, without support for second derivatives: at A = 0 the value is B, and the gradient takes
+        one product."""
         return (
             _AtBase.apply(A, self.base, 1.0 if self.orthogonal_map == "exp" else -2.0)
             if self._is_zero(A)
@@ -80,7 +82,8 @@ class Orthogonal(Parametrization):
         )
 
     def rotated(self, A: Tensor) -> Tensor:
-        """B exp(A), or B (I + A)^-1 (I - A), as B and what is added: next to 1 it would be rounded away."""
+        """B exp(A), or B (I + A)^-1 (I - A), computed as B plus a difference: a small A would be rounded away next to
+        1."""
         if self.orthogonal_map == "exp":
             added = ops.skew_exp(A, form="expm1")
         else:
@@ -94,7 +97,7 @@ class Orthogonal(Parametrization):
         if self._zero is None:
             self._zero = A.detach(), -1 if A.any() else A._version
         zero, version = self._zero
-        self._zero = zero, -1  # once: writes by A.data change no version
+        self._zero = zero, -1  # for one use only: writes to A.data change no version
         return A.data_ptr() == zero.data_ptr() and A._version == version
 
     def draw(self) -> Tensor:
@@ -103,10 +106,10 @@ class Orthogonal(Parametrization):
         return torch.zeros_like(self.base)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Sets B to an orthogonal matrix, and A to zero.
+        """Sets B to an orthogonal matrix and A to zero.
 
         Raises:
-            ValueError: the matrix has another shape, or is not orthogonal.
+            ValueError: the matrix has the wrong shape or is not orthogonal.
         """
         if weight.shape != self.base.shape:
             raise ValueError(f"orthogonal: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
@@ -118,7 +121,7 @@ class Orthogonal(Parametrization):
         self._zero = None
         return torch.zeros_like(self.base)
 
-    # ---- a base that moves
+    # ---- dynamic base
 
     def stepped(self, optimised: set[int]) -> None:
         if any(id(x) in optimised for x in self.originals[:1]):
@@ -130,15 +133,16 @@ class Orthogonal(Parametrization):
 
     @torch.no_grad()
     def rebase(self) -> None:
-        """Moves the base to where the weight is: B <- B exp(A), A <- 0. The weight stays, but for its rounding.
+        """Moves the base to the current weight: B <- B exp(A), A <- 0. The weight does not change, except for rounding.
 
-        A dynamic base does it by itself after every K-th step of an optimizer of torch.optim that has A.
+        With a dynamic base this happens automatically after every ``rebase_every`` steps of a torch.optim optimizer
+        that has A.
         """
         A, *_ = self.originals
         if type(A) not in held.PLAIN or A.shape != self.base.shape:
             wanted, got = tuple(self.base.shape), f"{type(A).__name__} {tuple(A.shape)}"
             raise RuntimeError(
-                f"orthogonal: a base moves by a whole A {wanted}, got {got}; where A is sharded take base='static'"
+                f"orthogonal: a dynamic base needs a complete A {wanted}, got {got}; use base='static' if A is sharded"
             )
         self.base.copy_(self.rotated(A))
         A.zero_()
@@ -176,12 +180,12 @@ def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
     if distance.numel() and not distance.max() <= math.sqrt(accuracy):
         raise ValueError(
             f"orthogonal: the weight must be orthogonal, got max |V^T V - I| = {distance.max():.3g}; "
-            "rnnkern.ops.project_orthogonal or torch.linalg.qr makes it so"
+            "make it orthogonal with rnnkern.ops.project_orthogonal or torch.linalg.qr"
         )
 
 
 class _AtBase(torch.autograd.Function):
-    """B exp(A) at A = 0: its value is B, its gradient one product."""
+    """B exp(A) at A = 0: the value is B, and the gradient takes one product."""
 
     @staticmethod
     def forward(ctx: Any, A: Tensor, B: Tensor, slope: float) -> Tensor:
@@ -209,48 +213,53 @@ def orthogonal(
     layers: int | None = None,
     style: str | None = None,
 ) -> Module:
-    r"""Keeps a square weight of a module orthogonal, whatever an optimizer does to its parameter.
+    r"""Keeps a square weight of a module orthogonal during training with any optimizer.
 
     .. math::
         W = B \exp(A), \quad B (I + A)^{-1} (I - A), \quad B (I + A)^{-1} (I - A) D, \quad
         H_1 H_2 \cdots H_m \quad \text{or} \quad F_L \cdots F_2 F_1
 
-    In the first three B is an orthogonal buffer, A the parameter ``module.parametrizations.<name>.original`` (..., N,
-    N), of which the strict lower triangle is read as a skew-symmetric matrix, and D diagonal with entries 1 and -1. B
-    begins as what is drawn, and A as zero. In the fourth the parameter is V (..., N, m), whose columns stand for a
-    reflection each (:func:`rnnkern.ops.householder_product`), in the last angles (..., L, N // 2)
-    (:func:`rnnkern.ops.givens_product`). The weight is computed once per optimizer step,
-    however often it is asked for, and its gradient goes back to the parameter once per ``backward``.
+    In the first three maps, B is an orthogonal buffer, which holds the initial weight; A (..., N, N) is the parameter
+    ``module.parametrizations.<name>.original``, whose strict lower triangle defines a skew-symmetric matrix,
+    initialized to zero; D is diagonal with entries 1 and -1. In the fourth map the parameter is V (..., N, m), with one
+    column per reflection (:func:`rnnkern.ops.householder_product`). In the last map it is angles (..., L, N // 2)
+    (:func:`rnnkern.ops.givens_product`). The weight is computed once per optimizer step, however often you access it,
+    and its gradient is propagated to the parameter once per ``backward``.
+
+    The existing value of the weight is discarded. To start from an orthogonal matrix V, assign ``module.<name> = V``
+    afterwards.
 
     Args:
-        module: any, with a parameter or buffer ``name`` (..., N, N): real, floating, not parametrized yet. The
-            parameter stays the same object and becomes A, V or the angles.
-        name: of the weight.
-        orthogonal_map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, for those
-            above.
-        init: what the weight begins with, see :func:`orthogonal_matrix`; of the scaled map times D. Reflections turn
-            the first m // 2 planes of ``"henaff"``, ``"cayley"`` and ``"identity"``, and if m is odd reflect the last
-            axis; with ``"haar"`` the first m columns are those of a random orthogonal matrix. Of layers of rotations
-            the first begins so and the others with angles of zero, or all angles with ``"uniform"`` as U(-pi, pi);
-            they have no ``"haar"``.
-        base: ``"static"``, B stays; ``"dynamic"``, after every K-th step of an optimizer that has A, :math:`B
-            \leftarrow B \exp(A)` and :math:`A \leftarrow 0`. What the optimizer remembers stays as it is: it is about
-            A, and means at the new base what it meant at the old one, transported by the group's left translation.
-        rebase_every: K.
-        num_negative: how many entries of D are -1, the first ones; half of them if not given.
-        reflections: m, from 1 to N; N if not given.
-        layers: L; if not given N, which reach every rotation, or :math:`\log_2 N` of a butterfly.
-        style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
+        module: a module with a real floating-point parameter or buffer ``name`` (..., N, N) that is not parametrized.
+            The parameter stays the same object and becomes A, V or the angles.
+        name: name of the weight.
+        orthogonal_map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, in the order of
+            the formulas above.
+        init: initialization of the weight, see :func:`orthogonal_matrix`; with ``"scaled_cayley"`` it is multiplied by
+            D. With ``"householder"``, the reflections produce the first m // 2 planes of ``"henaff"``, ``"cayley"`` and
+            ``"identity"``, and if m is odd the last one reflects the last axis; with ``"haar"`` the first m columns are
+            those of a random orthogonal matrix. With ``"givens"``, the first layer gets the initialization and the
+            angles of the others are zero; ``"uniform"`` draws all angles from U(-pi, pi), and ``"haar"`` is not
+            available.
+        base: ``"static"`` keeps B fixed. ``"dynamic"`` sets :math:`B \leftarrow B \exp(A)` and :math:`A \leftarrow 0`
+            after every ``rebase_every`` steps of an optimizer that has A. The state of the optimizer (such as momentum)
+            is not changed: it refers to A, and left translation of the group transports it to the new base.
+        rebase_every: number of optimizer steps between moves of a dynamic base.
+        num_negative: the first ``num_negative`` entries of D are -1. The default is half of them.
+        reflections: m, from 1 to N. The default is N.
+        layers: L. The default is N for ``"tunable"``, which reaches every rotation, and :math:`\log_2 N` for
+            ``"butterfly"``.
+        style: of the layers: ``"tunable"``, the default, or ``"butterfly"``.
 
     Returns:
-        The module. ``module.<name> = V`` takes an orthogonal V: B becomes V, and A zero. Products of reflections
-        and of layers take none.
+        The module. With the first three maps you can assign an orthogonal matrix: ``module.<name> = V`` sets B to V and
+        A to zero. With ``"householder"`` and ``"givens"`` the weight cannot be assigned.
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
-    Source: exp Lezcano-Casado and Martinez-Rubio 2019, dynamic Lezcano-Casado 2019, scaled Helfrich et al. 2018,
-    householder Mhammedi et al. 2017, givens Jing et al. 2017.
+    Source: exp: Lezcano-Casado and Martinez-Rubio 2019; dynamic base: Lezcano-Casado 2019; scaled Cayley: Helfrich et
+    al. 2018; householder: Mhammedi et al. 2017; givens: Jing et al. 2017.
 
     >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(6, 6), "weight", base="dynamic", rebase_every=100)
     >>> W = linear.weight
@@ -269,10 +278,10 @@ def orthogonal(
         raise ValueError(f"orthogonal: `orthogonal_map` must be one of {(*MAPS, *FACTORS)}, got {orthogonal_map!r}")
     if orthogonal_map in FACTORS and (base != "static" or rebase_every != 1 or num_negative is not None):
         raise ValueError(
-            f"orthogonal: `base`, `rebase_every` and `num_negative` are not for the map {orthogonal_map!r}"
+            f"orthogonal: `base`, `rebase_every` and `num_negative` do not apply to the map {orthogonal_map!r}"
         )
     own = {"reflections": ("householder", reflections), "layers": ("givens", layers), "style": ("givens", style)}
     for option, (of, value) in own.items():
         if value is not None and orthogonal_map != of:
-            raise ValueError(f"orthogonal: `{option}` is for the map {of!r} alone, got {value!r}")
+            raise ValueError(f"orthogonal: `{option}` applies only to the map {of!r}, got {value!r}")
     return register("orthogonal", module, name, make)

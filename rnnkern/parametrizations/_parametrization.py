@@ -1,4 +1,4 @@
-"""What the parametrizations share: a weight that is held, and modules that may be copied and pickled."""
+"""Base class of the parametrizations: it caches the weight and supports copying and pickling of modules."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +15,8 @@ from rnnkern.parametrizations._held import Held
 
 
 class Weak:
-    """A weak reference to an object or None. A copy's refers to the copy of the object, None if that is not copied."""
+    """A weak reference to an object, or to None. A deep copy refers to the copy of the object, or to None if the object
+    is not copied."""
 
     def __init__(self, to: Any = None) -> None:
         self._to = None if to is None else ref(to)
@@ -31,10 +32,10 @@ class Weak:
 
 
 class Parametrization(Module):
-    """Of a weight (..., N, N), or (N,); a subclass has ``weight`` and ``draw``."""
+    """Parametrization of a weight (..., N, N), or (N,). A subclass implements ``weight`` and ``draw``."""
 
     rotating: tuple[int, ...] = ()
-    """Which of the parameters turn a matrix: they train at the learning rate of orthogonal weights."""
+    """Indices of the parameters that rotate a matrix; they train with the learning rate of orthogonal weights."""
     bases: tuple[str, ...] = ()
     """Names of the buffers that are orthogonal matrices."""
 
@@ -45,7 +46,7 @@ class Parametrization(Module):
 
     @property
     def originals(self) -> list[Tensor]:
-        """The parameters; none where no module has this parametrization."""
+        """The parameters; an empty list if no module uses this parametrization."""
         of = self._of()
         if of is None:
             return []
@@ -53,28 +54,28 @@ class Parametrization(Module):
 
     def forward(self, *originals: Tensor) -> Tensor:
         if originals[0].is_meta:
-            return self.empty(*originals)  # a shape is all there is
+            return self.empty(*originals)  # meta tensors have only a shape
         return self._held(self.compute, self.weight, originals, tuple(self.buffers()), lent=self._lent())
 
     def _lent(self) -> bool:
-        """Whether tensors stand in the parameters' place for the time of a call, by torch.func.functional_call."""
+        """Whether torch.func.functional_call currently replaces the parameters by other tensors."""
         of = self._of()
         return of is not None and any(type(p) is Tensor for p in of._parameters.values())
 
     def weight(self, *originals: Tensor) -> Tensor:
-        """The formula."""
+        """Computes the weight by its formula, with support for second derivatives."""
         raise NotImplementedError
 
     def empty(self, *originals: Tensor) -> Tensor:
-        """Of the weight's shape."""
+        """An empty tensor with the shape of the weight."""
         return torch.empty_like(originals[0])
 
     def compute(self, *originals: Tensor) -> Tensor:
-        """The same where first derivatives suffice."""
+        """Computes the weight if first derivatives suffice."""
         return self.weight(*originals)
 
     def draw(self) -> Tensor | tuple[Tensor, ...]:
-        """New originals; buffers are drawn in place."""
+        """New initial values of the parameters; buffers are initialized in place."""
         raise NotImplementedError
 
     def _apply(self, fn, recurse: bool = True):
@@ -94,55 +95,56 @@ class Parametrization(Module):
 
 @torch.no_grad()
 def refine(V: Tensor, dtype: torch.dtype) -> None:
-    """Makes a matrix that was orthogonal in a narrower dtype orthogonal in its own, in place."""
+    """Makes a matrix that was orthogonal to the precision of a narrower dtype orthogonal to that of its own dtype, in
+    place."""
     if torch.finfo(V.dtype).eps < torch.finfo(dtype).eps and not V.is_meta:
-        V.copy_(ops.project_orthogonal(V, steps=3))  # of an error of 5e-3, as in bfloat16, one of rounding in float64
+        V.copy_(ops.project_orthogonal(V, steps=3))  # reduces 5e-3, the error in bfloat16, to float64 rounding
 
 
 def register(
     function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real",
     diagonal: bool = False,
 ) -> Module:  # fmt: skip
-    """Parametrizes a weight (..., G*N, N) by ``make(weight)``, with values that are drawn. ``diagonal``: it may be a
-    vector.
+    """Parametrizes a weight (..., G*N, N) by ``make(weight)`` and initializes it. With ``diagonal``, the weight may be
+    a vector.
 
     Raises:
-        ValueError, TypeError: there is no such weight, or it has another shape or dtype, or is parametrized.
+        ValueError, TypeError: the weight does not exist, has the wrong shape or dtype, or is already parametrized.
     """
     if not isinstance(module, Module):
         raise TypeError(f"{function}: `module` must be a torch.nn.Module, got {type(module).__name__}")
     if parametrize.is_parametrized(module, name):
-        raise ValueError(f"{function}: `{name}` is parametrized already")
+        raise ValueError(f"{function}: `{name}` is already parametrized")
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
-        raise ValueError(f"{function}: `name` must be that of a parameter or buffer of the module, got {name!r}")
+        raise ValueError(f"{function}: `name` must be the name of a parameter or buffer of the module, got {name!r}")
     if not (weight.is_floating_point() if field == "real" else weight.is_complex()):
-        wanted = "real and floating" if field == "real" else "complex"
+        wanted = "real and floating-point" if field == "real" else "complex"
         raise TypeError(f"{function}: `{name}` must be {wanted}, got {weight.dtype}")
     if not (diagonal and weight.dim() == 1) and (weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]):
         wanted = f"(..., {'N' if gates == 1 else f'{gates}*N'}, N)"
         wanted = f"(N,) or {wanted}" if diagonal else wanted
         raise ValueError(f"{function}: `{name}` must be {wanted}, got {tuple(weight.shape)}")
     parametrization = make(weight)
-    parametrization.right_inverse = lambda weight: parametrization.draw()  # once: the old weight is nothing special
+    parametrization.right_inverse = lambda weight: parametrization.draw()  # discards the old weight
     parametrize.register_parametrization(module, name, parametrization)
     del parametrization.right_inverse
     parametrization._of = Weak(module.parametrizations[name])
-    type(module).__reduce_ex__ = _reduce  # of a class that parametrize made for this module alone
+    type(module).__reduce_ex__ = _reduce  # on the class that parametrize created for this module
     return module
 
 
 def parametrizations(module: Module, kind: type[Parametrization]) -> list[Any]:
-    """All of a kind in a module, each once."""
+    """All parametrizations of a kind in a module, each once."""
     return [found for found in module.modules() if isinstance(found, kind) and found.originals]
 
 
 @torch.no_grad()
 def reset_parameters(module: Module, name: str) -> None:
-    """Draws a parametrized weight anew, as when it was parametrized.
+    """Initializes a parametrized weight again, as at its registration.
 
     Args:
-        module, name: as given to :func:`orthogonal` or :func:`schur`.
+        module, name: as passed to :func:`orthogonal` or another function of this package.
 
     >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(4, 4), "weight")
     >>> before = linear.weight.clone()
@@ -156,7 +158,7 @@ def reset_parameters(module: Module, name: str) -> None:
         old.copy_(new)
 
 
-# torch.nn.utils.parametrize makes a class of its own for each module, which no pickle can name.
+# torch.nn.utils.parametrize creates a class for each module; pickle cannot refer to it by name.
 
 
 def _reduce(self: Module, protocol: int) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Weights by their real Schur form."""
+"""Weights in real Schur form."""
 
 import math
 
@@ -12,7 +12,7 @@ from rnnkern.parametrizations._parametrization import parametrizations, register
 
 
 class Schur(Orthogonal):
-    """Of a weight in Schur form; see :func:`schur`, which makes one. The orthogonal P is B exp(A)."""
+    """Parametrization of a weight in Schur form, registered by :func:`schur`. The orthogonal P is B exp(A)."""
 
     def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> None:
         super().__init__(like, "exp", init, base, rebase_every)
@@ -30,10 +30,10 @@ class Schur(Orthogonal):
         return A, theta, A.new_ones(*batch, (size + 1) // 2), torch.zeros_like(A)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The Schur form of a matrix.
+        """Computes the Schur form of a matrix.
 
         Raises:
-            ValueError: the matrix has another shape, is not finite, or its form is not found to six digits.
+            ValueError: the matrix has the wrong shape, is not finite, or its Schur form is not accurate to six digits.
         """
         if weight.shape != self.base.shape:
             raise ValueError(f"schur: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
@@ -46,13 +46,15 @@ class Schur(Orthogonal):
 
 
 def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """P, theta, gamma and T of :func:`rnnkern.ops.schur_weight` for a matrix (N, N) in float64.
+    """Computes P, theta, gamma and T of :func:`rnnkern.ops.schur_weight` for a matrix (N, N) in float64.
 
-    Pairs of eigenvectors of V^T span its invariant planes. In an orthonormal basis P of ever more of them V^T is block
-    upper triangular, and V block lower. In each plane P is turned so that the two entries on the diagonal are equal.
+    Pairs of eigenvectors of V^T span its invariant planes. In an orthonormal basis P of nested sums of these planes,
+    V^T is block upper triangular and V is block lower triangular. In each plane, P is rotated so that the two diagonal
+    entries are equal.
 
     Raises:
-        ValueError: V is matched to less than six digits: its eigenvectors are too nearly dependent.
+        ValueError: the form reproduces V to less than six digits, because its eigenvectors are nearly linearly
+            dependent.
     """
     size = V.shape[-1]
     values, vectors = torch.linalg.eig(V.mT)
@@ -70,7 +72,7 @@ def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gamma = torch.cat([gamma, Theta.diagonal()[2 * len(theta) :]])
     error = (ops.schur_weight(P, theta, gamma, T) - V).abs()
     if error.numel() and not error.max() <= 1e-6 * V.abs().max():
-        raise ValueError(f"schur: the eigenvectors must be independent; the form found is off by {error.max():.3g}")
+        raise ValueError(f"schur: eigenvectors must be independent; the Schur form is off by {error.max():.3g}")
     return P, theta, gamma, T
 
 
@@ -88,27 +90,27 @@ def _rotations(angle: Tensor, size: int) -> Tensor:
 
 
 def schur(module: Module, name: str, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> Module:
-    r"""Gives a square weight of a module the real Schur form of nnRNN.
+    r"""Parametrizes a square weight of a module by its real Schur form, as in nnRNN.
 
     .. math::
         W = P (\Lambda + T) P^\top, \quad P = B \exp(A), \quad
         \Lambda_i = \gamma_i \begin{pmatrix} \cos\theta_i & -\sin\theta_i \\ \sin\theta_i & \cos\theta_i \end{pmatrix}
 
     The parameters under ``module.parametrizations.<name>`` are ``original0``, A (..., N, N); ``original1``, the angles
-    theta (..., N // 2), drawn from U(0, 2 pi); ``original2``, the moduli gamma (..., (N + 1) // 2), 1 at first; and
-    ``original3``, T (..., N, N), of which the strict lower triangle is read, 0 at first. An optimizer that was made
-    before must be given them. With an odd N the last block is the number gamma.
+    theta (..., N // 2), initialized from U(0, 2 pi); ``original2``, the moduli gamma (..., (N + 1) // 2), initialized
+    to 1; and ``original3``, T (..., N, N), of which only the strict lower triangle is read, initialized to 0. If N is
+    odd, the last block is the 1 x 1 block gamma. If you created an optimizer before, add these parameters to it.
 
     Args:
-        module, name: as for :func:`orthogonal`.
-        init: what P begins with, see :func:`orthogonal_matrix`.
-        base, rebase_every: of P, as for :func:`orthogonal`.
+        module, name: as in :func:`orthogonal`.
+        init: initialization of P, see :func:`orthogonal_matrix`.
+        base, rebase_every: for P, as in :func:`orthogonal`.
 
     Returns:
-        The module. ``module.<name> = V`` takes any finite V, in O(N^3).
+        The module. You can assign any finite matrix, ``module.<name> = V``, at a cost of O(N^3).
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
     Source: Kerg et al. 2019, eq. 3.
 
@@ -124,8 +126,8 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
 
 
 def schur_penalty(module: Module) -> Tensor:
-    """As :func:`rnnkern.nn.schur_penalty`."""
+    """See :func:`rnnkern.nn.schur_penalty`."""
     gammas = [p.originals[2] for p in parametrizations(module, Schur)]
     if not gammas:
-        raise ValueError("schur_penalty: the model must have a weight in Schur form, as rnnkern.nn.NonNormalRNN has")
+        raise ValueError("schur_penalty: `model` must contain a weight in Schur form, as of NonNormalRNN, got none")
     return torch.stack([(1 - gamma).square().sum() for gamma in gammas]).sum()

@@ -10,7 +10,7 @@ from rnnkern.parametrizations._parametrization import Parametrization, register
 
 
 class SpectralMargin(Parametrization):
-    """Of a weight U diag(s) V^T; see :func:`spectral_margin`, which makes one."""
+    """Parametrization of a weight U diag(s) V^T, registered by :func:`spectral_margin`."""
 
     rotating = (0, 1)
     bases = ("base_u", "base_v")
@@ -30,7 +30,7 @@ class SpectralMargin(Parametrization):
         return (U * self.singular_values(p).unsqueeze(-2)) @ V.mT
 
     def singular_values(self, p: Tensor) -> Tensor:
-        """s (..., N), in no order."""
+        """The singular values s (..., N), unsorted."""
         return 1 + 2 * self.margin * (p.sigmoid() - 0.5)
 
     def draw(self) -> tuple[Tensor, ...]:
@@ -39,10 +39,10 @@ class SpectralMargin(Parametrization):
         return torch.zeros_like(self.base_u), torch.zeros_like(self.base_u), torch.zeros_like(self.base_u[..., 0])
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The singular value decomposition of a matrix: U and V become the bases.
+        """Computes the singular value decomposition of a matrix; U and V become the bases.
 
         Raises:
-            ValueError: the matrix has another shape, is not finite, or a singular value is not within the margin.
+            ValueError: the matrix has the wrong shape, is not finite, or has a singular value outside the margin.
         """
         if weight.shape != self.base_u.shape:
             wanted = tuple(self.base_u.shape)
@@ -55,7 +55,7 @@ class SpectralMargin(Parametrization):
             low, high = 1 - self.margin, 1 + self.margin
             got = f"{s.min():.6g} to {s.max():.6g}"
             raise ValueError(
-                f"spectral_margin: singular values must be between {low:g} and {high:g}, without the ends, got {got}"
+                f"spectral_margin: singular values must be strictly between {low:g} and {high:g}, got {got}"
             )
         self.base_u.copy_(U)
         self.base_v.copy_(Vh.mT)
@@ -70,23 +70,24 @@ def spectral_margin(module: Module, name: str, margin: float = 0.1, init: str = 
         W = U \operatorname{diag}(s) V^\top, \quad s_i = 2 m \left(\sigma(p_i) - \tfrac12\right) + 1, \quad
         U = B_U \exp(A), \quad V = B_V \exp(C)
 
-    :math:`\sigma` is the sigmoid, so that :math:`1 - m < s_i < 1 + m`; with m = 0 the weight is orthogonal. The
-    parameters under ``module.parametrizations.<name>`` are ``original0``, A, and ``original1``, C (..., N, N), of which
-    the strict lower triangle is read as a skew-symmetric matrix, and ``original2``, p (..., N); all begin as zero. An
-    optimizer that was made before must be given them. :math:`B_U` begins as what is drawn, :math:`B_V` as the identity;
-    both stay. In the paper U and V move by Cayley steps on the orthogonal matrices; here A and C train by any
-    optimizer.
+    :math:`\sigma` is the sigmoid, so :math:`1 - m < s_i < 1 + m`; with m = 0 the weight is orthogonal. The parameters
+    under ``module.parametrizations.<name>`` are ``original0``, A, and ``original1``, C, both (..., N, N), whose strict
+    lower triangles define skew-symmetric matrices, and ``original2``, p (..., N). All are initialized to zero. If you
+    created an optimizer before, add these parameters to it. The buffer :math:`B_U` holds the initial matrix and
+    :math:`B_V` the identity; both stay fixed. In the paper, U and V are updated by Cayley steps on the orthogonal
+    matrices; here any optimizer trains A and C.
 
     Args:
-        module, name: as for :func:`orthogonal`.
+        module, name: as in :func:`orthogonal`.
         margin: m, from 0 to 1.
-        init: what the weight begins with, see :func:`orthogonal_matrix`.
+        init: initialization of the weight, see :func:`orthogonal_matrix`.
 
     Returns:
-        The module. ``module.<name> = W`` takes any W whose singular values are within the margin, in O(N^3).
+        The module. You can assign ``module.<name> = W`` if the singular values of W are within the margin, at a cost of
+        O(N^3).
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
     Source: Vorontsov et al. 2017, section 3.1.
 

@@ -1,4 +1,4 @@
-"""Weights of continuous-time recurrences that stay stable, and their discretisation."""
+"""Stable weights of continuous-time recurrences, and their discretization."""
 
 import math
 
@@ -12,11 +12,12 @@ from rnnkern.parametrizations._parametrization import Parametrization, register
 
 MAPS = ("exp", "softplus", "inverse", "direct")
 NEAR_ZERO = 0.05
-"""Below it (exp(z) - 1) / z is summed up as a series."""
+"""For smaller |z|, (exp(z) - 1) / z is computed by its series."""
 
 
 class _Stable(Parametrization):
-    """Of eigenvalues g(m), or exp(g(m) dt) where there is a dt; see :func:`stable`, which makes one."""
+    """Base class of parametrizations with eigenvalues g(m), or exp(g(m) dt) if dt is given, registered by
+    :func:`stable`."""
 
     def __init__(
         self, like: Tensor, stable_map: str, dt: float | None, b: float, timescales: tuple[float, float]
@@ -31,13 +32,13 @@ class _Stable(Parametrization):
         shortest, longest = timescales
         least = b if stable_map == "inverse" else 0
         if not (0 < shortest <= longest < math.inf and shortest >= least):
-            wanted = "positive, in order" + (f" and for the map 'inverse' at least b = {b}" if least else "")
+            wanted = "positive and ascending" + (f", and at least b = {b} for the map 'inverse'" if least else "")
             raise ValueError(f"stable: `timescales` must be {wanted}, got {timescales}")
         self.stable_map, self.dt, self.b, self.timescales = stable_map, dt, b, (shortest, longest)
         self._shape, self._begun = tuple(like.shape), (like.dtype, like.device)
 
     def rates(self, m: Tensor) -> Tensor:
-        """g(m), like ``m``: eigenvalues of the continuous-time weight."""
+        """g(m), the eigenvalues of the continuous-time weight, shaped like ``m``."""
         if self.stable_map == "exp":
             return -m.exp()
         if self.stable_map == "softplus":
@@ -45,23 +46,23 @@ class _Stable(Parametrization):
         return m.clone() if self.stable_map == "direct" else -1 / (m.square() + self.b)
 
     def eigenvalues(self, m: Tensor) -> Tensor:
-        """Of the weight, like ``m``."""
+        """Eigenvalues of the weight, shaped like ``m``."""
         return self.rates(m) if self.dt is None else (self.dt * self.rates(m)).exp()
 
     def drawn(self, *shape: int) -> Tensor:
-        """m to begin with."""
+        """Initial m."""
         dtype, device = self._begun
-        for original in self.originals:  # it may have moved
+        for original in self.originals:  # the device or dtype may have changed
             dtype, device = original.dtype, original.device
         shortest, longest = map(math.log, self.timescales)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
         return self._preimage(-(-(shortest + (longest - shortest) * uniform)).exp()).to(dtype)
 
     def reached(self, eigenvalues: Tensor) -> Tensor:
-        """m for eigenvalues of the weight, in float64.
+        """The m that gives these eigenvalues of the weight, in float64.
 
         Raises:
-            ValueError: one is not in the map's range.
+            ValueError: an eigenvalue is outside the range of the map.
         """
         if self.dt is None:
             g, low, high = eigenvalues, -math.inf, math.inf
@@ -74,12 +75,12 @@ class _Stable(Parametrization):
         if not within.all():
             of = "" if len(self._shape) == 1 else "eigenvalues of "
             got = f"{eigenvalues.min():.6g} to {eigenvalues.max():.6g}"
-            wanted = f"from {low:g} to {high:g}, without the end"
+            wanted = f"in [{low:g}, {high:g})"
             raise ValueError(f"stable: {of}the weight must be {wanted}, got {got}")
         return self._preimage(g)
 
     def _preimage(self, g: Tensor) -> Tensor:
-        """m for rates in the map's range."""
+        """The m that gives these rates, which are in the range of the map."""
         if self.stable_map == "exp":
             return (-g).log()
         if self.stable_map == "softplus":
@@ -98,7 +99,7 @@ class _Stable(Parametrization):
 
 
 class StableDiagonal(_Stable):
-    """Of a diagonal weight, a vector (N,); the parameter is m (N,)."""
+    """Parametrization of a diagonal weight, stored as a vector (N,), by m (N,)."""
 
     def weight(self, m: Tensor) -> Tensor:
         return self.eigenvalues(m)
@@ -107,12 +108,12 @@ class StableDiagonal(_Stable):
         return self.drawn(*self._shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Raises ValueError where the weight has another shape or is not in the map's range."""
+        """Raises ValueError if the weight has the wrong shape or is outside the range of the map."""
         return self.reached(self.checked(weight)).to(weight.dtype)
 
 
 class StableMatrix(_Stable):
-    """Of a symmetric weight V diag(f(m)) V^T, V = B exp(A); the parameters are A (..., N, N) and m (..., N)."""
+    """Parametrization of a symmetric weight V diag(f(m)) V^T, V = B exp(A), by A (..., N, N) and m (..., N)."""
 
     rotating = (0,)
     bases = ("base",)
@@ -130,11 +131,11 @@ class StableMatrix(_Stable):
         return torch.zeros_like(self.base), self.drawn(*self._shape[:-1])
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Sets B to eigenvectors, and A to zero.
+        """Sets B to eigenvectors and A to zero.
 
         Raises:
-            ValueError: the weight has another shape, is not finite or not symmetric, or an eigenvalue is not in the
-                map's range.
+            ValueError: the weight has the wrong shape, is not finite or not symmetric, or has an eigenvalue outside the
+                range of the map.
         """
         W = self.checked(weight)
         if not torch.allclose(W, W.mT, rtol=0, atol=math.sqrt(torch.finfo(weight.dtype).eps) * float(W.abs().max())):
@@ -146,7 +147,7 @@ class StableMatrix(_Stable):
 
 
 class DirectMatrix(_Stable):
-    """Of a free matrix M, or exp(M dt) where there is a dt; the parameter is M (..., N, N)."""
+    """Parametrization of an unconstrained matrix M, or of exp(M dt) if dt is given, by M (..., N, N)."""
 
     def weight(self, M: Tensor) -> Tensor:
         return M.clone() if self.dt is None else torch.linalg.matrix_exp(self.dt * M)
@@ -157,9 +158,9 @@ class DirectMatrix(_Stable):
         return (V * rates.unsqueeze(-2)) @ V.mT
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Raises ValueError where the weight has another shape, is not finite, or would need a logarithm."""
+        """Raises ValueError if the weight has the wrong shape, is not finite, or would need a matrix logarithm."""
         if self.dt is not None:
-            raise ValueError("stable: the map 'direct' with a `dt` takes no matrix; assign to the parameter itself")
+            raise ValueError("stable: with the map 'direct' and a `dt`, assign to the parameter instead")
         return self.checked(weight).to(weight.dtype)
 
 
@@ -167,40 +168,41 @@ def stable(
     module: Module, name: str, stable_map: str = "exp", dt: float | None = None, *, b: float = 0.5,
     timescales: tuple[float, float] = (1.0, 100.0),
 ) -> Module:  # fmt: skip
-    r"""Keeps the weight of a continuous-time recurrence :math:`\dot h = W h + \dots` stable, or what becomes of it in
-    steps of dt.
+    r"""Keeps the weight of a continuous-time recurrence :math:`\dot h = W h + \dots` stable, or that of its
+    discretization with time step dt.
 
     .. math::
         W = g(M), \quad g(m) = -e^m, \quad -\log(1 + e^m), \quad -\frac{1}{m^2 + b} \quad \text{or} \quad m; \qquad
         \bar\lambda = \exp(g(m) \, dt)
 
-    The first three are negative for every m, so that no update of an optimizer leads out of what is stable: near 0 the
-    weight changes ever more slowly. The last promises nothing and is there to compare with. Stability of W is one of
-    continuous time: the discretisation is exact, where a forward Euler step diverges for dt |g| > 2.
+    The first three maps are negative for every m, so no optimizer step makes the weight unstable; near 0 the weight
+    changes more and more slowly. The last map guarantees nothing and serves for comparison. Stability of W refers to
+    continuous time. The discretization with ``dt`` is exact, whereas a forward Euler step diverges for dt |g| > 2.
 
-    A vector (N,) stands for a diagonal weight; the parameter ``module.parametrizations.<name>.original`` is m. A
-    matrix (..., N, N) is symmetric, :math:`V \operatorname{diag}(g(m)) V^\top`, the matrix function of every symmetric
-    M: ``original0`` is A, of which the strict lower triangle is read as a skew-symmetric matrix, :math:`V = B \exp(A)`
-    with a buffer B, and ``original1`` m (..., N). (Of a matrix that is not symmetric :math:`-e^M` may well have
-    eigenvalues to the right of 0: those of M with an imaginary part of :math:`\pi`.) With ``"direct"`` a matrix is M
-    itself, symmetric only at first.
+    A vector (N,) stands for a diagonal weight; m is the parameter ``module.parametrizations.<name>.original``. A matrix
+    (..., N, N) is symmetric, :math:`V \operatorname{diag}(g(m)) V^\top`, which covers g(M) for every symmetric M.
+    ``original0`` is A, whose strict lower triangle defines a skew-symmetric matrix, :math:`V = B \exp(A)` with a buffer
+    B, and ``original1`` is m (..., N). (For a matrix M that is not symmetric, :math:`-e^M` can have eigenvalues with
+    positive real part, from eigenvalues of M with imaginary part :math:`\pi`.) With ``"direct"`` the parameter is the
+    matrix M itself, which is symmetric only initially.
 
     Args:
-        module: any, with a parameter or buffer ``name`` (N,) or (..., N, N): real, floating, not parametrized yet.
-        name: of the weight.
-        stable_map: ``"exp"``, ``"softplus"``, ``"inverse"`` or ``"direct"``, for g above.
-        dt: the time step, in the unit of ``timescales``: the weight is that of a step, :math:`\exp(g(M) \, dt)`. None:
-            the weight is W.
-        b: of ``"inverse"``, whose W reaches from -1 / b to 0.
-        timescales: the weight begins with g = -1 / tau, tau log-uniform between these two, and V uniform over all
-            rotations.
+        module: a module with a real floating-point parameter or buffer ``name``, (N,) or (..., N, N), that is not
+            parametrized.
+        name: name of the weight.
+        stable_map: g: ``"exp"``, ``"softplus"``, ``"inverse"`` or ``"direct"``, in the order of the formulas above.
+        dt: time step, in the unit of ``timescales``. The weight is then that of one step, :math:`\exp(g(M) \, dt)`.
+            With None the weight is W.
+        b: constant of ``"inverse"``, whose eigenvalues lie between -1 / b and 0.
+        timescales: smallest and largest time constant for the initialization g = -1 / tau, where tau is log-uniform
+            between the two. V is initialized uniformly over all rotations.
 
     Returns:
-        The module. ``module.<name> = W`` takes a W whose eigenvalues are in the map's range; a matrix must be
-        symmetric.
+        The module. You can assign ``module.<name> = W`` if the eigenvalues of W are in the range of the map; a matrix
+        must be symmetric.
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
     Source: Wang, Li and Li 2024, section 3.4 and appendix E.
 
@@ -219,18 +221,18 @@ def stable(
 
 
 def zero_order_hold(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
-    r"""The exact step of :math:`\dot h = w \odot h + u` over a time in which u stays as it is.
+    r"""Computes the exact step of :math:`\dot h = w \odot h + u` for a u that is constant during the step.
 
     .. math::
         h(t + dt) = \bar\lambda \odot h(t) + \bar\beta \odot u, \qquad \bar\lambda = e^{w \, dt}, \quad
         \bar\beta = \int_0^{dt} e^{w s} ds = \frac{e^{w \, dt} - 1}{w}
 
     Args:
-        rates: w, of any shape; 0 is among what is allowed.
-        dt: the time step.
+        rates: w, of any shape; 0 is allowed.
+        dt: time step.
 
     Returns:
-        :math:`\bar\lambda` and :math:`\bar\beta`, like ``rates``.
+        :math:`\bar\lambda` and :math:`\bar\beta`, shaped like ``rates``.
 
     >>> rnnkern.parametrizations.zero_order_hold(torch.tensor([0.0, -50.0]), 0.1)[1]
     tensor([0.1000, 0.0199])

@@ -1,6 +1,6 @@
-"""Steps of optimizers of torch.optim's base class: how many there were, and who wants to hear of them.
+"""Counts the steps of all torch.optim optimizers and notifies listeners.
 
-Threads may train and make modules at the same time, so what they change together is changed by single operations.
+Several threads may train and create modules concurrently, so shared data is changed only by atomic operations.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 class Listener(Protocol):
     def stepped(self, optimised: set[int]) -> None:
-        """Hears of the ids of the parameters that an optimizer has."""
+        """Called after a step with the ids of the parameters that the optimizer has."""
 
 
 _numbers = itertools.count()
@@ -25,7 +25,7 @@ _listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
 
 
 def count() -> int:
-    """The number of the newest step, from the first call on. No two steps have the same."""
+    """The number of the latest step, counted from the first call on. It is unique for each step."""
     global _count
     if _count is None:
         with _beginning:

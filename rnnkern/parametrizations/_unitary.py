@@ -12,7 +12,8 @@ from rnnkern.parametrizations._parametrization import Parametrization, register
 
 
 class _Unitary(Parametrization):
-    """By real parameters, so that ``module.double()`` makes all of it complex128."""
+    """Base class of unitary parametrizations by real parameters, so that ``module.double()`` makes the weight
+    complex128."""
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
@@ -22,16 +23,17 @@ class _Unitary(Parametrization):
         return originals[0].new_empty(self.sizes, dtype=originals[0].dtype.to_complex())
 
     def uniform(self, bound: float, *shape: int) -> Tensor:
-        """From U(-bound, bound), a batch of what has the shape."""
+        """A batch of tensors of this shape, drawn from U(-bound, bound)."""
         dtype, device = self._begun
-        for original in self.originals[:1]:  # it may have moved
+        for original in self.originals[:1]:  # the device or dtype may have changed
             dtype, device = original.dtype, original.device
         drawn = torch.rand(*self.sizes[:-2], *shape, dtype=torch.float64, device=device)
         return (bound * (2 * drawn - 1)).to(dtype)
 
 
 class Fourier(_Unitary):
-    """Of a weight D3 R2 F^-1 D2 Pi R1 F D1; see :func:`unitary`, which makes one. Pi is the buffer ``order``."""
+    """Parametrization of a weight D3 R2 F^-1 D2 Pi R1 F D1, registered by :func:`unitary`. Pi is the buffer
+    ``order``."""
 
     rotating = (0, 1)
 
@@ -45,14 +47,14 @@ class Fourier(_Unitary):
 
     @staticmethod
     def factors(phases: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        """D_1, D_2 and D_3 (..., 1, N), and the vectors of R_1 and R_2 at length 1 (..., N, 1)."""
+        """D_1, D_2 and D_3 (..., 1, N), and the normalized vectors of R_1 and R_2 (..., N, 1)."""
         vectors = torch.view_as_complex(vectors)
         vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         first, second, third = _phase(phases).unsqueeze(-2).unbind(-3)
         return first, second, third, *vectors.unsqueeze(-1).unbind(-3)
 
     def applied(self, x: Tensor, first: Tensor, second: Tensor, third: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """What the weight of these :meth:`factors` makes of vectors x (..., K, N), in O(K N log N)."""
+        """Applies the weight with these :meth:`factors` to vectors x (..., K, N), in O(K N log N)."""
         x = torch.fft.fft(first * x, norm="ortho")
         x = second * _reflected(x, v)[..., self.order]
         return third * _reflected(torch.fft.ifft(x, norm="ortho"), w)
@@ -68,12 +70,13 @@ def _phase(angle: Tensor) -> Tensor:
 
 
 def _reflected(x: Tensor, v: Tensor) -> Tensor:
-    """(I - 2 v v^H) x of each row x (..., K, N), by v (..., N, 1) of length 1."""
+    """(I - 2 v v^H) x for each row x (..., K, N), with v (..., N, 1) of length 1."""
     return x - 2 * (x @ v.conj()) @ v.mT
 
 
 class ComplexGivens(_Unitary):
-    """Of a weight F_L ... F_1 D; see :func:`unitary`. On the left phases of F_L would do what D does."""
+    """Parametrization of a weight F_L ... F_1 D, registered by :func:`unitary`. A diagonal on the left would be
+    redundant with the phases of F_L."""
 
     rotating = (0, 1, 2)
 
@@ -97,34 +100,37 @@ MAPS = ("fourier", "givens")
 def unitary(
     module: Module, name: str, unitary_map: str = "fourier", *, layers: int | None = None, style: str | None = None
 ) -> Module:
-    r"""Keeps a square complex weight of a module unitary, whatever an optimizer does to its parameters.
+    r"""Keeps a square complex weight of a module unitary during training with any optimizer.
 
     .. math::
         W = D_3 R_2 \mathcal F^{-1} D_2 \Pi R_1 \mathcal F D_1 \quad \text{or} \quad W = F_L \cdots F_2 F_1 D
 
-    D are diagonal, :math:`e^{i \omega}`, R reflections :math:`I - 2 v v^H / |v|^2`, :math:`\mathcal F` the discrete
-    Fourier transform, and :math:`\Pi` a permutation that is drawn once, the buffer ``order`` (N,). F are layers of
-    :func:`rnnkern.ops.givens_product` with phases. All parameters are real, and uniform to begin with: angles and
-    phases in (-pi, pi), parts of v in (-1, 1). The weight is computed once per optimizer step, however often it
-    is asked for.
+    Each D is diagonal with entries :math:`e^{i \omega}`, each R is a reflection :math:`I - 2 v v^H / |v|^2`,
+    :math:`\mathcal F` is the discrete Fourier transform, and :math:`\Pi` is a permutation that is drawn once and stored
+    in the buffer ``order`` (N,). Each F is a layer of :func:`rnnkern.ops.givens_product` with phases. All parameters
+    are real and initialized uniformly: angles and phases in (-pi, pi), real and imaginary parts of v in (-1, 1). The
+    weight is computed once per optimizer step, however often you access it.
 
     Args:
-        module: any, with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, not parametrized yet.
-        name: of the weight.
-        unitary_map: ``"fourier"``, of 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the
-            phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the vectors of R_1 and R_2 with their parts (...,
-            2, N, 2). ``"givens"``: ``original0`` and ``original1``, angles and phases (..., L, N // 2), ``original2``
-            the phases of D (..., N). An optimizer that was made before must be given them.
-        layers: L of ``"givens"``; if not given N, which reach every unitary matrix, or :math:`\log_2 N` of a butterfly.
-        style: of the layers, ``"tunable"``, which is meant if none is given, or ``"butterfly"``.
+        module: a module with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, that is not
+            parametrized.
+        name: name of the weight.
+        unitary_map: ``"fourier"`` has 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the
+            phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the real and imaginary parts of the vectors of
+            R_1 and R_2 (..., 2, N, 2). ``"givens"`` has ``original0`` and ``original1``, angles and phases (..., L, N
+            // 2), and ``original2``, the phases of D (..., N). If you created an optimizer before, add these parameters
+            to it.
+        layers: L, for ``"givens"``. The default is N for ``"tunable"``, which reaches every unitary matrix, and
+            :math:`\log_2 N` for ``"butterfly"``.
+        style: of the layers, for ``"givens"``: ``"tunable"``, the default, or ``"butterfly"``.
 
     Returns:
-        The module. A weight cannot be assigned.
+        The module. The weight cannot be assigned.
 
     Raises:
-        ValueError, TypeError: an argument is wrong.
+        ValueError, TypeError: an argument has a wrong value or type.
 
-    Source: fourier Arjovsky et al. 2016, eq. 6; givens Jing et al. 2017.
+    Source: fourier: Arjovsky et al. 2016, eq. 6; givens: Jing et al. 2017.
 
     >>> module = torch.nn.Module()
     >>> module.W = torch.nn.Parameter(torch.empty(6, 6, dtype=torch.complex64))
@@ -146,10 +152,10 @@ def unitary(
 
 @torch.no_grad()
 def unitary_matrix(like: Tensor) -> Tensor:
-    """Draws a unitary matrix, uniform over all (Mezzadri 2007, section 5).
+    """Draws a random unitary matrix from the Haar measure (Mezzadri 2007, section 5).
 
     Args:
-        like: (..., N, N), complex, of which shape, dtype and device are read.
+        like: a complex tensor (..., N, N) that gives shape, dtype and device.
 
     Returns:
         (..., N, N), computed in complex128 and rounded once.
