@@ -113,7 +113,7 @@ def test_wrong_arguments():
         ({"steps": 0}, "`steps` must be positive, got 0"),
         ({"dt": -1}, "`dt` must be positive, got -1"),
         ({"history": 0}, "`history` must be positive, got 0"),
-        ({"inputs": torch.zeros(2, 2)}, r"`inputs` must be \(K, I\), .* got \(2, 2\), one of them zero"),
+        ({"inputs": torch.zeros(2, 2)}, r"`inputs` must be \(K, I\) with .* got \(2, 2\), one of them zero"),
         ({"inputs": torch.ones(2)}, r"got \(2,\)"),
     ):
         with pytest.raises(ValueError, match=said):

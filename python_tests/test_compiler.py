@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(folder, tmp_path, compiled
     (tmp_path / "file").touch()
     folder = folder.format(tmp_path=tmp_path)
     monkeypatch.setenv("RNNKERN_CACHE_DIR", folder)
-    with pytest.warns(UserWarning, match=f"cannot keep compiled kernels in {folder} .*Set RNNKERN_CACHE_DIR"):
+    with pytest.warns(UserWarning, match=f"cannot write compiled kernels to {folder} .*Set RNNKERN_CACHE_DIR"):
         cubin_of(SMALL)
     cubin_of(OTHER)  # a warning would be an error
     assert cubin_of(SMALL).startswith(ELF)
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, compiled):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (warning,) = given
-    assert "cannot keep compiled kernels" in str(warning.message)
+    assert "cannot write compiled kernels" in str(warning.message)
     assert all(cubin.startswith(ELF) for cubin in cubins)
     assert compiled == [SMALL, OTHER]
     assert list(cache.iterdir()) == []
@@ -300,12 +300,12 @@ def refusal(version="13.0", capability=(9, 0)):
 
 def test_reasons_and_remedies():
     assert refusal() is None
-    for version, said in (("12.8", "built with CUDA 12.8"), (None, "built with no CUDA")):
+    for version, said in (("12.8", "built with CUDA 12.8"), (None, "built without CUDA")):
         why = refusal(version)
         assert why.endswith(said)
         assert _extension.remedies[why] == "install a PyTorch built with CUDA 13"
     assert refusal(capability=(7, 5)) == (
-        "the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has 7.5"
+        "the CUDA kernels need a GPU with compute capability 8.0 or later, got 7.5"
     )  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def test_without_nvrtc_there_is_a_reason_and_a_remedy(cache):
     why = refusal()
     assert why.startswith("NVRTC (libnvrtc.so.13), which compiles rnnkern's CUDA kernels")
     assert _extension.remedies[why].startswith("`pip install 'rnnkern[cuda]'`")
-    with pytest.raises(CompilationError, match=rf"libnvrtc.so.13 was not found, and {cache} does not have the kernel"):
+    with pytest.raises(CompilationError, match=rf"libnvrtc.so.13 was not found, and {cache} does not contain the"):
         cubin_of(SMALL)
 
 

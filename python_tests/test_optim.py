@@ -143,7 +143,7 @@ def test_wrong_parameters_of_cayley_steps():
         CayleySGD([torch.zeros(2, 2, requires_grad=True)], -1)
     with pytest.raises(ValueError, match=r"`alpha` must be in \[0, 1\) or None, got 1.0"):
         CayleySGD([torch.zeros(2, 2, requires_grad=True)], 0.1, alpha=1.0)
-    with pytest.raises(ValueError, match=r"a parameter must be \(..., N, N\), got \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"parameters must be \(..., N, N\), got \(2, 3\)"):
         CayleySGD([torch.zeros(2, 3, requires_grad=True)], 0.1)
-    with pytest.raises(TypeError, match="32 or 64 bits, real or complex, got "):
+    with pytest.raises(TypeError, match="real or complex with 32 or 64 bits, got "):
         CayleySGD([torch.zeros(2, 2, dtype=torch.float16, requires_grad=True)], 0.1)

@@ -1,7 +1,7 @@
-"""Compiles CUDA kernels when they are first used, with NVRTC, and keeps them on disk.
+"""Compiles CUDA kernels with NVRTC at their first use and caches them on disk.
 
-A kernel is a C++ type and the header that defines it. What is compiled is named by a hash of all that goes into it:
-the headers that it includes, the architecture and the options; and by NVRTC's version.
+A kernel is a C++ type and the header that defines it. The name of a compiled kernel contains a hash of everything that
+it depends on (the headers that it includes, the architecture and the options) and the version of NVRTC.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 CUDA_MAJOR = 13
-"""What the kernels were written and tested for."""
+"""The CUDA version that the kernels are written for."""
 LIBRARY = f"libnvrtc.so.{CUDA_MAJOR}"
 OPTIONS = ("-std=c++20", "-default-device")
 _DIGEST_BYTES = 32
@@ -30,13 +30,13 @@ _DIGEST_BYTES = 32
 class Program(NamedTuple):
     """A kernel for one architecture."""
 
-    header: str  # "recurrence/cuda/block_forward.cuh", below the folder of the sources
+    header: str  # "recurrence/cuda/block_forward.cuh", relative to the folder of the sources
     type: str  # "rnnkern::BlockForwardKernel<rnnkern::Lstm, float, 64>"
     arch: str  # "sm_90"
 
     @property
     def symbol(self) -> str:
-        """The name of its function, as profilers show it."""
+        """The name of the kernel function, as profilers show it."""
         return re.sub(r"\W+", "_", re.sub(r"rnnkern::(device::)?", "", self.type)).strip("_")
 
     @property
@@ -49,17 +49,17 @@ class Program(NamedTuple):
 
 
 class CompilationError(RuntimeError):
-    """A kernel does not compile; the message has the compiler's log."""
+    """A kernel does not compile; the message contains the log of the compiler."""
 
 
 def sources() -> Path:
-    """The folder of the headers: in an installed package, or in a checkout."""
+    """The folder of the headers, in an installed package or in a checkout."""
     package = Path(__file__).parent
     return next(path for path in (package / "csrc", package.parent / "csrc") if path.is_dir())
 
 
 def arch_of(capability: tuple[int, ...]) -> str:
-    """NVRTC's name of a compute capability."""
+    """NVRTC's name for a compute capability."""
     return "sm_{}{}".format(*capability)
 
 
@@ -67,12 +67,12 @@ def arch_of(capability: tuple[int, ...]) -> str:
 
 
 class Nvrtc:
-    """The library, by ctypes."""
+    """The NVRTC library, called with ctypes."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         for part in Path(path).parent.glob("libnvrtc-builtins.so.*") if os.sep in path else ():
-            ctypes.CDLL(str(part))  # which NVRTC opens by its name alone
+            ctypes.CDLL(str(part))  # NVRTC opens it by its name only
         self._library = ctypes.CDLL(path)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -91,7 +91,7 @@ class Nvrtc:
         return found.raw
 
     def compile(self, source: str, options: tuple[str, ...]) -> bytes:
-        """The cubin of a program."""
+        """Compiles a program and returns its cubin."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
         try:
@@ -107,7 +107,7 @@ class Nvrtc:
 
 
 def _places() -> Iterator[str]:
-    """Where PyTorch's packages and NVIDIA's own put NVRTC, and then wherever the loader looks."""
+    """The paths where the packages of PyTorch and NVIDIA install NVRTC, and then the search path of the loader."""
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations if found else ():
         for inside in (f"cu{CUDA_MAJOR}/lib", "cuda_nvrtc/lib"):
@@ -117,7 +117,7 @@ def _places() -> Iterator[str]:
 
 @functools.cache
 def nvrtc() -> Nvrtc | None:
-    """NVRTC, or None where it is not installed."""
+    """NVRTC, or None if it is not installed."""
     for place in _places():
         if os.sep in place and not Path(place).exists():
             continue
@@ -128,18 +128,19 @@ def nvrtc() -> Nvrtc | None:
     return None
 
 
-# ---- what goes into a program
+# ---- the sources of a program
 
 
 @functools.cache
 def _header(name: str) -> tuple[bytes, tuple[str, ...]]:
-    """A header's text and the names that it includes, of the package's own."""
+    """The text of a header and the names of the package's headers that it includes."""
     text = (sources() / name).read_bytes()
     return text, tuple(found.decode() for found in re.findall(rb'^#include "([^"]+)"', text, re.M))
 
 
 def _included(header: str) -> dict[str, bytes]:
-    """The texts of a header and of all that it includes, by name. What is of the interpreter is the host's alone."""
+    """The texts of a header and of all headers that it includes, by name, except those of the interpreter, which are
+    for the host."""
     found: dict[str, bytes] = {}
     waiting = [header]
     while waiting:
@@ -151,18 +152,18 @@ def _included(header: str) -> dict[str, bytes]:
 
 
 def options_of(arch: str) -> tuple[str, ...]:
-    """Without the folders of headers; RNNKERN_CUDA_FLAGS adds some."""
+    """Compiler options without include folders; RNNKERN_CUDA_FLAGS adds more."""
     return (*OPTIONS, f"-arch={arch}", *os.environ.get("RNNKERN_CUDA_FLAGS", "").split())
 
 
 def key_of(program: Program) -> str:
-    """Changes with whatever the program's machine code depends on, but for NVRTC itself."""
+    """A key that changes with everything that the machine code depends on, except NVRTC itself."""
     standard = {path.name: path.read_bytes() for path in (sources() / "device/standard").iterdir()}
     return digest([program.source, *options_of(program.arch)], [program.header, "device/entry.cuh"], standard)
 
 
 def digest(words: list[str], headers: list[str], texts: dict[str, bytes] | None = None) -> str:
-    """A hash of ``words``, of ``headers`` with all that they include, and of more ``texts`` by name."""
+    """A hash of ``words``, of ``headers`` with everything that they include, and of additional ``texts`` by name."""
     found = hashlib.sha256()
     for word in words:
         found.update(word.encode() + b"\0")
@@ -173,10 +174,10 @@ def digest(words: list[str], headers: list[str], texts: dict[str, bytes] | None 
 
 
 def compile_now(program: Program) -> bytes:
-    """The cubin of a program, compiled."""
+    """Compiles a program and returns its cubin."""
     compiler = nvrtc()
     if compiler is None:
-        raise CompilationError(f"{LIBRARY} was not found, and {cache_folder()} does not have the kernel")
+        raise CompilationError(f"{LIBRARY} was not found, and {cache_folder()} does not contain the kernel")
     folders = (f"-I{sources()}", f"-I{sources() / 'device/standard'}")
     return compiler.compile(program.source, (*options_of(program.arch), *folders))
 
@@ -190,13 +191,13 @@ def cache_folder() -> Path:
         return Path(given)
     try:
         home = Path.home()
-    except RuntimeError:  # of a user whom the system does not know, as containers have them
+    except RuntimeError:  # the user has no home directory, as in some containers
         home = Path(os.sep)
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "rnnkern")
 
 
 def place_of(program: Program) -> Path:
-    """The file of a program in the cache: of this NVRTC, or without one of any."""
+    """The file of a program in the cache: for this NVRTC, or without NVRTC for any version."""
     stem = f"{program.symbol[:120]}-{program.arch}-{key_of(program)}-nvrtc"
     if compiler := nvrtc():
         return cache_folder() / f"{stem}{compiler.version}.cubin"
@@ -204,12 +205,12 @@ def place_of(program: Program) -> Path:
 
 
 def any_compiled() -> bool:
-    """Whether the cache has something: then kernels may run where there is no NVRTC."""
+    """Whether the cache contains kernels, which can then run without NVRTC."""
     return next(cache_folder().glob("*-nvrtc*.cubin"), None) is not None
 
 
 def _read(path: Path) -> bytes | None:
-    """The cubin in a file, or None where there is none or not the whole of it."""
+    """The cubin in a file, or None if the file is missing or incomplete."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -219,7 +220,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, cubin: bytes) -> None:
-    """Whole or not at all, whatever other processes do."""
+    """Writes a file atomically, so that other processes never see an incomplete one."""
     packed = zlib.compress(cubin)
     partial = None
     try:
@@ -227,7 +228,7 @@ def _write(path: Path, cubin: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
             partial = Path(file.name)
             file.write(hashlib.sha256(packed).digest() + packed)
-        partial.chmod(0o644)  # for other users too, as of an image whose build was root's
+        partial.chmod(0o644)  # readable by other users, for container images built as root
         partial.replace(path)
     except OSError as error:
         if partial:
@@ -238,8 +239,8 @@ def _write(path: Path, cubin: bytes) -> None:
 @functools.cache
 def warn_of_folder(folder: str, error: str) -> None:
     warnings.warn(
-        f"rnnkern cannot keep compiled kernels in {folder} ({error}): this process keeps them in memory, and the "
-        "next one compiles them again. Set RNNKERN_CACHE_DIR to a folder that can be written.",
+        f"rnnkern cannot write compiled kernels to {folder} ({error}). This process keeps them in memory, and the "
+        "next process compiles them again. Set RNNKERN_CACHE_DIR to a writable folder.",
         stacklevel=2,
     )
 
@@ -249,20 +250,20 @@ _in_memory: dict[Path, bytes] = {}
 
 
 def is_compiled(program: Program) -> bool:
-    """Whether it need not be compiled any more."""
+    """Whether the program is already compiled."""
     path = place_of(program)
     return path in _in_memory or path.exists()
 
 
 def cubin_of(program: Program, again: bool = False) -> bytes:
-    """A program's cubin: from memory, from the cache, or compiled.
+    """Returns the cubin of a program from memory or from the cache, or compiles it.
 
     Args:
         program: the kernel.
-        again: to compile it whatever the cache has.
+        again: if True, compiles it even if the cache contains it.
 
     Raises:
-        CompilationError: with the compiler's words.
+        CompilationError: the kernel does not compile; the message contains the log.
     """
     path = place_of(program)
     with _lock:
@@ -278,15 +279,15 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
 
 
 def compile_kernel(header: str, type: str, arch: str, again: bool) -> list[torch.Tensor]:
-    """What the launcher asks for a kernel that is not loaded: its cubin and the name of its function; or nothing and
-    what is wrong, since the C interface of PyTorch 2.11 loses an exception's text. Both are bytes, since it takes
-    results of one type alone."""
+    """Called by the launcher for a kernel that is not loaded. Returns the cubin and the name of the kernel function, or
+    an empty cubin and an error message, because the C interface of PyTorch 2.11 loses the text of exceptions. Both are
+    byte tensors, because the interface supports results of one type only."""
     program = Program(header, type, arch)
     try:
         cubin, text = cubin_of(program, again), program.symbol
     except Exception as error:
         cubin, text = b"", f"rnnkern: the CUDA kernel {type} does not compile for {arch}: {error}"
-    # On the CPU, whatever torch.set_default_device says; frombuffer takes no empty buffer.
+    # On the CPU regardless of torch.set_default_device; frombuffer rejects empty buffers.
     return [
         torch.frombuffer(bytearray(part + b"\0"), dtype=torch.uint8)[: len(part)] for part in (cubin, text.encode())
     ]

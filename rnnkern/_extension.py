@@ -1,5 +1,5 @@
-"""Loads the compiled part, rnnkern._C, which registers the operators. Where it is missing or does not fit, `available`
-is False and `reason` says why; what has a reference or a Triton kernel works without it."""
+"""Loads the compiled extension, rnnkern._C, which registers the operators. If it is missing or incompatible,
+`available` is False and `reason` says why; operators with a reference or a Triton kernel work without it."""
 
 import functools
 import importlib.util
@@ -15,18 +15,18 @@ import torch
 from rnnkern import _compiler
 from rnnkern._torch_private import constant_when_compiled
 
-# The file that belongs to this one, not what a search may find in another installation of rnnkern.
+# The file next to this one, not one that a search finds in another installation of rnnkern.
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 
 
 class PerformanceWarning(UserWarning):
-    """rnnkern is many times slower than another installation of it would be: a call runs as plain PyTorch for want of a
-    kernel, or no kernel was built at all. Given once per reason; the message says what to do.
-    ``with rnnkern.use("reference")`` asks for plain PyTorch and gives none."""
+    """Warns that rnnkern is much slower than it could be: a call runs in plain PyTorch because a kernel is missing, or
+    the installation has no kernels at all. It is issued once per reason, and the message says how to fix the cause.
+    Inside ``with rnnkern.use("reference")``, which requests plain PyTorch, there is no warning."""
 
 
 remedies: dict[str, str] = {}
-"""What a user can do about a missing kernel, by the reason that an operator has for not taking it."""
+"""How a user can fix a missing kernel, by the reason that operators give for not using it."""
 
 
 def missing(why: str, remedy: str) -> str:
@@ -35,25 +35,25 @@ def missing(why: str, remedy: str) -> str:
 
 
 def _load() -> str | None:
-    """Loads rnnkern._C; returns why it cannot, in one sentence, or None."""
+    """Loads rnnkern._C. Returns None, or one sentence that says why loading failed."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 11):
         return missing(
-            f"rnnkern's compiled part needs torch 2.11 or later, and this is torch {torch.__version__}",
+            f"rnnkern's compiled extension needs torch 2.11 or later, got torch {torch.__version__}",
             "install torch 2.11 or later",
         )
     if not LIBRARY.exists():
         return missing(
-            "rnnkern was installed without its compiled part, because no working C++20 compiler was found or "
-            "RNNKERN_CPP=0 was set (`pip install -v` says which)",
-            "install a C++20 compiler, such as g++ 12, and then rnnkern again with `pip install -v --force-reinstall "
-            "--no-deps .` in its sources",
+            "rnnkern was installed without its compiled extension, because no working C++20 compiler was found or "
+            "RNNKERN_CPP=0 was set (`pip install -v` shows which)",
+            "install a C++20 compiler, such as g++ 12, and reinstall rnnkern with `pip install -v --force-reinstall "
+            "--no-deps .` in its source folder",
         )
     try:
         importlib.util.module_from_spec(importlib.util.spec_from_file_location("rnnkern._C", LIBRARY))
     except ImportError as error:
         return missing(
-            f"rnnkern's compiled part does not fit this system or torch {torch.__version__}: {error}",
-            "install rnnkern again beside it, with `pip install -v --force-reinstall --no-deps .` in its sources",
+            f"rnnkern's compiled extension does not work with this system or torch {torch.__version__}: {error}",
+            "reinstall rnnkern with `pip install -v --force-reinstall --no-deps .` in its source folder",
         )
     return None
 
@@ -63,19 +63,19 @@ available = reason is None
 
 
 def allows_tf32() -> bool:
-    """Whether PyTorch's own recurrent layers may multiply float32 in TF32 on a GPU, at this moment."""
+    """Whether PyTorch's recurrent layers may currently use TF32 for float32 products on a GPU."""
     return torch.backends.cudnn.rnn.fp32_precision == "tf32"
 
 
 if available:
-    _python = torch.library.Library("rnnkern", "IMPL")  # for as long as it lives
+    _python = torch.library.Library("rnnkern", "IMPL")  # registrations last as long as this object
     _python.impl("allows_tf32", allows_tf32, "CompositeExplicitAutograd")
     _python.impl("compile_kernel", _compiler.compile_kernel, "CompositeExplicitAutograd")
 
 
-@constant_when_compiled  # a search for libraries cannot be traced
+@constant_when_compiled  # torch.compile cannot trace the search for libraries
 def cuda_refusal(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a CUDA device, or None. A device that is not here is taken to be one that can."""
+    """Why the kernels cannot run on a CUDA device, or None. An absent device is assumed to be supported."""
     if not torch.cuda.is_available():
         return None
     return _cuda_refusal(torch.version.cuda, torch.cuda.get_device_capability(device))
@@ -86,13 +86,13 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
     wanted, found = _compiler.CUDA_MAJOR, (version or "none").partition(".")[0]
     if found != str(wanted):
         return missing(
-            f"rnnkern's CUDA kernels are for a PyTorch that was built with CUDA {wanted}, and this is torch "
-            f"{torch.__version__}, built with {f'CUDA {version}' if version else 'no CUDA'}",
+            f"rnnkern's CUDA kernels need a PyTorch built with CUDA {wanted}, got torch "
+            f"{torch.__version__} built {f'with CUDA {version}' if version else 'without CUDA'}",
             f"install a PyTorch built with CUDA {wanted}",
         )
     if capability < (8, 0):
         has = ".".join(map(str, capability))
-        return f"the CUDA kernels need a GPU of compute capability 8.0 or later, and this one has {has}"
+        return f"the CUDA kernels need a GPU with compute capability 8.0 or later, got {has}"
     if _compiler.nvrtc() is None and not _compiler.any_compiled():
         return missing(
             f"NVRTC ({_compiler.LIBRARY}), which compiles rnnkern's CUDA kernels at their first use, was not found",
@@ -102,15 +102,15 @@ def _cuda_refusal(version: str | None, capability: tuple[int, int]) -> str | Non
 
 
 def triton_refusal() -> str | None:
-    """Why Triton's kernels cannot run on a CUDA device, or None."""
+    """Why the Triton kernels cannot run on a CUDA device, or None."""
     if reason or importlib.util.find_spec("triton"):
         return reason
     return missing("triton is not installed", "pip install triton")
 
 
 def device_facts(device: torch.device) -> tuple[int, ...] | None:
-    """(major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run
-    at once, and of 16), or None without a device."""
+    """(major, minor, number of multiprocessors, maximum bytes of shared memory per block, number of clusters of 8 such
+    blocks that can run at once, the same for clusters of 16), or None without a device."""
     if not torch.cuda.is_available():
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -118,7 +118,7 @@ def device_facts(device: torch.device) -> tuple[int, ...] | None:
 
 
 def build_facts() -> dict[str, Any]:
-    """What rnnkern.build_info() returns, less the version; the same keys, empty, without the compiled part."""
+    """The result of rnnkern.build_info() without the version; the same keys with empty values without the extension."""
     facts = json.loads(torch.ops.rnnkern.build_info()) if available else {}
     return {
         "commit": facts.get("commit"),
@@ -132,14 +132,14 @@ def build_facts() -> dict[str, Any]:
 
 
 def release_memory() -> int:
-    """What rnnkern.release_memory() returns."""
+    """Implements rnnkern.release_memory()."""
     return torch.ops.rnnkern.release_memory() if available else 0
 
 
 def _slower_than_it_could_be() -> str | None:
-    """What a user is to know at import: no compiled part, or none for the best that this processor can do."""
+    """The warning at import, or None: no compiled extension, or none for the best SIMD level of this processor."""
     if not available:
-        return f"{reason}. Layers and operators work at the speed of a Python loop over time."
+        return f"{reason}. Layers and operators run as slowly as a Python loop over time."
     if os.environ.get("RNNKERN_SIMD"):
         return None
     facts = json.loads(torch.ops.rnnkern.build_info())
@@ -147,7 +147,7 @@ def _slower_than_it_could_be() -> str | None:
     if best in built:
         return None
     return (
-        f"this processor has {best}, and rnnkern was built for {', '.join(built)}: reinstall it on this machine, "
+        f"this processor supports {best}, but rnnkern was built for {', '.join(built)}: reinstall it on this machine, "
         "or build it with RNNKERN_SIMD_LEVELS=all, for faster CPU kernels"
     )
 

@@ -15,7 +15,8 @@ from rnnkern.ops import explain
 from rnnkern.ops.programs import Facts, collecting
 
 ALONE = ("cuda/alone.cuh", "rnnkern::cuda::AloneKernel")
-"""What every device from compute capability 9.0 on is asked with how many clusters run at once."""
+"""Shared memory per block for which devices with compute capability 9.0 or later report how many clusters run at
+once."""
 FACTS: dict[str, Facts] = {
     "sm_80": (8, 0, 108, 166912, 0, 0),
     "sm_86": (8, 6, 84, 101376, 0, 0),
@@ -25,40 +26,41 @@ FACTS: dict[str, Facts] = {
     "sm_103": (10, 3, 148, 232448, 16, 8),
     "sm_120": (12, 0, 170, 101376, 16, 8),
 }
-"""Of the largest GPU of each architecture, for a machine that has none."""
+"""Facts of the largest GPU of each architecture, for machines without a GPU."""
 SECONDS = 5
-"""Between lines of progress in a log; a terminal has one line, always up to date."""
+"""Seconds between progress lines in a log file; in a terminal, one line is updated continuously."""
 BATCHES = tuple(2**power for power in range(13))
-"""Batch sizes that are asked about: which kernel serves a layer depends on it."""
+"""Batch sizes to compile for, because the kernel of a layer depends on the batch size."""
 
 
 def precompile(
     model_or_op: Module | Callable, *args: Any, dtype: torch.dtype | None = None,
     device: torch.device | str | None = None, arch: str | None = None, **kwargs: Any,
 ) -> int:  # fmt: skip
-    """Compiles the CUDA kernels that a model or a call would start, and keeps them for every later process.
+    """Compiles the CUDA kernels that a model or a call would launch, and caches them on disk for later processes.
 
-    A kernel is compiled when it is first used, which takes up to two seconds, and kept in ``$RNNKERN_CACHE_DIR``, else
-    in ``$XDG_CACHE_HOME/rnnkern``, else in ``~/.cache/rnnkern``. This does it ahead of time: while the
-    image of a container is built, or before a CUDA graph is captured. It needs NVRTC; with ``arch`` it needs no GPU.
+    Without this call, a kernel is compiled at its first use, which takes up to two seconds. Compiled kernels are stored
+    in ``$RNNKERN_CACHE_DIR``, or else in ``$XDG_CACHE_HOME/rnnkern``, or else in ``~/.cache/rnnkern``. Use this
+    function when you build a container image, or before you capture a CUDA graph. It needs NVRTC; with ``arch`` it
+    needs no GPU.
 
     Args:
-        model_or_op: a module, whose recurrent layers of rnnkern are asked for batches of 1 to 4,096 sequences, in
-            training or not as they are; or a function of ``rnnkern.ops`` or a module, with arguments.
-        args, kwargs: what a call would be given, as for :func:`rnnkern.explain`, on any device.
-        dtype: what is computed in, where it is not the parameters' own: under autocast, for one.
-        device: a CUDA device of this machine, on which the kernels are loaded too; the current one if neither it nor
-            ``arch`` is given.
-        arch: an architecture, ``"sm_90"`` for an H100, in place of a device. One of ``sm_80``, ``sm_86``, ``sm_89``,
-            ``sm_90``, ``sm_100``, ``sm_103`` and ``sm_120``.
+        model_or_op: a module, for whose rnnkern layers the kernels for batches of 1 to 4,096 sequences are compiled, in
+            its current training or evaluation mode; or, with arguments, a function of ``rnnkern.ops`` or a module.
+        args, kwargs: the arguments of a call, as in :func:`rnnkern.explain`, on any device.
+        dtype: dtype of the computation if it is not that of the parameters, for example under autocast.
+        device: a CUDA device of this machine, on which the kernels are also loaded. The default is the current device,
+            unless ``arch`` is given.
+        arch: an architecture instead of a device, such as ``"sm_90"`` for an H100. One of ``sm_80``, ``sm_86``,
+            ``sm_89``, ``sm_90``, ``sm_100``, ``sm_103`` and ``sm_120``.
 
     Returns:
-        How many kernels were compiled; those that were compiled already do not count.
+        The number of kernels that were compiled, not counting those that were already in the cache.
 
     Raises:
-        ValueError: ``arch`` is none of these, or both ``arch`` and ``device`` are given.
-        RuntimeError: there is no NVRTC, no such device, or a kernel does not compile.
-        TypeError: ``model_or_op`` is neither.
+        ValueError: ``arch`` is unknown, or both ``arch`` and ``device`` are given.
+        RuntimeError: NVRTC or the device is missing, or a kernel does not compile.
+        TypeError: ``model_or_op`` is neither a module nor an operator.
 
     >>> layer = rnnkern.nn.LSTM(8, 64)
     >>> rnnkern.precompile(layer, arch="sm_90")  # doctest: +SKIP
@@ -87,12 +89,12 @@ def precompile(
 
 
 def _target(device: torch.device | str | None, arch: str | None) -> tuple[int | None, Facts]:
-    """The index of a device, or None, and its facts."""
+    """The index of a device, or None with ``arch``, and the facts of the device."""
     if not _extension.available:
         raise RuntimeError(f"precompile: {_extension.reason}")
     if arch is not None:
         if device is not None:
-            raise ValueError("precompile: either `device` or `arch`, got both")
+            raise ValueError("precompile: only one of `device` and `arch` can be given, got both")
         if arch not in FACTS:
             raise ValueError(f"precompile: `arch` must be one of {', '.join(FACTS)}, got {arch!r}")
         if _compiler.nvrtc() is None:
@@ -102,7 +104,7 @@ def _target(device: torch.device | str | None, arch: str | None) -> tuple[int | 
     if found.type != "cuda":
         raise ValueError(f"precompile: `device` must be a CUDA device, got {found}")
     if not torch.cuda.is_available():
-        raise RuntimeError("precompile: there is no CUDA device here; `arch` names one, such as arch='sm_90'")
+        raise RuntimeError("precompile: no CUDA device found; pass an architecture instead, such as arch='sm_90'")
     if why := _extension.cuda_refusal(found):
         raise RuntimeError(f"precompile: {why}")
     index = torch.cuda.current_device() if found.index is None else found.index
@@ -120,7 +122,7 @@ def _ask_layers(model: Module) -> None:
 
 
 def _compile(programs: Sequence[_compiler.Program]) -> None:
-    """All of them, on all cores."""
+    """Compiles all programs, using all cores."""
     begun = said = time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(_compiler.cubin_of, program) for program in programs]

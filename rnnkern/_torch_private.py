@@ -1,8 +1,8 @@
-"""Everything of PyTorch that rnnkern uses although it is private, and may change: check it with each new version.
+"""All private functions of PyTorch that rnnkern uses. They may change, so check them with each new version.
 
-Everything here was checked against torch 2.11.0 and 2.13.0.
+This module was checked with torch 2.11.0 and 2.13.0.
 
-The other private names are attributes that subclasses share with their base classes and cannot leave out:
+The other private names in use are attributes that subclasses inherit from their base classes and cannot avoid:
 ``RNNBase._all_weights``, ``_flat_weights``, ``_flat_weights_names`` and ``_init_flat_weights`` (``rnnkern.nn``,
 ``rnnkern.swap``), ``Module._apply``, ``_load_from_state_dict``, ``_parameters`` and ``__prepare_scriptable__``
 (``rnnkern.nn``, ``rnnkern.parametrizations``).
@@ -35,12 +35,12 @@ F = TypeVar("F", bound=Callable)
 
 
 def in_forward_mode() -> bool:
-    """Whether a block of torch.autograd.forward_ad, or torch.func.jvp, is at work."""
+    """Whether forward-mode AD (torch.autograd.forward_ad or torch.func.jvp) is active."""
     return forward_ad._current_level >= 0
 
 
 def is_in_transform() -> bool:
-    """Whether a transform of torch.func is at work."""
+    """Whether a transform of torch.func is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -50,25 +50,25 @@ def is_batched(x: Tensor) -> bool:
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether the tensor is one that a transform of torch.func passes on."""
+    """Whether the tensor is a wrapper that a transform of torch.func created."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def context_of_backward() -> Context | None:
-    """The context of the thread that asked for the backward pass that this thread works on; None outside of one, and
-    always in torch 2.11, which keeps none."""
+    """The context of the thread that started the backward pass that this thread runs. None outside of a backward pass,
+    and always None with torch 2.11, which does not store it."""
     return torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
 
 
 def constant_when_compiled(function: F) -> F:
-    """The compiler calls the function while it traces and takes its result for a constant. The public
-    ``torch.compiler.assume_constant_result`` would import the compiler."""
+    """Decorator: torch.compile calls the function while tracing and treats its result as a constant. The public
+    ``torch.compiler.assume_constant_result`` would import torch.compile's modules."""
     function._dynamo_marked_constant = True
     return function
 
 
 def parametrize_again(module: Module, names: list[str]) -> None:
-    """Gives a module the class that torch.nn.utils.parametrize makes of its own, with a property for each name."""
+    """Gives a module the class that torch.nn.utils.parametrize derives from its own, with a property for each name."""
     parametrize._inject_new_class(module)
     for name in names:
         parametrize._inject_property(module, name)

@@ -1,4 +1,4 @@
-"""What a trained or untrained recurrent model remembers, and what happens when its weights are perturbed."""
+"""Memory functions of recurrent models, and their sensitivity to perturbed weights."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,36 +15,38 @@ def memory_function(
     model: Callable[..., Any], kind: str = "heaviside", *, steps: int, inputs: Tensor | None = None, dt: float = 1.0,
     history: int | None = None,
 ) -> Tensor:  # fmt: skip
-    r"""How much of what was read at time 0 still moves the output at time t.
+    r"""Measures how strongly an input at time 0 still influences the output at time t.
 
     .. math::
         \rho(t) = \sup_x \frac{1}{|x|} \left| \frac{d}{dt} y_t(u^x) \right|
 
-    - ``"heaviside"``: :math:`u^x` is x from time 0 on.
-    - ``"impulse"``: it is x during the first step; y itself takes the place of its derivative.
-    - ``"reversed"``: it is x before time 0, for ``history`` steps, and 0 from then on.
+    - ``"heaviside"``: the input :math:`u^x` is x from time 0 on.
+    - ``"impulse"``: the input is x during the first step only, and y replaces its derivative.
+    - ``"reversed"``: the input is x before time 0, for ``history`` steps, and 0 from then on.
 
-    Of a linear model all three are the same, :math:`|c^\top e^{W t} U|` of :math:`\dot h = W h + U x, y = c^\top h`.
-    The output for an input of zeros is subtracted from y, so that biases do not count. The derivative is the difference
-    over a step, divided by dt; of the impulse y is, whose area is x dt. Norms are Euclidean.
+    For a linear model :math:`\dot h = W h + U x, y = c^\top h`, all three equal :math:`|c^\top e^{W t} U|`. The output
+    for an input of zeros is subtracted from y, so biases have no influence. The derivative is the difference over a
+    step divided by dt; for ``"impulse"``, y is divided by dt, because the area of the impulse is x dt. Norms are
+    Euclidean.
 
     Args:
-        model: any recurrent module, or a function; called with (T, B, I), or (B, T, I) where it has ``batch_first``. It
-            returns the output, like that with O columns, or a tuple that begins with it. Put it in evaluation mode
-            where it has dropout.
-        kind: of the three above.
-        steps: T, how many values are returned.
-        inputs: (K, I), the x over which the largest value is taken; none may be zero. The I unit vectors if not given,
-            of the dtype and on the device of the model's first parameter.
-        dt: the time of a step.
-        history: of ``"reversed"``; ``steps`` if not given. What the model remembers beyond it is missed.
+        model: a recurrent module or a function. It is called with an input (T, B, I), or (B, T, I) if it has
+            ``batch_first``, and returns the output in the same layout with O columns, or a tuple that starts with the
+            output. Switch it to evaluation mode if it has dropout.
+        kind: ``"heaviside"``, ``"impulse"`` or ``"reversed"``, as above.
+        steps: T, the number of values to return.
+        inputs: (K, I), the nonzero vectors x over which the maximum is taken. The default is the I unit vectors, with
+            the dtype and device of the model's first parameter.
+        dt: duration of a step.
+        history: for ``"reversed"``, the number of steps before time 0. The default is ``steps``. Memory that reaches
+            further back is not measured.
 
     Returns:
-        (T,), at the times 0, dt, ..., (T - 1) dt; without gradients.
+        (T,), the values at the times 0, dt, ..., (T - 1) dt, without gradients.
 
     Raises:
-        ValueError: ``kind`` is unknown, a number is not positive, ``inputs`` are misshapen, zero, or needed and not
-            given.
+        ValueError: ``kind`` is unknown, a number is not positive, ``inputs`` has a wrong shape or a zero row, or
+            ``inputs`` is required because the model has no ``input_size`` or no parameters.
 
     Source: Wang, Li and Li 2024, definition 3.1 and appendices F and G.
 
@@ -62,9 +64,9 @@ def memory_function(
             raise ValueError(f"memory_function: `{name}` must be positive, got {value}")
     x = _unit_inputs(model) if inputs is None else inputs
     if x.dim() != 2 or not len(x) or not x.any(dim=1).all():
-        raise ValueError(f"memory_function: `inputs` must be (K, I), K > 0, and none of them zero, got {_told(x)}")
+        raise ValueError(f"memory_function: `inputs` must be (K, I) with K > 0 and no zero row, got {_told(x)}")
     before = history if kind == "reversed" else 0
-    u = x.new_zeros(before + steps, len(x) + 1, x.shape[1])  # the last sequence is that of zeros
+    u = x.new_zeros(before + steps, len(x) + 1, x.shape[1])  # the last sequence is all zeros
     shown = {"heaviside": slice(None), "impulse": slice(1), "reversed": slice(before)}[kind]
     u[shown, :-1] = x
     swapped = getattr(model, "batch_first", False)
@@ -81,7 +83,7 @@ def _unit_inputs(model: Any) -> Tensor:
     first = next(model.parameters(), None) if isinstance(model, Module) else None
     size = getattr(model, "input_size", None)
     if first is None or size is None:
-        raise ValueError("memory_function: `inputs` must be given where the model has no `input_size` and parameters")
+        raise ValueError("memory_function: `inputs` must be given if the model has no `input_size` or no parameters")
     return torch.eye(size, dtype=first.dtype, device=first.device)
 
 
@@ -94,27 +96,28 @@ def perturbation_error(
     model: Module, error: Callable[[Module], Tensor | float], radius: float, *, names: Sequence[str] | None = None,
     samples: int = 10, generator: Generator | None = None,
 ) -> float:  # fmt: skip
-    r"""The largest error of a model over perturbations of its parameters.
+    r"""Estimates the largest error of a model over perturbations of its parameters.
 
     .. math::
         E(\beta) = \sup_{\|\Delta\| \le \beta} \mathrm{error}(\theta + \Delta)
 
-    It is estimated from below, by the parameters as they are and ``samples`` perturbations of norm :math:`\beta`, of
-    normally distributed entries: each matrix of spectral norm :math:`\beta`, of stacked ones each, and each vector, a
-    diagonal, of largest magnitude :math:`\beta`. Parametrized weights are perturbed in their own parameters
-    (``parametrizations.weight_hh_l0.original``). The model is left as it was.
+    The estimate is a lower bound: the maximum over the unperturbed parameters and ``samples`` random perturbations with
+    normally distributed entries, scaled to norm :math:`\beta`. Each matrix (each one of a stack) is scaled to spectral
+    norm :math:`\beta`; each vector stands for a diagonal and is scaled to largest magnitude :math:`\beta`. For
+    parametrized weights, the underlying parameters are perturbed (``parametrizations.weight_hh_l0.original``). The
+    model is unchanged afterwards.
 
     Args:
         model: any module.
-        error: of the model as it is when called, such as the largest difference between its output and a target; called
-            without gradients.
-        radius: :math:`\beta`; 0 is the error itself.
-        names: of the parameters that are perturbed, as ``model.named_parameters()`` has them; all if not given.
-        samples: how many perturbations.
-        generator: for the entries, on the CPU; torch's own if not given.
+        error: function of the model that returns its error, such as the largest difference between its output and a
+            target; called without gradients.
+        radius: :math:`\beta`; 0 gives the error of the unperturbed model.
+        names: names of the parameters to perturb, as in ``model.named_parameters()``. The default is all.
+        samples: number of perturbations.
+        generator: CPU generator for the perturbations. The default is torch's global generator.
 
     Returns:
-        The largest error; infinity where one is no number.
+        The largest error; infinity if an error is NaN.
 
     Raises:
         ValueError: ``radius`` or ``samples`` is negative, or a name is unknown.
@@ -130,7 +133,7 @@ def perturbation_error(
     names = list(parameters) if names is None else names
     unknown = [name for name in names if name not in parameters]
     if unknown:
-        raise ValueError(f"perturbation_error: `names` must be of {list(parameters)}, got {unknown[0]!r}")
+        raise ValueError(f"perturbation_error: `names` must be among {list(parameters)}, got {unknown[0]!r}")
     for name, value in (("radius", radius), ("samples", samples)):
         if not value >= 0:
             raise ValueError(f"perturbation_error: `{name}` must not be negative, got {value}")
@@ -148,7 +151,7 @@ def perturbation_error(
 
 
 def _direction(like: Tensor, generator: Generator | None) -> Tensor:
-    """Of norm 1."""
+    """A random direction of norm 1."""
     drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     if drawn.dim() < 2:
         norm = drawn.abs().amax() if drawn.numel() else drawn.new_ones(())

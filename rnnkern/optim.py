@@ -20,25 +20,24 @@ def param_groups(
     weight_decay: float = 0.0,
     triangular_weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for any optimizer of torch.optim; those that would be empty are left out.
+    """Returns parameter groups for any torch.optim optimizer, with suitable rates for constrained weights.
 
     Args:
-        model: any.
-        lr: learning rate of all but orthogonal weights; theta, gamma and T of a Schur form, and p of singular values,
-            are among the others.
-        orthogonal_lr: that of the parameters behind orthogonal weights, skew-symmetric A and C, vectors of reflections
-            and angles; a tenth of ``lr`` if not given. They get no weight decay, which would pull the weight to its
-            base.
-        weight_decay: of the others, but for T.
-        triangular_weight_decay: weight decay of T of Schur forms: optimizers that add it to the gradient add
-            ``triangular_weight_decay * T``.
+        model: any module.
+        lr: learning rate of all parameters except those of orthogonal weights. It also applies to theta, gamma and T of
+            a Schur form, and to p of singular values.
+        orthogonal_lr: learning rate of the parameters behind orthogonal weights: skew-symmetric A and C, vectors of
+            reflections, and angles. The default is ``lr`` / 10. These parameters get no weight decay, because it would
+            pull the weight towards its base.
+        weight_decay: weight decay of all other parameters except T.
+        triangular_weight_decay: weight decay of T of Schur forms.
 
     Returns:
-        Up to three dicts with ``params``, ``lr`` and ``weight_decay``: the others, A and the like, T. Every parameter
-        of the model stands in one of them.
+        Up to three dicts with ``params``, ``lr`` and ``weight_decay``: unconstrained parameters, parameters of
+        orthogonal weights, and T. Empty groups are omitted. Every parameter of the model is in exactly one group.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
         ValueError: a rate or a decay is negative.
 
     >>> model = torch.nn.ModuleList([rnnkern.nn.NonNormalRNN(3, 8), torch.nn.Linear(8, 2)])
@@ -69,33 +68,33 @@ def param_groups(
 
 
 PROJECT = 64
-"""After so many steps one of Newton and Schulz removes what rounding has added up."""
+"""Number of steps after which a Newton-Schulz step removes accumulated rounding errors."""
 
 
 class CayleySGD(Optimizer):
-    r"""Gradient descent on the unitary, or real the orthogonal, matrices: full-capacity uRNN's multiplicative step.
+    r"""Gradient descent on unitary or orthogonal matrices by the multiplicative step of full-capacity uRNN.
 
     .. math::
         W \leftarrow \left(I + \tfrac \lambda 2 A\right)^{-1} \left(I - \tfrac \lambda 2 A\right) W, \qquad
         A = G W^H - W G^H
 
-    G is the gradient, :math:`\lambda` the learning rate. A is skew-Hermitian, so that what multiplies W is unitary. It
-    is applied as what it adds to W, and after every 64th step a step of Newton and Schulz's iteration follows
-    (:func:`rnnkern.ops.project_orthogonal`), so that rounding does not add up. One linear system and three products
-    of N x N matrices per step. All other parameters of a model are another optimizer's.
+    G is the gradient and :math:`\lambda` the learning rate. A is skew-Hermitian, so the factor that multiplies W is
+    unitary. The step is computed as an increment of W, and every 64th step is followed by a Newton-Schulz step
+    (:func:`rnnkern.ops.project_orthogonal`), so rounding errors do not accumulate. A step costs one linear solve and
+    three products of N x N matrices. Use another optimizer for all other parameters of the model.
 
-    With ``alpha`` the entries of A are divided as RMSprop divides a gradient's, by
-    :math:`\sqrt{v} + \epsilon` with :math:`v \leftarrow \alpha v + (1 - \alpha) |A|^2`: v is symmetric, so that A stays
-    skew-Hermitian. Steps then have a size that the gradient's does not change, and the rates of other optimizers serve.
+    With ``alpha``, the entries of A are normalized as in RMSprop: they are divided by :math:`\sqrt{v} + \epsilon` with
+    :math:`v \leftarrow \alpha v + (1 - \alpha) |A|^2`. v is symmetric, so A stays skew-Hermitian. The step size then
+    does not depend on the scale of the gradient, and learning rates of other optimizers work.
 
     Args:
-        params: parameters (..., N, N), orthogonal or unitary, or groups of them.
-        lr: :math:`\lambda`.
-        alpha: the smoothing, in [0, 1); None for A as it is.
+        params: orthogonal or unitary parameters (..., N, N), or groups of them.
+        lr: learning rate :math:`\lambda`.
+        alpha: smoothing constant, in [0, 1); None disables the normalization.
         eps: :math:`\epsilon`.
 
     Raises:
-        TypeError: a parameter is not of float32, float64, complex64 or complex128.
+        TypeError: the dtype of a parameter is not float32, float64, complex64 or complex128.
         ValueError: a parameter is not a batch of square matrices, ``lr`` or ``eps`` is negative, or ``alpha`` is not in
             [0, 1).
 
@@ -125,19 +124,19 @@ class CayleySGD(Optimizer):
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-                raise TypeError(f"CayleySGD: a parameter must be of 32 or 64 bits, real or complex, got {p.dtype}")
+                raise TypeError(f"CayleySGD: parameters must be real or complex with 32 or 64 bits, got {p.dtype}")
             if p.dim() < 2 or p.shape[-1] != p.shape[-2]:
-                raise ValueError(f"CayleySGD: a parameter must be (..., N, N), got {tuple(p.shape)}")
+                raise ValueError(f"CayleySGD: parameters must be (..., N, N), got {tuple(p.shape)}")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Moves every parameter that has a gradient.
+        """Updates every parameter that has a gradient.
 
         Args:
-            closure: evaluates the model again and returns the loss.
+            closure: function that reevaluates the model and returns the loss; optional.
 
         Returns:
-            What the closure does, or None.
+            The result of ``closure``, or None.
         """
         loss = None
         if closure is not None:

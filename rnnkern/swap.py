@@ -1,8 +1,8 @@
-"""Takes rnnkern's layers into a model that has torch.nn's, and back: a module changes its class and nothing else. Says
-what runs each layer of a model.
+"""Replaces torch.nn's recurrent layers in a model by those of rnnkern, and back: a module changes only its class. Also
+explains which implementation runs each layer of a model.
 
-rnnkern's classes derive from torch.nn's and read parameters where they lie. So parameters, buffers, hooks, flags and
-whoever holds the module stay as they are.
+The classes of rnnkern derive from those of torch.nn and read the parameters in place. Therefore parameters, buffers,
+hooks, flags and references to the module stay valid.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,15 @@ KNOWN = {
     "recurrent_grad_dropout": (0,),
     "filter": (None,),
 }
-"""Values of rnnkern's options that are torch.nn's way."""
+"""Values of rnnkern's options that correspond to torch.nn."""
 
 
 class Replaced(NamedTuple):
-    """A module that changed its class."""
+    """A module whose class was changed."""
 
     name: str
-    """As ``named_modules`` has it, ``""`` for the model itself; the first where a module stands at several places."""
+    """Name of the module as in ``named_modules``, ``""`` for the model itself; the first name if the module occurs
+    several times."""
     old: type[Module]
     new: type[Module]
 
@@ -49,7 +50,7 @@ class Replaced(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A recurrent module that stayed as it was."""
+    """A recurrent module that was not changed."""
 
     name: str
     """As in :class:`Replaced`."""
@@ -61,7 +62,7 @@ class Left(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What :func:`replace` or :func:`restore` did; prints one line per module."""
+    """The result of :func:`replace` or :func:`restore`; prints one line per module."""
 
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
@@ -71,24 +72,29 @@ class Report(NamedTuple):
 
 
 def replace(model: Module, *, force: bool = False) -> Report:
-    """Makes every recurrent layer of torch.nn in a model rnnkern's, in place: RNN, LSTM, GRU and their cells.
+    """Replaces every torch.nn RNN, LSTM, GRU and their cells in a model by the layers of rnnkern, in place.
 
-    Parameters stay the same objects, so that an optimizer goes on with them; hooks, flags and parametrizations stay
-    too. The model itself may be such a layer.
+    Parameters stay the same objects, so an existing optimizer remains valid; hooks, flags and parametrizations are
+    kept. The model itself may be such a layer.
 
-    These are left: subclasses of torch.nn's layers (derive them from rnnkern's), layers whose ``forward`` was set on
-    the instance, layers with parameters of another dtype than float32, float64, bfloat16 and float16, quantized layers,
-    those of a scripted module, and those that would run in plain PyTorch because rnnkern has no kernel where they are.
+    The following layers are not replaced:
+
+    - subclasses of torch.nn's layers (derive them from rnnkern's layers instead)
+    - layers whose ``forward`` was set on the instance
+    - layers with parameters of a dtype other than float32, float64, bfloat16 and float16
+    - quantized layers and layers in a scripted module
+    - layers that would run in plain PyTorch, because rnnkern has no kernel for their device
 
     Args:
-        model: any module. Submodules that are not registered are not seen.
-        force: replace a layer that would run in plain PyTorch, too.
+        model: any module. Only registered submodules are considered.
+        force: if True, also replaces layers that would run in plain PyTorch.
 
     Returns:
-        What was replaced, and what was left and why. A second call finds nothing more to do.
+        A report of the layers that were replaced, and of those that were not, with the reason. A second call replaces
+        nothing.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LSTM(8, 16))
     >>> rnnkern.replace(model)
@@ -98,20 +104,21 @@ def replace(model: Module, *, force: bool = False) -> Report:
 
 
 def restore(model: Module) -> Report:
-    """Makes every layer of rnnkern in a model torch.nn's, in place: the way back from :func:`replace`.
+    """Replaces rnnkern's layers in a model by those of torch.nn, in place; the inverse of :func:`replace`.
 
-    So a model can be scripted, exported to ONNX, or loaded where rnnkern is not. A layer that was rnnkern's from the
-    beginning goes too, unless it has what torch.nn has not: ``num_heads``, ``layer_norm``, ``reset_gate="before"``,
-    other nonlinearities, zoneout, recurrent dropout, of the state or of its gradient, momentum and the like.
+    Use it to script a model, to export it to ONNX, or to load it without rnnkern. Layers that were created as rnnkern
+    layers are replaced too, unless they use options that torch.nn lacks: ``num_heads``, ``layer_norm``,
+    ``reset_gate="before"``, other nonlinearities, zoneout, ``recurrent_dropout``, ``recurrent_grad_dropout`` or a
+    filter.
 
     Args:
-        model: as for :func:`replace`.
+        model: as in :func:`replace`.
 
     Returns:
-        As for :func:`replace`.
+        As in :func:`replace`.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
 
     >>> model = torch.nn.LSTM(8, 16)
     >>> _ = rnnkern.replace(model)
@@ -137,20 +144,20 @@ def _swap(function: str, model: Module, twins: dict[type, type], why_not: Callab
 
 
 def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, list[Choice]] | Any:
-    """Says which implementation each recurrent layer of a model takes, or one call, without running anything.
+    """Returns which implementation each recurrent layer of a model uses, or one call, without running anything.
 
     Args:
-        model: any module; or a function of ``rnnkern.ops`` or a module of ``rnnkern.nn``, with arguments.
-        args, kwargs: what a call would be given, as for :func:`rnnkern.ops.explain`. Without any, each layer is asked
-            about one step of one sequence, of the dtype and on the device of its parameters.
+        model: any module; or, with arguments, a function of ``rnnkern.ops`` or a module of ``rnnkern.nn``.
+        args, kwargs: the arguments of the call, as in :func:`rnnkern.ops.explain`. Without arguments, the answer is for
+            one step of one sequence, with the dtype and device of each layer's parameters.
 
     Returns:
-        Without arguments a dict: under each recurrent layer's name, as ``named_modules`` has it, a
-        :class:`rnnkern.ops.Choice` per layer and direction. Layers of ``torch.nn`` are ``"torch.nn"``. With arguments
-        what :func:`rnnkern.ops.explain` returns.
+        Without arguments a dict that maps the name of each recurrent layer, as in ``named_modules``, to a list of
+        :class:`rnnkern.ops.Choice`, one per layer and direction. For layers of ``torch.nn`` the implementation is
+        ``"torch.nn"``. With arguments, the result of :func:`rnnkern.ops.explain`.
 
     Raises:
-        TypeError: ``model`` is neither.
+        TypeError: ``model`` is neither a module nor an operator.
 
     >>> model = torch.nn.ModuleDict({"encoder": rnnkern.nn.LSTM(8, 16), "decoder": torch.nn.GRU(16, 8)})
     >>> for name, choices in rnnkern.explain(model).items():
@@ -164,13 +171,13 @@ def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, li
 
 
 def _choices(module: Module) -> list[Choice]:
-    """Empty for what is no recurrent layer."""
+    """The choices for a module; empty if it is not a recurrent layer."""
     if hasattr(module, "_choose"):
         like = next(p for p in module.parameters() if p.is_floating_point())
         cell = isinstance(module, RNNCellBase)
         return ops.explain(module, like.new_zeros(*(1,) * (1 if cell else 2), module.input_size))
     if isinstance(module, (RNNBase, RNNCellBase)):
-        return [Choice("torch.nn", "it is torch.nn's: rnnkern.replace changes that")]
+        return [Choice("torch.nn", "it is a torch.nn layer; rnnkern.replace changes that")]
     return []
 
 
@@ -190,12 +197,13 @@ def _why_not_ours(force: bool, module: Module, cls: type) -> str | None:
 
 
 def _why_slow(parameter: Tensor) -> str | None:
-    """Why rnnkern would run a layer in plain PyTorch, which one of torch.nn's cells says for all of them."""
+    """Why rnnkern would run a layer in plain PyTorch. The answer is the same for all cells of torch.nn, so one is
+    checked."""
     h0 = parameter.new_zeros(1, 1)
     choice = ops.explain(ops.recurrence, "tanh", h0.unsqueeze(0), h0, (h0,))
-    if choice.implementation != "reference" or parameter.is_meta:  # whose device is yet to come
+    if choice.implementation != "reference" or parameter.is_meta:  # its device is not known yet
         return None
-    return f"rnnkern would run it in plain PyTorch ({choice.reason}); force=True replaces it all the same"
+    return f"rnnkern would run it in plain PyTorch ({choice.reason}); force=True replaces it anyway"
 
 
 def _why_not_torchs(module: Module, cls: type) -> str | None:
@@ -216,11 +224,11 @@ def _why_not_swapped(module: Module, cls: type, twins: dict[type, type]) -> str 
 
 def _set_class(module: Module, old: type[Module], new: type[Module]) -> None:
     cls = type(module)
-    if cls is not old:  # parametrized: a class made for this module, with a property for each weight
+    if cls is not old:  # parametrized: a class created for this module, with a property for each weight
         members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
         new = type(f"Parametrized{new.__name__}", (new,), members)
     module.__class__ = new
-    # torch.nn's list of weights for cuDNN, which goes stale where nobody reads it; rnnkern has a property in its place.
+    # torch.nn's list of weights for cuDNN would become stale; rnnkern has a property in its place.
     vars(module).pop("_flat_weights", None)
     if isinstance(module, RNNBase) and not isinstance(module, RecurrentBase):
         with torch.no_grad():
@@ -228,7 +236,7 @@ def _set_class(module: Module, old: type[Module], new: type[Module]) -> None:
 
 
 def _path(cls: type) -> str:
-    """As a user imports it."""
+    """The path by which users import the class."""
     if cls in OURS:
         return f"torch.nn.{cls.__name__}"
     if cls in TORCHS:

@@ -1,4 +1,4 @@
-"""The closeness rule: what error a kernel may make."""
+"""Comparison of a kernel's result with a reference: which error is acceptable."""
 
 from collections.abc import Iterable
 
@@ -6,36 +6,38 @@ import torch
 from torch import Tensor
 
 FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
-"""How many times the error of honest low precision a kernel may make, by dtype."""
+"""For each dtype, the error that a kernel may have as a multiple of the error of plain PyTorch."""
 
 GROSS = 1000.0
-"""How many times the naive error no luck explains."""
+"""Multiple of the naive error that cannot be explained by chance."""
 
 
 def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", factor: float | None = None) -> None:
-    """Judges a kernel's result by the error that plain PyTorch makes in the same dtype, both against float64.
+    """Asserts that a result is about as accurate as plain PyTorch in the same dtype, both compared with float64.
 
-    The error may be ``FACTORS[dtype]`` times the naive one, by root mean square and by its largest element. Above 1,000
-    elements the direction (the sine of the angle to the truth) and the bias (the mean signed error) are judged alike: a
-    small error everywhere in one direction passes the first tests and not these.
+    The root mean square error and the largest error may each be ``FACTORS[dtype]`` times those of plain PyTorch (the
+    naive errors). Above 1,000 elements, the same holds for the direction (the sine of the angle to the truth) and the
+    bias (the mean signed error): they detect small errors that all have the same sign, which pass the first two tests.
 
-    A naive error can be small by luck, and then a floor stands in its place: for the root mean square the rounding of a
-    result, ``eps`` of its largest element; for the largest error three times the root mean square; for the bias an
-    eighth of it, as 64 independent errors would have (those of one sequence are not independent).
+    A naive error can be small by chance. It is therefore replaced by a floor if it is smaller: for the root mean
+    square, the rounding error of a result, ``eps`` times its largest element; for the largest error, three times the
+    root mean square; for the bias, one eighth of it, as 64 independent errors would have (the errors within a sequence
+    are not independent).
 
     Args:
         actual: the kernel's result.
         naive: the reference's result in the dtype of ``actual``.
         truth: the reference's result in float64, from the same inputs.
-        name: what is compared, for the message.
-        factor: another than that of the dtype, for what is computed in less precision than it is stored in.
+        name: name of the compared value, for the message.
+        factor: replaces ``FACTORS[dtype]``, for results that are computed in lower precision than their dtype.
 
     Raises:
-        AssertionError: shape, dtype or device differ, NaN or infinity stand in other places, or an error is too large.
+        AssertionError: shape, dtype or device differ, NaN or infinity occur in different places, or an error is too
+            large.
     """
     assert actual.shape == truth.shape == naive.shape, f"{name}: shapes {actual.shape}, {naive.shape}, {truth.shape}"
-    assert actual.dtype == naive.dtype, f"{name}: dtype {actual.dtype}, wanted {naive.dtype}"
-    assert actual.device == naive.device, f"{name}: device {actual.device}, wanted {naive.device}"
+    assert actual.dtype == naive.dtype, f"{name}: expected dtype {naive.dtype}, got {actual.dtype}"
+    assert actual.device == naive.device, f"{name}: expected device {naive.device}, got {actual.device}"
     if actual.numel() == 0:
         return
     a, n, t = (x.detach().double().flatten().cpu() for x in (actual, naive, truth))
@@ -58,26 +60,26 @@ def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", f
     judge("root mean square error", rms, naive_rms, eps * scale)
     judge("largest error", (a - t).abs().max().item(), (n - t).abs().max().item(), 3 * floor)
     if a.numel() > 1000 and scale > 0:
-        rounding = 64 * torch.finfo(torch.float64).eps  # of the sine itself
+        rounding = 64 * torch.finfo(torch.float64).eps  # rounding error of the sine itself
         judge("sine of the angle to the truth", _sine(a, t), _sine(n, t), max(eps, rounding))
         judge("bias", abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8)
 
 
 def assert_close_over_draws(draws: Iterable[tuple[Tensor, Tensor, Tensor]], name: str = "") -> None:
-    """:func:`assert_close` of a result of few elements, over many random calls at once.
+    """Applies :func:`assert_close` to results with few elements, pooled over many random calls.
 
-    Of one such call the naive error may be small by luck: of two honest errors of one element either is more than four
-    times the other in one of three cases. So a single call is held to :data:`GROSS` times the naive error, or to as
-    many roundings of its largest element, which finds what is wrong and not what is inexact. The factor of the dtype
-    holds for all calls together, each measured by the larger one of its two errors: what is worse in most calls is
-    found, and no single call decides.
+    For a single such call, the naive error may be small by chance: of two correct results with one element, one error
+    is more than four times the other in one of three cases. A single call is therefore only limited to :data:`GROSS`
+    times the naive error, or as many roundings of its largest element, which detects wrong results but not inexact
+    ones. The factor of the dtype applies to all calls together, each normalized by the larger of its two errors. This
+    detects a result that is worse in most calls, and no single call decides.
 
     Args:
-        draws: (actual, naive, truth) as :func:`assert_close` takes them.
-        name: what is compared, for the message.
+        draws: triples (actual, naive, truth) as in :func:`assert_close`.
+        name: name of the compared value, for the message.
 
     Raises:
-        AssertionError: as :func:`assert_close` does.
+        AssertionError: as in :func:`assert_close`.
     """
     errors: tuple[list[Tensor], list[Tensor]] = ([], [])
     dtype = torch.float32
@@ -108,5 +110,5 @@ def _sine(x: Tensor, truth: Tensor) -> float:
 
 
 def as_reals(x: Tensor) -> Tensor:
-    """Complex numbers as pairs, for :func:`assert_close`."""
+    """Complex numbers as pairs of real numbers, for :func:`assert_close`."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x

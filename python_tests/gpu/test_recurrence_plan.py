@@ -279,7 +279,7 @@ def explained(cell="gru", dtype=torch.float32, device="cuda", **options):
 
 def test_explain_leaves_the_kernel_to_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = "the cuda kernel serves this call; which of them, the device decides, and none is here"
+    said = "the cuda kernel serves this call; the CUDA variant is chosen at run time; no device found"
     for dtype in (*DTYPES, torch.float64):
         assert explained(dtype=dtype) == ("cuda", said)
 
@@ -317,7 +317,7 @@ def refused(monkeypatch):
 @pytest.mark.parametrize(("version", "capability", "said"), [
     ("12.8", (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
     (None, (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
-    ("13.0", (7, 5), "need a GPU of compute capability 8.0 or later, and this one has 7.5"),
+    ("13.0", (7, 5), "need a GPU with compute capability 8.0 or later, got 7.5"),
 ])  # fmt: skip
 def test_explain_says_why_no_kernel_serves_a_gpu(version, capability, said, refused):
     choice = refused(version, capability)

@@ -388,7 +388,7 @@ def test_a_layer_that_would_run_in_plain_pytorch_is_left(build, no_kernels):
     assert report.replaced == ()
     (left,) = report.left
     assert "there is no compiler here" in left.reason
-    assert left.reason.endswith("force=True replaces it all the same")
+    assert left.reason.endswith("force=True replaces it anyway")
     assert len(replace(module, force=True).replaced) == 1
     assert ours(module)
 

@@ -146,6 +146,6 @@ def test_every_reason_for_no_compiled_part_has_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr(_extension, "reason", None)
     reasons.append(_extension.triton_refusal())
-    remedies = ("install torch 2.11", "install a C++20 compiler", "install rnnkern again", "pip install triton")
+    remedies = ("install torch 2.11", "install a C++20 compiler", "reinstall rnnkern", "pip install triton")
     for why, remedy in zip(reasons, remedies, strict=True):
         assert _extension.remedies[why].startswith(remedy)

@@ -18,7 +18,7 @@ REASON = "print(rnnkern._extension.reason)"
 
 def test_pure_python_says_why(pure, python):
     assert not list(pure.rglob("*.so"))
-    assert "without its compiled part" in python(REASON, pure)
+    assert "without its compiled extension" in python(REASON, pure)
     nothing = {
         "commit": None,
         "compiler": None,
@@ -47,7 +47,7 @@ def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
     said = pip("install", "--target", tmp_path, CXX="/nonexistent/c++")
     assert "rnnkern: pure Python is installed, without the C++ part: the C++ compiler fails: /nonexistent/c++ " in said
     assert "/nonexistent/c++" in said
-    assert "without its compiled part" in python(REASON, tmp_path)
+    assert "without its compiled extension" in python(REASON, tmp_path)
 
 
 def test_a_compiler_without_the_vector_extensions_is_a_reason():
@@ -68,4 +68,4 @@ def test_library_that_does_not_load_is_a_reason(pure, python, tmp_path):
 
 def test_old_torch_is_a_reason(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
-    assert _extension._load() == "rnnkern's compiled part needs torch 2.11 or later, and this is torch 2.10.1+cpu"
+    assert _extension._load() == "rnnkern's compiled extension needs torch 2.11 or later, got torch 2.10.1+cpu"

@@ -104,9 +104,7 @@ def test_a_sharded_parameter_is_refused():
     module = made(base="dynamic")
     parametrization, A = parts(module)
     A.data = A.data[:3]
-    with pytest.raises(
-        RuntimeError, match=r"needs a complete A \(6, 6\), got Parameter \(3, 6\); use base="
-    ):
+    with pytest.raises(RuntimeError, match=r"needs a complete A \(6, 6\), got Parameter \(3, 6\); use base="):
         parametrization.stepped({id(A)})
 
 
