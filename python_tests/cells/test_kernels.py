@@ -13,7 +13,7 @@ import rnnkern
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
 from rnnkern.ops import explain, recurrence
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close, assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
@@ -49,9 +49,9 @@ def without_product(u, r, h):
 CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc]
 
 
-def call(cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, **kwargs):
+def call(cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, drawn_with=0, **kwargs):
     """Values and gradients of a call; what it is given is rounded to another dtype first."""
-    torch.manual_seed(0)
+    torch.manual_seed(drawn_with)
     gates, recurrent = len(cell.gates), len(cell.recurrent)
 
     def drawn(*shape):
@@ -146,11 +146,17 @@ def test_every_simd_level(cell, level):
         pytest.skip(f"the level {level} was not built, or this processor has it not")
     before = torch.ops.rnnkern.set_simd_level(level)
     try:
-        for dtype in (torch.float32, torch.float64):
+        calls, single = [], torch.float32
+        for k in range(8):
             with rnnkern.use("reference"):
-                truth, naive = call(cell, rounded=dtype), call(cell, dtype)
-            for y, rough, expected in zip(call(cell, dtype), naive, truth, strict=True):
-                assert_close(y, rough, expected)
+                truth, naive = call(cell, rounded=single, drawn_with=k), call(cell, single, drawn_with=k)
+            calls.append(zip(call(cell, single, drawn_with=k), naive, truth, strict=True))
+        for draws in zip(*calls, strict=True):
+            assert_close_over_draws(draws, cell.name)
+        with rnnkern.use("reference"):
+            expected = call(cell)
+        for a, b in zip(call(cell), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     finally:
         torch.ops.rnnkern.set_simd_level(before)
 
