@@ -123,7 +123,7 @@ def test_wrong_arguments():
     for options, said in (
         ({"radius": -1}, "perturbation_error: `radius` must not be negative, got -1"),
         ({"samples": -1}, "`samples` must not be negative"),
-        ({"names": ["W"]}, "`names` must be of .* got 'W'"),
+        ({"names": ["W"]}, "`names` must be among .* got 'W'"),
     ):
         with pytest.raises(ValueError, match=said):
             perturbation_error(rnn, lambda rnn: 0.0, **{"radius": 0.1} | options)

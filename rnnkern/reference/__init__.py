@@ -1,4 +1,4 @@
-"""The equations in plain PyTorch: the oracle of every kernel, and its stand-in where no kernel serves."""
+"""The equations in plain PyTorch: the ground truth for every kernel, and the fallback where no kernel is available."""
 
 from rnnkern.reference._gather_attention import gather_attention
 from rnnkern.reference._givens import givens_product, givens_recurrence

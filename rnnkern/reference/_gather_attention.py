@@ -1,5 +1,5 @@
-"""Attention to chosen states, with all queries known in advance: the alignment of Bahdanau et al. (2015) over a list of
-memories per query, as Kerg 2022 (ch. 4) has it inside a recurrence."""
+"""Attention to listed memories, with all queries known in advance: the alignment of Bahdanau et al. (2015) over a list
+of memories per query, as in the recurrence of Kerg 2022 (ch. 4)."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def gather_attention(
     place = torch.where(valid, idx, memories).long()
     sample = torch.arange(batch, device=q.device).view(-1, 1, 1)
 
-    def members(x: Tensor) -> Tensor:  # (B, T, kappa, n); zeros where there is none
+    def members(x: Tensor) -> Tensor:  # (B, T, kappa, n); zeros for empty places
         return torch.cat([x, x.new_zeros(batch, 1, hidden)], 1)[sample, place]
 
     query, key = q.unsqueeze(2), members(u)

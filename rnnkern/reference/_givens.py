@@ -1,4 +1,4 @@
-"""Layers of plane rotations. L layers of N // 2 angles, any batch before them."""
+"""Layers of plane rotations: L layers of N // 2 angles, with any batch dimensions."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ def givens_product(
     angles: Tensor, x: Tensor | None = None, *, style: str = "tunable", size: int | None = None,
     phases: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As :func:`rnnkern.ops.givens_product`: one layer after the other."""
+    """Same as :func:`rnnkern.ops.givens_product`: applies one layer after the other."""
     turns = angles.to(torch.promote_types(angles.dtype, torch.float32))
     computed = turns.dtype if phases is None else turns.dtype.to_complex()
     if x is None:
@@ -28,7 +28,7 @@ def givens_recurrence(
     diagonal_phases: Tensor | None = None, style: str = "tunable", batch_sizes: Tensor | None = None,
     reset: Tensor | None = None, reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As :func:`rnnkern.ops.givens_recurrence`: by the matrix that the layers are."""
+    """Same as :func:`rnnkern.ops.givens_recurrence`, by the product of the layers as a matrix."""
     W = givens_product(angles, style=style, size=u.shape[-1], phases=phases)
     if diagonal_phases is not None:
         W = W * torch.complex(diagonal_phases.cos(), diagonal_phases.sin())
@@ -38,7 +38,8 @@ def givens_recurrence(
 
 
 def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False, phases: Tensor | None = None) -> Tensor:
-    """Of rows x (..., R, N); the inverse, which has no phases, rotates back, the last layer first."""
+    """Applies the layers to rows x (..., R, N). ``inverse``, without phases, undoes the rotations, starting with the
+    last layer."""
     layers = angles.shape[-2]
     for k in reversed(range(layers)) if inverse else range(layers):
         first, second, rest = givens_pairs(x.shape[-1], k, style)
@@ -54,7 +55,7 @@ def givens_layers(angles: Tensor, x: Tensor, style: str, inverse: bool = False, 
 
 
 def givens_pairs(size: int, layer: int, style: str) -> tuple[list[int], list[int], list[int]]:
-    """The first and the second of each pair of a layer, and who has no partner."""
+    """The first and the second index of each pair of a layer, and the indices without a partner."""
     if style == "tunable":
         first = list(range(layer % 2, size - 1, 2))
         stride = 1

@@ -1,4 +1,4 @@
-"""The linear scan, elementwise: one formula, one loop over time. T steps, B sequences, C channels."""
+"""The linear scan: one elementwise formula and one loop over T time steps, for B sequences and C channels."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ def linear_scan_backward(
     reset: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of (x, h0, a), from those of the results and from h itself: x need not be kept. Differentiable."""
+    """Gradients of (x, h0, a) from the gradients of the results and from h; x is not needed. Differentiable."""
     rows, grads = rows_of(h, batch_sizes), rows_of(grad_h, batch_sizes)
     factors = _factors(a, batch_sizes, len(rows))
     order = list(reversed(range(len(rows))) if reverse else range(len(rows)))
@@ -56,7 +56,7 @@ def linear_scan_backward(
 
 
 def rows_of(x: Tensor, batch_sizes: Tensor | None) -> list[Tensor]:
-    """Of each step the sequences that are alive."""
+    """For each step, the rows of the active sequences."""
     return list(x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist()))
 
 

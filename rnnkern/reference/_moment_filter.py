@@ -1,4 +1,4 @@
-"""The moment filter, elementwise: one formula, one loop over time. T steps, B sequences, C channels."""
+"""The moment filter: one elementwise formula and one loop over T time steps, for B sequences and C channels."""
 
 from collections.abc import Sequence
 

@@ -1,12 +1,12 @@
-"""Zoneout and recurrent dropout. A draw is a function of a seed and of where it is used, so that a backward, and any
-device, draws the same again: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+"""Zoneout and recurrent dropout. A random draw is a function of a seed and of its position, so the backward pass and
+every device reproduce it: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
 
 import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
 DROPOUT = 2
-"""The stream of a seed for dropout. The zoneout of the k-th tensor of the state has the k-th of all others."""
+"""The random stream for dropout. Zoneout of the k-th state tensor uses the k-th of the other streams."""
 
 
 def zoneout_stream(k: int) -> int:
@@ -14,19 +14,19 @@ def zoneout_stream(k: int) -> int:
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four random words from four of a counter and two of a key; int64 tensors that hold 32 bits each."""
+    """Four random words from a counter of four words and a key of two; int64 tensors that hold 32 bits each."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(10):
-        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2  # the upper bits wrap around, as they may
+        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2  # overflow of the upper bits is harmless
         x0, x1, x2, x3 = (b >> 32 & WORD) ^ x1 ^ k0, b & WORD, (a >> 32 & WORD) ^ x3 ^ k1, a & WORD
         k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
     return x0, x1, x2, x3
 
 
 def hits(seed: Tensor, rate: float, stream: int, t: int, like: Tensor) -> Tensor:
-    """True with a probability of ``rate``, (B, H) like a state: a call of Philox draws for unit n of each quarter of
-    the units, rounded up."""
+    """A mask (B, H) that is True with probability ``rate``. One call of Philox draws for unit n of each quarter of the
+    units, rounded up."""
     batch, units = like.shape
     quarter = -(-units // 4)
     n = torch.arange(quarter, device=seed.device).expand(batch, quarter)
@@ -37,8 +37,8 @@ def hits(seed: Tensor, rate: float, stream: int, t: int, like: Tensor) -> Tensor
 
 
 def zoned(seed: Tensor | None, rate: float, t: int, k: int, old: Tensor, new: Tensor) -> Tensor:
-    """Zoneout of state k (0: h, 1: c) at step t (Krueger et al. 2017, eq. 3): each unit keeps its old value with a
-    probability of ``rate``; without a seed the mean of both."""
+    """Zoneout of state k (0: h, 1: c) at step t (Krueger et al. 2017, eq. 3): each unit keeps its old value with
+    probability ``rate``; without a seed, the mean of both values."""
     if rate == 0:
         return new
     if seed is None:
@@ -47,5 +47,6 @@ def zoned(seed: Tensor | None, rate: float, t: int, k: int, old: Tensor, new: Te
 
 
 def dropout_mask(seed: Tensor, rate: float, h: Tensor) -> Tensor:
-    """Recurrent dropout (Gal and Ghahramani 2016): (B, P), by which h is multiplied wherever R is, at all steps."""
+    """Recurrent dropout (Gal and Ghahramani 2016): a mask (B, P) that multiplies h in all products with R, the same at
+    all steps."""
     return hits(seed, rate, DROPOUT, 0, h).logical_not().to(h.dtype) * (1 / (1 - rate))

@@ -1,28 +1,29 @@
-"""Orthogonal weights from parameters that nothing constrains. N rows and columns, any batch before them."""
+"""Orthogonal weights from unconstrained parameters: N x N matrices, with any batch dimensions."""
 
 import torch
 from torch import Tensor
 
 TERMS = 14
-"""Of Taylor's series, where the 2-norm is at most 1/2: what is left out is below 1e-17."""
+"""Number of terms of the Taylor series for a 2-norm of at most 1/2; the remainder is below 1e-17."""
 SQUARINGS = 13
-"""The most: norms up to 1,000 need no more."""
+"""Maximum number of squarings, which suffices for norms up to 1,000."""
 
 
 def skew(A: Tensor) -> Tensor:
-    """The skew-Hermitian matrix of the strict lower triangle of ``A`` and of the imaginary part of its diagonal."""
+    """The skew-Hermitian matrix defined by the strict lower triangle of ``A`` and the imaginary part of its
+    diagonal."""
     lower = A.tril(-1)
     S = lower - lower.mH
     return S + torch.diag_embed(1j * A.diagonal(dim1=-2, dim2=-1).imag) if A.is_complex() else S
 
 
 def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
-    """As :func:`rnnkern.ops.skew_exp`: Taylor's series of S / 2^s, and s squarings exp(2 X) - 1 = 2 E + E^2."""
+    """Same as :func:`rnnkern.ops.skew_exp`: Taylor series of S / 2^s and s squarings, exp(2 X) - 1 = 2 E + E^2."""
     S = skew(A.to(torch.promote_types(A.dtype, torch.float32)))
     if S.shape[-1] == 0:
         return S.to(A.dtype)
     square = S.detach() @ S.detach()
-    norm = square.abs().sum(-2, keepdim=True).amax(-1, keepdim=True).sqrt()  # at least the 2-norm
+    norm = square.abs().sum(-2, keepdim=True).amax(-1, keepdim=True).sqrt()  # an upper bound of the 2-norm
     squarings = torch.log2(2 * norm).ceil().clamp(0, SQUARINGS)
     S = S * torch.exp2(-squarings)
     E = S / TERMS
@@ -34,7 +35,7 @@ def skew_exp(A: Tensor, *, form: str = "exp") -> Tensor:
 
 
 def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
-    """As :func:`rnnkern.ops.cayley`: (I + S)^-1 (I - S) diag(scale)."""
+    """Same as :func:`rnnkern.ops.cayley`: (I + S)^-1 (I - S) diag(scale)."""
     S = skew(A.to(torch.promote_types(A.dtype, torch.float32)))
     eye = _identity(S)
     V = torch.linalg.solve(eye + S, eye - S)
@@ -42,7 +43,7 @@ def cayley(A: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
-    """As :func:`rnnkern.ops.schur_weight`: P (Lambda + T) P^T."""
+    """Same as :func:`rnnkern.ops.schur_weight`: P (Lambda + T) P^T."""
     P_, theta, gamma, T = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (P, theta, gamma, T))
     pairs = theta.shape[-1]
     cos, sin = gamma[..., :pairs] * torch.cos(theta), gamma[..., :pairs] * torch.sin(theta)
@@ -55,7 +56,7 @@ def schur_weight(P: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
 
 
 def householder_product(V: Tensor) -> Tensor:
-    """As :func:`rnnkern.ops.householder_product`: one reflection after the other."""
+    """Same as :func:`rnnkern.ops.householder_product`: one reflection after the other."""
     vectors = V.to(torch.promote_types(V.dtype, torch.float32))
     *batch, size, reflections = V.shape
     Q = torch.eye(size, dtype=vectors.dtype, device=V.device).expand(*batch, size, size)
@@ -63,14 +64,14 @@ def householder_product(V: Tensor) -> Tensor:
         v = vectors[..., k : k + 1]
         none = (v == 0).all(-2, keepdim=True)
         v = torch.where(none, 1, v)
-        v = v / v.detach().abs().amax(-2, keepdim=True)  # no square leaves the range of the dtype
+        v = v / v.detach().abs().amax(-2, keepdim=True)  # so that no square over- or underflows
         reflected = Q - (Q @ v) @ v.mH * (2 / (v.mH @ v))
         Q = torch.where(none, Q, reflected)
     return Q.to(V.dtype)
 
 
 def project_orthogonal(B: Tensor, *, steps: int = 2) -> Tensor:
-    """As :func:`rnnkern.ops.project_orthogonal`: B <- B (3 I - B^H B) / 2."""
+    """Same as :func:`rnnkern.ops.project_orthogonal`: B <- B (3 I - B^H B) / 2."""
     X = B.to(torch.promote_types(B.dtype, torch.float32))
     for _ in range(steps):
         X = X - X @ ((X.mH @ X - _identity(X)) / 2)

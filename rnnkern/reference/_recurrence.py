@@ -1,4 +1,4 @@
-"""Fused recurrences, one formula per cell, one loop over time. T steps, B sequences, H hidden units, G gates."""
+"""Recurrences: one formula per cell and one loop over T time steps, for B sequences, H hidden units and G gates."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,23 +10,23 @@ from torch import Tensor
 from rnnkern.reference import _noise as noise
 
 Product = Callable[..., Tensor]
-"""``product(h, first=0, last=G)``: rows of the gates first..last-1 of ``R h + b_hh``, (B, (last-first)*H);
-``product(h, gain=g)``: ``LN(R h; g) + b_hh``, normalised over all G*H."""
+"""``product(h, first=0, last=G)`` gives ``R h + b_hh`` for the gates first..last-1, (B, (last-first)*H). ``product(h,
+gain=g)`` gives ``LN(R h; g) + b_hh``, normalized over all G*H values."""
 
 
 class Cell(NamedTuple):
-    """What an engine must know of a cell, beside its formula."""
+    """The formula of a cell and the facts that an engine needs."""
 
     step: Callable[..., tuple[Tensor, ...]]  # (u_t, product, state, *params) -> new state
     gates: int  # G, columns of u per hidden unit
     states: int  # 1: (h,); 2: (h, c)
     params: tuple[str, ...]  # names of the cell's own tensors, each (H,) but weight_hr (P, H) and weight_ln_hh (G*H,)
-    joint: bool  # u and R h enter as their sum alone: a bias may stand in either
+    joint: bool  # the cell depends only on the sum of u and R h, so a bias may be added to either
     recurrent: int  # rows of R per hidden unit: G, or fewer where gates have no recurrent part
 
     @property
     def normalised(self) -> bool:
-        """Whether R h is normalised, by the gain that is the first of ``params``; R has then no heads."""
+        """Whether R h is normalized, with the first of ``params`` as gain; R then has no heads."""
         return self.params[:1] == ("weight_ln_hh",)
 
 
@@ -36,7 +36,7 @@ OWN_CELLS: dict[str, Cell] = {}
 
 
 def cell_of(name: str) -> Cell:
-    """The cell of that name; KeyError if there is none."""
+    """The cell with this name; raises KeyError for an unknown name."""
     return CELLS[name] if name in CELLS else OWN_CELLS[name]
 
 
@@ -80,7 +80,7 @@ def modrelu(u, product, state, modrelu_bias):
 
 
 def _modrelu(z, bias):
-    if z.is_complex():  # second derivatives of |z| are infinite at 0
+    if z.is_complex():  # because second derivatives of |z| are infinite at 0
         zero = z == 0
         z = torch.where(zero, 1, z)
         return torch.where(zero, 0, torch.sgn(z) * torch.relu(torch.abs(z) + bias))
@@ -89,7 +89,8 @@ def _modrelu(z, bias):
 
 @_cell(gates=2, params=("modrelu_bias",))
 def complex_modrelu(u, product, state, modrelu_bias):
-    """The same of complex numbers by parts: of a unit the gates are a part, which the state is of, and the other."""
+    """modReLU of complex numbers, stored as parts. A unit is a real or imaginary part; its two gates are that part and
+    the other."""
     (h,) = state
     part, other = (u + product(h)).chunk(2, dim=-1)
     zero = (part == 0) & (other == 0)
@@ -122,7 +123,7 @@ def lstm_projected(u, product, state, weight_hr):
 
 @_cell(gates=3, joint=False)
 def gru(u, product, state):
-    """The reset gate after the product, as PyTorch and cuDNN have it: reset, update, new."""
+    """Reset gate applied after the product, as in PyTorch and cuDNN. Gates: reset, update, new."""
     (h,) = state
     u_r, u_z, u_n = u.chunk(3, dim=-1)
     r_r, r_z, r_n = product(h).chunk(3, dim=-1)
@@ -134,7 +135,7 @@ def gru(u, product, state):
 
 @_cell(gates=3, params=("modrelu_bias",), joint=False)
 def goru(u, product, state, modrelu_bias):
-    """Jing et al. 2019: a GRU whose new gate is a modReLU; its rows of R are to be orthogonal."""
+    """Jing et al. 2019: a GRU whose new gate uses modReLU; the rows of R for this gate should be orthogonal."""
     (h,) = state
     u_r, u_z, u_n = u.chunk(3, dim=-1)
     r_r, r_z, r_n = product(h).chunk(3, dim=-1)
@@ -145,7 +146,7 @@ def goru(u, product, state, modrelu_bias):
 
 @_cell(gates=4, states=2, params=("weight_ln_hh", "weight_ln_c", "bias_ln_c"), joint=False)
 def lstm_layer_norm(u, product, state, weight_ln_hh, weight_ln_c, bias_ln_c):
-    """Ba, Kiros and Hinton 2016, eqs. 20-22: c itself is carried, not what h is made of."""
+    """Ba, Kiros and Hinton 2016, eqs. 20-22. The state is c itself, not the normalized c from which h is computed."""
     h, c = state
     i, f, g, o = (u + product(h, gain=weight_ln_hh)).chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -154,13 +155,13 @@ def lstm_layer_norm(u, product, state, weight_ln_hh, weight_ln_c, bias_ln_c):
 
 @_cell(gates=3, params=("weight_ln_hh",), joint=False)
 def gru_layer_norm(u, product, state, weight_ln_hh):
-    """The GRU above, with the norm of Ba, Kiros and Hinton 2016 on its product."""
+    """The GRU above, with LayerNorm (Ba, Kiros and Hinton 2016) applied to its product."""
     return gru(u, lambda h: product(h, gain=weight_ln_hh), state)
 
 
 @_cell(gates=3)
 def gru_reset_before(u, product, state):
-    """Cho et al. 2014: R's rows of the new gate multiply the state that the reset gate has damped."""
+    """Cho et al. 2014: the rows of R for the new gate multiply the state after the reset gate."""
     (h,) = state
     u_r, u_z, u_n = u.chunk(3, dim=-1)
     r_r, r_z = product(h, 0, 2).chunk(2, dim=-1)
@@ -171,7 +172,7 @@ def gru_reset_before(u, product, state):
 
 
 class _ScaleGradient(torch.autograd.Function):
-    """The value of h, and its gradient times a constant."""
+    """Returns h and multiplies its gradient by a constant."""
 
     generate_vmap_rule = True
 
@@ -243,7 +244,7 @@ def recurrence(
     zoneout = (zoneout,) * len(state) if isinstance(zoneout, (int, float)) else zoneout
     kept = None if seed is None or dropout == 0 else noise.dropout_mask(seed, dropout, state[0])
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
-        n = sizes[t]  # rows from n on have finished or, in reverse, have not begun: their state waits
+        n = sizes[t]  # rows from n on have finished or, in reverse, not started: their state is unchanged
         old = tuple(s[:n] for s in state)
         if reset is not None:
             old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)

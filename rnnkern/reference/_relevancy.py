@@ -1,5 +1,6 @@
-"""Relevancy attention inside a recurrence (Kerg 2022, ch. 4, algorithm 1): a state that attends to a bounded set of its
-own past. Per sample, straight from the definition. T steps, B samples, n hidden units, G gates of the cell."""
+"""Relevancy attention inside a recurrence (Kerg 2022, ch. 4, algorithm 1): a state attends to a bounded set of its
+past. Computed per sample, directly from the definition, for T time steps, B samples, n hidden units and G gates of the
+cell."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,31 +13,31 @@ from rnnkern.reference._recurrence import CELLS
 
 RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
 FACTORS = {"half": 0.5, "sum": 1.0}
-"""Of h_t + c_t, by ``combine``."""
+"""Factor of h_t + c_t for each ``combine``."""
 
 
 class RelevancyState(NamedTuple):
-    """What a relevancy recurrence goes on from. Event i is the state h that was made at the i-th step; slots that hold
-    none have id -1 and zeros. L slots of the buffer: the least of its size and of all steps so far."""
+    """The state of a relevancy recurrence. Event i is the state h of step i; an empty slot has id -1 and zeros. L, the
+    number of buffer slots, is the smaller of ``buffer_size`` and the number of steps so far."""
 
     s: Tensor
-    """(B, n)."""
+    """(B, n): the state s."""
     c: Tensor | None
-    """(B, n), an LSTM's; None for other cells."""
+    """(B, n): the cell state of an LSTM; None for other cells."""
     buffer: Tensor
     """(B, L, n): the last events, event i in slot i mod ``buffer_size``."""
     buffer_scores: Tensor
-    """(B, L): the score of each as it would be if it left now."""
+    """(B, L): the current score of each event in the buffer."""
     buffer_ids: Tensor
-    """(B, L) int64."""
+    """(B, L) int64: the id of each event in the buffer."""
     relevant: Tensor
     """(B, ``relevant_size``, n): the relevant set."""
     scores: Tensor
-    """(B, ``relevant_size``): the frozen score of each."""
+    """(B, ``relevant_size``): the final score of each event in the relevant set."""
     ids: Tensor
-    """(B, ``relevant_size``) int64: which events they are."""
+    """(B, ``relevant_size``) int64: the id of each event in the relevant set."""
     time: Tensor
-    """(B,) int64: steps so far; a reset does not set it back."""
+    """(B,) int64: number of steps so far; a reset does not restart it."""
 
     detach = _state.detach
     to = _state.to
@@ -44,16 +45,17 @@ class RelevancyState(NamedTuple):
 
 
 class RelevancyMemory(NamedTuple):
-    """What each step attended to: the slots of the buffer, then of the relevant set; K = L + ``relevant_size``."""
+    """What each step attended to: K = L + ``relevant_size`` slots, first those of the buffer, then those of the
+    relevant set."""
 
     weights: Tensor
-    """(T, B, K), or packed: alpha, 0 for an empty slot. No gradient flows from it."""
+    """(T, B, K), or packed: alpha, 0 for an empty slot. No gradient flows through it."""
     ids: Tensor
     """(T, B, K), or packed, int64: the event in each slot, -1 for none."""
 
 
 def empty_state(state: Sequence[Tensor], relevant_size: int) -> RelevancyState:
-    """``(s0,)`` or ``(s0, c0)`` with nothing remembered."""
+    """``(s0,)`` or ``(s0, c0)`` with an empty memory."""
     s, c = state[0], state[1] if len(state) > 1 else None
     batch, hidden = s.shape
 
@@ -68,12 +70,12 @@ def empty_state(state: Sequence[Tensor], relevant_size: int) -> RelevancyState:
 
 
 def slots_of(state: RelevancyState, steps: int, buffer_size: int) -> int:
-    """L after ``steps`` more."""
+    """L after ``steps`` more steps."""
     return min(buffer_size, state.buffer.shape[1] + steps)
 
 
 def given_scores(relevance: str | Tensor, state: RelevancyState, steps: int) -> Tensor | None:
-    """(T, B): the scores of the events to come, or None where attention gives them."""
+    """(T, B): the given scores of the next events, or None if attention determines them."""
     if isinstance(relevance, Tensor):
         return relevance
     if relevance == "attention":
@@ -85,7 +87,7 @@ def given_scores(relevance: str | Tensor, state: RelevancyState, steps: int) -> 
 
 
 class _Event:
-    """A state in memory: which it is, and its score."""
+    """A state in memory, with its id and its score."""
 
     def __init__(self, h: Tensor, id: int, score: Tensor):
         self.h, self.id, self.score = h, id, score
@@ -190,7 +192,8 @@ def relevancy_recurrence(
 
 
 def _screen(relevant: list[_Event | None], event: _Event) -> None:
-    """An event that leaves the buffer takes an empty slot, or the first with the least score if its own is more."""
+    """An event that leaves the buffer takes an empty slot, or replaces the first event with the least score if its own
+    score is greater."""
     if None in relevant:
         relevant[relevant.index(None)] = event
         return

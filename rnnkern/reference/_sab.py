@@ -1,5 +1,5 @@
-"""Sparse attentive backtracking (Ke et al. 2018): an LSTM that attends to a few of its former states, with the
-recurrent path cut every few steps. T steps, B samples, n hidden units, k = ``top_k``."""
+"""Sparse attentive backtracking (Ke et al. 2018): an LSTM that attends to a few of its past states, with the gradient
+of the recurrent path cut every few steps. T time steps, B samples, n hidden units, k = ``top_k``."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,23 +12,23 @@ from rnnkern.reference import _state
 from rnnkern.reference._recurrence import CELLS
 
 ABOVE_THRESHOLD = 1e-7
-"""Added to the k-th largest score, and to the sum that the weights are divided by."""
+"""Added to the k-th largest score, and to the sum that normalizes the weights."""
 
 
 class SABState(NamedTuple):
-    """What goes on from where a call ended. A sample's sequence begins with its state or at a reset; slot 0 holds the h
-    that it began with, slot j its h after ``j * attend_every`` steps. Slots beyond are zeros."""
+    """The state of sparse attentive backtracking. The sequence of a sample starts with its initial state or at a reset.
+    Slot 0 holds the h at its start, and slot j holds h after ``j * attend_every`` steps. Unused slots are zero."""
 
     h: Tensor
-    """(B, n)."""
+    """(B, n): the hidden state."""
     c: Tensor
-    """(B, n), the cell's."""
+    """(B, n): the cell state."""
     memory: Tensor
-    """(B, L, n): L = 1 + ``steps // attend_every`` slots."""
+    """(B, L, n): the memories, in L = 1 + ``steps // attend_every`` slots."""
     time: Tensor
-    """(B,) int64: steps of each sample's sequence so far."""
+    """(B,) int64: number of steps so far in the sequence of each sample."""
     steps: int
-    """Steps so far, resets or not."""
+    """Number of steps so far, regardless of resets."""
 
     detach = _state.detach
     to = _state.to
@@ -36,21 +36,21 @@ class SABState(NamedTuple):
 
 
 class SABMemory(NamedTuple):
-    """What each step attended to; no gradient flows from it."""
+    """What each step attended to; no gradient flows through it."""
 
     weights: Tensor
     """(T, B, k), or packed: the weights, largest score first once there are more than k memories; 0 for none."""
     slots: Tensor
-    """(T, B, k), or packed, int32: the slot of each, -1 for none."""
+    """(T, B, k), or packed, int32: the slot of each memory, -1 for none."""
 
 
 def begin_sab(h0: Tensor, c0: Tensor) -> SABState:
-    """A sequence's first state: its memory is h0."""
+    """The initial state of a sequence, whose memory is h0."""
     return SABState(h0, c0, h0.unsqueeze(1), torch.zeros(len(h0), dtype=torch.int64, device=h0.device), 0)
 
 
 def sab_slots(state: SABState, steps: int, attend_every: int) -> int:
-    """L after ``steps`` more."""
+    """L after ``steps`` more steps."""
     return 1 + (state.steps + steps) // attend_every
 
 
@@ -123,8 +123,8 @@ def sab_recurrence(
 
 
 def _attention(e: Tensor, held: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The weights (B, L) of the memories that are held, from their scores, and the slots (B, k) attended to. Of equal
-    scores the older counts as the larger."""
+    """The weights (B, L) of the memories in use, from their scores, and the attended slots (B, k). Of equal scores,
+    that of the older memory counts as larger."""
     size, count = e.shape[1], held.sum(1, keepdim=True)
     slot = torch.arange(k, device=e.device).expand(len(e), k)
     slot = torch.where(slot < count, slot, -1)

@@ -1,4 +1,4 @@
-"""What the states of attending recurrences can do besides being tuples of tensors with B rows each."""
+"""Methods of the states of attending recurrences, which are named tuples of tensors with B rows."""
 
 from typing import Any, TypeVar
 
@@ -9,12 +9,12 @@ State = TypeVar("State", bound=tuple)
 
 
 def detach(self: State) -> State:
-    """The same state outside the graph, as between the parts of a sequence in truncated backpropagation."""
+    """Returns the state detached from the graph, for truncated backpropagation through time."""
     return type(self)(*(part.detach() if isinstance(part, Tensor) else part for part in self))
 
 
 def to(self: State, *args: Any, **kwargs: Any) -> State:
-    """As :meth:`torch.Tensor.to`; integers change their device alone."""
+    """Like :meth:`torch.Tensor.to`; integer tensors change only their device."""
     device = torch.empty(0, device=self[0].device).to(*args, **kwargs).device
 
     def moved(part):
@@ -26,6 +26,6 @@ def to(self: State, *args: Any, **kwargs: Any) -> State:
 
 
 def select_batch(self: State, index: Any) -> State:
-    """Some of the sequences, by a slice, a list or a tensor of indices, or a mask. (An index in brackets is the
-    tuple's.)"""
+    """Selects sequences by a slice, a list or tensor of indices, or a mask. (``state[i]`` selects a field of the
+    tuple.)"""
     return type(self)(*(part[index] if isinstance(part, Tensor) else part for part in self))

@@ -1,1 +1,1 @@
-"""Triton kernels, for work that is parallel over matrices or over time. Importing this does not import triton."""
+"""Triton kernels, for operators that are parallel over matrices or over time. Importing this does not import triton."""

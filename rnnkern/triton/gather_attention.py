@@ -1,7 +1,7 @@
-"""Kernels of gather_attention for GPUs: a program per query, and, for what is added up over queries, per memory.
+"""GPU kernels of gather_attention: one program per query, and one per memory for sums over queries.
 
-Nothing is added in the order in which programs happen to run: a memory's pairs (query, place in its list) come sorted,
-and where they are many, pieces of them are summed apart and then in order.
+Sums do not depend on the order in which programs run: the pairs (query, place in its list) of a memory are sorted, and
+if there are many, pieces of them are summed separately and then added in order.
 """
 
 import triton
@@ -10,8 +10,8 @@ import triton.language as tl
 
 @triton.jit
 def _tanh(x):
-    """By exp, and near 0, where that would cancel, by as many steps of Lambert's continued fraction as the dtype wants:
-    its error at 1/2 is below 1e-9 in float32 and 1e-18 in float64."""
+    """tanh by exp, and near 0, where that would cancel, by Lambert's continued fraction with as many steps as the dtype
+    needs: the error at 1/2 is below 1e-9 in float32 and 1e-18 in float64."""
     LAST: tl.constexpr = 17 if x.dtype == tl.float64 else 9
     z = x * x
     above, above_before = x, x * 0
@@ -34,7 +34,8 @@ def _aligned(query, key, DOT: tl.constexpr):
 
 @triton.jit
 def _members(idx, row, first, b, M, K, BLOCK_K: tl.constexpr):
-    """Of a row's list from ``first`` on: places, which hold a member, and that member's row of u and h."""
+    """For the list of a row, from ``first`` on: the places, whether they hold a member, and the row of u and h of that
+    member."""
     place = first + tl.arange(0, BLOCK_K)
     j = tl.load(idx + row * K + place, mask=place < K, other=-1)
     valid = (j >= 0) & (j < M)
@@ -43,7 +44,7 @@ def _members(idx, row, first, b, M, K, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _scores(query, of_v, u, memory, valid, unit, inside, n, DOT: tl.constexpr):
-    """(e, -inf where there is no member; what v multiplies; where the members' units are, and which are there)."""
+    """Returns e (-inf for empty places), the factors of v, the addresses of the members' units, and their mask."""
     at = memory[:, None] * n + unit[None, :]
     there = valid[:, None] & inside[None, :]
     x = _aligned(query[None, :], tl.load(u + at, mask=there, other=0.0), DOT)
@@ -55,7 +56,8 @@ def _scores(query, of_v, u, memory, valid, unit, inside, n, DOT: tl.constexpr):
 def forward(
     q, u, h, idx, v, out, lse, T, M, K, n, share, DOT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program per query: softmax and sum grow with each block of its list. ``share``: samples to each row of v."""
+    """One program per query: softmax and sum are updated with each block of its list. ``share``: samples per row of
+    v."""
     row = tl.program_id(0).to(tl.int64)
     b = row // T
     unit = tl.arange(0, BLOCK_N)
@@ -89,7 +91,8 @@ def forward(
 def weigh(
     q, u, idx, v, lse, weights, T, M, K, n, share, DOT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program per query: alpha, whose sum the rounding of the log-sum-exp has moved from 1 at first."""
+    """One program per query: computes alpha and normalizes it again, because rounding of the log-sum-exp changes its
+    sum."""
     row = tl.program_id(0).to(tl.int64)
     b = row // T
     unit = tl.arange(0, BLOCK_N)
@@ -106,7 +109,7 @@ def weigh(
         mass += tl.sum(alpha, 0)
         first += BLOCK_K
     mass = tl.where(mass == 0, 1.0, mass)
-    tl.debug_barrier()  # the program reads what it has written
+    tl.debug_barrier()  # the program reads back its own writes
     first = 0
     while first < K:
         place = first + tl.arange(0, BLOCK_K)
@@ -120,8 +123,8 @@ def backward_queries(
     grad, q, u, h, idx, v, lse, weights, grad_scores, grad_q, grad_v, T, M, K, n, share, DOT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program per ``ROWS`` queries of a sample: alpha and the gradient of e for the memories' programs, the gradient
-    of q, and in the program's row of ``grad_v`` what its queries give to v."""
+    """One program per ``ROWS`` queries of a sample: alpha and the gradient of e for the programs of the memories, the
+    gradient of q, and in the program's row of ``grad_v`` the contribution of its queries to the gradient of v."""
     programs = (T + ROWS - 1) // ROWS
     program = tl.program_id(0).to(tl.int64)
     b = program // programs
@@ -150,7 +153,7 @@ def backward_queries(
             first += BLOCK_K
         mass = tl.where(mass == 0, 1.0, mass)
         along = along / mass
-        tl.debug_barrier()  # the program reads what it has written
+        tl.debug_barrier()  # the program reads back its own writes
         to_q = tl.zeros([BLOCK_N], of_v.dtype)
         first = 0
         while first < K:
@@ -179,7 +182,8 @@ def backward_memories(
     spare_h, memories, M, K, n, share, DOT: tl.constexpr, PIECE: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program per piece of a memory's pairs: the sum itself where it is the only one, else a row of the spares."""
+    """One program per piece of a memory's pairs: writes the sum itself if the memory has one piece, else a row of the
+    spares."""
     program = tl.program_id(0).to(tl.int64)
     memory = tl.load(memory_of + program)
     if memory < memories:
@@ -220,7 +224,7 @@ def backward_memories(
 
 @triton.jit
 def add_pieces(pieces, spares, spare_u, spare_h, grad_u, grad_h, n, BLOCK_N: tl.constexpr):
-    """A program per memory: the pieces' sums, in order, where there are several."""
+    """One program per memory: adds the sums of its pieces in order, if there are several."""
     memory = tl.program_id(0).to(tl.int64)
     count = tl.load(pieces + memory)
     if count > 1:

@@ -1,10 +1,10 @@
-"""Kernels of linear_scan for GPUs: a program per block of columns, which are sequences and channels side by side, and
-where those are few, per chunk of steps as well.
+"""GPU kernels of linear_scan: one program per block of columns, and with few columns per chunk of steps as well. A
+column is one channel of one sequence.
 
-Steps are counted as the kernel travels: the backward goes the other way. FLIP says that it goes from the last step
-down. Complex numbers are pairs of reals; of real ones the imaginary part is never used. The state after a chunk is the
-product of its factors times the state before it, plus its own; a product that has grown out of range is not taken of a
-state that is zero.
+Steps are counted in the direction in which the kernel runs, which is opposite in the backward pass. FLIP means that it
+starts at the last step. Complex numbers are pairs of reals; for real numbers the imaginary part is unused. The state
+after a chunk is the product of its factors times the state before it, plus the state that the chunk computes from zero.
+If the state before it is zero, the product is not used, because it may have overflowed.
 """
 
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def load(p, at, mask, COMPLEX: tl.constexpr):
-    """(real, imaginary), as float64 or else float32."""
+    """Loads (real, imaginary) as float64, or as float32 for all other dtypes."""
     WIDE: tl.constexpr = tl.float64 if p.dtype.element_ty == tl.float64 else tl.float32
     if COMPLEX:
         re = tl.load(p + 2 * at, mask=mask, other=0.0).to(WIDE)
@@ -42,7 +42,7 @@ def _times(a_re, a_im, s_re, s_im, COMPLEX: tl.constexpr):
 
 @triton.jit
 def row_at(offsets, t, there, column, N, C, PACKED: tl.constexpr):
-    """Where the row of step t begins, and which columns it has; none where the step is not there."""
+    """The address of the row of step t and the mask of its columns, which is empty if the step does not exist."""
     if PACKED:
         t = tl.where(there, t, 0)
         begin = tl.load(offsets + t)
@@ -62,7 +62,7 @@ def scan(
     PACKED: tl.constexpr, RESET: tl.constexpr, HAS_H0: tl.constexpr, SEQUENCE: tl.constexpr, FLIP: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The forward over one chunk of steps. ``h0`` has the state before each chunk."""
+    """The forward pass over one chunk of steps. ``h0`` holds the state before each chunk."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
@@ -95,8 +95,8 @@ def summarise(
     PACKED: tl.constexpr, RESET: tl.constexpr, HAS_X: tl.constexpr, FLIP: tl.constexpr, BACKWARD: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk: the product of its factors, the state after it from zero, and whether a reset cuts it off from what
-    was before. Forward s = a s + x, backward s = conj(a) (s + x)."""
+    """For each chunk: the product of its factors, its final state from an initial state of zero, and whether a reset
+    separates it from earlier steps. Forward s = a s + x, backward s = conj(a) (s + x)."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N
@@ -146,7 +146,7 @@ def carry(
     products, ends, cuts, initial, begins, chunks, N, COMPLEX: tl.constexpr, RESET: tl.constexpr,
     HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state before each chunk."""
+    """Computes the state before each chunk."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
     s_re, s_im = load(initial, column, column < (N if HAS_INITIAL else 0), COMPLEX)
@@ -171,8 +171,8 @@ def backward(
     COMPLEX: tl.constexpr, PACKED: tl.constexpr, RESET: tl.constexpr, HAS_GRAD: tl.constexpr, HAS_LAST: tl.constexpr,
     HAS_H0: tl.constexpr, NEEDS_A: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The backward over one chunk of steps. ``grad_last`` has what comes to the state before each chunk is entered; of
-    a constant a, ``grad_a`` takes what each chunk and column gives."""
+    """The backward pass over one chunk of steps. ``grad_last`` holds the gradient of the state at the entry of each
+    chunk. For a constant a, ``grad_a`` receives the contribution of each chunk and column."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     chunk = tl.program_id(1).to(tl.int64)
     inside = column < N

@@ -1,9 +1,9 @@
-"""Kernels of moment_filter for GPUs: a program per block of columns, which are sequences and channels side by side,
-that goes through time piece by piece. The steps of a piece are the rows of a tile, and their states a scan over it.
+"""GPU kernels of moment_filter: one program per block of columns processes time in pieces. A column is one channel of
+one sequence. The steps of a piece are the rows of a tile, and a scan over the tile computes their states.
 
-Steps are counted in the order of processing; FLIP says that it goes from the last step down. A row where a sequence is
-not there has the factor 1 and adds nothing; a factor of 0, as at a reset, takes nothing of what was before, not even
-NaN. Numbers are constants of the compiler, which would take arguments in float32.
+Steps are counted in processing order; FLIP means that processing starts at the last step. A row in which a sequence is
+inactive has the factor 1 and adds nothing. A factor of 0, as at a reset, discards earlier values, even NaN. Numbers are
+compile-time constants, because arguments would be rounded to float32.
 """
 
 import triton
@@ -20,13 +20,13 @@ def _read(p, at, mask):
 
 @triton.jit
 def _then(a, b, next_a, next_b):
-    """s -> a s + b, and then the next."""
+    """Composes s -> a s + b with the next such map."""
     return a * next_a, tl.where(next_a == 0, next_b, next_a * b + next_b)
 
 
 @triton.jit
 def _states(factors, inputs, before, REVERSE: tl.constexpr):
-    """Of each row of a tile, from the state before the first, or in reverse after the last."""
+    """The state at each row of a tile, from the state before the first row, or in reverse after the last."""
     a, b = tl.associative_scan((factors, inputs), 0, _then, reverse=REVERSE)
     return tl.where(a == 0, b, a * before + b)
 
@@ -38,7 +38,7 @@ def _row(tile, row, which):
 
 @triton.jit
 def _places(offsets, reset, place, column, T, N, C, PACKED: tl.constexpr, RESET: tl.constexpr, FLIP: tl.constexpr):
-    """Of a tile: where its elements lie, which are there, and which are reset."""
+    """For a tile: the addresses of its elements, their mask, and which of them are reset."""
     t = place
     if FLIP:
         t = T - 1 - place
@@ -51,7 +51,7 @@ def _places(offsets, reset, place, column, T, N, C, PACKED: tl.constexpr, RESET:
 
 @triton.jit
 def _factors(factor: tl.constexpr, alive, gone, like):
-    """What states are multiplied by, of the dtype of ``like``."""
+    """The factors of the states, with the dtype of ``like``."""
     factors = tl.where(alive, tl.full(like.shape, factor, like.dtype), tl.full(like.shape, 1.0, like.dtype))
     return tl.where(gone, 0.0, factors)
 
@@ -62,7 +62,7 @@ def forward(
     EPS: tl.constexpr, SQUARES: tl.constexpr, PACKED: tl.constexpr, RESET: tl.constexpr, HAS_V0: tl.constexpr,
     HAS_Q0: tl.constexpr, KEEPS: tl.constexpr, FLIP: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """v and q before each piece but the first go to ``kept``, (pieces - 1, 2, N)."""
+    """The forward pass. It stores v and q before each piece except the first in ``kept``, (pieces - 1, 2, N)."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     row = tl.arange(0, EVERY)[:, None].to(tl.int64)
     inside, columns = column < N, tl.zeros([1, 1], tl.int64) + N
@@ -95,7 +95,8 @@ def backward(
     RESET: tl.constexpr, HAS_V0: tl.constexpr, HAS_Q0: tl.constexpr, HAS_Y: tl.constexpr, HAS_V: tl.constexpr,
     HAS_Q: tl.constexpr, FLIP: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """v and q of a piece are made again from those before it, and what comes to them goes through it the other way."""
+    """The backward pass. It recomputes v and q of a piece from those before it and propagates their gradients in
+    reverse."""
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     row = tl.arange(0, EVERY)[:, None].to(tl.int64)
     inside, columns = column < N, tl.zeros([1, 1], tl.int64) + N
@@ -109,7 +110,7 @@ def backward(
         place = piece * EVERY + row
         at, alive, gone = _places(offsets, reset, place, column, T, N, C, PACKED, RESET, FLIP)
         _, next_alive, next_gone = _places(offsets, reset, place + 1, column, T, N, C, PACKED, RESET, FLIP)
-        # What comes to the last row has been multiplied already.
+        # The gradient of the last row is already multiplied.
         next_alive, next_gone = next_alive & (row < EVERY - 1), next_gone & (row < EVERY - 1)
         grad = _read(grad_y, at, alive & (column < (N if HAS_Y else 0)))
         factors = _factors(MU, alive, gone, grad)

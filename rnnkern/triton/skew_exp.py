@@ -1,8 +1,9 @@
-"""Kernels of skew_exp for GPUs: a small matrix per program, and products of linear combinations.
+"""GPU kernels of skew_exp: one program per small matrix, and products of linear combinations for larger ones.
 
-All evaluate the scheme of degree 8 (python_tests/ops/derive_skew_schemes.py). How often the result is squared is known
-on the device alone, so that nothing waits for it. The squarings' gradient needs no chain of earlier results: with V_k
-orthogonal and all of them powers of V_0, that of V = V_0^(2^s) is G V^T V_0 after G <- G + V_k^T G V_k for each k < s.
+All kernels evaluate the scheme of degree 8 (python_tests/ops/derive_skew_schemes.py). The number of squarings is known
+only on the device, so the host does not synchronize with it. The gradient of the squarings needs no chain of
+intermediate results: since all V_k are orthogonal and powers of V_0, the gradient of V = V_0^(2^s) is G V^T V_0 after G
+<- G + V_k^T G V_k for each k < s.
 """
 
 import triton
@@ -16,7 +17,8 @@ def _dot(a, b):
 
 @triton.jit
 def _pick(high, of_low, of_high):
-    """A coefficient of the scheme in use. Where there is one scheme alone it stays a constant, in every dtype."""
+    """A coefficient of the scheme in use. If there is only one scheme, it stays a compile-time constant, in every
+    dtype."""
     if of_low == of_high:
         return of_low
     else:  # noqa: RET505  (the compiler takes both branches otherwise)
@@ -38,7 +40,7 @@ def _skew(A, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _choice(norm, LIMITS: tl.constexpr, MOST: tl.constexpr):
-    """Whether the scheme is the one that is squared, and how often it is."""
+    """Whether the scheme with squarings is used, and the number of squarings."""
     high = norm > LIMITS[0]
     return high, tl.where(high, tl.minimum(tl.ceil(tl.log2(norm / LIMITS[1])), MOST), 0.0)
 
@@ -50,7 +52,7 @@ def _paired_norm(X):
 
 @triton.jit
 def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND: tl.constexpr):
-    """No less than the 2-norm of S, from P1 = S^2, which is symmetric, as in csrc/orthogonal/cpu/bound.h. ``BOUND``:
+    """An upper bound of the 2-norm of S, from the symmetric P1 = S^2, as in csrc/orthogonal/cpu/bound.h. ``BOUND``:
     steps of the power method, doublings, inside, rounding (python_tests/ops/derive_skew_schemes.py)."""
     index = tl.arange(0, P1.shape[0]).to(tl.uint32)
     mixed = (index + 1) * 2654435761
@@ -65,7 +67,7 @@ def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND:
     paired = _paired_norm(P1)
     least = tl.sqrt(tl.maximum(found, paired / tl.sqrt(pairs)))
     one = tl.max(tl.sum(tl.abs(P1), 1), 0)
-    # Squares of what is small would be lost.
+    # Scaled, because squares of small numbers would underflow.
     most = tl.sqrt(tl.where(one > LIMITS[0] * LIMITS[0], tl.minimum(one, paired), one))
     c = BOUND[2] * tl.maximum(least, 1e-15)
     T = P1 * (-2 / (c * c)) - IDENTITY
@@ -88,7 +90,7 @@ def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND:
 
 @triton.jit
 def _sums(S, P1, P2, sigma, high, IDENTITY, C: tl.constexpr):
-    """(left, right) of the last product, and the right of the second."""
+    """(left, right) of the last product, and the right operand of the second."""
     square = sigma * sigma
     X = _pick(high, C[2], C[11]) * square * P1 + P2
     Y = _pick(high, C[4], C[13]) * sigma * S + _pick(high, C[5], C[14]) * square * P1
@@ -102,7 +104,7 @@ def small_forward(
     A, V, kept, plan, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, TRAINING: tl.constexpr, MINUS_IDENTITY: tl.constexpr,
     C: tl.constexpr, LIMITS: tl.constexpr, SCHEMES: tl.constexpr, BOUND: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """A program per matrix. ``C``: x1..x7, y1, y2 of the scheme that is not squared, then of the one that is."""
+    """One program per matrix. ``C``: x1..x7, y1, y2 of the scheme without squarings, then of the one with squarings."""
     m = tl.program_id(0).to(tl.int64)
     row, column = _places(BLOCK)
     inside = (row < n) & (column < n)
@@ -144,7 +146,8 @@ def _kept(kept, m, k, n, KEPT: tl.constexpr, BLOCK: tl.constexpr):
 def small_backward(
     grad, A, kept, plan, grad_A, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, C: tl.constexpr, SCHEMES: tl.constexpr,
 ):  # fmt: skip
-    """What was kept is read again where it is wanted: a barrier ends what the compiler would hold in shared memory."""
+    """Saved products are read again where they are needed; a barrier keeps the compiler from holding them in shared
+    memory."""
     m = tl.program_id(0).to(tl.int64)
     row, column = _places(BLOCK)
     inside = (row < n) & (column < n)
@@ -199,7 +202,7 @@ def _entries(
     x, m, rows, columns, n, high, sigma, LOW: tl.constexpr, HIGH: tl.constexpr, POWER: tl.constexpr,
     FLIPPED: tl.constexpr, SKEW: tl.constexpr, IDENTITY: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Of one term of a combination, 0 outside; see :func:`product`."""
+    """Entries of one term of a linear combination, 0 outside the matrix; see :func:`product`."""
     inside = (rows < n) & (columns < n)
     x += m * STRIDE * n * n
     if IDENTITY:
@@ -230,14 +233,14 @@ def product(
     left, right, added, out, plan, n, k, LEFT: tl.constexpr, RIGHT: tl.constexpr, ADDED: tl.constexpr,
     PLANNED: tl.constexpr, IF: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """out = left right + added, a program per block and matrix, each of the three a linear combination.
+    """Computes out = left right + added, one program per block and matrix. Each of the three is a linear combination.
 
-    ``left``, ``right`` and ``added`` are tuples of tensors (matrices, N, N); for each of them ``LEFT``, ``RIGHT`` and
-    ``ADDED`` have (coefficient in the scheme ``LOW``, in the other, by which power of 1 / 2^squarings it is multiplied,
-    whether the tensor is transposed, whether it is skew-symmetric and its strict lower triangle alone is read, whether
-    it stands for I and is not read, N x N matrices from one to the next). Without ``PLANNED`` the plan is not read.
-    ``IF`` is "always", or for matrices that are squared more than k times "squared": else nothing is stored; or "copy":
-    else the first of ``added`` is.
+    ``left``, ``right`` and ``added`` are tuples of tensors (matrices, N, N). For each tensor ``LEFT``, ``RIGHT`` and
+    ``ADDED`` contain: the coefficient in the scheme ``LOW``, the coefficient in the other scheme, the power of 1 /
+    2^squarings that multiplies it, whether the tensor is transposed, whether it is skew-symmetric (only its strict
+    lower triangle is read), whether it stands for I (it is not read), and the stride between matrices in units of N x
+    N. Without ``PLANNED`` the plan is not read. ``IF`` is "always"; or "squared", which stores results only for
+    matrices that are squared more than k times; or "copy", which stores the first of ``added`` for the other matrices.
     """
     m = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(n, BLOCK)
