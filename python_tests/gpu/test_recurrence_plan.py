@@ -315,8 +315,8 @@ def refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "capability", "said"), [
-    ("12.8", (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
-    (None, (9, 0), "a PyTorch that was built with CUDA 13, and this is torch"),
+    ("12.8", (9, 0), "need a PyTorch built with CUDA 13, got torch"),
+    (None, (9, 0), "need a PyTorch built with CUDA 13, got torch"),
     ("13.0", (7, 5), "need a GPU with compute capability 8.0 or later, got 7.5"),
 ])  # fmt: skip
 def test_explain_says_why_no_kernel_serves_a_gpu(version, capability, said, refused):
