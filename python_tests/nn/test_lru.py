@@ -153,7 +153,7 @@ def test_copies_compiler_autocast_and_explain():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"r_min": -0.1}, ValueError, "r_min and r_max must be .* got -0.1 and 1.0"),
+        ({"r_min": -0.1}, ValueError, "r_min and r_max must satisfy .* got -0.1 and 1.0"),
         ({"r_min": 0.9, "r_max": 0.8}, ValueError, "got 0.9 and 0.8"),
         ({"r_min": 1.0}, ValueError, "not both 0 or 1, got 1.0 and 1.0"),
         ({"max_phase": 7}, ValueError, "max_phase must be in"),

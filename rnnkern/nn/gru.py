@@ -24,9 +24,9 @@ class GRU(LayerNormed, torch.nn.GRU):
     With ``layer_norm``, LayerNorm is applied to each of the two products over its 3*H values before the bias is added:
     :math:`\mathrm{LN}(W x_t) + b_{ih}` and :math:`\mathrm{LN}(R h_{t-1}) + b_{hh}`.
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`, plus ``reset_gate``,
-    ``num_heads``, ``layer_norm``, ``zoneout``, ``recurrent_dropout`` and ``reset``. T is the number of time steps, B
-    the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.GRU`. The options below and
+    ``reset``, an argument of :meth:`forward`, are additional. T is the number of time steps, B the batch size, I the
+    input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.

@@ -75,7 +75,7 @@ class LRU(SingleLayer):
         super().__init__({"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}, {}, {})
         if not (0 <= r_min <= r_max <= 1 and r_min < 1 and r_max > 0):
             raise ValueError(
-                f"r_min and r_max must be 0 <= r_min <= r_max <= 1, and not both 0 or 1, got {r_min} and {r_max}"
+                f"r_min and r_max must satisfy 0 <= r_min <= r_max <= 1, not both 0 or 1, got {r_min} and {r_max}"
             )
         if not 0 < max_phase <= 2 * math.pi:
             raise ValueError(f"max_phase must be in (0, 2 pi], got {max_phase}")

@@ -26,9 +26,9 @@ class LSTM(LayerNormed, torch.nn.LSTM):
         i, f, g, o &= \mathrm{LN}(W x_t) + b_{ih} + \mathrm{LN}(R h_{t-1}) + b_{hh} \\
         h_t &= \sigma(o) \tanh(\mathrm{LN}(c_t))
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`, plus ``num_heads``,
-    ``layer_norm``, ``zoneout``, ``recurrent_dropout``, ``recurrent_grad_dropout`` and ``reset``. T is the number of
-    time steps, B the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.LSTM`. The options below and
+    ``reset``, an argument of :meth:`forward`, are additional. T is the number of time steps, B the batch size, I the
+    input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in

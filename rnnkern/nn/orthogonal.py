@@ -203,7 +203,7 @@ class EURNN(_OrthogonalRNN):
     formed once per optimizer step, in O(H^2 L), and every step multiplies by it, in O(H^2).
 
     Args:
-        input_size, hidden_size, num_layers: I, H and the layers of the network.
+        input_size, hidden_size, num_layers: I, H and the number of layers of the network.
         rotation_layers: L. The default is H for ``"tunable"``, which reaches every rotation, and :math:`\log_2 H` for
             ``"butterfly"``.
         style: ``"tunable"`` rotates pairs of neighbors. ``"butterfly"`` pairs units as a fast Fourier transform does; H

@@ -126,7 +126,7 @@ class RecurrentBase(RNNBase):
         if any(isinstance(rate, bool) or not isinstance(rate, (int, float)) for rate in rates):
             raise TypeError(f"{name} should be of type float, got: {type(given).__name__}")
         if len(rates) not in (1, most) or not all(0 <= rate < 1 for rate in rates):
-            pair = f", or {most} of them, one for each state" if most > 1 else ""
+            pair = f", or {most} such numbers, one for each state" if most > 1 else ""
             raise ValueError(f"{name} must be in [0, 1){pair}, got {given}")
         return tuple(given) if rates is given else given
 

@@ -19,9 +19,9 @@ class RNN(Filtered, torch.nn.RNN):
     .. math::
         h_t = \phi(W x_t + b_{ih} + R h_{t-1} + b_{hh})
 
-    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`, plus more
-    nonlinearities, ``num_heads``, ``zoneout``, ``recurrent_dropout``, ``filter`` and ``reset``. T is the number of time
-    steps, B the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
+    Arguments, parameters, initial values, shapes and errors are those of :class:`torch.nn.RNN`. More nonlinearities,
+    the options below and ``reset``, an argument of :meth:`forward`, are additional. T is the number of time steps, B
+    the batch size, I the input size, H the hidden size, K the number of heads, each with D = H / K units.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.nn.
