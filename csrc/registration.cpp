@@ -1,4 +1,4 @@
-// Every operator of the package: the table of contents.
+// Schemas of all operators and the implementations registered for each dispatch key.
 #include <Python.h>
 
 #include <string>
@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("release_memory() -> int");
 
   m.def("recurrence_cells() -> str");
-  // No `params` are None: AOTInductor passes an empty list as None.
+  // `params` is optional because AOTInductor passes an empty list as None.
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
@@ -43,7 +43,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed) -> Tensor[]");
-  // Lists hold the first recurrence's tensors and then as many of the second.
+  // Each list holds the tensors of the first recurrence, followed by those of the second.
   m.def(
       "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
       "Tensor? batch_sizes, Tensor[]? reset, bool training, bool save_gates, Tensor[] weight_ih, Tensor[]? bias_ih) -> "
@@ -55,7 +55,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
-  // These two are Python's: rnnkern/_compiler.py and _extension.py have them.
+  // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.
   m.def("compile_kernel(str header, str type, str arch, bool again) -> Tensor[]");
   m.def("allows_tf32() -> bool");
   m.def(
@@ -76,8 +76,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def("skew_exp_backward(Tensor grad, Tensor A, Tensor kept, Tensor plan) -> Tensor");
   m.def("schur_weight(Tensor P, Tensor theta, Tensor gamma, Tensor T, bool training) -> Tensor[]");
   m.def("schur_weight_backward(Tensor grad, Tensor P, Tensor theta, Tensor gamma, Tensor T, Tensor half) -> Tensor[]");
-  // Matrix products and triangular solutions, all of them ATen's: rnnkern/ops/_orthogonal/householder.py has the
-  // kernels.
+  // Implemented with ATen matrix products and triangular solves in rnnkern/ops/_orthogonal/householder.py.
   m.def("householder_product(Tensor V, bool training) -> Tensor[]");
   m.def("householder_product_backward(Tensor grad, Tensor V, Tensor W, Tensor S, Tensor norm) -> Tensor");
   m.def("givens_product(Tensor angles, Tensor x, bool columns, bool butterfly) -> Tensor");
@@ -174,7 +173,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CUDA, m) {
 
 }  // namespace rnnkern
 
-// Importing the module runs the registrations above; it holds nothing itself.
+// The registrations above run when the module is imported. The module itself is empty.
 PyMODINIT_FUNC PyInit__C() {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

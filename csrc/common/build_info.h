@@ -4,7 +4,7 @@
 
 namespace rnnkern {
 
-// How this library was built and which SIMD level is in use, as JSON for rnnkern.build_info().
+// Build options of this library and the SIMD level in use, as a JSON object for rnnkern.build_info().
 std::string build_info();
 
 }  // namespace rnnkern

@@ -10,15 +10,15 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t least = int64_t(1) << 20;  // bytes: smaller ones come out of the heap without fresh pages
+constexpr int64_t least = int64_t(1) << 20;  // bytes; malloc serves smaller blocks without page faults
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds longest_idle{10};
 
 struct Block {
-  Tensor memory;  // of bytes
+  Tensor memory;  // dtype uint8
   int64_t size;
-  Clock::time_point since;  // it is idle
+  Clock::time_point since;  // when it became idle
 };
 
 struct Pool {
@@ -26,7 +26,7 @@ struct Pool {
   std::list<Block> idle;  // oldest first
   int64_t idle_bytes = 0, used_bytes = 0, most_used = 0;
 
-  // An idle block of that size or a little more, or a new one.
+  // Reuses an idle block of at least `size` and at most 5/4 `size` bytes, or allocates a new one.
   Block alloc(const Tensor& like, int64_t size) {
     std::list<Block> given_back, found;
     {
@@ -46,10 +46,10 @@ struct Pool {
       shrink(most_used - used_bytes, given_back);
     }
     if (!found.empty()) return found.front();
-    given_back.clear();  // before more is asked for
+    given_back.clear();  // free memory before allocating more
     try {
       return {empty(like, {size}, ScalarType::Byte), size, {}};
-    } catch (...) {  // what is idle is needed now
+    } catch (...) {  // out of memory: free all idle blocks
       const std::lock_guard lock(mutex);
       used_bytes -= size;
       most_used = used_bytes;
@@ -77,7 +77,7 @@ struct Pool {
   }
 };
 
-// Never destroyed: tensors may outlive everything.
+// Never destroyed, since tensors may outlive all static objects.
 Pool& pool = *new Pool;
 
 }  // namespace

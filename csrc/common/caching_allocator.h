@@ -1,21 +1,21 @@
-// Memory of large tensors that live from a forward to its backward or as long as a call, kept for the next ones: taking
-// fresh pages from the system costs several times what it costs to write them once.
+// Caching CPU allocator for large tensors that live for one call, or from a forward pass to its backward pass. Reusing
+// memory avoids page faults: getting fresh pages from the system takes several times as long as writing them.
 #pragma once
 
 #include "common/tensor.h"
 
 namespace rnnkern {
 
-// Uninitialised, on the CPU. What is kept idle never makes the sum with what is in use exceed the most that was in use
-// at once, and goes after ten seconds, at the next call that takes or gives some.
+// An uninitialized CPU tensor. Idle plus used bytes never exceed the peak of used bytes. A block that has been idle for
+// ten seconds is freed at the next allocation or deallocation.
 Tensor cached_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
 
-// Of the sizes of `x`, and of its dtype unless another is named.
+// Like cached_empty, with the sizes of `x` and, by default, its dtype.
 inline Tensor reusable_like(const Tensor& x, std::optional<ScalarType> dtype = {}) {
   return cached_empty(x, sizes_with(x, 0, {}), dtype.value_or(x.scalar_type()));
 }
 
-// Gives back all that is idle; returns the bytes.
+// Frees all idle memory and returns its size in bytes.
 int64_t release_memory();
 
 }  // namespace rnnkern

@@ -16,8 +16,9 @@ struct Counter {
   std::atomic<int64_t> times{0};
 };
 
-// Lists that only grow, by the addresses of the parts: a call is not to build a string or to take a lock. A kernel may
-// have several counters: the same text at several addresses, or two threads that both counted it first.
+// Append-only lists, hashed by the addresses of the name parts, so that a call neither builds a string nor takes a
+// lock. A kernel may have several counters: the same text may have several addresses, and two threads may insert the
+// first count at the same time. kernel_counts() adds them up.
 std::atomic<Counter*> lists[64];
 
 Counter& counter(const Name& name) {

@@ -1,14 +1,14 @@
-// How often each kernel was entered: what `explain` says is held to this by tests.
+// Counts the calls of each kernel. Tests compare the counts with what `explain` reports.
 #pragma once
 
 #include <string>
 
 namespace rnnkern {
 
-// Entered once more: the kernel's name, in parts that live as long as the library.
+// Increments the counter of a kernel. The parts of its name must outlive the library (string literals).
 void count(const char* family, const char* direction, const char* cell, const char* variant);
 
-// {"recurrence/cpu/forward/lstm/avx512": 3, ...} as JSON, since the library was loaded.
+// The counts since the library was loaded, as JSON: {"recurrence/cpu/forward/lstm/avx512": 3, ...}.
 std::string kernel_counts();
 
 }  // namespace rnnkern

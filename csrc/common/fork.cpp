@@ -8,10 +8,10 @@ namespace {
 
 ForkSafeMutex* first = nullptr;
 
-// libgomp keeps a team for each thread that began a parallel region. A child whose thread has its parent's team would
-// wait for it for ever, so it ends before the fork, and the next region on either side starts one, of PyTorch's
-// operators too. In a process that is told to use one thread there is none, or, after a fork without this library, none
-// that could end.
+// libgomp keeps a thread team for each thread that has started a parallel region. If a forked child inherited a team,
+// it would wait forever for threads that do not exist, in PyTorch's operators too. The team therefore ends before the
+// fork, and the next parallel region on either side starts a new one. In a process that uses one thread there is no
+// team, or, if it was itself forked without this library, none that could be ended.
 void end_team() {
   if (omp_get_max_threads() > 1) omp_pause_resource_all(omp_pause_soft);
 }

@@ -1,12 +1,12 @@
-// Forks: the child has one thread, whatever the others held or were waiting for.
+// Fork safety: only the forking thread exists in the child process, so no mutex may stay locked by another thread.
 #pragma once
 
 #include <mutex>
 
 namespace rnnkern {
 
-// The library's only kind of mutex: a fork waits until it has all of them, and so leaves none locked in the child. They
-// are made while the library is loaded and never destroyed; no thread holds two.
+// The only mutex type of this library. A fork first locks all instances, so that none is left locked in the child.
+// Instances are constructed while the library is loaded and are never destroyed; a thread holds at most one.
 class ForkSafeMutex : public std::mutex {
  public:
   ForkSafeMutex();

@@ -1,4 +1,4 @@
-// What setup.py compiles first: a compiler that takes this takes the rest.
+// setup.py compiles this file first: a compiler that accepts it accepts the rest of the sources.
 #include <Python.h>
 #include <omp.h>
 

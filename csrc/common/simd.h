@@ -1,5 +1,5 @@
-// One SIMD vector type for every level: GCC's vector extension, RNNKERN_VECTOR_BYTES wide. In level files it comes
-// after their `#pragma GCC target`; the unnamed namespace keeps each level's code to itself.
+// A SIMD vector type for every level, built on GCC's vector extension and RNNKERN_VECTOR_BYTES wide. Level sources
+// include this header after their `#pragma GCC target`. The unnamed namespace keeps the code of each level separate.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Lanes<double> {
   static constexpr int64_t sign = INT64_MIN;
 };
 
-// 0, 1, 2, ...: a constant in memory, since a compiler would put it together lane by lane, each time.
+// 0, 1, 2, ..., stored in memory because a compiler would otherwise build the vector lane by lane at each use.
 template <class T>
 struct Numbers {
   using Lane = std::remove_const_t<decltype(Lanes<T>::sign)>;
@@ -51,15 +51,15 @@ RNNKERN_INLINE typename Lanes<T>::RawBits numbered() {
   return lanes;
 }
 
-// Which lanes are among the first n; none where n is negative. n fits a lane: it is less than a vector's width, and
-// what is below zero is no further below than a few vectors.
+// Mask of the first n lanes; empty if n is negative. n must fit the lane type: it is less than the vector width and at
+// least minus a few widths.
 template <class T>
 RNNKERN_INLINE typename Lanes<T>::RawBits among_first(int64_t n) {
   return numbered<T>() < typename Lanes<T>::RawBits{} + typename Numbers<T>::Lane(n);
 }
 
-// The first n lanes in memory, n less than all of them: the others read as zero and are not written. Neither touches
-// what lies beyond, which may be another thread's or no memory at all.
+// Load and store of the first n lanes, for n less than the vector width. A load sets the other lanes to zero. Neither
+// accesses memory beyond the n elements, which may belong to another thread or be unmapped.
 #if RNNKERN_VECTOR_BYTES == 64
 
 template <class T>
@@ -132,7 +132,8 @@ struct Vec {
   RNNKERN_INLINE Vec(Raw raw) : v(raw) {}
   template <class S>
     requires std::is_arithmetic_v<S>
-  RNNKERN_INLINE explicit Vec(S x) : v(T(x) - Raw{}) {}  // nothing is left of - 0; + 0 would have to turn -0 into 0
+  RNNKERN_INLINE explicit Vec(S x)
+      : v(T(x) - Raw{}) {}  // x - 0 compiles to nothing; x + 0 would have to turn -0 into 0
 
   RNNKERN_INLINE static Vec load(const T* p) {
     Vec x;
@@ -141,14 +142,14 @@ struct Vec {
   }
   RNNKERN_INLINE void store(T* p) const { std::memcpy(p, &v, sizeof(Raw)); }
 
-  // The first n lanes; the others read as zero and are not written.
+  // Load and store of the first n lanes. A load sets the other lanes to zero.
   RNNKERN_INLINE static Vec load(const T* p, int64_t n) { return n >= width ? load(p) : Vec(load_first(p, n)); }
   RNNKERN_INLINE void store(T* p, int64_t n) const {
     if (n >= width) return store(p);
     store_first(v, p, n);
   }
 
-  // All lanes, where a number of them is asked for: a constant, so that nothing is left of the question.
+  // The lane count of a full vector, as a compile-time constant: the comparisons with `width` are optimized away.
   static constexpr std::integral_constant<int64_t, width> all{};
 
   RNNKERN_INLINE friend Vec operator-(Vec a) { return -a.v; }
@@ -162,7 +163,7 @@ struct Vec {
   RNNKERN_INLINE friend RawBits operator>=(Vec a, Vec b) { return a.v >= b.v; }
   RNNKERN_INLINE friend RawBits operator==(Vec a, Vec b) { return a.v == b.v; }
 
-  // Lanes of a where the condition holds, of b elsewhere.
+  // Takes lanes of a where the condition holds, and lanes of b elsewhere.
   RNNKERN_INLINE friend Vec select(RawBits condition, Vec a, Vec b) { return Vec(condition ? a.v : b.v); }
 
   RNNKERN_INLINE friend Vec abs(Vec a) { return Vec((Raw)((RawBits)a.v & ~(RawBits{} + Lanes<T>::sign))); }
@@ -176,8 +177,8 @@ struct Vec {
   }
 };
 
-// Which lanes of two vectors change sides in a transpose, for blocks of so many lanes: constants, since a compiler
-// would put them together lane by lane, each time.
+// Shuffle masks of one transpose stage that exchanges blocks of `Size` lanes between two vectors. They are constants in
+// memory because a compiler would otherwise build them lane by lane at each use.
 template <class T, int Size>
 struct Sides {
   using Lane = std::remove_const_t<decltype(Lanes<T>::sign)>;
@@ -191,7 +192,7 @@ struct Sides {
   }
 };
 
-// v[i][j] becomes v[j][i], for as many vectors as a vector has lanes: blocks of 1, 2, 4, ... lanes change sides.
+// Transposes a square of `width` vectors: v[i][j] becomes v[j][i]. Stages exchange blocks of 1, 2, 4, ... lanes.
 template <class T, int Size = 1>
 RNNKERN_INLINE void transpose(Vec<T>* v) {
   using V = Vec<T>;

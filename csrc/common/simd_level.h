@@ -4,25 +4,25 @@
 
 namespace rnnkern {
 
-// The instruction sets that the CPU kernels are compiled for; a processor that has one has those before it.
+// Instruction sets that the CPU kernels are compiled for. Each level includes the previous ones.
 enum class SimdLevel { plain, avx2, avx512, avx512_bf16 };
 
 const char* name(SimdLevel level);
 
-// The highest that this processor has. Other processors than x86-64 have `plain` alone.
+// The highest level that this processor supports. Processors other than x86-64 support only `plain`.
 SimdLevel processor_simd_level();
 
-// Those that this processor has and that were compiled, lowest first.
+// Levels that this processor supports and that were compiled, in increasing order.
 std::vector<SimdLevel> supported_simd_levels();
 
-// The level that kernels take: the highest supported, unless the environment variable RNNKERN_SIMD or a call
-// of set_simd_level names another. One atomic load after the first call.
+// The level that kernels use: the highest supported one, unless set_simd_level or the environment variable RNNKERN_SIMD
+// selects another. After the first call this is a single atomic load.
 SimdLevel simd_level();
 
-// Bytes of a vector of the level in use.
+// Vector width in bytes of the level in use.
 int simd_vector_bytes();
 
-// Takes the name of a supported level; returns the name of the level that was in use.
+// Selects a supported level by name and returns the name of the previous one.
 const char* set_simd_level(const char* name);
 
 }  // namespace rnnkern

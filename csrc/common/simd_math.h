@@ -1,7 +1,7 @@
-// Vectorised exponentials. Errors against the exact value, in units in the last place, for all arguments of tanh and
-// for those of sigmoid from -87 (float) or -708 (double) upwards (python_tests/ops/test_simd_math.py measures them):
-//   float: tanh 3, sigmoid 3;  double: tanh 3, sigmoid 3.
-// Below, sigmoid stays where it is there, at 1.7e-38 or 3.4e-308, instead of reaching 0. NaN stays NaN.
+// Vectorized exponential functions. Maximum errors in ulp, measured by python_tests/ops/test_simd_math.py:
+//     float: tanh 3, sigmoid 3;  double: tanh 3, sigmoid 3.
+// These hold for all arguments of tanh, and for arguments of sigmoid from -87 (float) or -708 (double) upwards. For
+// smaller arguments, sigmoid stays at 1.7e-38 or 3.4e-308 instead of reaching 0. NaN propagates.
 #pragma once
 
 #include "common/simd.h"
@@ -30,7 +30,7 @@ struct ExpFacts<double> {
   static constexpr int terms = 12;
 };
 
-// exp(x) = scale * (1 + fraction), scale a power of two, |x| <= limit.
+// exp(x) = scale * (1 + fraction) for |x| <= limit; scale is a power of two.
 template <class T>
 struct Exp {
   Vec<T> scale, fraction;
@@ -41,7 +41,7 @@ struct Exp {
     const V shifted = x * V(T(1.4426950408889634074)) + V(F::round);
     const V n = shifted - V(F::round);
     const V r = (x - n * V(F::ln2_high)) - n * V(F::ln2_low);
-    // Taylor's series of (exp(r) - 1 - r) / r^2 on |r| <= ln 2 / 2, by Horner.
+    // Taylor series of (exp(r) - 1 - r) / r^2 on |r| <= ln 2 / 2, evaluated by Horner's scheme.
     T coefficient = T(1);
     for (int k = 2; k <= F::terms + 1; ++k) coefficient /= T(k);
     V series = V(coefficient);
@@ -63,8 +63,8 @@ RNNKERN_INLINE Vec<T> tanh(Vec<T> x) {
   const V a = V(0) - (abs(x) + abs(x));
   const V limited = select(a < V(-60), V(-60), a);
   const Exp<T> e(limited);
-  // With E = exp(-2|x|): tanh|x| = -(E - 1) / (1 + E), which keeps small results exact, or 1 - 2 E / (1 + E), which
-  // keeps large ones; E - 1 is summed without cancellation.
+  // With E = exp(-2|x|): tanh|x| = -(E - 1) / (1 + E) is accurate for small |x|, and 1 - 2 E / (1 + E) for large |x|. E
+  // - 1 is computed without cancellation.
   const V minus_one = e.scale * e.fraction + (e.scale - V(1)), exp = e.scale + e.scale * e.fraction;
   const auto small = a > V(-1);
   const V quotient = select(small, V(0) - minus_one, exp + exp) / (V(1) + exp);
@@ -81,7 +81,7 @@ RNNKERN_INLINE Vec<T> sigmoid(Vec<T> x) {
   return V(1) / (V(1) + (e.scale + e.scale * e.fraction));
 }
 
-// exp(x) and exp(x) - 1: where |x| is above the limit, the square of exp(x / 2), which reaches 0 and infinity.
+// exp(x) and exp(x) - 1. Where |x| exceeds the limit, exp(x) is the square of exp(x / 2), so it reaches 0 and infinity.
 template <class T>
 RNNKERN_INLINE Vec<T> exp(Vec<T> x) {
   using V = Vec<T>;
@@ -102,7 +102,7 @@ RNNKERN_INLINE Vec<T> expm1(Vec<T> x) {
   return select(low > V(limit), exp(x), e.scale * e.fraction + (e.scale - V(1)));
 }
 
-// The rest lane by lane.
+// The remaining functions are evaluated lane by lane.
 #define RNNKERN_LANE_BY_LANE(name)                                                                           \
   template <class T>                                                                                         \
   RNNKERN_INLINE Vec<T> name(Vec<T> x) {                                                                     \

@@ -1,5 +1,6 @@
-// What a level source (*_level*.cpp) is compiled for. setup.py compiles each of them once per SIMD level, with
-// RNNKERN_SIMD_LEVEL set to its name. Included after all that needs no such processor: from here on code is for it.
+// Selects the target instruction set of a level source (*_level*.cpp). setup.py compiles each level source once per
+// SIMD level, with RNNKERN_SIMD_LEVEL set to the name of the level. Include this header after everything that must not
+// depend on the level: all code from here on is compiled for it.
 #pragma once
 
 #if defined(__x86_64__)
@@ -14,7 +15,7 @@
 #define RNNKERN_LEVEL_NUMBER(name) RNNKERN_LEVEL_OF(name)
 
 #if RNNKERN_LEVEL_NUMBER(RNNKERN_SIMD_LEVEL) == RNNKERN_LEVEL_plain
-// 128-bit vectors, as every x86-64 and ARMv8 processor has them
+// 128-bit vectors, which every x86-64 and ARMv8 processor supports.
 #define RNNKERN_VECTOR_BYTES 16
 #define RNNKERN_VECTOR_REGISTERS 16
 #elif RNNKERN_LEVEL_NUMBER(RNNKERN_SIMD_LEVEL) == RNNKERN_LEVEL_avx2

@@ -1,4 +1,4 @@
-// A team of threads that lives for a whole sequence and meets at barriers.
+// A team of threads that processes a whole sequence and synchronizes at barriers.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ inline void relax() {
 #endif
 }
 
-// Spins, then sleeps: the thread that is waited for may have lost its core, and takes that of one that sleeps.
+// Spins, then sleeps: the thread that everyone waits for may have been preempted, and can take the core of a sleeper.
 template <class F>
 void wait_until(F done) {
   for (int spins = 0; !done(); ++spins) {
@@ -43,7 +43,7 @@ class Barrier {
   alignas(64) std::atomic<unsigned> round_{0};
 };
 
-// How far a problem is, for one that reads its results at the same time.
+// Number of completed steps of a problem, for a team that consumes its results concurrently.
 class Progress {
  public:
   void reach(int64_t steps) { steps_.store(steps, std::memory_order_release); }
@@ -59,7 +59,7 @@ struct Range {
   int64_t begin, end;
 };
 
-// One thread's place in its team. The size is of those who came, which may be fewer than were asked for.
+// A thread's rank in its team. `size` is the actual team size, which may be smaller than requested.
 struct ThreadContext {
   int rank, size;
   Barrier* of_team;
@@ -67,29 +67,29 @@ struct ThreadContext {
   void barrier() const {
     if (size > 1) of_team->wait(size);
   }
-  // Its part of so many.
+  // This thread's share of `all` items.
   Range share(int64_t all) const { return {all * rank / size, all * (rank + 1) / size}; }
 };
 
-// What runs a problem, shared out among a team, and the elements of room that the team takes.
+// A function that runs a problem on a team, and the number of workspace elements it needs for a team of that size.
 template <class Problem>
 struct Kernel {
   void (*run)(const Problem&, ThreadContext);
   int64_t (*workspace)(const Problem&, int team);
 };
 
-// The same of parts begin..end-1 of a problem, which do not depend on one another.
+// The same for parts [begin, end) of a problem. Parts are independent of one another.
 template <class Problem>
 struct KernelOfParts {
   void (*run)(const Problem&, Range parts, ThreadContext);
   int64_t (*workspace)(const Problem&, int team);
 };
 
-// How many of a team take one of two problems: of an odd number the first has one more.
+// Team size of each half (0 or 1). If the team size is odd, the first half has one more thread.
 inline int half_size(int team, int half) { return (team + 1 - half) / 2; }
 
-// f(half, member) for what the thread of a rank does in a team whose halves, with a barrier each, take a problem each.
-// The first never waits for the second. One thread alone is each half in turn.
+// Splits a team into two halves, one for each of two problems, each with its own barrier. Calls f(half, member) for the
+// thread of the given rank. The first half never waits for the second. A single thread runs both halves in turn.
 template <class F>
 void in_halves(int rank, int team, Barrier (&barriers)[2], F f) {
   if (team == 1) {

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-// Weak: a PyTorch before 2.13 does not have it, and must still load this library.
+// Weak, because PyTorch before 2.13 does not define it and this library must still load there.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace rnnkern {

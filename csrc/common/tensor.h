@@ -1,4 +1,4 @@
-// torch's C++ types and the few operators of ATen that drivers call; the only header that names them.
+// The C++ types of PyTorch and the few ATen operators that drivers call. No other header refers to them directly.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 using OptionalTensors = std::optional<Tensors>;
 
-// Of "float32", "float64", "bfloat16" and "float16".
+// Parses "float32", "float64", "bfloat16" or "float16".
 ScalarType scalar_type(const std::string& name);
 
-// Throws what the C shim of PyTorch 2.13 knows of an allocation that failed, and that of 2.11 loses.
+// Reports a failed allocation with the message that the C shim of PyTorch 2.13 provides and that of 2.11 loses.
 [[noreturn]] void fail_to_allocate(torch::headeronly::IntHeaderOnlyArrayRef sizes);
 
-// Uninitialised and contiguous, on the device of `like` and of its dtype unless another is named. PyTorch's new_empty
-// goes through the boxed dispatcher, which takes as long as a small kernel.
+// An uninitialized contiguous tensor on the device of `like`, by default with its dtype. PyTorch's new_empty goes
+// through the boxed dispatcher, which takes as long as a small kernel.
 inline Tensor empty_of(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                        std::optional<ScalarType> dtype) {
   std::vector<int64_t> strides(sizes.size(), 1);
@@ -47,12 +47,12 @@ inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, std::
   return empty_of(like, {sizes.data(), sizes.size()}, dtype);
 }
 
-// Of the sizes of `x`.
+// An uninitialized tensor with the sizes of `x`.
 inline Tensor empty_of_sizes(const Tensor& like, const Tensor& x, std::optional<ScalarType> dtype = {}) {
   return empty_of(like, x.sizes(), dtype);
 }
 
-// The sizes of `x`, others in the place of so many last ones.
+// The sizes of `x` with the last `dropped` ones replaced by `last`.
 inline std::vector<int64_t> sizes_with(const Tensor& x, int64_t dropped, std::initializer_list<int64_t> last) {
   const auto sizes = x.sizes();
   std::vector<int64_t> found(sizes.begin(), sizes.end() - dropped);
@@ -82,10 +82,10 @@ inline Tensor transposed(const Tensor& x, int64_t dim0, int64_t dim1) {
 
 inline void fill_zero(Tensor x) { torch::stable::zero_(x); }
 
-// In the dtype of `to`. Never waits for a device.
+// Converts to the dtype of `to`. Never synchronizes with the device.
 inline void copy(Tensor to, const Tensor& from) { torch::stable::copy_(to, from, true); }
 
-// x itself where it is contiguous.
+// Returns x itself if it is contiguous.
 inline Tensor dense(const Tensor& x) {
   if (x.is_contiguous()) return x;
   const Tensor made = empty_of_sizes(x, x);
@@ -93,7 +93,7 @@ inline Tensor dense(const Tensor& x) {
   return made;
 }
 
-// out = a b, of matrices or of as many batches of them.
+// out = a b, for matrices or batches of matrices.
 inline void product(const Tensor& out, const Tensor& a, const Tensor& b) {
   using torch::stable::detail::from;
   StableIValue stack[] = {from(a), from(b), from(out)};
@@ -102,12 +102,11 @@ inline void product(const Tensor& out, const Tensor& a, const Tensor& b) {
   torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// Sum over one dimension.
 inline Tensor sum(const Tensor& x, int64_t dim, std::optional<ScalarType> dtype = {}) {
   return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, dtype);
 }
 
-// f(double()) or f(float()).
+// Calls f(double()) or f(float()), depending on the dtype of x.
 template <class F>
 auto by_float_or_double(const Tensor& x, const char* must, F f) {
   if (x.scalar_type() == ScalarType::Double) return f(double());
@@ -115,7 +114,7 @@ auto by_float_or_double(const Tensor& x, const char* must, F f) {
   return f(float());
 }
 
-// As torch.get_num_threads() has it.
+// The value of torch.get_num_threads().
 inline int64_t get_num_threads() { return torch::stable::get_num_threads(); }
 
 template <class T>

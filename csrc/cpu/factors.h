@@ -13,7 +13,7 @@
 namespace rnnkern {
 namespace {
 
-// Whether rows of F are multiplied as they are stored, in pairs.
+// Whether rows of F are multiplied in their storage format, as pairs.
 #if RNNKERN_BFLOAT16_DOTS
 template <class F>
 constexpr bool has_bf16_dot = std::is_same_v<F, device::bfloat16>;
@@ -22,22 +22,23 @@ template <class F>
 constexpr bool has_bf16_dot = false;
 #endif
 
-// Elements of a row that one instruction takes.
+// Elements of a row that one multiply instruction consumes.
 template <class F>
 constexpr int k_pack = has_bf16_dot<F> ? 2 : 1;
 
-// The form in which rows stored as S go into products.
+// The type in which rows stored as S are multiplied.
 template <class S>
 using OperandT = std::conditional_t<has_bf16_dot<S>, S, Arithmetic<S>>;
 
-// Two bfloat16 a lane, the first in the low half.
+// Two bfloat16 values per lane, the first in the low half.
 struct Pairs {
   Bits bits;
 
   RNNKERN_INLINE static Pairs load(const float* p) { return {(Bits)Vec<float>::load(p).v}; }
 };
 
-// As many elements of a row as go together, in every lane; or with a zero in place of the second.
+// broadcast() copies k_pack elements of a row to every lane. broadcast_first() has one element, with a zero in place of
+// the second.
 template <class T>
 RNNKERN_INLINE Vec<T> broadcast(const T* p) {
   return Vec<T>(*p);
@@ -62,11 +63,11 @@ RNNKERN_INLINE Vec<float> add_product(Vec<float> sum, Pairs a, Pairs b) {
 }
 #endif
 
-// The first lanes as bfloat16, in the low halves.
+// Converts the first lanes to bfloat16, in the low half of each lane.
 RNNKERN_INLINE Bits low_halves(const float* p, int64_t lanes) { return to_bfloat16(Vec<float>::load(p, lanes)); }
 RNNKERN_INLINE Bits low_halves(const device::bfloat16* p, int64_t lanes) { return widen_words(load_words(p, lanes)); }
 
-// The first elements of a row of weights, in the order of lanes: of pairs, two for each.
+// Loads the first `elements` of a row of weights, one per lane, or two per lane for pairs.
 template <class F, class T>
 RNNKERN_INLINE Vec<T> load_factors(const T* p, int64_t elements) {
   if constexpr (has_bf16_dot<F>) {
@@ -81,7 +82,8 @@ RNNKERN_INLINE Vec<T> load_factors(const T* p, int64_t elements) {
   }
 }
 
-// A vector of pairs of which one row has the first elements, a later call's row the second ones, zeros until then.
+// Interleaves two rows into a vector of pairs. The first call writes the first elements, with zeros in the second
+// place; the call for the second row fills them in.
 template <class F>
 RNNKERN_INLINE void put_half(bool second, const F* from, int64_t lanes, float* pairs) {
   Bits bits = low_halves(from, lanes);

@@ -1,6 +1,6 @@
-// The microkernel of every product on a CPU, and the tiles that recurrence and relevancy make of it. Each sum runs over
-// k in the same order whatever tile it is in, so that results do not depend on how rows are shared out. Once per SIMD
-// level.
+// Register-tiled microkernel of all matrix products on the CPU, and the tiles that the recurrence and relevancy kernels
+// build from it. Every sum runs over k in the same order whatever the tile, so results do not depend on how rows are
+// divided among threads. Compiled once per SIMD level.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace rnnkern {
 namespace {
 
-// A tile is `rows` x `vectors` accumulators held in registers; the rest of the register file is for operands.
+// A tile holds `rows` x `vectors` accumulators in registers; the remaining registers hold operands.
 constexpr int accumulators = RNNKERN_VECTOR_REGISTERS == 32 ? 24 : 12;
 constexpr int max_vectors = 4;
 constexpr int max_rows(int vectors) { return accumulators / vectors; }
@@ -25,7 +25,7 @@ struct RegisterTile {
 
   V sum[Rows][Vectors];
 
-  // f(i, j, sum[i][j])
+  // Calls f(i, j, sum[i][j]) for every accumulator.
   template <class Each>
   RNNKERN_INLINE void each(Each f) {
 #pragma GCC unroll 24
@@ -38,7 +38,7 @@ struct RegisterTile {
     each([](int, int, V& sum) RNNKERN_INLINE_LAMBDA { sum = V(0); });
   }
 
-  // sum[i][j] += a(i) w[j], where a(i) has an element of the left factor in every lane and w is dense.
+  // sum[i][j] += a(i) w[j]. a(i) is an element of the left factor broadcast to all lanes; w is contiguous.
   template <class A>
   RNNKERN_INLINE void add(A a, const T* w) {
     using W = decltype(a(0));
@@ -54,8 +54,9 @@ struct RegisterTile {
   }
 };
 
-// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. a[i] is `segments` runs of `length`, `stride` apart; w and out
-// are dense. Sums of pairs start at zero: the instruction takes subnormal numbers, which init may have, for zero.
+// out[i][j] = init[j] + sum over k of a[i][k] w[k][j]. a[i] consists of `segments` runs of `length` elements, `stride`
+// apart; w and out are contiguous. Sums of pairs start at zero and add `init` last, because the bfloat16 instruction
+// flushes subnormal numbers to zero and init may contain some.
 template <class F, int Rows, int Vectors>
 struct ProductTile {
   using T = Arithmetic<F>;
@@ -85,9 +86,9 @@ struct ProductTile {
   }
 };
 
-// out[i][j] += sum over rows k of a[k][i] b[k][j], b dense; where two go together, pairs of rows. A block is summed by
-// itself before it is added to what is there: errors grow with the length of a block and the number of blocks, not with
-// their product.
+// out[i][j] += sum over rows k of a[k][i] b[k][j]. b is contiguous; for bfloat16 pairs, k counts pairs of rows. Each
+// block of rows is summed separately before it is added to `out`, so rounding errors grow with the block length plus
+// the number of blocks, not with their product.
 template <class F, int Rows, int Vectors>
 struct OuterTile {
   using T = Arithmetic<F>;
@@ -98,7 +99,7 @@ struct OuterTile {
     RegisterTile<F, Rows, Vectors> tile;
     tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA {
       sum = V(0);
-      __builtin_prefetch(out + i * out_stride + j * V::width, 1);  // the sums outgrow the near caches
+      __builtin_prefetch(out + i * out_stride + j * V::width, 1);  // the output does not fit in L1/L2
     });
     for (int k = 0; k < count; ++k) {
       const F* x = a[k] + a_column * k_pack<F>;
@@ -111,7 +112,7 @@ struct OuterTile {
   }
 };
 
-// The function of a kind of tile for so many rows, and vectors.
+// Selects the instantiation of a tile for a number of rows (and of vectors).
 template <template <class, int, int> class Kind, class F, int Vectors>
 auto tile_of(int rows) {
   return [rows]<int... Row>(std::integer_sequence<int, Row...>) {

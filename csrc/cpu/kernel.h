@@ -1,4 +1,4 @@
-// What kernels of all families are written with. Once per SIMD level.
+// Common includes of the CPU kernels of all operator families. Compiled once per SIMD level.
 #pragma once
 
 #include "cpu/level_includes.h"

@@ -1,6 +1,5 @@
-// What stands first in every level source, before the `#pragma GCC target`: all that kernels use of the standard
-// library and of the code that other sources share, so that none of it is compiled for a processor that may not be
-// there.
+// Included first in every level source, before `#pragma GCC target`: the standard library headers and shared code that
+// kernels use. This keeps shared inline functions from being compiled for instructions that the processor may lack.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// How a CPU driver runs a kernel: by how many threads, and where its workspace is.
+// Runs a CPU kernel on a team of threads, with a workspace.
 #pragma once
 
 #include <omp.h>
@@ -15,7 +15,7 @@ inline int at_most_all(int64_t threads) {
   return int(threads < most ? threads : most);
 }
 
-// f(member), by a team of so many.
+// Calls f(member) on each thread of a team.
 template <class F>
 void in_team(int threads, F f) {
   if (threads == 1) return f(ThreadContext{0, 1, nullptr});
@@ -24,7 +24,7 @@ void in_team(int threads, F f) {
   f(ThreadContext{omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
-// Gives a problem its workspace, which is there as long as what is returned.
+// Allocates the workspace of a problem. It lives as long as the returned tensor.
 template <class Problem>
 Tensor make_workspace(Problem& problem, int64_t elements, const Tensor& like) {
   const Tensor memory = cached_empty(like, {elements}, like.scalar_type());
@@ -38,7 +38,7 @@ void run(Kernel<Problem> kernel, Problem problem, int threads, const Tensor& lik
   in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
 }
 
-// Members take parts of their own, `apart`, or share out each one.
+// If `apart`, each thread takes its own parts with a workspace of its own; otherwise the whole team shares every part.
 template <class Problem>
 void run_parts(KernelOfParts<Problem> kernel, Problem problem, int64_t parts, bool apart, int threads,
                const Tensor& like) {

@@ -1,5 +1,5 @@
-// How rows cross memory: read and written as they are stored, computed in vectors of what they are computed in.
-// Once per SIMD level.
+// Loads and stores that convert between the storage dtype of a row and the dtype of its arithmetic. Compiled once per
+// SIMD level.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ using device::Arithmetic;
 
 namespace {
 
-// The first lanes, as Vec has them: the others read as zero and are not written.
+// Load and store of the first lanes, like those of Vec: a load sets the other lanes to zero.
 template <class T>
 RNNKERN_INLINE Vec<T> load(const T* p, int64_t lanes) {
   return Vec<T>::load(p, lanes);
@@ -29,11 +29,11 @@ RNNKERN_INLINE void store(Vec<T> x, T* p, int64_t lanes) {
   x.store(p, lanes);
 }
 
-// 16 bits a lane, as many lanes as floats.
+// 16 bits per lane, with as many lanes as a vector of floats.
 typedef uint16_t Words __attribute__((vector_size(RNNKERN_VECTOR_BYTES / 2)));
 typedef uint32_t Bits __attribute__((vector_size(RNNKERN_VECTOR_BYTES)));
 
-// The first n lanes as above, n less than all of them.
+// Load and store of the first n lanes as in common/simd.h, for n less than all lanes.
 #if RNNKERN_VECTOR_BYTES == 64
 
 RNNKERN_INLINE Words load_first_words(const uint16_t* p, int64_t n) {
@@ -46,9 +46,10 @@ RNNKERN_INLINE void store_first_words(Words x, uint16_t* p, int64_t n) {
 
 #elif RNNKERN_VECTOR_BYTES == 32
 
-typedef uint64_t Fours __attribute__((vector_size(16)));  // four lanes in each
+typedef uint64_t Fours __attribute__((vector_size(16)));  // four lanes in each element
 
-// AVX2 has no masks for 16 bits. Four, two and one at a time: a third of the time of a loop, where four are there.
+// AVX2 has no masked access for 16-bit lanes. Copying four, two and one lanes takes a third of the time of a loop over
+// lanes if at least four are present.
 RNNKERN_INLINE Words load_first_words(const uint16_t* p, int64_t n) {
   if (n <= 0) return Words{};
   uint64_t rest = n & 1 ? p[n - 1] : 0;
@@ -114,7 +115,7 @@ RNNKERN_INLINE Vec<float> load(const device::bfloat16* p, int64_t lanes) {
   return as_floats(widen_words(load_words(p, lanes)) << 16);
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 RNNKERN_INLINE Bits to_bfloat16(Vec<float> x) {
   const Bits bits = (Bits)x.v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return x == x ? rounded : (bits >> 16) | 0x40;
@@ -127,7 +128,7 @@ RNNKERN_INLINE void store(Vec<float> x, device::bfloat16* p, int64_t lanes) {
 #if RNNKERN_VECTOR_BYTES > 16
 
 #if RNNKERN_VECTOR_BYTES == 64
-constexpr __mmask16 every = 0xffff;  // GCC 12 warns of the forms without a mask
+constexpr __mmask16 every = 0xffff;  // GCC 12 warns about the intrinsics without a mask
 #endif
 
 RNNKERN_INLINE Vec<float> load(const device::float16* p, int64_t lanes) {
@@ -150,14 +151,15 @@ RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
 
 RNNKERN_INLINE Vec<float> load(const device::float16* p, int64_t lanes) {
   const Bits x = widen_words(load_words(p, lanes)), magnitude = (x & 0x7fff) << 13;
-  const Bits scaled = (Bits)(as_floats(magnitude) * Vec<float>(0x1p112f)).v;  // exponents, of subnormal numbers too
+  const Bits scaled =
+      (Bits)(as_floats(magnitude) * Vec<float>(0x1p112f)).v;  // rebiases the exponent, also of subnormal numbers
   const Bits finite = magnitude < 0x0f800000 ? scaled : magnitude | 0x7f800000;
   return as_floats(finite | ((x & 0x8000) << 16));
 }
 
 RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
   const Bits bits = (Bits)x.v, magnitude = bits & 0x7fffffff;
-  // Adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+  // Adding 0.5 leaves the multiple of 2^-24 that is nearest in the low bits.
   const Bits subnormal = (Bits)(as_floats(magnitude) + Vec<float>(0.5f)).v - 0x3f000000;
   const Bits normal = (magnitude + 0xc8000fff + ((magnitude >> 13) & 1)) >> 13;
   const Bits special = magnitude > 0x7f800000 ? Bits{} + 0x7e00 : Bits{} + 0x7c00;

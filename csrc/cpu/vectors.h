@@ -1,4 +1,4 @@
-// Loops over rows of vectors, and sums of a vector's lanes. Once per SIMD level.
+// Loops over the vectors of a row, and horizontal sums. Compiled once per SIMD level.
 #pragma once
 
 #include "common/simd.h"
@@ -6,13 +6,13 @@
 namespace rnnkern {
 namespace {
 
-// The length of a row in whole vectors.
+// Rounds a row length up to whole vectors.
 template <class T>
 constexpr int64_t padded(int64_t n) {
   return (n + Vec<T>::width - 1) / Vec<T>::width * Vec<T>::width;
 }
 
-// f(unit, lanes) for vectors of units, all of them full but the last.
+// Calls f(unit, lanes) for each vector of units. All vectors but the last are full.
 template <class V, class F>
 RNNKERN_INLINE void for_vectors(int64_t begin, int64_t end, F f) {
   int64_t unit = begin;

@@ -1,5 +1,5 @@
-// The gradient of a weight: sums over rows of dr^T h, a block of rows at a time while they are still in cache. Once per
-// SIMD level.
+// Gradient of a weight: the sum over rows of dr^T h, computed in blocks of rows while they are in cache. Compiled once
+// per SIMD level.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -8,28 +8,28 @@
 namespace rnnkern {
 namespace {
 
-constexpr int block_rows = 128;  // at most
+constexpr int block_rows = 128;  // maximum rows per block
 
-// A weight is (heads, gates * units, columns), each head with its own columns of the operand.
+// A weight is (heads, gates * units, columns); each head multiplies its own columns of the operand.
 struct WeightSizes {
   int gates;
   int64_t heads, units, columns;
 
   WeightSizes(int gates, int64_t heads, int64_t units, int64_t columns)
       : gates(gates), heads(heads), units(units), columns(columns) {}
-  // Those of anything that has them.
+  // From any type that has these members.
   template <class Matrix>
   WeightSizes(const Matrix& matrix) : WeightSizes(matrix.gates, matrix.heads, matrix.units, matrix.columns) {}
 };
 
-// One member's sum: rows of dr (first to last unit of some gates) against rows of the operand of their product.
+// One thread's sum: rows of dr (units [unit0, unit1) of some gates) times rows of the operand.
 template <class F>
 class WeightGradient {
   using T = Arithmetic<F>;
   using V = Vec<T>;
 
  public:
-  // `sums` is (K, G*U, padded C), zero at the start; `workspace` is workspace_size() elements.
+  // `sums` is (K, G*U, padded C) and must be zero; `workspace` has workspace_size() elements.
   WeightGradient(const WeightSizes& sizes, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums,
                  T* workspace)
       : sizes_(sizes),
@@ -45,13 +45,13 @@ class WeightGradient {
     return operand_size(sizes) + (has_bf16_dot<F> ? block_rows / 2 * pairs_stride(sizes) : 0);
   }
 
-  // So many rows come before they are flushed: blocks of like size.
+  // Sets the number of rows that will be added until the next flush, which is divided into blocks of similar size.
   void expect(int64_t rows) {
     const int64_t blocks = (rows + block_rows - 1) / block_rows;
     block_ = blocks ? int((rows + blocks - 1) / blocks) : 0;
   }
 
-  // The row of dr must stay until the flush.
+  // The row of dr must stay valid until the flush.
   template <class S>
   void add(const F* dr, const S* operand) {
     const int row = count_ / k_pack<F>;
@@ -100,7 +100,7 @@ class WeightGradient {
     return operand_ + (head * columns_ + vector * V::width) * (block_rows / k_pack<F>);
   }
 
-  // A panel of columns, for all units of the head that are this member's.
+  // Adds one panel of columns, for all units of the head that belong to this thread.
   void flush(int64_t head, int64_t v) {
     const int in_panel = int(smaller(max_vectors, vectors() - v)), most = outer_rows(in_panel);
     const int count = (count_ + k_pack<F> - 1) / k_pack<F>;
@@ -125,8 +125,8 @@ class WeightGradient {
   const F* dr_[block_rows];
 };
 
-// A gradient as (rows, columns), in parts that members add to and then add up: the gradient itself where all of them
-// fill different rows of the one part.
+// A gradient (rows, columns) as partial sums that threads accumulate and then reduce. If threads fill different rows,
+// there is a single part: the gradient itself.
 template <class T>
 struct PartialSums {
   T* gradient;
@@ -146,7 +146,7 @@ struct PartialSums {
       : PartialSums(gradient, count, sizes.gates * sizes.heads * sizes.units, sizes.columns, padded<T>(sizes.columns),
                     workspace) {}
 
-  // Zeros, and the part that a member adds to.
+  // Zeros the part that this thread adds to, and returns it.
   T* begin(ThreadContext me) const {
     if (!gradient) return nullptr;
     const int64_t size = rows * stride, mine = count == 1 ? 0 : me.rank;
@@ -156,7 +156,7 @@ struct PartialSums {
     return sums + mine * size;
   }
 
-  // A member's share of the rows.
+  // Reduces this thread's share of the rows.
   void add_up(ThreadContext me) const {
     using V = Vec<T>;
     if (sums == gradient) return;

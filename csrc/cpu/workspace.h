@@ -1,4 +1,4 @@
-// How a kernel cuts its workspace. Once per SIMD level.
+// Lays out the workspace of a kernel. Compiled once per SIMD level.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace rnnkern {
 namespace {
 
-// Cuts a workspace into parts that begin at cache lines; without one it only measures.
+// Allocates cache-line-aligned parts of a workspace. With a null base it only computes the size.
 template <class T>
 struct Workspace {
   T* base;
@@ -20,12 +20,12 @@ struct Workspace {
     used += (elements + 15) / 16 * 16;
     return part;
   }
-  // Of another type.
+  // Allocates elements of another type.
   template <class F>
   F* alloc_as(int64_t elements) {
     return reinterpret_cast<F*>(alloc((elements * sizeof(F) + sizeof(T) - 1) / sizeof(T)));
   }
-  // Each member's own.
+  // Allocates `elements` for each thread and returns this thread's.
   T* alloc(int64_t elements, ThreadContext me) {
     const int64_t each = (elements + 15) / 16 * 16;
     T* const all = alloc(each * me.size);
@@ -33,7 +33,7 @@ struct Workspace {
   }
 };
 
-// Elements that a team takes of a workspace that is cut as `Layout` has it.
+// Number of workspace elements that `Layout` needs for a team.
 template <class Layout, class Problem>
 int64_t room_of(const Problem& problem, int team) {
   Workspace<std::remove_pointer_t<decltype(problem.workspace)>> workspace{nullptr};
@@ -41,7 +41,7 @@ int64_t room_of(const Problem& problem, int team) {
   return workspace.used;
 }
 
-// A member's view of that workspace.
+// This thread's view of the workspace.
 template <class Layout, class Problem>
 Layout lay_out(const Problem& problem, ThreadContext me) {
   Workspace<std::remove_pointer_t<decltype(problem.workspace)>> workspace{problem.workspace};
