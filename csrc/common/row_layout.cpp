@@ -23,8 +23,8 @@ RowLayout::RowLayout(const char* op, const char* name, const Tensor& x, int64_t 
   int64_t before = batch;
   for (int64_t t = 0; t < steps; ++t) {
     const int64_t now = read<int64_t>(sizes)[t];
-    STD_TORCH_CHECK(0 <= now && now <= before, op, ": `batch_sizes` must never grow from B = ", batch,
-                    " and not be negative, got ", now, " at ", t);
+    STD_TORCH_CHECK(0 <= now && now <= before, op, ": `batch_sizes` must not increase from B = ", batch,
+                    " or be negative, got ", now, " at ", t);
     for (int64_t b = now; b < before; ++b) ends[b] = t;
     first_rows[t] = rows;
     rows += before = now;

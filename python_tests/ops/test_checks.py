@@ -273,9 +273,9 @@ UNSAFE = [
     (MODRELU, {"params": ()}, "wrong number of tensors in `state` or `params`"),
     (MODRELU, {"params": (zeros(1),)}, "`params` must have 4 elements, got 1"),
     ({}, {"reset": zeros(T - 1, B, dtype=torch.bool)}, "`reset` must have 6 elements, got 4"),
-    (PACKED, {"batch_sizes": torch.tensor([1, 2, 1])}, "`batch_sizes` must never grow"),
-    (PACKED, {"batch_sizes": torch.tensor([3, 1, 0])}, "`batch_sizes` must never grow from B = 2"),
-    (PACKED, {"batch_sizes": torch.tensor([2, 2, -1])}, "`batch_sizes` must never grow"),
+    (PACKED, {"batch_sizes": torch.tensor([1, 2, 1])}, "`batch_sizes` must not increase"),
+    (PACKED, {"batch_sizes": torch.tensor([3, 1, 0])}, "`batch_sizes` must not increase from B = 2"),
+    (PACKED, {"batch_sizes": torch.tensor([2, 2, -1])}, "`batch_sizes` must not increase"),
     (PACKED, {"batch_sizes": torch.tensor([2, 2, 1])}, "`batch_sizes` must sum to the rows of `u`"),
     (PACKED, {"batch_sizes": torch.tensor([2, 1])}, "`batch_sizes` must sum to the rows of `u`"),
 ]  # fmt: skip

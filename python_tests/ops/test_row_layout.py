@@ -66,9 +66,9 @@ def test_sizes_that_are_not_contiguous(family):
     [
         (torch.tensor(SIZES, dtype=torch.int32), r"must be \(T,\) int64, on the CPU"),
         (torch.tensor([SIZES]), r"must be \(T,\) int64, on the CPU"),
-        (torch.tensor([3, 2, 1, 3]), "must never grow from B = 3 and not be negative, got 3 at 3"),
-        (torch.tensor([4, 2, 2, 1]), "must never grow from B = 3 and not be negative, got 4 at 0"),
-        (torch.tensor([3, 3, 3, 1, -1]), "must never grow from B = 3 and not be negative, got -1 at 4"),
+        (torch.tensor([3, 2, 1, 3]), "must not increase from B = 3 or be negative, got 3 at 3"),
+        (torch.tensor([4, 2, 2, 1]), "must not increase from B = 3 or be negative, got 4 at 0"),
+        (torch.tensor([3, 3, 3, 1, -1]), "must not increase from B = 3 or be negative, got -1 at 4"),
         (torch.tensor([3, 2, 2, 1]), "must sum to the rows of `[ux]`, 9, got a sum of 8"),
     ],
     ids=["int32", "2-dimensional", "growing", "more than B", "negative", "another sum"],
