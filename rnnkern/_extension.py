@@ -15,7 +15,7 @@ import torch
 from rnnkern import _compiler
 from rnnkern._torch_private import constant_when_compiled
 
-# The file next to this one, not one that a search finds in another installation of rnnkern.
+# The library next to this file: a search could find that of another installation of rnnkern.
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
 
 
@@ -30,6 +30,7 @@ remedies: dict[str, str] = {}
 
 
 def missing(why: str, remedy: str) -> str:
+    """Registers how to fix a missing kernel, and returns the reason."""
     remedies[why] = remedy
     return why
 

@@ -15,8 +15,8 @@ from rnnkern.ops import explain
 from rnnkern.ops.programs import Facts, collecting
 
 ALONE = ("cuda/alone.cuh", "rnnkern::cuda::AloneKernel")
-"""Shared memory per block for which devices with compute capability 9.0 or later report how many clusters run at
-once."""
+"""A kernel that does nothing. On devices with compute capability 9.0 or later, the driver tells how many clusters of it
+can run at once if a block takes all shared memory; the choice of a kernel depends on that."""
 FACTS: dict[str, Facts] = {
     "sm_80": (8, 0, 108, 166912, 0, 0),
     "sm_86": (8, 6, 84, 101376, 0, 0),
@@ -30,7 +30,7 @@ FACTS: dict[str, Facts] = {
 SECONDS = 5
 """Seconds between progress lines in a log file; in a terminal, one line is updated continuously."""
 BATCHES = tuple(2**power for power in range(13))
-"""Batch sizes to compile for, because the kernel of a layer depends on the batch size."""
+"""Batch sizes to compile for, because the batch size decides which kernel a layer uses."""
 
 
 def precompile(
@@ -112,6 +112,7 @@ def _target(device: torch.device | str | None, arch: str | None) -> tuple[int | 
 
 
 def _ask_layers(model: Module) -> None:
+    """Asks every rnnkern layer of a model which kernels it would launch, for each of ``BATCHES``."""
     for module in model.modules():
         if not hasattr(module, "_choose"):
             continue

@@ -121,7 +121,7 @@ class RecurrentBase(RNNBase):
                 init.uniform_(parameter, -0.01, 0.01)
 
     def _rates(self, name: str, given, most: int = 1):
-        """The rate as given: one number, or a tuple with one number for each state."""
+        """A checked rate: one number, or a tuple with one number for each of at most ``most`` states."""
         rates = given if isinstance(given, (tuple, list)) and most > 1 else (given,)
         if any(isinstance(rate, bool) or not isinstance(rate, (int, float)) for rate in rates):
             raise TypeError(f"{name} should be of type float, got: {type(given).__name__}")
@@ -304,7 +304,7 @@ class RecurrentBase(RNNBase):
         return [calls[k : k + at_once] for k in range(0, len(calls), at_once)]
 
     def _weight(self, name: str, sequence: TimeFirst) -> Any:
-        """The value of a parameter that a call receives."""
+        """The value of a weight for a call; subclasses may return something other than the matrix."""
         return getattr(self, name)
 
     def _noise(self, sequence: TimeFirst) -> dict[str, Tensor]:
@@ -314,11 +314,11 @@ class RecurrentBase(RNNBase):
         return {"seed": torch.randint(-(2**63), 2**63 - 1, (), device=sequence.x.device)}
 
     def _stacks(self) -> bool:
-        """Whether nothing, such as dropout, comes between a layer and the next."""
+        """Whether the output of a layer is the input of the next without anything between, such as dropout."""
         return not (self.dropout and self.training)
 
     def _layer(self, x, calls, one, both) -> Sequence[Any]:
-        """The result of ``both`` for two recurrences, or a list of results of ``one``."""
+        """The results of ``both``, one call for two recurrences, or a list of the results of ``one`` for each."""
         x, *calls = autocast.cast(x, *calls)
         return both(self._cell, x, *calls) if len(calls) > 1 else [one(self._cell, x, **calls[0])]
 

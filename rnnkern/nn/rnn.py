@@ -63,7 +63,7 @@ class RNN(Filtered, torch.nn.RNN):
         if nonlinearity not in NONLINEARITIES:
             wanted = ", ".join(map(repr, NONLINEARITIES))
             raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from {wanted}.")
-        known = nonlinearity if nonlinearity == "relu" else "tanh"  # torch.nn, which creates the rest, knows only these
+        known = nonlinearity if nonlinearity == "relu" else "tanh"  # torch.nn creates the rest and accepts only these
         super().__init__(
             input_size, hidden_size, num_layers, known, bias, batch_first, dropout, bidirectional, device=device,
             dtype=dtype, num_heads=num_heads, zoneout=zoneout, recurrent_dropout=recurrent_dropout,

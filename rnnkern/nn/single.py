@@ -41,7 +41,7 @@ class Layers(Module):
         return self.weight_ih_l0.dtype
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
-        """The initial state of a sequence."""
+        """The initial state of ``batch`` sequences if the caller gives none."""
         raise NotImplementedError
 
     def _check_state(self, state: Any, batch: int | None) -> None:

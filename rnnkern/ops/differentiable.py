@@ -35,7 +35,8 @@ def differentiable(
     optional: Sequence[int] = (),
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Returns the operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``. Arguments may be lists.
+    """Returns the operator ``rnnkern::name`` with derivatives by ``rnnkern::name_backward``. An argument may be a list
+    of tensors.
 
     Args:
         name: name of the operator.
@@ -44,14 +45,15 @@ def differentiable(
         results: number of outputs that have gradients; the outputs after them are saved for the backward pass.
         saves: function of (args, outputs) that returns the values to save.
         gradients: indices of the ``args`` whose gradients the backward operator returns, in the order of its outputs.
-        reference_backward: the backward pass in plain PyTorch, with the same arguments, for second derivatives.
+        reference_backward: the backward pass in plain PyTorch, with the arguments of the backward operator, for second
+            derivatives.
         leaves: indices of the backward arguments with respect to which second derivatives are taken.
         fold: the rule for torch.vmap, a function of (function, info, dims, args), see :mod:`rnnkern.ops.folds`.
         shapes, backward_shapes: implementations of both operators for fake tensors.
-        optional: indices of the ``args`` for which the backward operator takes, at its end, a bool that says whether a
-            gradient is needed.
-        backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator, if
-            they are not these in this order.
+        optional: indices of the ``args`` whose gradients the backward operator can leave out. As its last arguments it
+            takes one bool for each of them, whether the gradient is needed.
+        backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator; by
+            default the three lists in this order. ``needs`` are the bools of ``optional``.
 
     Returns:
         A function of ``args`` that calls ``forward``, through autograd if derivatives are needed.
@@ -142,6 +144,7 @@ def _as_tuple(*outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _flat(args: Sequence[Any]) -> tuple[list[Any], Spec]:
+    """Expands lists among the arguments; :func:`_nested` is the inverse."""
     spec = tuple([len(x) if isinstance(x, list) else None for x in args])
     return [y for x in args for y in (x if isinstance(x, list) else (x,))], spec
 
@@ -163,6 +166,7 @@ def _owners(spec: Spec) -> list[int]:
 
 
 def _keep(ctx: Any, args: Sequence[Any]) -> None:
+    """Stores arguments in ``ctx``: tensors as saved tensors, other values as attributes. :func:`_kept` returns them."""
     flat, ctx.spec_of_kept = _flat(args)
     ctx.set_materialize_grads(False)
     ctx.constants = [None if isinstance(x, Tensor) else x for x in flat]

@@ -182,8 +182,8 @@ def backward_memories(
     spare_h, memories, M, K, n, share, DOT: tl.constexpr, PIECE: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program per piece of a memory's pairs: writes the sum itself if the memory has one piece, else a row of the
-    spares."""
+    """One program per piece of a memory's pairs. If the memory has one piece, the program writes the gradients;
+    otherwise it writes its partial sums to a row of ``spare_u`` and ``spare_h``."""
     program = tl.program_id(0).to(tl.int64)
     memory = tl.load(memory_of + program)
     if memory < memories:
@@ -224,7 +224,7 @@ def backward_memories(
 
 @triton.jit
 def add_pieces(pieces, spares, spare_u, spare_h, grad_u, grad_h, n, BLOCK_N: tl.constexpr):
-    """One program per memory: adds the sums of its pieces in order, if there are several."""
+    """One program per memory: if it has several pieces, adds their partial sums in order."""
     memory = tl.program_id(0).to(tl.int64)
     count = tl.load(pieces + memory)
     if count > 1:

@@ -20,7 +20,7 @@ def _read(p, at, mask):
 
 @triton.jit
 def _then(a, b, next_a, next_b):
-    """Composes s -> a s + b with the next such map."""
+    """Composes s -> a s + b with s -> next_a s + next_b."""
     return a * next_a, tl.where(next_a == 0, next_b, next_a * b + next_b)
 
 
@@ -110,7 +110,7 @@ def backward(
         place = piece * EVERY + row
         at, alive, gone = _places(offsets, reset, place, column, T, N, C, PACKED, RESET, FLIP)
         _, next_alive, next_gone = _places(offsets, reset, place + 1, column, T, N, C, PACKED, RESET, FLIP)
-        # The gradient of the last row is already multiplied.
+        # to_v and to_q, which enter at the last row, are already multiplied by the factors of the next step.
         next_alive, next_gone = next_alive & (row < EVERY - 1), next_gone & (row < EVERY - 1)
         grad = _read(grad_y, at, alive & (column < (N if HAS_Y else 0)))
         factors = _factors(MU, alive, gone, grad)

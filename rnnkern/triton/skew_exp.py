@@ -90,7 +90,7 @@ def _bound(P1, IDENTITY, pairs, LIMITS: tl.constexpr, MOST: tl.constexpr, BOUND:
 
 @triton.jit
 def _sums(S, P1, P2, sigma, high, IDENTITY, C: tl.constexpr):
-    """(left, right) of the last product, and the right operand of the second."""
+    """The operands (left, right) of the last product, and the right operand of the second product."""
     square = sigma * sigma
     X = _pick(high, C[2], C[11]) * square * P1 + P2
     Y = _pick(high, C[4], C[13]) * sigma * S + _pick(high, C[5], C[14]) * square * P1
@@ -146,8 +146,8 @@ def _kept(kept, m, k, n, KEPT: tl.constexpr, BLOCK: tl.constexpr):
 def small_backward(
     grad, A, kept, plan, grad_A, n, BLOCK: tl.constexpr, KEPT: tl.constexpr, C: tl.constexpr, SCHEMES: tl.constexpr,
 ):  # fmt: skip
-    """Saved products are read again where they are needed; a barrier keeps the compiler from holding them in shared
-    memory."""
+    """One program per matrix. Saved products are loaded where they are needed; a barrier keeps the compiler from
+    holding them in shared memory."""
     m = tl.program_id(0).to(tl.int64)
     row, column = _places(BLOCK)
     inside = (row < n) & (column < n)

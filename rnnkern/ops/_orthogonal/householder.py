@@ -72,7 +72,7 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
         return [Q.contiguous(), *kept]
     U, norm = _normalised(V)
     G = U.mH @ U
-    half = G.diagonal(dim1=-2, dim2=-1).real / 2  # as rounded, so that the product is orthogonal
+    half = G.diagonal(dim1=-2, dim2=-1).real / 2  # the rounded values, not 1/2: the product is then orthogonal
     S = torch.triu(G, 1) + torch.diag_embed(torch.where(half == 0, 0.5, half)).to(V.dtype)
     W = torch.linalg.solve_triangular(S, U.mH, upper=True)
     Q = torch.baddbmm(*(x.reshape(-1, *x.shape[-2:]) for x in (Q, U, W)), alpha=-1).reshape(Q.shape)
@@ -82,7 +82,7 @@ def forward(V: Tensor, training: bool) -> list[Tensor]:
 def _normalised(V: Tensor) -> tuple[Tensor, Tensor]:
     """The normalized vectors and their lengths; for a zero vector, zeros and 1."""
     largest = V.abs().amax(-2, keepdim=True)
-    scale = torch.where(largest == 0, 1, largest)  # so that no square over- or underflows
+    scale = torch.where(largest == 0, 1, largest)  # keeps the squares from overflow and underflow
     length = torch.linalg.vector_norm(V / scale, dim=-2, keepdim=True)
     length = torch.where(largest == 0, 1, length)
     return V / scale / length, scale * length
@@ -97,8 +97,8 @@ def backward(grad: Tensor, V: Tensor, W: Tensor, S: Tensor, norm: Tensor) -> Ten
     if V.numel() == 0:
         return torch.empty_like(V, memory_format=torch.contiguous_format)
     U, _ = _normalised(V)
-    Z = torch.linalg.solve_triangular(S.mH, U.mH @ -grad, upper=False)  # gradient of U^H through W
-    upper = torch.triu(Z @ -W.mH, 1)  # gradient of S
+    Z = torch.linalg.solve_triangular(S.mH, U.mH @ -grad, upper=False)  # gradient with respect to U^H through W
+    upper = torch.triu(Z @ -W.mH, 1)  # gradient with respect to S
     U_bar = U @ (upper + upper.mH) + Z.mH - grad @ W.mH
     along = (U.conj() * U_bar).real.sum(-2, keepdim=True)
     return ((U_bar - U * along) / norm).contiguous()

@@ -28,25 +28,25 @@ LARGEST_NORM = 1000
 BOUND = (POWER_STEPS, DOUBLINGS, INSIDE, ROUNDING)
 """Constants of the bound on the 2-norm, as in csrc/orthogonal/cpu/bound.h."""
 LARGEST_FUSED = 512
-"""Most rows of a matrix whose products Triton computes."""
+"""Largest N for which Triton computes the products; ATen computes larger ones."""
 LARGEST = 64
-"""Most rows of a matrix that one program handles: its backward pass then uses 96 KB of shared memory in float64, half
-of that in float32."""
+"""Largest N for which one program handles a whole matrix: its backward pass then uses 96 KB of shared memory in
+float64, half of that in float32."""
 
 Coefficient = tuple[float, float, int]
 """A coefficient in the scheme without squarings, in the scheme with squarings, and the power of 1 / 2^squarings that
 multiplies it."""
 ONE, TWO, MINUS_ONE = ((x, x, 0) for x in (1.0, 2.0, -1.0))
 POWERS = {"x1": 3, "x2": 4, "x3": 2, "x4": 0, "x5": 1, "x6": 2, "x7": 0, "y1": 1, "y2": 2}
-"""Powers of the coefficients, if S and P1 are not scaled."""
+"""The power of 1 / 2^squarings that multiplies each coefficient, because S and P1 are read unscaled."""
 
 
 @functools.cache
 def scheme(dtype: torch.dtype) -> tuple[tuple[float, ...], tuple[float, float], tuple[int, int], int]:
-    """Coefficients, limits and places of the schemes without and with squarings, and the largest number of squarings.
+    """Coefficients, limits and indices of the schemes without and with squarings, and the largest number of squarings.
 
     Coefficients are x1..x7, y1, y2 of P1 = S^2, P2 = P1 (x1 S + x2 P1) and exp(S) - 1 = (x3 P1 + P2) (x4 + x5 S + x6 P1
-    + x7 P2) + y1 S + y2 P1, first for the scheme without squarings.
+    + x7 P2) + y1 S + y2 P1, first for the scheme without squarings. A limit is the largest 2-norm of S for a scheme.
     """
     schemes = SCHEMES[str(dtype).removeprefix("torch.")]
     found = [place for place, (degree, _, _) in enumerate(schemes) if degree == DEGREE]
@@ -164,7 +164,7 @@ class Term(NamedTuple):
 
     @property
     def facts(self) -> tuple:
-        """The facts about the term that the kernel needs."""
+        """The properties of the term that the kernel needs."""
         kinds = ("flipped" in self.kind, "skew" in self.kind, self.kind == "identity")
         return *self.coefficient, *kinds, self.matrix.stride(0) // self.matrix.shape[-1] ** 2
 
@@ -202,7 +202,8 @@ def _tile(size: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
 
 def _combined(terms: Sum, plan: Tensor) -> Tensor:
-    """The linear combination that the kernel forms while loading."""
+    """The linear combination as a matrix, for ATen's products; for smaller matrices the kernel forms it while
+    loading."""
     squared = plan[:, :1, None] > scheme(terms[0].matrix.dtype)[2][0]
     sigma = torch.exp2(-plan[:, 1:, None].to(terms[0].matrix.dtype))
     if len(terms) == 1 and terms[0].coefficient == ONE:
@@ -224,15 +225,15 @@ def _paired_norm(X: Tensor) -> Tensor:
 
 
 def _choice(norm: Tensor) -> tuple[Tensor, Tensor]:
-    """The same choice as in the kernels."""
+    """Whether to use the scheme with squarings, and the number of squarings, as in the kernels."""
     _, (limit, squared_limit), _, most = scheme(norm.dtype)
     squared = norm > limit
     return squared, torch.where(squared, torch.log2(norm / squared_limit).ceil().clamp(0, most), 0.0)
 
 
 def _bound(P1: Tensor) -> Tensor:
-    """The same bound as in the kernels, of shape (matrices,). A doubling is a launch that skips matrices whose number
-    of squarings is already certain."""
+    """The bound on the 2-norm as in the kernels, of shape (matrices,). Each doubling is a launch that skips the
+    matrices whose number of squarings is already certain."""
     size, (limit, _) = P1.shape[-1], scheme(P1.dtype)[1]
     index = torch.arange(1, size + 1, device=P1.device)
     mixed = (index * 2654435761) & 0xFFFFFFFF
@@ -267,7 +268,7 @@ def _make_plan(P1: Tensor, plan: Tensor) -> None:
 
 
 def _given(A: Tensor) -> Term:
-    """S."""
+    """S, as a term."""
     if A.shape[-1] <= LARGEST_FUSED:
         return Term(A, "skew")
     lower = A.tril(-1)
@@ -301,7 +302,7 @@ def _square(E, plan, k):
 
 
 def _unsquare(G, first, plan, most):
-    """The gradient before the squarings (rnnkern/triton/skew_exp.py)."""
+    """The gradient with respect to the matrix before the squarings (explained in rnnkern/triton/skew_exp.py)."""
     E = first
     for k in range(most):
         half = _product([E.flipped()], [G], [G], plan, "copy", k)

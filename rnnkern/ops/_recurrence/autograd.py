@@ -20,7 +20,7 @@ from rnnkern.reference._recurrence import cell_of
 KERNEL_CELLS: dict[str, dict[str, int]] = (
     json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
 )
-"""Facts about the cells that have kernels (csrc/cells/list.h)."""
+"""For each cell with kernels (csrc/cells/list.h), its properties such as ``saved``, ``resident`` and ``params``."""
 
 
 def saved_by(cell: str) -> int:
@@ -107,7 +107,7 @@ def gradients(cell, reverse, states, rates, tensors, needs, grads):
     ``tensors``, u is None if it was not saved."""
     wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
     compiling = torch.compiler.is_compiling()
-    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # raises an error
+    once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # a second backward pass raises an error
     backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
     return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
 

@@ -16,7 +16,7 @@ LEAST_RATE = 2.0**-32
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 COMPLEX = {"modrelu": "complex_modrelu"}
-"""Cells for complex numbers, and the real cell that computes real and imaginary parts for each."""
+"""For each cell with complex numbers, the real cell that computes their real and imaginary parts."""
 
 
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,

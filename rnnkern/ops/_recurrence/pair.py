@@ -124,7 +124,7 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
         return None
     if recurrence._choose(cell, x, **first).implementation != "cpu":
         return None
-    _choose_second(cell, stacked, x, first, second)  # for its checks
+    _choose_second(cell, stacked, x, first, second)  # it checks the arguments of the second recurrence
     one, other = calls
     shapes = ([None if t is None else t.shape for t in (*map(c.get, EACH[1:]), c["state"][0])] for c in calls)
     alike = one["batch_sizes"] is other["batch_sizes"] and one["save_gates"] == other["save_gates"]
@@ -133,7 +133,7 @@ def _pair(cell, stacked, x, first, second) -> list[dict[str, Any]] | None:
 
 
 def _choose_second(cell, stacked, x, first, second) -> Choice:
-    if stacked:  # its input, h of the first layer, does not exist yet
+    if stacked:  # the second layer's input, h of the first, does not exist yet
         x = x.new_empty(1).expand(*x.shape[:-1], first["state"][0].shape[-1])
     return recurrence._choose(cell, x, **second, reverse=not stacked)
 
@@ -185,9 +185,9 @@ def _run(cell, stacked, training, save_gates, states, x, batch_sizes, tensors):
 
 
 class RecurrencePair(torch.autograd.Function):
-    """Not used under transforms. If its backward pass runs under a transform or is differentiated again, it uses the
-    backward passes of the two recurrences separately. For stacked layers, h of the first layer has its own gradient
-    only in second derivatives."""
+    """Forward and backward pass of a pair, not used under transforms. If the backward pass runs under a transform or is
+    differentiated again, it uses the backward passes of the two recurrences separately. For stacked layers, h of the
+    first layer has a gradient of its own only in second derivatives."""
 
     @staticmethod
     def forward(cell, stacked, save_gates, states, x, batch_sizes, *tensors):

@@ -34,7 +34,7 @@ def over_members(
     sequences += [*[-2] * states, *[None] * len(cell_of(cell).params)]
     sequences += [-2] * (len(args) - len(sequences))
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
-    if own or not share or seed is not None:  # random draws for a sequence depend on its row
+    if own or not share or seed is not None:  # random draws depend on the row of a sequence, which folding would change
         return one_by_one(function, info, dims, args)
     args = list(args)
     if args[10] is not None:

@@ -16,9 +16,15 @@ _operators = torch.ops.rnnkern
 
 
 def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, scores, maps):
-    """(h, s, the new state, [alpha, ids] with ``maps``) by the kernels of a device. ``call`` is (cell, buffer_size, the
-    factor of mix, whether the alignment is "dot", the caller's dtype). If that dtype has 16 bits, tensors are float32,
-    with weights rounded to 16 bits."""
+    """Calls the operator of a device, through autograd if derivatives are needed.
+
+    Args:
+        call: (cell, buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype). If that dtype has 16 bits, tensors are float32, with weights rounded to 16 bits.
+        maps: whether to return also alpha and ids, what each step attended to.
+
+    Returns:
+        h, s, the new state and a list: [alpha, ids] with ``maps``, else empty.
+    """
     cell, *sizes = call
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
@@ -59,8 +65,8 @@ def _whole(passed_on):
 
 
 class Relevancy(torch.autograd.Function):
-    """Its first result stands in for u if the backward pass is differentiated: it shares the memory of a saved tensor
-    and receives the gradient of u."""
+    """The operator with its backward pass. The first output stands in for u, which is not saved: it shares the memory
+    of a saved tensor, and if the backward pass is differentiated it receives the gradient with respect to u."""
 
     @staticmethod
     def forward(call, maps, u, batch_sizes, reset, scores, *tensors):

@@ -1,8 +1,8 @@
 """gather_attention on a GPU: one Triton program per query, and in the backward pass also one per piece of the pairs of
-a memory.
+a memory. A pair is a query and a place in its list.
 
-Sorting the lists gives the pairs of each memory. Nothing synchronizes with the device: enough programs are launched for
-any lists.
+Sorting the lists by memory gives the pairs of each memory. Nothing synchronizes with the device: the number of programs
+suffices for any lists.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _blocks(hidden: int, count: int) -> tuple[int, int]:
 
 
 def _sizes(q: Tensor, u: Tensor, idx: Tensor, v: Tensor) -> tuple[int, ...]:
-    """(T, M, kappa, n, samples to each row of v)."""
+    """(T, M, kappa, n, number of samples per row of v)."""
     return q.shape[1], u.shape[1], idx.shape[2], q.shape[2], q.shape[0] // v.shape[0]
 
 
@@ -87,9 +87,16 @@ def backward(
 
 
 def _by_memory(idx: Tensor, memories: int) -> tuple[Tensor, ...]:
-    """Returns the pairs (query, place in its list), sorted by memory. For each memory: where its pairs begin (with one
-    more entry at the end), the number of its pieces, the index of its first piece among all pieces and among the pieces
-    of memories with several. For each piece: its memory, or the number of memories for an unused piece."""
+    """Sorts the pairs by memory and divides those of each memory into pieces.
+
+    Returns:
+        order: the pairs, sorted by memory, as indices into ``idx``.
+        begins: for each memory, where its pairs begin; with one more entry at the end.
+        pieces: for each memory, the number of its pieces, at least 1.
+        firsts: for each memory, the index of its first piece among all pieces.
+        spares: for each memory, the index of its first piece among the pieces of memories with several pieces.
+        memory_of: for each piece, its memory; for an unused piece, the number of memories.
+    """
     count = idx.shape[0] * memories
     sample = torch.arange(idx.shape[0], device=idx.device).view(-1, 1, 1)
     named = torch.where((idx >= 0) & (idx < memories), sample * memories + idx, count)

@@ -16,7 +16,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     """The vector-Jacobian product of the backward pass.
 
     Args:
-        call: (cell, buffer_size, the factor of mix, whether the alignment is "dot", the caller's dtype).
+        call: (cell, buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype).
         constants: (batch_sizes, reset, scores).
         weights, params, state: as the operator takes them, with the complete state.
         h, s, saved: as the forward pass returned them.
@@ -76,7 +76,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
 
 
 def _input(cell: str, V: Tensor, params, s0, batch_sizes, reset, h, s, saved) -> Tensor:
-    """u, which is not saved: the argument that the cell must have received, minus V s."""
+    """u, which is not saved, recomputed from the outputs of the cell: the inverse of its activation, minus V s."""
     edge = 1 - torch.finfo(h.dtype).eps
     if cell == "lstm":
         i, f, g, o = saved[-2].view(*h.shape[:-1], -1).chunk(4, -1)

@@ -1,5 +1,5 @@
 """moment_filter on a GPU. A column is one channel of one sequence. Each program takes a block of columns through all
-time steps, sixteen at a time.
+time steps, a tile of steps at a time.
 
 Nothing synchronizes with the device; packed lengths are copied to it from pinned memory.
 """
@@ -14,7 +14,7 @@ from rnnkern.ops.triton_launch import OPTIONS, block_of
 BLOCK = 64
 """Number of columns per program."""
 STEPS = 16
-"""Number of rows of a tile if nothing is saved."""
+"""Number of steps in a tile if no states are saved; otherwise it is the distance between saved states."""
 
 
 def kernels():
@@ -25,7 +25,7 @@ def kernels():
 
 
 class _Call:
-    """Arguments that both kernels receive."""
+    """Arguments of both kernels."""
 
     def __init__(self, u, v0, q0, batch_sizes, reset, reverse, mu, s, beta, eps, every):
         self.u, self.v0, self.q0 = (None if x is None else x.contiguous() for x in (u, v0, q0))

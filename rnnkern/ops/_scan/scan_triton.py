@@ -18,11 +18,11 @@ BLOCK = 128
 """Number of columns per program; twice as many for 16-bit dtypes, because prefetching copies move 32 bits per
 thread."""
 SERIAL = 264
-"""Number of programs from which on each handles whole sequences."""
+"""With at least this number of programs, time is not split into chunks."""
 PROGRAMS = 1024
-"""Number of programs to aim for with fewer columns."""
+"""Number of programs to reach by splitting time into chunks."""
 LEAST = 16
-"""Number of steps per chunk."""
+"""Smallest number of steps per chunk."""
 STAGES = 4
 """Number of steps to prefetch."""
 
