@@ -19,7 +19,8 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     """Calls the operator of a device, through autograd if derivatives are needed.
 
     Args:
-        call: (cell, buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype). If that dtype has 16 bits, tensors are float32, with weights rounded to 16 bits.
+        call: (cell, buffer_size, the factor of ``combine``, whether the alignment is "dot", the caller's dtype). If
+            that dtype has 16 bits, tensors are float32, with weights rounded to 16 bits.
         maps: whether to return also alpha and ids, what each step attended to.
 
     Returns:
