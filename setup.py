@@ -1,8 +1,14 @@
 """Builds rnnkern._C, one C++ library on PyTorch's stable ABI; pyproject.toml holds everything else.
 
-Environment variables: RNNKERN_SIMD_LEVELS is host (plain and this processor's own, the default), all (for wheels), or
-names with commas; RNNKERN_CPP=0 installs pure Python; RNNKERN_CXXFLAGS and RNNKERN_LDFLAGS are appended; CXX and
-MAX_JOBS are as PyTorch reads them. Objects stay in build/ninja, so that a second build compiles only what has changed.
+Environment variables:
+
+- RNNKERN_SIMD_LEVELS: ``host`` compiles plain code and this processor's own level (the default), ``all`` every level
+  (for wheels); or a list of levels, separated by commas.
+- RNNKERN_CPP=0: installs pure Python, without the C++ library.
+- RNNKERN_CXXFLAGS, RNNKERN_LDFLAGS: appended to the flags of the compiler and the linker.
+- CXX, MAX_JOBS: the compiler and the number of parallel jobs, as for PyTorch's extensions.
+
+Object files stay in build/ninja, so that a second build compiles only what has changed.
 """
 
 import json
@@ -19,23 +25,24 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ENV, BUILD = os.environ.get, Path("build/ninja")  # relative, as are all sources: a copy of the tree keeps its objects
+ENV, BUILD = os.environ.get, Path("build/ninja")  # relative like all sources, so that a copied tree reuses its objects
 CXX = ENV("CXX", "c++")
 COMPILE = f"{CXX} -std=c++20 -fPIC -fopenmp -fvisibility=hidden -Wall -DTORCH_TARGET_VERSION=0x020b000000000000"
 COMPILE += f" -DPy_LIMITED_API=0x030b0000 -I{BUILD} -Icsrc -isystem {quote(sysconfig.get_path('include'))}"
 COMPILE += f" {ENV('RNNKERN_CXXFLAGS', '')}"
 LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
-# Each level has those before it; the compiler defines the macro where the processor has the level.
+# Each level includes those before it. The compiler defines the macro if the processor supports the level.
 LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf16": "__AVX512BF16__"}
 
 
 def printed_by(command):
-    """Nothing where it fails."""
+    """Output of a shell command; empty if the command fails."""
     status, printed = getstatusoutput(command)
     return "" if status else printed
 
 
 def why_no_extension():
+    """The reason why the extension cannot be compiled; empty if a small program compiles."""
     BUILD.mkdir(parents=True, exist_ok=True)
     command = f"{COMPILE} csrc/common/probe.cpp {LINK} -o {BUILD}/probe.so"
     status, printed = getstatusoutput(command)
@@ -43,7 +50,8 @@ def why_no_extension():
 
 
 def simd_levels():
-    """Those to compile: plain always, since pip keeps wheels and may install one on another machine."""
+    """The SIMD levels to compile. Plain is always one of them, because pip caches wheels and may install one on another
+    machine."""
     macros = printed_by(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
     known = list(LEVELS) if "__x86_64__" in macros else ["plain"]
     named = {"all": known, "host": [level for level in known if LEVELS[level] in macros][-1:]}
@@ -51,19 +59,19 @@ def simd_levels():
     names = {"plain", *named.get(wanted, re.split("[ ,]+", wanted))}
     if names - set(known):
         sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(known)}, got {wanted!r}")
-    names |= {"avx512"} if "avx512_bf16" in names else set()  # which differs from it in bfloat16 alone
+    names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources
     return [level for level in known if level in names]
 
 
 def write(name, text):
-    """Left alone while nothing changes, so that nothing compiles again."""
+    """Writes a file only if its text has changed, so that ninja does not recompile what depends on it."""
     if not (BUILD / name).exists() or (BUILD / name).read_text() != text:
         (BUILD / name).write_text(text)
 
 
 def ninja_lines(torch, levels):
-    # libtorch.so counts as needed although no symbol asks for it: through it the weak getter of the CUDA stream is
-    # found in a PyTorch that has CUDA, and stays NULL in one that has not.
+    # --no-as-needed keeps the dependency on libtorch.so, of which no symbol is used directly. The weak symbol that
+    # returns the CUDA stream is found through it if PyTorch was built with CUDA, and is NULL otherwise.
     link = f"{CXX} {LINK} -L{quote(torch)}/lib -o $out $in -Wl,--no-as-needed -ltorch -ldl"
     yield f"builddir = {BUILD}\nrule link\n command = {link}\n description = link $out"
     compile = f"{COMPILE} -isystem {quote(torch)}/include $extra -MD -MF $out.d -c $in -o $out"
@@ -73,7 +81,7 @@ def ninja_lines(torch, levels):
         for level in levels if "/cpu/" in source and "level" in source else [""]:
             if level != "avx512_bf16" or "bf16" in source:
                 objects.append(f"{BUILD}/{source}.{level or 'any'}.o")
-                # -O3 where -O2 was measured slower, by 3 to 20 %: it takes twice as long to compile.
+                # -O3 only where -O2 was 3 to 20 % slower in measurements, because it takes twice as long to compile.
                 extra = "-O3" if level not in ("", "plain") and "f16" not in source else "-O2"
                 extra += f" -DRNNKERN_SIMD_LEVEL={level}" if level else ""
                 yield f"build {objects[-1]}: cpp {source}\n extra = {extra}"
@@ -81,7 +89,7 @@ def ninja_lines(torch, levels):
 
 
 class Build(build_ext):
-    """Compiles with ninja: in parallel, and again only what changed, headers and flags included."""
+    """Compiles with ninja: in parallel, and only what has changed, including headers and flags."""
 
     def build_extension(self, ext):
         import torch
@@ -102,8 +110,8 @@ class Build(build_ext):
 
 
 class Sources(build_py):
-    """The package has the headers from which CUDA kernels are compiled; a source distribution every file that git
-    tracks, or where there is no git, that an unpacked one lists."""
+    """Adds the headers to the package, because CUDA kernels are compiled from them at run time. A source distribution
+    contains every file that git tracks; without git, the files that an unpacked source distribution lists."""
 
     def run(self):
         super().run()

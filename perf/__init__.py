@@ -1,1 +1,1 @@
-"""What a person measures: one harness, one file of cases per operator family, results per device."""
+"""Benchmarks and training runs: one harness, one module of cases per operator family, results per device."""

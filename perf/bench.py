@@ -1,7 +1,7 @@
-"""Measures every figure about speed that README and docs publish, and writes their tables: what ``make bench`` runs.
+"""Measures all published speed figures of README and docs and writes their tables; ``make bench`` runs this.
 
-``python -m perf.bench --publish`` on a quiet machine, from a clean commit: at most 60 cases, in 20 minutes on two
-cores. Cases whose ratios did not get steady are measured again while time is left. Without ``--publish`` rows go to
+``python -m perf.bench --publish`` on a quiet machine, from a clean commit, measures at most 60 cases in 20 minutes on
+two cores. Cases with unsteady ratios are measured again in the remaining time. Without ``--publish`` rows go to
 build/perf and no page is written.
 """
 
@@ -33,7 +33,7 @@ OTHER_CELLS = ("euler", "gru_reset_before", "lstm_projected", "lstm_layer_norm",
 SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))
 MIDDLE, LARGE, LONG = (100, 32, 100), (220, 64, 128), (512, 16, 128)
 INFERENCE = ((100, 1, 128), (100, 1, 512))
-"""(T, B, N). Sizes that are and are not multiples of a register, of training and of inference."""
+"""(T, B, N): two sizes with one sequence, for inference."""
 MINUTES = 19.0
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def recurrences(
 
 
 def cases() -> list[Case]:
-    """All that is published, the most wanted first."""
+    """All published cases, in order of priority."""
     todo = [case for shape in SHAPES for case in recurrences(CELLS, [shape], with_recomputed=shape == MIDDLE)]
     todo += recurrences(("lstm", "gru", "tanh"), [LARGE], packed=True)
     todo += recurrences(("lstm",), [LONG], packed=True)
@@ -61,17 +61,17 @@ def cases() -> list[Case]:
     todo += recurrences(OTHER_CELLS, [MIDDLE])
     todo += recurrences(("lstm",), [MIDDLE], layers=2) + recurrences(("lstm",), [MIDDLE], directions=2)
     todo += recurrences(("lstm",), [LARGE], "bfloat16")
-    last = recurrences(("lstm", "gru", "modrelu"), SHAPES[:1], with_compiled=True)  # the compiler takes its time
+    last = recurrences(("lstm", "gru", "modrelu"), SHAPES[:1], with_compiled=True)  # torch.compile is slow
     return todo + [case._replace(labels=case.labels | {"case": "compiled"}) for case in last]
 
 
 def small(case: Case) -> bool:
-    """Whether a look takes it."""
+    """Whether ``--quick`` includes the case."""
     return case.labels["shape"] in ("50x8x64", "1x1x16", "512x9") and case.labels["case"] != "compiled"
 
 
 def unsteady(rows: Sequence[Row], todo: Sequence[Case]) -> list[Case]:
-    """The cases of which some row has not been steady in any measurement."""
+    """The cases with a row that was not steady in any measurement."""
     found: dict[tuple[str, ...], bool] = {}
     for row in rows:
         key = (*(row[name] for name in todo[0].labels), row["direction"], row["provider"])

@@ -1,9 +1,9 @@
-"""Cells of rnnkern.cell: the collection against its loop over time, and user-written LSTM, GRU and tanh against the
-built-in ones.
+"""Measures cells of rnnkern.cell: the collection against its loop over time, and user-written LSTM, GRU and tanh
+against the built-in ones.
 
-``python -m perf.cells --help``. N = I = H, the input projection on both sides. The loop has everything hoisted out of
-it that can be. First calls are timed in processes of their own. ``python -m perf.tables`` shows what is published in
-docs/cells.md.
+``python -m perf.cells --help``. N = I = H, and both sides include the input projection. The loop computes everything
+outside of it that does not depend on the previous step. First calls are timed in separate processes. ``python -m
+perf.tables`` writes the tables of docs/cells.md.
 """
 
 import functools
@@ -24,10 +24,10 @@ from perf.providers import Layer, Provider, compiled, loop, of_function, operato
 from rnnkern.reference._recurrence import cell_of
 
 SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))
-"""(T, B, N), those of the README."""
+"""(T, B, N), as in README."""
 
 BUILT_IN = {"lstm": rnnkern.cells.lstm(), "gru": rnnkern.cells.gru(), "tanh": rnnkern.cells.rnn("tanh")}
-"""User-written counterparts."""
+"""User-written counterpart of each built-in cell."""
 MADE = ("rnn", "gru", "lstm")
 COLLECTION = {name: getattr(rnnkern.cells, name) for name in rnnkern.cells.__all__ if name not in MADE}
 
@@ -82,12 +82,13 @@ def build(
 
 
 def differentiable(provider: Provider) -> Provider:
-    """By what requires a gradient: a cell without R has an empty one."""
+    """Differentiates only with respect to tensors that require a gradient: a cell without R has an empty R."""
     return provider._replace(leaves={name: w for name, w in provider.leaves.items() if w.requires_grad})
 
 
 def first_calls(repeats: int) -> dict[str, float]:
-    """Seconds of a first call in a process of its own: with an empty cache, with the compiled cell, of the built-in."""
+    """Seconds of the first call in a new process: with an empty cache, with the compiled cell in the cache, and of the
+    built-in cell."""
     own = (
         "@rnnkern.cell(gates='fn')\ndef cell(u, r, h):\n    f = torch.sigmoid(u.f + r.f)\n"
         "    return (1 - f) * h + f * torch.tanh(u.n + f * r.n)"

@@ -1,8 +1,8 @@
-"""Compares two builds of rnnkern in one run: every case of ``perf.bench``, by two processes that take turns.
+"""Compares the speed of two builds of rnnkern in one run: two processes take turns at every case of ``perf.bench``.
 
-``python -m perf.compare OLD`` in a built tree, OLD the root of another one. A turn is a block of consecutive calls of
-rnnkern's own; a pair is a turn of each, and its ratio the old time over the new one. A line says which results differ
-in their norms by more than 0.2 %.
+``python -m perf.compare OLD`` in a built tree, where OLD is the root of another built tree. A turn is a block of
+consecutive calls of rnnkern. A pair is one turn of each build; its ratio is the old time over the new one. Each line
+names the results whose norms differ by more than 0.2 %.
 """
 
 import argparse
@@ -23,18 +23,18 @@ from perf.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
-BLOCK = 1e-2  # seconds of a turn
-REST = 5e-3  # seconds before one, for the threads of the other process to stop looking for work
+BLOCK = 1e-2  # seconds per turn
+REST = 5e-3  # seconds before a turn, in which the threads of the other process stop spinning
 
 
 def cases(words: list[str]) -> list[Case]:
-    """Those with one of the words in their names; the compiler's are other people's code."""
+    """The cases with one of the words in their names, without torch.compile, which does not depend on the build."""
     names = ((case, " ".join(case.labels.values())) for case in bench.cases() if case.labels["case"] != "compiled")
     return [case for case, name in names if not words or any(word in name for word in words)]
 
 
 def work(words: list[str]) -> None:
-    """One of the two processes: a line of JSON asks for a case, a direction and a number of calls."""
+    """The loop of a worker process. It reads lines of JSON: the index of a case, a direction and a number of calls."""
     torch.set_num_threads(2)
     todo, ready, problem = cases(words), None, None
     for line in sys.stdin:

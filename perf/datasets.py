@@ -1,4 +1,4 @@
-"""Data of the training tasks: what lies on every machine, and what the user has in a folder. Nothing is downloaded."""
+"""Datasets of the training tasks, from installed packages or from a folder of the user. Nothing is downloaded."""
 
 import gzip
 import math
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 VALIDATION = 6
-"""Of so many training images one, the last, is for choosing settings."""
+"""One in this many training images, taken from the end, is held out for validation."""
 
 
 class Images(NamedTuple):
-    """Images read pixel by pixel, T steps of one number."""
+    """Images as sequences of T pixels."""
 
     train_x: Tensor  # (T, images, 1) float32, in [0, 1]
     train_y: Tensor  # (images,) int64, 0..9
@@ -25,15 +25,16 @@ class Images(NamedTuple):
     test_y: Tensor
 
     def validation(self) -> "Images":
-        """The end of the training images stands where those of the test were."""
+        """The same images with the end of the training set as test set, for choosing settings."""
         cut = len(self.train_y) * (VALIDATION - 1) // VALIDATION
         x, y = self.train_x, self.train_y
         return Images(x[:, :cut], y[:cut], x[:, cut:], y[cut:])
 
 
 def digits(seed: int = 0) -> Images:
-    """scikit-learn's 1,797 scans of 8 x 8 pixels in one permutation, which ``seed`` decides; a fifth is the test."""
-    from sklearn.datasets import load_digits  # here: nothing else needs scikit-learn
+    """scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels, in a permutation that is drawn from ``seed``.
+    One fifth is the test set."""
+    from sklearn.datasets import load_digits  # imported here, because nothing else needs scikit-learn
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
@@ -42,16 +43,16 @@ def digits(seed: int = 0) -> Images:
 
 
 def mnist(folder: Path, seed: int = 0) -> Images:
-    """MNIST (LeCun et al. 1998), 28 x 28 pixels in one permutation, which ``seed`` decides.
+    """MNIST (LeCun et al. 1998), 28 x 28 pixels, in a permutation that is drawn from ``seed``.
 
     Args:
-        folder: holds the four IDX files under their own names, ``train-images-idx3-ubyte`` and so on, each as it is or
-            with ``.gz``.
-        seed: of the permutation.
+        folder: contains the four IDX files under their original names, ``train-images-idx3-ubyte`` and so on, each with
+            or without ``.gz``.
+        seed: seed of the permutation.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is not what its name says; there are not as many labels as images.
+        ValueError: a file has the wrong content, or the numbers of labels and images differ.
     """
     arrays = []
     for part in ("train", "t10k"):
@@ -76,11 +77,12 @@ def permuted(train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_
 
 
 def idx(path: Path, rank: int) -> np.ndarray:
-    """The unsigned bytes of an IDX file, plain or with ``.gz`` behind its name, as an array of ``rank`` dimensions.
+    """Reads the unsigned bytes of an IDX file, plain or with ``.gz`` appended to its name, as an array of ``rank``
+    dimensions.
 
     Raises:
-        FileNotFoundError: there is neither.
-        ValueError: it is damaged, or of another type or rank.
+        FileNotFoundError: neither file exists.
+        ValueError: the file is damaged, or has another type or rank.
     """
     zipped = path.with_name(f"{path.name}.gz")
     if path.exists():
@@ -109,11 +111,11 @@ def idx(path: Path, rank: int) -> np.ndarray:
 
 
 OTHER = "\ufffd"
-"""Stands for every character that is neither a newline nor printable ASCII, or that the training text lacks."""
+"""Replaces every character that does not occur in the training text or is neither a newline nor printable ASCII."""
 
 
 class Text(NamedTuple):
-    """Characters, as indices into ``symbols``."""
+    """Text as indices into ``symbols``."""
 
     train: Tensor  # (characters,) uint8
     valid: Tensor
@@ -125,15 +127,15 @@ PARTS = ("train", "valid", "test")
 
 
 def ptb(folder: Path) -> Text:
-    """The Penn Treebank, character by character, in the form of Mikolov et al. (2012).
+    """The Penn Treebank as characters, in the format of Mikolov et al. (2012).
 
     Args:
-        folder: holds ``ptb.char.train.txt``, ``ptb.char.valid.txt`` and ``ptb.char.test.txt``, or ``train.txt``,
-            ``valid.txt`` and ``test.txt``: a sentence a line, its characters between blanks, ``_`` for a blank.
+        folder: contains ``ptb.char.train.txt``, ``ptb.char.valid.txt`` and ``ptb.char.test.txt``, or ``train.txt``,
+            ``valid.txt`` and ``test.txt``: one sentence per line, characters separated by blanks, ``_`` for a blank.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: characters do not stand apart, or a file is empty.
+        ValueError: characters are not separated by blanks, or a file is empty.
     """
     return encoded(*("".join(sentences(folder, part)) for part in PARTS))
 
@@ -154,16 +156,16 @@ def sentences(folder: Path, part: str) -> Iterator[str]:
 
 
 NOT_PROSE = {"test", "tests", "idle_test", "encodings", "pydoc_data"}
-"""Folders whose sources are samples or tables."""
+"""Folders with test data or tables instead of ordinary source code."""
 INSTALLED = ("site-packages", "dist-packages", "config-", "_sysconfigdata")
-"""What a machine or its user has added begins so."""
+"""Prefixes of files and folders that do not belong to the standard library."""
 
 
 def stdlib() -> Text:
-    """The sources of the running interpreter's standard library, file after file in the order of their names.
+    """The source files of the running interpreter's standard library, concatenated in the order of their names.
 
-    A file's content decides its part, so that no two parts share a file: of 20 files about 18 are for training, one for
-    validation and one for the test. Another version of Python is another text.
+    A hash of its content assigns each file to one part: about 90 % to training, 5 % to validation and 5 % to the test
+    set. Other versions of Python have other texts.
 
     Raises:
         FileNotFoundError: the library has no sources here.

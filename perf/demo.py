@@ -1,5 +1,5 @@
-"""What ``make demo`` runs: trains recurrent networks on handwritten digits twice, from the same weights on the same
-batches, with rnnkern and with what one would use without it; then RelRNN and an LSTM learn to recall.
+"""Trains recurrent networks on handwritten digits, with rnnkern and with the usual alternative, from the same weights
+and on the same batches; then trains RelRNN and an LSTM on a recall task. ``make demo`` runs this.
 
 Prints tables and a summary; rows and pictures go to build/perf/<device>.
 """

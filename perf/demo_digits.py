@@ -1,7 +1,8 @@
-"""The demo's first part: an LSTM and a modReLU RNN learn handwritten digits, each with rnnkern and with what one would
-use without it.
+"""First part of the demo: an LSTM and a modReLU RNN are trained on handwritten digits, each with rnnkern and with the
+usual alternative (torch.nn or a Python loop).
 
-1,797 scans of 8 x 8 pixels, read in one fixed permutation, two pixels at a step: 32 steps, then the digit.
+The data are 1,797 images of 8 x 8 pixels, in one fixed permutation, two pixels per step: after 32 steps the network
+predicts the digit.
 """
 
 import functools
@@ -31,7 +32,7 @@ SPREAD = "demo_spread.csv"
 
 
 class ModReLULoop(Module):
-    """The recurrence as one writes it without rnnkern; parameters as those of ``rnnkern.nn.RNN``."""
+    """The recurrence as a Python loop; its parameters are those of ``rnnkern.nn.RNN``."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class ModReLULoop(Module):
 
 
 class Network(NamedTuple):
-    """A recurrent layer in two implementations that share a ``state_dict``."""
+    """A recurrent layer in two implementations with compatible ``state_dict``."""
 
     name: str
     ours: Callable[[int, int], Module]
@@ -60,7 +61,7 @@ class Network(NamedTuple):
     peer_name: str
     initialise: Callable[[Module], None]
     epochs: int
-    rate: float  # the highest of the one-cycle schedule
+    rate: float  # highest learning rate of the one-cycle schedule
 
 
 NETWORKS = (
@@ -88,14 +89,14 @@ class Classifier(Module):
 
 
 class Training:
-    """One implementation on its way."""
+    """State of the training of one implementation."""
 
     def __init__(self, model: Classifier, updates: int, rate: float) -> None:
         self.model = model
         self.optimiser = torch.optim.Adam(model.parameters())
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, rate, updates, pct_start=0.15)
-        self.losses: list[float] = []  # per update
-        self.seconds: list[float] = []  # per epoch
+        self.losses: list[float] = []  # one per update
+        self.seconds: list[float] = []  # one per epoch
         self.accuracy: list[float] = []  # on the test set, after each epoch
 
     def epoch(self, data: Images, number: int, seed: int = 0) -> None:
@@ -114,7 +115,7 @@ class Training:
 
 
 def digits() -> Images:
-    """Two pixels at a step, of mean 0 and variance 1 in training."""
+    """The images with two pixels per step, normalized to mean 0 and variance 1 on the training set."""
     data = datasets.digits()
     mean, deviation = data.train_x.mean(), data.train_x.std()
 
@@ -129,7 +130,7 @@ def batches(count: int, epoch: int, seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def prepare(network: Network, data: Images, seed: int = 0) -> dict[str, Training]:
-    """Both implementations, of equal weights; the peer first."""
+    """Both implementations with equal weights; the alternative first."""
     torch.manual_seed(seed)
     ours, peer = Classifier(network.ours(PIXELS, HIDDEN)), Classifier(network.peer(PIXELS, HIDDEN))
     network.initialise(ours.rnn)
@@ -139,13 +140,13 @@ def prepare(network: Network, data: Images, seed: int = 0) -> dict[str, Training
 
 
 def disagreement(a: Sequence[float], b: Sequence[float]) -> float:
-    """The largest difference of losses over the first updates.
+    """Largest difference between the losses during the first updates.
 
     Raises:
-        RuntimeError: it exceeds ``AGREEMENT``, or there are no losses to compare.
+        RuntimeError: the difference exceeds ``AGREEMENT``, or there are no losses to compare.
     """
     differences = [abs(x - y) for x, y in zip(a[:AGREEING_UPDATES], b[:AGREEING_UPDATES], strict=True)]
-    if not differences or not all(difference <= AGREEMENT for difference in differences):  # NaN is refused too
+    if not differences or not all(difference <= AGREEMENT for difference in differences):  # NaN fails too
         raise RuntimeError(
             f"the losses of the first {len(differences)} updates must agree to {AGREEMENT:g}, got {differences}"
         )
@@ -153,7 +154,7 @@ def disagreement(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def train(network: Network, data: Images, epochs: int) -> Iterator[dict[str, Training]]:
-    """Trains both implementations epoch by epoch, in alternating order; yields them after each epoch."""
+    """Trains both implementations, one epoch at a time in alternating order, and yields them after each epoch."""
     pair = prepare(network, data)
     for number in range(epochs):
         for name in pair if number % 2 == 0 else reversed(pair):
@@ -163,7 +164,7 @@ def train(network: Network, data: Images, epochs: int) -> Iterator[dict[str, Tra
 
 
 def peak_bytes(training: Training, data: Images) -> int:
-    """Of one forward and backward on one batch."""
+    """Peak memory of one forward and backward pass on one batch."""
     x, y = data.train_x[:, :BATCH], data.train_y[:BATCH]
 
     def gradients() -> None:
@@ -174,7 +175,7 @@ def peak_bytes(training: Training, data: Images) -> int:
 
 
 def figures(network: Network, pair: dict[str, Training], data: Images) -> list[Row]:
-    """A row for each implementation. ``speedup`` is the peer's seconds over rnnkern's, epoch by epoch."""
+    """One row per implementation. ``speedup`` is the alternative's time over rnnkern's, per epoch."""
     peer, ours = pair[network.peer_name], pair[OURS]
     shared = {
         "updates": len(ours.losses),
@@ -196,7 +197,7 @@ def figures(network: Network, pair: dict[str, Training], data: Images) -> list[R
 
 
 def run(epochs: int | None = None) -> tuple[dict[Network, dict[str, Training]], list[Row]]:
-    """Trains all, at most so many epochs; the trainings, and a row for each."""
+    """Trains all networks for at most ``epochs`` epochs. Returns the trainings, and a row for each."""
     data, pairs, rows = digits(), {}, []
     for network in NETWORKS:
         count = min(epochs or network.epochs, network.epochs)
@@ -214,7 +215,7 @@ def run(epochs: int | None = None) -> tuple[dict[Network, dict[str, Training]], 
 
 
 def peer_curves(network: Network, seeds: Sequence[int]) -> Iterator[list[Row]]:
-    """Trains the peer with each seed; a row for each epoch."""
+    """Trains the alternative with each seed; yields the rows of a training, one per epoch."""
     data = digits()
     for seed in seeds:
         training = prepare(network, data, seed)[network.peer_name]
@@ -229,8 +230,8 @@ def peer_curves(network: Network, seeds: Sequence[int]) -> Iterator[list[Row]]:
 
 
 def spread(results: Path = record.RESULTS) -> dict[str, np.ndarray]:
-    """Of each network the test accuracies of its peer, (seeds, epochs), as last published; without those that were
-    trained otherwise."""
+    """For each network the published test accuracies of the alternative, (seeds, epochs). Networks with other training
+    settings are left out."""
     rows = [row for path in sorted(results.glob(f"*/{SPREAD}")) for row in record.read(path)]
     found = {}
     for network in NETWORKS:
@@ -262,7 +263,7 @@ def table(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row], spread: Mapping[str, np.ndarray]) -> list[str]:
-    """In plain words."""
+    """The summary in words."""
     lines = []
     for peer, ours in zip(rows[::2], rows[1::2], strict=True):
         other = peer["provider"].replace("Python loop", "the Python loop")

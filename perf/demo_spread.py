@@ -1,7 +1,7 @@
-"""How far trainings on the demo's digits differ without rnnkern: trains torch.nn's LSTM and the Python loop with other
-seeds.
+"""Measures how much the demo's training curves vary without rnnkern: trains torch.nn's LSTM and the Python loop with
+other seeds.
 
-``python -m perf.demo_spread --publish`` writes what the band of the demo's picture is drawn from; a few minutes.
+``python -m perf.demo_spread --publish`` writes the data for the band in the demo's picture; it takes a few minutes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every family's benchmark is asked."""
+"""Command-line arguments that the benchmarks of all operator families share."""
 
 import argparse
 import shlex
@@ -13,13 +13,13 @@ from perf.harness import Effort
 
 LOOK = Effort(0.1, 3, 5, 1e-4)
 WIDE = ("float32", "float64")
-"""Of families that compute 16 bits in float32."""
+"""Dtypes of families that compute 16-bit dtypes in float32."""
 SPEED = "speed"
-"""The CSV of all that the harness measures on a CPU: every family's rows have the same columns."""
+"""Name of the CSV with all CPU measurements of the harness; the rows of all families have the same columns."""
 
 
 class Setup(NamedTuple):
-    """Where a family's cases are measured, what for, and for how long."""
+    """Where the cases of a family are measured, by which command, and for how long."""
 
     path: Path | None
     device: torch.device
@@ -30,7 +30,7 @@ class Setup(NamedTuple):
 def arguments(
     description: str, dtypes: Sequence[str] = (*WIDE, "bfloat16"), devices: bool = False
 ) -> argparse.ArgumentParser:
-    """Those that every family's benchmark takes; ``devices``: whether it runs on a GPU too."""
+    """A parser with the common arguments; ``devices`` adds the choice of a device."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern")
     parser.add_argument("--dtype", default="float32", choices=dtypes)
@@ -47,11 +47,11 @@ def arguments(
 def begin(
     parser: argparse.ArgumentParser, argv: Sequence[str], family: str, quick: Effort = LOOK, name: str = SPEED
 ) -> tuple[argparse.Namespace, Setup]:
-    """Reads the arguments of ``perf.<family>`` and sets the threads.
+    """Parses the arguments of ``perf.<family>`` and sets the number of threads.
 
     Args:
-        quick: the effort of a look.
-        name: of the CSV, that of a family with columns of its own.
+        quick: the effort with ``--quick``.
+        name: name of the CSV, if the family has columns of its own.
     """
     chosen = parser.parse_args(argv)
     torch.set_num_threads(chosen.threads)

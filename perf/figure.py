@@ -1,4 +1,4 @@
-"""What pictures share: how they look, and how they are saved."""
+"""Style and saving of all pictures."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ import matplotlib.pyplot as plt
 INK = "#333333"
 STYLE = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"}
 STYLE |= {"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}
-STYLE |= {"svg.hashsalt": "rnnkern"}  # the same figure gives the same file
+STYLE |= {"svg.hashsalt": "rnnkern"}  # makes the SVG file reproducible
 
 COLOURS = ("#08519c", "#b63c02", "#2b7a3f", "#7b3294", "#8c6d1f", "#0b7a85", "#a01a58", "#555555")
 MOST_LINES = 6
-"""In one panel."""
+"""Maximum number of lines per panel."""
 
 
 def save(figure: plt.Figure, path: Path) -> None:
-    """As PNG at ``path`` and as SVG beside it, and closes it. The files do not name what drew them or when, so that
-    they change with the figure alone."""
+    """Saves the figure as PNG at ``path`` and as SVG beside it, and closes it. The files contain no date and no
+    software version, so that they change only if the figure does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     figure.savefig(path.with_suffix(".svg"), metadata={"Creator": None, "Date": None})

@@ -1,8 +1,8 @@
-"""FlashRNN's LSTM as a peer, where it is installed.
+"""FlashRNN's LSTM as a peer, if it is installed.
 
-Its source (NX-AI/flashrnn: flashrnn/flashrnn/flashrnn.py and vanilla/lstm.py beside it) has the gates in torch.nn's
-order, input, forget, cell, output, and the old units as the last dimension of R, again as torch.nn: Wx (B, T, G, K, D),
-R (G, K, D, D), b (G, K, D), states (S, B, 1, K, D).
+According to its source (NX-AI/flashrnn: flashrnn/flashrnn/flashrnn.py and vanilla/lstm.py), the gates are in torch.nn's
+order (input, forget, cell, output), and the last dimension of R belongs to the previous state, as in torch.nn. Shapes:
+Wx (B, T, G, K, D), R (G, K, D, D), b (G, K, D), states (S, B, 1, K, D).
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ GATES = 4
 
 
 def call(Wx: Tensor, R: Tensor, b: Tensor, backend: str) -> Tensor:
-    """From zero states; returns h (B, T, K, D)."""
-    from flashrnn import flashrnn  # here: it is seldom installed
+    """Runs the LSTM from zero states; returns h (B, T, K, D)."""
+    from flashrnn import flashrnn  # imported here, because it is rarely installed
 
     batch, _, _, heads, d = Wx.shape
     zeros = Wx.new_zeros(2, batch, 1, heads, d)
@@ -29,9 +29,9 @@ def call(Wx: Tensor, R: Tensor, b: Tensor, backend: str) -> Tensor:
 
 
 class FlashProvider:
-    """As :class:`perf.providers.Provider`, with weights and input in FlashRNN's own layout beforehand.
+    """Counterpart of :class:`perf.providers.Provider`, with weights and input already in FlashRNN's layout.
 
-    Timed are all gradients; returned, to be compared, are h and the gradient of the input.
+    All gradients are computed and timed; h and the gradient of the input are returned for comparison.
     """
 
     def __init__(self, module: Module, heads: int, x: Tensor, backend: str) -> None:
@@ -62,13 +62,13 @@ def installed() -> bool:
 
 
 def providers(module: Module, heads: int, x: Tensor) -> dict[str, FlashProvider]:
-    """Those backends that run at this size; says why another does not."""
+    """The backends that run at this size; prints why another one does not."""
     found = {}
     for backend in BACKENDS:
         try:
             provider = FlashProvider(module, heads, x, backend)
             provider.inference(x)
-        except Exception as error:  # it compiles at the call, and says in many ways that it cannot
+        except Exception as error:  # compiles at the first call; the type of error varies
             print(f"flashrnn {backend}, {heads} heads, left out: {type(error).__name__}: {str(error)[:200]}")
         else:
             found[f"flashrnn {backend}"] = provider

@@ -1,8 +1,8 @@
-"""gather_attention, forward and backward, against plain PyTorch.
+"""Measures gather_attention, forward and backward, against plain PyTorch.
 
-``python -m perf.gather_attention --help``. Lists are those of a relevancy recurrence: half of a list is the last steps,
-half any before, -1 where there is none yet. Baseline: queries, keys, values and lists are copied once, and once more
-with the backward.
+``python -m perf.gather_attention --help``. Lists are like those of a relevancy recurrence: one half are the last steps,
+the other half earlier steps, and -1 where there is none yet. Baseline: one copy of queries, keys, values and lists, and
+a second copy with the backward pass.
 """
 
 import functools
@@ -21,13 +21,13 @@ SHAPES = ((64, 120, 20, 128), (10, 400, 20, 128), (4, 120, 120, 128), (1, 2000, 
 QUICK_SHAPES = ((2, 12, 6, 16),)
 """(B, T, kappa, n), with as many memories as queries."""
 COPIES = {"forward": 1, "forward+backward": 2}
-"""Of the baseline."""
+"""Number of copies in the baseline."""
 
 Function = Callable[..., Tensor]
 
 
 def plain(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor) -> Tensor:
-    """As one writes it: each list's keys and values side by side, and products with v and the weights."""
+    """The usual code: gathers the keys and values of each list, and multiplies with v and the weights."""
     place, sample = idx.clamp_min(0).long(), torch.arange(len(q), device=q.device).view(-1, 1, 1)
     scores = torch.tanh(q.unsqueeze(2) + u[sample, place]) @ v
     alpha = torch.softmax(scores.masked_fill(idx < 0, -torch.inf), -1)

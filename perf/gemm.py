@@ -1,9 +1,9 @@
-"""The GEMM reference of a recurrence: its matrix products alone, each by the fastest routine at hand.
+"""The GEMM reference of a recurrence: only its matrix products, each by the fastest available routine.
 
-A yardstick and no bound: a fused kernel, whose operands stay in the cache from one product to the next, may take less
-time. On a CPU the fastest is PyTorch's own product, through MKL, or for float32 oneDNN's, at twice MKL's speed on AMD's
-processors: transposed or not, in blocks of rows that stay in the cache, with a constant factor laid out beforehand. On
-a GPU it is PyTorch's alone.
+It is a yardstick, not a lower bound: a fused kernel can be faster, because its operands stay in the cache from one
+product to the next. On a CPU the fastest routine is PyTorch's own product (MKL) or, for float32, that of oneDNN, which
+is twice as fast on AMD processors: transposed or not, in blocks of rows that fit into the cache, and with a constant
+factor packed in advance. On a GPU only PyTorch's product is used.
 """
 
 import functools
@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 ROWS = 1024
-"""Of a block: the memory of a result that is much larger costs more than the product, since it is new in each call."""
+"""Number of rows per block: a much larger result costs more for its newly allocated memory than for the product."""
 PATIENCE = 5e-3
-"""Seconds in which to find the fastest."""
+"""Seconds for finding the fastest routine."""
 
 Job = Callable[[], object]
 CPU = torch.device("cpu")
 
 
 def gemm_reference(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
-    """Of a stack of layers and directions: T per-step products each, and those over all steps at once.
+    """Products of a stack of layers and directions: T products with R, one after the other, and the products over all
+    steps at once.
 
     Args:
         weights: W (G*H, I) and R (G*H, H) of each layer and direction.
-        sizes: rows of each step.
+        sizes: number of rows of each step.
     """
     ahead, back, rows = [], [], [sum(sizes)]
     for W, R in weights:
@@ -44,10 +45,11 @@ def run(jobs: Sequence[Job]) -> None:
 
 
 def products(a: Tensor, b: Tensor, sizes: Sequence[int], constant: bool = True) -> list[Job]:
-    """``a`` (M, K) times ``b`` (K, N), so many rows at a time; ``b`` may be laid out beforehand if it is constant."""
+    """``a`` (M, K) times ``b`` (K, N), with ``sizes`` rows at a time; ``b`` may be packed in advance if it is
+    constant."""
     out = a.new_empty(max(sizes), b.shape[1])
     laid = lay_out(b, min(max(sizes), ROWS)) if constant else b.t()
-    fastest: dict[int, int] = {}  # for a number of rows, which way
+    fastest: dict[int, int] = {}  # for each number of rows, the index of the fastest way
     jobs = []
     for rows in a.split(list(sizes)):
         n = rows.shape[0]
@@ -59,7 +61,7 @@ def products(a: Tensor, b: Tensor, sizes: Sequence[int], constant: bool = True) 
 
 
 def ways(a: Tensor, b: Tensor, laid: Tensor, out: Tensor) -> list[list[Job]]:
-    """To compute one product, each a list of calls. ``laid`` is the transpose of ``b``, perhaps laid out."""
+    """All ways to compute one product, each a list of calls. ``laid`` is the transpose of ``b``, possibly packed."""
     found = [[functools.partial(torch.mm, a, b, out=out)]]
     if has_onednn(a.dtype, a.device):
         found += [[onednn(rows, laid) for rows in a.split(ROWS)], [onednn(b.t(), a)]]
@@ -67,7 +69,7 @@ def ways(a: Tensor, b: Tensor, laid: Tensor, out: Tensor) -> list[list[Job]]:
 
 
 def has_onednn(dtype: torch.dtype, device: torch.device = CPU) -> bool:
-    """Whether PyTorch offers its products."""
+    """Whether PyTorch offers oneDNN's products for the dtype and the device."""
     return (
         device.type == "cpu"
         and dtype == torch.float32
@@ -77,17 +79,17 @@ def has_onednn(dtype: torch.dtype, device: torch.device = CPU) -> bool:
 
 
 def onednn(a: Tensor, b: Tensor) -> Job:
-    """``a`` times the transpose of ``b``."""
+    """oneDNN's product of ``a`` with the transpose of ``b``."""
     return functools.partial(torch.ops.mkldnn._linear_pointwise.default, a, b, None, "none", [], "")
 
 
 def lay_out(b: Tensor, rows: int) -> Tensor:
-    """The transpose, in the order in which oneDNN reads a weight for so many rows."""
+    """The transpose of ``b``, packed by oneDNN for products with this number of rows."""
     return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype, b.device) else b.t()
 
 
 def least(found: Sequence[list[Job]]) -> int:
-    """The fastest way, by the best of several turns: the machine may be doing something else."""
+    """Index of the fastest way, by the minimum over several rounds, because the machine may be busy."""
     best, rounds, deadline = [float("inf")] * len(found), 0, time.perf_counter() + PATIENCE * len(found)
     while rounds < 3 or time.perf_counter() < deadline:
         for k, jobs in enumerate(found):

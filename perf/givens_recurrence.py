@@ -1,10 +1,11 @@
-"""What a recurrence through layers of rotations costs by N and L, forward and backward, beside that with their matrix.
+"""Measures a recurrence through layers of rotations, forward and backward, by N and L, against the recurrence with
+their matrix.
 
-``python -m perf.givens_recurrence --help``. Times are the least CPU time of one thread over some rounds. The matrix is
-there already, as a module has it: formed once per step of an optimiser. Printed beside the times are two fits of those
-of the layers: the exponents of N and of L - 1 in what the layers after the first add, and a time per number and step of
-a sequence that is linear in L, a + b L. On a GPU ``perf.measure_gpu`` runs the cases; baseline: what must cross memory
-is copied in the same run, u and h once each, with the backward both again, and two gradients.
+``python -m perf.givens_recurrence --help``. Times are the minimum CPU time of one thread over several rounds. The
+matrix is computed in advance, as in a module, which computes it once per optimizer step. Two fits of the times of the
+layers are printed too: the exponents of N and L - 1 in the time that the layers after the first add, and the time per
+number and step of a sequence as a + b L. On a GPU ``perf.measure_gpu`` runs the cases. Its baseline copies the data
+that must cross memory, in the same run: u and h once, and with the backward pass both again and two gradients.
 """
 
 import functools
@@ -29,7 +30,7 @@ LAYERS, QUICK_LAYERS = (1, 2, 4, 8, 16), (1, 2)
 STEPS = 50
 GPU_SHAPES = ((512, 64, 128, 7), (512, 64, 512, 9), (512, 64, 1024, 10))
 GPU_QUICK_SHAPES = ((6, 2, 8, 3),)
-"""(T, B, N, L), butterflies."""
+"""(T, B, N, L), with the style "butterfly"."""
 MATRIX = f"{OURS}, the matrix"
 DIRECTION = "forward+backward"
 
@@ -47,7 +48,8 @@ def by_matrix(W: Tensor, u: Tensor, state: Tensor, modrelu_bias: Tensor) -> tupl
 
 
 def with_matrix(inputs: Mapping[str, Tensor], W: Tensor, upstream: Tensor) -> Values:
-    """The gradient of W is computed, and compared with nothing: angles have one, which is not W's."""
+    """The gradient of W is computed but not compared, because the other providers have gradients of the angles
+    instead."""
     values = both(by_matrix, {"W": W} | {name: inputs[name] for name in ("u", "state", "modrelu_bias")}, upstream)
     return {name: value for name, value in values.items() if name != "grad of W"}
 
@@ -103,8 +105,9 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device, s
 
 
 def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
-    """Of each case the milliseconds of CPU time of each call, after all were found right: the least over rounds that go
-    through all cases, so that what else the machine does hits all alike."""
+    """Returns the milliseconds of CPU time of each call for each case, after checking that all results are right. A
+    time is the minimum over rounds that go through all cases, so that other load on the machine affects all cases
+    alike."""
     calls = [harness.checked(case).calls[DIRECTION] for case in harness.shown(cases)]
     least = [dict.fromkeys(named, math.inf) for named in calls]
     deadline = time.monotonic() + effort.seconds * len(cases)
@@ -122,8 +125,8 @@ def measure(cases: Sequence[Case], effort: Effort) -> list[dict[str, float]]:
 
 
 def exponents(sizes: Sequence[int], layers: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
-    """p and q of ms - ms_1 ~ N^p (L - 1)^q, where ms_1 is that of one layer, by least squares of the logarithms;
-    NaN where too few sizes have more than one layer."""
+    """p and q of ms - ms_1 ~ N^p (L - 1)^q by least squares of the logarithms, where ms_1 is the time of one layer. NaN
+    if fewer than three sizes have more than one layer."""
     first = {n: t for n, count, t in zip(sizes, layers, ms, strict=True) if count == 1}
     added = [(n, count - 1, t - first[n]) for n, count, t in zip(sizes, layers, ms, strict=True) if t > first[n]]
     if len(added) < 3:
@@ -135,7 +138,7 @@ def exponents(sizes: Sequence[int], layers: Sequence[int], ms: Sequence[float]) 
 
 
 def line(layers: Sequence[int], each: Sequence[float]) -> tuple[float, float, float]:
-    """a and b of each ~ a + b L, and the largest deviation, all by relative errors."""
+    """a and b of each ~ a + b L, and the largest deviation; all with relative errors."""
     L, y = torch.tensor(layers, dtype=torch.float64), torch.tensor(each, dtype=torch.float64)
     terms = torch.stack([torch.ones_like(L), L], 1) / y.unsqueeze(1)
     found = torch.linalg.lstsq(terms, torch.ones_like(y).unsqueeze(1)).solution

@@ -1,7 +1,8 @@
-"""Everything that needs a GPU, in stages: what ``make gpu`` runs, in calls of at most ten minutes, without network.
+"""Runs everything that needs a GPU, in stages, in calls of at most ten minutes and without network; ``make gpu`` runs
+this.
 
-``python -m perf.gpu --help``; ``perf/gpu_stages.py`` has the stages. What each prints goes to ``logs``. Logs and
-results end in one archive, which is written after every stage, so that whatever ends the run leaves what there is.
+``python -m perf.gpu --help``. The stages are defined in ``perf/gpu_stages.py``, and their output goes to ``logs``. Logs
+and results end up in one archive, which is written after every stage, so that an aborted run leaves the results so far.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from perf import gpu_stages, gpu_tables, record
 from perf.gpu_stages import CALL_SECONDS, CALLS, NEEDED, RESERVED, STAGES, Command, Stage, Target
 
 GRACE = 5
-"""Seconds in which what was interrupted may say where it stood; they are part of a stage's limit."""
+"""Seconds for an interrupted command to report its position; part of the limit of its stage."""
 TAIL = 25
 LOG_BYTES = 2**18
 POLL = 0.05
@@ -34,7 +35,7 @@ class Result(NamedTuple):
     stage: str
     seconds: float
     said: str
-    failed: tuple[Path, ...] = ()  # logs of commands that did; of what never began, the folder that they would be in
+    failed: tuple[Path, ...] = ()  # logs of failed commands; the folder of logs for a command that did not begin
 
 
 class Running(NamedTuple):
@@ -44,7 +45,8 @@ class Running(NamedTuple):
 
 
 def run(stages: Sequence[Stage], logs: Path, total: float) -> Iterator[Result]:
-    """Runs them in order; yields how each has ended. One may take what those before it have left of their limits."""
+    """Runs the stages in order and yields the result of each. A stage may use the time that earlier stages left
+    over."""
     begun = time.monotonic()
     due, stopped = 0.0, None
     for stage in stages:
@@ -64,7 +66,7 @@ def run(stages: Sequence[Stage], logs: Path, total: float) -> Iterator[Result]:
 
 
 def run_one(stage: Stage, logs: Path, until: float) -> Result:
-    """Runs all of a stage's commands, each with a log of its own; nothing that they start outlives them."""
+    """Runs all commands of a stage, each with a log of its own, and kills all their child processes at the end."""
     begun = time.monotonic()
     last = max(until - GRACE, begun)
     waiting = stage.commands(until - begun)
@@ -110,7 +112,8 @@ def start(command: Command, stage: Stage, logs: Path) -> Running:
 
 
 def interrupt(running: Sequence[Running]) -> None:
-    """As Ctrl-C does, on which pytest prints its tracebacks; waits until all have ended, but not for long."""
+    """Sends Ctrl-C, on which pytest prints its tracebacks, and waits until all processes have ended, for at most
+    ``GRACE`` seconds."""
     for job in running:
         signal_all(job, signal.SIGINT)
     deadline = time.monotonic() + GRACE
@@ -119,7 +122,7 @@ def interrupt(running: Sequence[Running]) -> None:
 
 
 def kill(job: Running) -> None:
-    """Its children too, however it ended."""
+    """Kills a process with its children, even if it has ended itself."""
     signal_all(job, signal.SIGKILL)
     job.process.wait()
     if job.log.stat().st_size > LOG_BYTES:
@@ -132,7 +135,7 @@ def signal_all(job: Running, number: signal.Signals) -> None:
 
 
 def archive(folder: Path, path: Path) -> None:
-    """All of the folder in one file, whole at any moment."""
+    """Writes the folder into one file; the file is complete at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with tarfile.open(partial, "w:gz") as tar:
@@ -141,7 +144,7 @@ def archive(folder: Path, path: Path) -> None:
 
 
 def describe(stages: Sequence[Stage]) -> Iterator[str]:
-    """What would run."""
+    """The commands that a run would execute."""
     for stage in stages:
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment.items())
         yield f"{stage.name}: at most {stage.limit:g} s, {stage.at_once} at once{'; ' + given if given else ''}"
@@ -179,7 +182,7 @@ def main(argv: Sequence[str]) -> None:
     names = list(CALLS[chosen.call]) if chosen.call else chosen.stages
     if not chosen.dry_run and (missing := lacks(names)):
         sys.exit(f"make gpu needs a CUDA device and a C++ compiler: {missing}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is there is archived
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the results so far are archived
     name = f"call{chosen.call}" if chosen.call else "stages"
     base = record.ROOT / "build" / "gpu"
     folder, packed = base / name, (chosen.out or base).resolve() / f"{name}.tar.gz"

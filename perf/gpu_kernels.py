@@ -1,6 +1,6 @@
 """Compiles CUDA kernels on all cores, before tests and measurements use them.
 
-``python -m perf.gpu_kernels --help``. What is not compiled here is compiled when it is first used.
+``python -m perf.gpu_kernels --help``. Kernels that are not compiled here are compiled at their first use.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from rnnkern import _compiler, nn
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 SIZES = (32, 64, 128, 256, 512, 768, 1024)
 FEW_SIZES = (64, 512)
-"""One that a block holds, and one for a cluster."""
+"""One size for the block kernels and one for the cluster kernels."""
 
 
 def layers(hidden: int) -> Iterator[Module]:
-    """One per cell that most tests and measurements use."""
+    """One layer for each cell that most tests and measurements use."""
     yield nn.LSTM(8, hidden)
     yield nn.GRU(8, hidden)
     yield nn.GRU(8, hidden, reset_gate="before")

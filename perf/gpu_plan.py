@@ -1,7 +1,8 @@
-"""Writes what a GPU measured of dense layers to csrc/recurrence/cuda/measured_table.h, which the launch plans read.
+"""Writes the measurements of dense layers on a GPU to csrc/recurrence/cuda/measured_table.h, from which a kernel is
+chosen at run time.
 
-``python -m perf.gpu_plan perf/results/nvidia-h200 --capability 9``, then build again. Rows of another major capability
-stay as they are.
+``python -m perf.gpu_plan perf/results/nvidia-h200 --capability 9``, followed by a new build. Rows of other major
+capabilities are kept.
 """
 
 import argparse
@@ -19,14 +20,15 @@ PEER = "torch.nn"
 
 
 def kernel(figures: Figures, key: Key, provider: str) -> str:
-    """Which kernel ran, by what ``explain`` said."""
+    """Name of the kernel that ran, according to ``explain``."""
     said = figures.rows[(*key, "forward", provider)]["kernel"]
     found = re.search(r": (block|cluster|grid|stepwise), for ", said)
     return found[1] if found else ""
 
 
 def rows(figures: Figures, major: int) -> Iterator[str]:
-    """Of each cell, dtype, H and B: the kernel whose forward and backward take least, and how it stands to torch.nn."""
+    """For each cell, dtype, H and B: the kernel with the shortest time for forward and backward, and how many times
+    faster than torch.nn it is."""
     for key in figures.keys:
         case, cell, shape, dtype = key
         if case != "dense":
@@ -45,13 +47,13 @@ def rows(figures: Figures, major: int) -> Iterator[str]:
 
 
 def times_faster(figures: Figures, key: Key, direction: str, provider: str) -> float:
-    """Than torch.nn; 0 where it has not the cell."""
+    """How many times faster than torch.nn a provider is; 0 if torch.nn lacks the cell."""
     mine, its = (figures.number(key, direction, name, "ms_50") for name in (provider, PEER))
     return 0.0 if its == "" or mine == "" else record.significant(its / mine)
 
 
 def text(before: str, lines: Sequence[str], major: int) -> str:
-    """The table with these rows in place of its own of this capability."""
+    """The text of the table, with the rows of this capability replaced."""
     kept = [line for line in re.findall(r'^"(.*)\\n"$', before, re.MULTILINE) if line.split()[0] != str(major)]
     quoted = "".join(f'"{line}\\n"\n' for line in (*kept, *lines))
     return (

@@ -1,6 +1,7 @@
-"""What ``make gpu`` runs: three calls of at most ten minutes, each of which builds what its machine has not built yet.
+"""The stages of ``make gpu``: three calls of at most ten minutes, each of which first builds what is missing on its
+machine.
 
-The seconds that a stage leaves go to those after it; what it is given here, nobody takes from it.
+A stage may use the seconds that earlier stages left over, but none of the seconds of later stages.
 """
 
 import importlib.util
@@ -15,20 +16,20 @@ from perf.record import ROOT
 
 CALL_SECONDS = 600
 RESERVED = 15
-"""Seconds of a call that are no stage's: for the start, and for what remains to be written."""
+"""Seconds of a call for starting and for writing the last results; no stage may use them."""
 BUILD, KERNELS = 180, 75
 CALLS: dict[int, dict[str, float]] = {
     1: {"build": BUILD, "kernels": KERNELS, "smoke": 90, "conformance": 60, "families": 150},
     2: {"build": BUILD, "kernels": KERNELS, "sanitize": 120, "wait": 60, "tests": 140},
     3: {"build": BUILD, "kernels": KERNELS, "tables": 200, "memory": 30, "cpu": 75, "flashrnn": 20},
 }
-"""Of each call the stages, in order, and their seconds."""
+"""For each call its stages, in order, with their seconds."""
 STAGES = tuple(dict.fromkeys(name for stages in CALLS.values() for name in stages))
 NEEDED = ("build", "smoke")
-"""Without these nothing after them would work."""
+"""Stages without which later stages cannot work."""
 
 RECURRENCE = "test_recurrence.py"
-ON_A_GPU = ("-k", "on_a_gpu")  # Triton's other tests need none
+ON_A_GPU = ("-k", "on_a_gpu")  # the other tests of Triton kernels need no GPU
 FAMILIES: dict[str, tuple[str, ...]] = {
     "block": (RECURRENCE, "-k", "block"),
     "stepwise": (RECURRENCE, "-k", "stepwise"),
@@ -43,51 +44,51 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "skew_exp": ("test_skew_exp.py", *ON_A_GPU),
     "gather_attention": ("test_gather_attention.py", *ON_A_GPU),
 }
-"""Of each family of kernels its tests in python_tests/gpu. A kernel that traps takes its process's CUDA context with
-it: each family has its own."""
+"""For each family of kernels its tests in python_tests/gpu. Each family runs in a process of its own, because a kernel
+that traps destroys the CUDA context of its process."""
 TESTS = FAMILIES | {"calls": ("test_recurrence_calls.py",), "streams": ("test_recurrence_cuda.py",)}
 AT_ONCE = 4
-"""Processes that share the GPU where nothing is timed."""
+"""Number of processes that share the GPU while nothing is timed."""
 TOOLS = ("memcheck", "racecheck")
 CACHE = ROOT / "build" / "cuda_kernels"
-"""Compiled kernels, kept for the next call on the same machine."""
+"""Folder of compiled kernels, kept for the next call on the same machine."""
 SPIN_NS = 2_000_000_000
-"""Of the first call: a wait that takes longer traps instead of hanging, and names itself by its kernel."""
+"""Nanoseconds after which a waiting kernel traps instead of hanging and reports its name; used in the first call."""
 MARGIN = 25
-"""Seconds that the last measurements take beyond their deadline: a case, the pictures, the tables."""
+"""Seconds that measurements may take after their deadline, for one case, the pictures and the tables."""
 STAND_IN = ("python_tests/gpu/test_driver.py", "python_tests/gpu/test_launches.py")
 """Tests of launches on a stand-in for the CUDA driver."""
 STUCK = 20
-"""Seconds after which a test says where it stands."""
+"""Seconds after which pytest prints the traceback of a test that still runs."""
 USES = {
     "pytest": "no tests",
     "hypothesis": "no tests of drawn calls",
     "matplotlib": "no pictures",
     "flashrnn": "no comparison with FlashRNN",
 }
-"""What goes with a package."""
+"""What is skipped if a package is missing."""
 
 
 class Command(NamedTuple):
-    name: str  # of its log
+    name: str  # part of the name of its log
     arguments: list[str]
 
 
 class Stage(NamedTuple):
     name: str
     limit: float
-    commands: Callable[[float], list[Command]]  # from the seconds that are left
-    lacks: str | None = None  # what it cannot run without
+    commands: Callable[[float], list[Command]]  # function of the remaining seconds
+    lacks: str | None = None  # a missing package or program without which it cannot run
     environment: Mapping[str, str] = {}
     at_once: int = 1
 
 
 class Target(NamedTuple):
-    """What the stages are for."""
+    """Parameters of the stages."""
 
-    folder: Path  # of results
-    call: int | None = None  # or stages of several
-    quick: bool = False  # tiny measurements
+    folder: Path  # folder of the results
+    call: int | None = None  # None for stages of several calls
+    quick: bool = False  # measure tiny sizes only
 
 
 def importable(package: str) -> bool:
@@ -99,7 +100,7 @@ def absent() -> list[str]:
 
 
 def find(program: str) -> str | None:
-    """On PATH or in the toolkit."""
+    """Path of a program on PATH or in the CUDA toolkit."""
     places = (program, f"{os.environ.get('CUDA_HOME')}/bin/{program}", f"/usr/local/cuda/bin/{program}")
     return next(filter(None, map(shutil.which, places)), None)
 
@@ -109,7 +110,7 @@ def limit_of(name: str) -> float:
 
 
 def pytest(*selected: str) -> list[str]:
-    """Whatever plugins and warnings that machine has."""
+    """A pytest command that works with any plugins of the machine and does not turn warnings into errors."""
     options = ["-q", "-rs", "--maxfail=3", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default"]
     return [sys.executable, "-m", "pytest", *options, "-o", f"faulthandler_timeout={STUCK}", *selected]
 
@@ -128,8 +129,8 @@ def python(name: str, *arguments: str) -> Command:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Of every stage: where compiled kernels are kept, and how they are compiled. Lines of the source, which the
-    sanitizer names, change no machine code."""
+    """Environment variables of every stage: the cache of compiled kernels and the compiler options. Line information
+    for the sanitizer does not change the machine code."""
     found = {"RNNKERN_CACHE_DIR": str(CACHE)}
     own = {1: ["-lineinfo", f"-DRNNKERN_SPIN_LIMIT={SPIN_NS}"], 2: ["-lineinfo"]}.get(target.call, [])
     flags = [*os.environ.get("RNNKERN_CUDA_FLAGS", "").split(), *own]
@@ -158,7 +159,7 @@ CPU = "import sys, pathlib, perf.recurrence as r; r.main(sys.argv[2:], pathlib.P
 
 
 def on_cpu(target: Target) -> Callable[[float], list[Command]]:
-    """An LSTM and a GRU at one size, by the threads; in a folder per number of them."""
+    """Measures an LSTM and a GRU of one size with different numbers of threads; each number has a folder of its own."""
     count = os.cpu_count() or 1
     threads = [n for n in (1, 2, 4, 8, 16) if n <= count]
     size = ["--quick"] if target.quick else ["--shapes", "200x100x512", "--seconds", "0.5"]
@@ -182,10 +183,10 @@ def sanitize(sanitizer: str) -> Callable[[float], list[Command]]:
 
 
 def plan(names: Sequence[str], target: Target) -> list[Stage]:
-    """The stages of these names, in order."""
+    """The stages with these names, in order."""
     no_pytest = None if importable("pytest") else "pytest"
     sanitizer = find("compute-sanitizer")
-    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor is an allocation with bounds of its own
+    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor becomes an allocation whose bounds are checked
     threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // AT_ONCE, 1))}
     levels = {"RNNKERN_SIMD_LEVELS": "plain" if target.call in (1, 2) else "host"}
     compiled = [python("kernels", "-m", "perf.gpu_kernels")]
@@ -216,7 +217,8 @@ def plan(names: Sequence[str], target: Target) -> list[Stage]:
 
 
 def rehearsal() -> list[Stage]:
-    """What a dry run does without a GPU: kernels are compiled, and start on the tests' stand-in for the driver."""
+    """The stages of a dry run without a GPU: kernels are compiled and launched on the tests' stand-in for the
+    driver."""
     compiled = [python("kernels", "-m", "perf.gpu_kernels", "--few", "sm_90")]
     stages = [Stage("compile", 120, lambda left: compiled)]
     if tests := [path for path in STAND_IN if (ROOT / path).exists()]:

@@ -1,4 +1,4 @@
-"""The short tables of a GPU's CSV: microseconds per step, and how many times faster than cuDNN.
+"""Prints short tables of a GPU's CSV: microseconds per step, and how many times faster than cuDNN.
 
 ``python -m perf.gpu_tables perf/results/nvidia-h200``
 """
@@ -15,7 +15,8 @@ from perf.record import OURS, Row, significant
 SHOWN_DTYPE, SHOWN_BATCH = "bfloat16", 16
 DIRECTIONS = {"forward": "fwd", "forward+backward": "both"}
 PEERS = {"torch.nn": "nn", "torch.nn float16": "f16", "torch.nn dense": "dense"}
-"""A torch.nn of the same dtype, of cuDNN's best dtype, and without heads; short for columns."""
+"""torch.nn with the same dtype, with cuDNN's best dtype, and with a dense R instead of heads; with short names for
+columns."""
 
 Key = tuple[str, str, str, str]
 """case, cell, shape, dtype."""
@@ -32,12 +33,12 @@ class Figures:
         self.keys: list[Key] = list(dict.fromkeys(key[:4] for key in self.rows))
 
     def number(self, key: Key, direction: str, provider: str, column: str) -> float | str:
-        """Or nothing, where it was not measured."""
+        """A value of the CSV; empty if it was not measured."""
         row = self.rows.get((*key, direction, provider))
         return significant(float(row[column])) if row else ""
 
     def step(self, key: Key, direction: str) -> float | str:
-        """Microseconds."""
+        """Microseconds per step; empty if not measured."""
         ms = self.number(key, direction, OURS, "ms_50")
         return ms if ms == "" else significant(1e3 * ms / int(key[2].split("x")[0]))
 
@@ -45,12 +46,13 @@ class Figures:
         return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and not own(name)))
 
     def rivals(self, key: Key) -> list[str]:
-        """Kernels of ours that were not chosen."""
+        """Kernels of rnnkern that were measured but not chosen."""
         return list(dict.fromkeys(name for *rest, _, name in self.rows if tuple(rest) == key and own(name) > 1))
 
 
 def own(provider: str) -> int:
-    """How many names one of ours has: itself, or a variant too."""
+    """Number of parts, separated by commas, in the name of a provider of rnnkern: 1, or 2 with a variant. 0 for
+    peers."""
     return len(provider.split(", ")) if provider.split(", ")[0] == OURS else 0
 
 
@@ -59,7 +61,7 @@ def batch(key: Key) -> int:
 
 
 def steps(figures: Figures) -> Iterator[Row]:
-    """A line per cell and size, of one dtype and batch."""
+    """A row per cell and size, for one dtype and batch size."""
     plain = [key for key in figures.keys if key[0] in ("dense", "heads")]
     for key in plain:
         if key[3] != SHOWN_DTYPE or batch(key) != SHOWN_BATCH:
@@ -77,7 +79,7 @@ def steps(figures: Figures) -> Iterator[Row]:
 
 
 def means(figures: Figures) -> Iterator[Row]:
-    """Geometric means over sizes, a line per dtype, batch and direction."""
+    """Geometric means over sizes, a row per dtype, batch size and direction."""
     plain = [key for key in figures.keys if key[0] in ("dense", "heads")]
     cells = list(dict.fromkeys(key[1] for key in plain if figures.peers(key)))
     for dtype, rows in dict.fromkeys((key[3], batch(key)) for key in plain):
@@ -92,7 +94,7 @@ def means(figures: Figures) -> Iterator[Row]:
 
 
 def rivals(figures: Figures) -> Iterator[Row]:
-    """Of a dense R the kernel that the rule chose against the one that could serve too."""
+    """For a dense R, the chosen kernel against the other one that could run."""
     for key in figures.keys:
         for rival in figures.rivals(key):
             line: Row = dict(zip(("cell", "T x B x N", "dtype"), key[1:], strict=True))
@@ -103,7 +105,7 @@ def rivals(figures: Figures) -> Iterator[Row]:
 
 
 def others(figures: Figures) -> Iterator[Row]:
-    """All other cases, against each peer: forward, and forward and backward."""
+    """All other cases against each peer: forward, and forward and backward."""
     for key in figures.keys:
         if key[0] in ("dense", "heads"):
             continue
@@ -119,7 +121,8 @@ def others(figures: Figures) -> Iterator[Row]:
 
 
 def calls(figures: Figures, names: Mapping[str, int]) -> Iterator[Row]:
-    """A line per function and size, called by parts of the key, against each peer and each other form of ours."""
+    """A row per function and size, against each peer and each variant of rnnkern. ``names`` maps the names of the first
+    columns to parts of the key."""
     peers = dict.fromkeys(peer for key in figures.keys for peer in figures.peers(key) + figures.rivals(key))
     shown = {peer: peer.rpartition(".")[2].removeprefix(f"{OURS}, ") for peer in peers}
     for key in figures.keys:
@@ -155,7 +158,7 @@ TABLES = {
 
 
 def text(folder: Path, since: str = "") -> str:
-    """Of the rows measured since a date as in their column."""
+    """The tables of rows measured since a date, which has the format of the CSV's column."""
     return "\n\n".join(text_of(folder / name, since) for name in TABLES)
 
 
@@ -173,7 +176,7 @@ def text_of(path: Path, since: str) -> str:
 
 
 def without_empty(lines: Sequence[Row]) -> list[Row]:
-    """Leaves out columns in which nothing was measured."""
+    """Removes columns without measurements."""
     kept = [name for name in lines[0] if any(line[name] != "" for line in lines)]
     return [{name: line[name] for name in kept} for line in lines]
 

@@ -1,8 +1,8 @@
-"""How far gradients reach: the norm of dL/dh_t against t in networks that have learnt denoise, for several layers and
-sizes of the memory, and what their steps attend to.
+"""Measures how far gradients reach: the norm of dL/dh_t over t in networks trained on denoise, for several layers and
+sizes of the memory, and which events their steps attend to.
 
-What is not in the folder ``--keep`` yet is trained. With the CSVs of this and of perf.memory, perf.memory_picture draws
-the thesis' three panels.
+Networks that are not in the folder ``--keep`` are trained first. From the CSVs of this module and perf.memory,
+perf.memory_picture draws the three panels of the thesis.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from perf.tasks import Batch
 
 COPIED, HIDDEN, BATCH, UPDATES, RATE = 5, 64, 32, 2000, 3e-3
 SHOWN_LENGTH = 100
-"""T of the maps."""
+"""T of the attention maps."""
 
 
 class Subject(NamedTuple):
@@ -52,14 +52,15 @@ SUBJECTS = (
     rel(5, 10),
     rel(20, 10),
 )
-"""With buffer_size / relevant_size."""
+"""The networks, with buffer_size / relevant_size."""
 
 
 def norms(network: Network, x: Tensor, y: Tensor, copied: int) -> Tensor:
-    """(T,): the norm of the loss' gradient to h_t, in the mean over the batch, of any layer that has a reference.
+    """(T,): the norm of the gradient of the loss with respect to h_t, averaged over the batch, for any layer with a
+    reference.
 
-    The whole gradient, through all later steps: the reference stacks its h_t, and what made each of them tells the
-    gradient that it receives.
+    It is the total gradient, through all later steps: the reference stacks its h_t, and a hook on the function that
+    computed each h_t records the gradient that arrives there.
     """
     with rnnkern.use("reference"):
         h, _ = network.rnn(x)
@@ -81,7 +82,7 @@ def norms(network: Network, x: Tensor, y: Tensor, copied: int) -> Tensor:
 
 
 def learnt(subject: Subject, length: int, folder: Path, told: Callable[[], None]) -> Network:
-    """Trained, or as the folder has it."""
+    """A trained network, from the folder if it is there."""
     task = RECALL["denoise"]
     torch.manual_seed(0)
     network = Network(subject.build(task.symbols + 2, HIDDEN), HIDDEN, task.symbols + 1, each_step=True)

@@ -1,13 +1,14 @@
-"""Times calls that compute the same thing: checks them, then runs them in turns until their ratios are steady.
+"""Times calls that compute the same values: first checks their results, then runs them in turns until their ratios are
+steady.
 
-In each round every provider has one turn, a block of consecutive calls of which the first is dropped: it finds the
-caches and the heap that the provider before has left, the others those that it leaves itself, as in a training loop.
-Rounds go through the providers in alternating order, and ratios are taken within a round, so that whatever else the
-machine does hits all alike. Nothing is timed whose result is wrong.
+In each round every provider has one turn, a block of consecutive calls. The first call of a block is not timed, because
+it finds the caches and the heap as the previous provider left them; the others find what the provider itself leaves, as
+in a training loop. The order of providers alternates between rounds, and ratios are taken within a round, so that other
+load on the machine affects all providers alike. A provider with a wrong result is not timed.
 
-A ratio is *steady* after at least ``ROUNDS`` rounds whose quartiles lie within ``SPREAD`` of the median. A case is
-measured until all of its ratios are, or until its time is over; then the rows say which are not, and ``perf.tables``
-leaves them out.
+A ratio is *steady* after at least ``ROUNDS`` rounds if its quartiles are within ``SPREAD`` of the median. A case is
+measured until all of its ratios are steady or its time is over. The rows say which ratios are not steady, and
+``perf.tables`` omits those.
 """
 
 import gc
@@ -31,37 +32,38 @@ from rnnkern.testing import assert_close
 
 QUANTILES = (25, 50, 75)
 ROUNDS, SPREAD = 15, 0.1
-"""Of a steady ratio: at least so many rounds, both quartiles within so much of the median."""
+"""Criteria of a steady ratio: the minimum number of rounds, and the largest relative distance of the quartiles from the
+median."""
 DRAWS = 4
 BASELINE = "baseline"
 JUDGED = 2**18
-"""The most elements of one result on a GPU that the closeness rule, which runs on the processor, judges."""
+"""Largest number of elements of a GPU result that are checked for closeness, because the check runs on the CPU."""
 
 Values = Mapping[str, Tensor]
 Call = Callable[[], Values]
 
 
 class WrongResult(AssertionError):  # noqa: N818, as WrongResult reads in a traceback
-    """A call that was to be timed computes something else than the reference."""
+    """A call to be timed returned something other than the reference."""
 
 
 class NoKernel(ValueError):  # noqa: N818
-    """The reference would run: there is nothing to measure."""
+    """The reference would run, so there is nothing to measure."""
 
 
 class Problem(NamedTuple):
-    """Calls on the same inputs, ready to run; each returns all that it computes, by name."""
+    """Calls on the same inputs, ready to run. Each returns all its results by name."""
 
-    calls: dict[str, dict[str, Call]]  # direction -> provider -> call; OURS, "OURS, a variant" and peers
-    baselines: dict[str, Callable[[], None]]  # direction -> work of the same size to compare all providers with
-    naive: Call  # the reference in the dtype that is timed
+    calls: dict[str, dict[str, Call]]  # direction -> provider -> call; providers are OURS, "OURS, variant" and peers
+    baselines: dict[str, Callable[[], None]]  # direction -> reference work to which all providers are compared
+    naive: Call  # the reference in the timed dtype
     truth: Call  # the reference in float64, from the same inputs
-    baseline: str = "GEMM"  # what the baselines are
-    unlike: Mapping[str, dict[str, Call]] = {}  # as calls: other work of the same size, timed and not compared
-    moving: Mapping[str, float] = {}  # direction -> seconds that memory takes to move inputs and outputs once
-    columns: Callable[[str], Row] = lambda provider: {}  # more columns of a provider's rows
-    absent: Mapping[str, str] = {}  # providers that could not be had, and why
-    views: Mapping[str, Callable[[Values], Values]] = {}  # provider -> its values in the layout of the others'
+    baseline: str = "GEMM"  # name of the baselines
+    unlike: Mapping[str, dict[str, Call]] = {}  # like calls: other work of the same size, timed but not compared
+    moving: Mapping[str, float] = {}  # direction -> seconds to move inputs and outputs through memory once
+    columns: Callable[[str], Row] = lambda provider: {}  # additional columns of a provider's rows
+    absent: Mapping[str, str] = {}  # missing providers, with the reason
+    views: Mapping[str, Callable[[Values], Values]] = {}  # provider -> conversion of its values to the common layout
 
 
 def labels(op: str, case: str, cell: str, sizes: Sequence[int], dtype: str) -> dict[str, str]:
@@ -69,39 +71,39 @@ def labels(op: str, case: str, cell: str, sizes: Sequence[int], dtype: str) -> d
 
 
 class Case(NamedTuple):
-    labels: dict[str, str]  # as labels() makes them
-    build: Callable[[int], Problem]  # from a seed
-    proof: Callable[[int], Problem] | None = None  # what to check in place of what is timed
-    kinked: bool = False  # a rounding error may decide on which side of a kink a unit lies, or which slot is taken
+    labels: dict[str, str]  # made by labels()
+    build: Callable[[int], Problem]  # function of a seed
+    proof: Callable[[int], Problem] | None = None  # a smaller problem to check instead of the timed one
+    kinked: bool = False  # rounding may decide the side of a kink, or which slot is chosen
 
 
 class Effort(NamedTuple):
-    """How long to measure each direction of a case."""
+    """Time and rounds for each direction of a case."""
 
-    seconds: float = 5.0  # after which it gives up
-    least: int = ROUNDS  # rounds that are measured however long they take
+    seconds: float = 5.0  # time limit
+    least: int = ROUNDS  # minimum number of rounds, even beyond the time limit
     most: int = 400
-    block: float = 2e-2  # seconds of timed calls in a provider's turn
+    block: float = 2e-2  # seconds of timed calls per turn
 
 
 def measure(case: Case, device: torch.device, effort: Effort) -> list[Row]:
     """Checks and times a case.
 
     Returns:
-        One row per direction and provider. ``ms`` is the provider's own time per call, ``ratio`` that time over
-        rnnkern's in the same round, each with its quartiles; ``steady`` says whether the ratio is, of rnnkern's own row
-        whether its time over the baseline's is; ``over_baseline`` is the median of the provider's time over the
-        baseline's in the same round; ``peak_bytes`` is as in :func:`peak_bytes`.
+        One row per direction and provider. ``ms`` is the provider's time per call and ``ratio`` that time over
+        rnnkern's in the same round, each with quartiles. ``steady`` says whether the ratio is steady, or in rnnkern's
+        own row whether its time over the baseline's is. ``over_baseline`` is the median of the provider's time over the
+        baseline's in the same round. ``peak_bytes`` is as in :func:`peak_bytes`.
 
     Raises:
-        WrongResult: a provider's result is not the reference's; says which and by how much.
+        WrongResult: a provider's result differs from the reference's; the message names the provider and the error.
         NoKernel: from the case.
     """
     return timed(case, checked(case), device, effort)
 
 
 def timed(case: Case, problem: Problem, device: torch.device, effort: Effort) -> list[Row]:
-    """Times what :func:`checked` has found right; as :func:`measure`."""
+    """Times a problem that :func:`checked` accepted; see :func:`measure`."""
     rows = []
     for direction, calls in problem.calls.items():
         calls = calls | problem.unlike.get(direction, {})
@@ -128,7 +130,7 @@ def ratios(mine: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def steady(found: Sequence[float]) -> bool:
-    """Whether a ratio that was measured in so many rounds may be published."""
+    """Whether a ratio with these values, one per round, is steady enough to be published."""
     if len(found) < ROUNDS:
         return False
     low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
@@ -140,14 +142,14 @@ def all_steady(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def checked(case: Case) -> Problem:
-    """Builds a problem whose calls have all been run and found right.
+    """Builds a problem, runs all its calls and checks their results.
 
-    A kink (relu at 0) puts one honest unit in ten million on its other side, where the largest error says nothing of
-    the rest. So a case with a kink may fail in one draw of the inputs, if it then passes in all of the others; any
-    other case may not fail at all.
+    In a case with a kink (such as relu at 0), rounding can move one correct unit in ten million to the other side, and
+    the largest error then says nothing about the other units. Such a case may therefore fail for one draw of the inputs
+    if it passes for all others. Other cases must always pass.
 
     Raises:
-        WrongResult: names the case, and what was wrong in the last draw that failed.
+        WrongResult: the message names the case and the error of the last draw that failed.
     """
     wrong = None
     for seed in range(DRAWS):
@@ -165,7 +167,7 @@ def checked(case: Case) -> Problem:
 
 
 def compare(problem: Problem) -> None:
-    """Raises AssertionError if a call computes something else than the reference."""
+    """Raises AssertionError if a call's result differs from the reference's."""
     naive, truth = problem.naive(), problem.truth()
     for direction, calls in problem.calls.items():
         for provider, call in calls.items():
@@ -175,7 +177,8 @@ def compare(problem: Problem) -> None:
 
 
 def assert_ours(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None:
-    """The closeness rule; for a large result on a GPU that of evenly drawn elements, beside a wide bound for all."""
+    """Applies :func:`rnnkern.testing.assert_close`; for a large result on a GPU to evenly spaced elements, with a wide
+    bound for all of them."""
     if actual.is_cuda and actual.numel() > JUDGED:
         assert_same(actual, naive, truth, name)
         actual, naive, truth = (thinned(x) for x in (actual, naive, truth))
@@ -183,16 +186,17 @@ def assert_ours(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None
 
 
 def thinned(x: Tensor) -> Tensor:
-    """At most ``JUDGED`` elements, an odd number apart: no power of two hides a column."""
+    """At most ``JUDGED`` elements at an odd distance, so that no column of a matrix is skipped."""
     return x.flatten()[:: math.ceil(x.numel() / JUDGED) | 1]
 
 
 def assert_same(actual: Tensor, naive: Tensor, truth: Tensor, name: str) -> None:
-    """A peer may round as it likes (oneDNN's bias gradients would fail our rule) but must compute the same thing."""
+    """Checks a peer with a wide bound: its rounding may differ (oneDNN's bias gradients would fail the check for
+    rnnkern), but it must compute the same values."""
     assert actual.shape == truth.shape, f"{name}: shape {actual.shape}, wanted {truth.shape}"
     error, size = (actual - truth).norm().item(), truth.norm().item()
     bound = torch.finfo(actual.dtype).eps ** 0.5
-    assert error <= bound * size, f"{name}: error {error:.3g} exceeds {bound:.3g} of {size:.3g}"  # a truth may be 0
+    assert error <= bound * size, f"{name}: error {error:.3g} exceeds {bound:.3g} of {size:.3g}"  # the truth may be 0
 
 
 def interleave(
@@ -201,7 +205,8 @@ def interleave(
     effort: Effort,
     enough: Callable[[Mapping[str, Sequence[float]]], bool] = lambda times: False,
 ) -> dict[str, list[float]]:
-    """Seconds per call in each round, ABBA; rounds end when ``enough`` says so of what was measured."""
+    """Seconds per call in each round, in alternating order. Rounds end when ``enough`` accepts the measurements so
+    far."""
     once = {name: seconds(call, device) for name, call in calls.items()}
     repeats = {name: math.ceil(min(effort.block / max(t, 1e-9), 1000)) or 1 for name, t in once.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -220,8 +225,8 @@ def interleave(
 
 
 def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
-    """Of one call, in a block of so many and one before them that is not timed: the median by the clock, on a GPU the
-    mean by events."""
+    """Seconds of one call in a block of ``repeats`` calls after one that is not timed: on a CPU the median of the
+    clock, on a GPU the mean of CUDA events."""
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -241,7 +246,7 @@ def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes read and written per second by a copy that no cache holds."""
+    """Bytes read and written per second by a copy that does not fit into a cache."""
     source = torch.rand(2**30 if device.type == "cuda" else 2**24, device=device)
     target = torch.empty_like(source)
     times = interleave({"copy": lambda: target.copy_(source)}, device, Effort(0.1, 5, 20))
@@ -249,10 +254,10 @@ def copy_rate(device: torch.device) -> float:
 
 
 def peak_bytes(call: Callable, device: torch.device) -> int:
-    """The most memory that one call holds at once beyond what was held before it.
+    """Peak memory of one call beyond the memory in use before it.
 
-    All that goes through PyTorch's allocator: what operators allocate, oneDNN's and rnnkern's work space included.
-    Exact and repeatable; stacks, code and the fragmentation of the heap are not in it.
+    Counts everything that PyTorch's allocators provide: tensors of operators and the workspaces of oneDNN and rnnkern.
+    The number is exact and repeatable. Stacks, code and fragmentation of the heap are not included.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -261,8 +266,8 @@ def peak_bytes(call: Callable, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    rnnkern.release_memory()  # what is kept from earlier calls would not be seen again
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler announces each of its runs
+    rnnkern.release_memory()  # cached buffers would not be counted
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         call()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -283,19 +288,19 @@ def quantiles(name: str, values: Sequence[float]) -> Row:
 
 class Outcome(NamedTuple):
     rows: list[Row]
-    refused: list[str]  # cases that failed or computed something wrong
-    left_out: list[tuple[str, str]]  # cases without a kernel or without time, providers not to be had, and the reason
+    refused: list[str]  # cases that failed or returned wrong results
+    left_out: list[tuple[str, str]]  # cases without kernel or time, missing providers; and why
 
     def add(self, more: "Outcome") -> None:
         for mine, its in zip(self, more, strict=True):
             mine.extend(its)
 
     def settle(self) -> None:
-        """Says what was left out.
+        """Prints what was left out.
 
         Raises:
-            WrongResult: names every case that was refused.
-            NoKernel: nothing is left.
+            WrongResult: names every failed case.
+            NoKernel: no case was measured.
         """
         reasons: dict[str, list[str]] = {}
         for name, reason in self.left_out:
@@ -317,12 +322,12 @@ def attempt(
     deadline: float = math.inf,
     turn: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Measures cases and appends each one's rows to the CSV at ``path`` as soon as they are there.
+    """Measures cases and appends the rows of each to the CSV at ``path`` immediately.
 
     Args:
-        cases, path, device, command, effort: what and how; without a path nothing is kept.
-        deadline: by ``time.monotonic``; cases that would begin later are left out.
-        turn: returns when a case that has been checked may be timed.
+        cases, path, device, command, effort: what to measure and how; without a path nothing is written.
+        deadline: a time of ``time.monotonic``; cases that would begin later are left out.
+        turn: called before a checked case is timed; returns when it may begin.
     """
     facts, outcome = record.facts(device, command), Outcome([], [], [])
     for case in shown(cases):
@@ -349,7 +354,8 @@ def attempt(
 
 
 def failure(error: RuntimeError, device: torch.device) -> str:
-    """What a failed call says, where the next one may do better: raises on a CPU, and where the device is lost."""
+    """The message of a failed call if the next case may still work. Raises the error on a CPU, or if the device is
+    lost."""
     if device.type != "cuda":
         raise error
     torch.cuda.synchronize(device)
@@ -357,7 +363,7 @@ def failure(error: RuntimeError, device: torch.device) -> str:
 
 
 def shown(cases: Sequence[Case]) -> Iterator[Case]:
-    """The cases, named while they are measured."""
+    """Iterates over the cases and shows the name of the current one."""
     with Progress("", len(cases), "case") as progress:
         for case in cases:
             progress.what = " ".join(case.labels.values())
@@ -366,10 +372,10 @@ def shown(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def run(cases: Sequence[Case], path: Path | None, device: torch.device, command: str, effort: Effort) -> list[Row]:
-    """As :func:`attempt`; prints the rows.
+    """Like :func:`attempt`; also prints the rows.
 
     Raises:
-        WrongResult: after all other cases have run, names every case that was refused.
+        WrongResult: after all cases have run; names every failed case.
     """
     outcome = attempt(cases, path, device, command, effort)
     if outcome.rows:
@@ -379,7 +385,7 @@ def run(cases: Sequence[Case], path: Path | None, device: torch.device, command:
 
 
 def comparisons(rows: Sequence[Row]) -> list[Row]:
-    """What the table shows: a line for each peer beside rnnkern's own figures."""
+    """Rows of the printed table: one per peer, with rnnkern's own figures."""
     sames = ("case", "cell", "shape", "direction")
     ours = {tuple(row[name] for name in sames): row for row in rows if row["provider"] == OURS}
     lines = []

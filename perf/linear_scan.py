@@ -1,9 +1,9 @@
-"""linear_scan, forward and backward, against loops and prefix sums in plain PyTorch, and on a GPU against
-accelerated-scan and FLA where they can be imported.
+"""Measures linear_scan, forward and backward, against loops and prefix sums in plain PyTorch, and on a GPU against
+accelerated-scan and FLA if they are installed.
 
-``python -m perf.linear_scan --help``. Baseline: what must cross memory is copied in the same run, as many values as are
-read and written: forward x and h once each, and a where it is given per step; with the backward the gradients of h and
-x, and h again, and a and its gradient where they are per step.
+``python -m perf.linear_scan --help``. The baseline copies the data that must cross memory, in the same run: forward x
+and h once, and a if it varies over time; with the backward pass also the gradients of h and x, h again, and a and its
+gradient if they vary over time.
 """
 
 import functools
@@ -26,7 +26,7 @@ QUICK_SHAPES = ((12, 2, 16),)
 """(T, B, C)."""
 KINDS = ("constant", "per step")
 COPIES = {"constant": {"forward": 1.0, "forward+backward": 2.5}, "per step": {"forward": 1.5, "forward+backward": 4.0}}
-"""Of the baseline: copies of x, each of which reads and writes as many values as x has."""
+"""Number of copies of x in the baseline, each of which reads and writes as many values as x has."""
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -36,13 +36,13 @@ def ours(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
 
 
 def loop(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-    """As one writes it."""
+    """The usual loop over time."""
     return reference.linear_scan(a, x, h0)[0]
 
 
 def prefix_sums(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-    """h_t = p_t (h_0 + sum of x_s / p_s) with p the prefix products of a; in pieces of so many steps that no product
-    leaves the range of float32 here, the state carried from piece to piece."""
+    """h_t = p_t (h_0 + sum of x_s / p_s), where p are the prefix products of a. Computed in chunks, so short that no
+    product leaves the range of float32 here; the state is carried from chunk to chunk."""
     factors = a.expand_as(x)
     found = []
     for factor, part in zip(factors.split(PIECE), x.split(PIECE), strict=True):
@@ -53,15 +53,15 @@ def prefix_sums(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
 
 
 PIECE = 16
-"""Steps; factors are at least 0.9, so that little precision is lost."""
+"""Number of steps per chunk; factors are at least 0.9, so little precision is lost."""
 
 
 PEERS = ("loop", "prefix sums")
-"""Of every device."""
+"""Peers on every device."""
 
 
 def peers(kind: str, x: Tensor) -> dict[str, Function]:
-    """What else runs on the device; libraries for GPUs take factors of each step, and no initial state."""
+    """The peers on the device of x. Libraries for GPUs need factors for each step and have no initial state."""
     functions: dict[str, Function] = dict(zip(PEERS, (loop, prefix_sums), strict=True))
     if x.device.type == "cuda" and not x.is_complex():
         functions |= {name: make() for name, make in LIBRARIES.items() if is_there(name)}
@@ -80,7 +80,7 @@ MODULES = {"accelerated-scan": "accelerated_scan.scalar", "FLA": "fla.ops.hgrn"}
 
 
 def _accelerated_scan() -> Function:
-    """(B, C, T), no initial state: it enters the first step's input."""
+    """accelerated-scan; layout (B, C, T). The initial state is added to the first step's input."""
     scan = importlib.import_module(MODULES["accelerated-scan"]).scan
 
     def run(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _accelerated_scan() -> Function:
 
 
 def _hgrn() -> Function:
-    """(B, T, C), factors as logarithms."""
+    """FLA's HGRN; layout (B, T, C), factors as logarithms."""
     chunk_hgrn = importlib.import_module(MODULES["FLA"]).chunk_hgrn
 
     def run(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Measures the recurrence, relevancy attention, orthogonal weights and scans on a GPU into a folder, within minutes:
-stages of the third call of ``make gpu``.
+"""Measures the recurrence, relevancy attention, orthogonal weights and scans on a GPU; the third call of ``make gpu``
+runs this in several stages, each within minutes.
 
-``python -m perf.measure_gpu --help``. TF32 is off on both sides.
+``python -m perf.measure_gpu --help``. TF32 is disabled for all providers.
 """
 
 import argparse
@@ -42,9 +42,10 @@ QUICK_MEMORY_STEPS = (4, 8)
 COMPILE_SECONDS = 120
 TURN_SECONDS = 30
 RELEVANCY_SECONDS = 40
-"""A loop in PyTorch launches some thirty kernels a step, backwards as many again: a case takes about two seconds."""
+"""Time for the section; a case takes about two seconds, because a loop in PyTorch launches about thirty kernels per
+step, and as many in the backward pass."""
 SCAN_SECONDS = 40
-"""Their loops are as slow."""
+"""Time for the section; its loops are as slow."""
 
 
 class Run(NamedTuple):
@@ -60,7 +61,7 @@ class Run(NamedTuple):
 
     def specs(self, specs: Sequence[Spec]) -> list[Spec]:
         found = [spec.small() for spec in specs] if self.quick else list(specs)
-        if self.device.type == "cpu":  # its kernel takes no other
+        if self.device.type == "cpu":  # the CPU kernels support no other
             found = [spec._replace(dtype="float32") for spec in found]
         return list(dict.fromkeys(found))
 
@@ -70,7 +71,7 @@ class Run(NamedTuple):
         return harness.attempt(todo, path, self.device, self.command, self.effort, self.deadline, **options)
 
 
-# ---- the compiler takes a minute: one process for each of its cases compiles at once, and is timed alone
+# ---- torch.compile takes a minute per case: all cases compile at once in separate processes and are timed one by one
 
 
 def one_short(run: Run, number: int, rate: float) -> None:
@@ -79,7 +80,7 @@ def one_short(run: Run, number: int, rate: float) -> None:
         sys.stdin.readline()
 
     outcome = run.attempt([cases.SHORT[number]], rate, turn=turn)
-    with contextlib.suppress(NoKernel):  # it is said, and no failure
+    with contextlib.suppress(NoKernel):  # printed, not an error
         outcome.settle()
 
 
@@ -90,7 +91,7 @@ def begin_short(options: Sequence[str], rate: float) -> list[subprocess.Popen]:
 
 
 def finish_short(processes: Sequence[subprocess.Popen], deadline: float) -> list[str]:
-    """Times one after the other when all are ready; returns what failed."""
+    """When all processes are ready, lets them measure one after the other; returns what failed."""
     failed, deadline = [], min(deadline, time.monotonic() + COMPILE_SECONDS)
     for process in processes:
         if select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -115,7 +116,7 @@ def finish_short(processes: Sequence[subprocess.Popen], deadline: float) -> list
 
 
 def memory(run: Run) -> Outcome:
-    """Peak bytes of forward and backward against T."""
+    """Peak bytes of forward and backward over T."""
     facts, outcome = record.facts(run.device, run.command), Outcome([], [], [])
     for steps in QUICK_MEMORY_STEPS if run.quick else cases.MEMORY_STEPS:
         try:
@@ -151,7 +152,7 @@ def attention(run: Run) -> Outcome:
     shapes = relevancy.QUICK_SHAPES if run.quick else relevancy.GPU_SHAPES
     narrow = relevancy.QUICK_SHAPES if run.quick else relevancy.GPU_NARROW_SHAPES
     todo = relevancy.cases(relevancy.RELEVANCY_CELLS, shapes, "float32", run.device, relevancy.GPU_PEERS, True)
-    for cell, peers in (("tanh", relevancy.GPU_PEERS), ("lstm", {})):  # plain PyTorch's LSTM is too far from the truth
+    for cell, peers in (("tanh", relevancy.GPU_PEERS), ("lstm", {})):  # plain PyTorch's LSTM is too inaccurate
         todo += relevancy.cases((cell,), narrow, "bfloat16", run.device, peers, True)
     path, deadline = run.folder / "relevancy.csv", min(run.deadline, time.monotonic() + RELEVANCY_SECONDS)
     return harness.attempt(todo, path, run.device, run.command, run.effort, deadline)
@@ -185,7 +186,7 @@ def pictures(folder: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("no pictures: matplotlib is absent")
         return
-    from perf import picture_gpu  # here: what only measures does without matplotlib
+    from perf import picture_gpu  # imported here: measuring needs no matplotlib
 
     path = folder / "recurrence.csv"
     if path.exists():
@@ -249,7 +250,7 @@ def main(argv: Sequence[str]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = torch.device(chosen.device)
     quick = ["--quick"] if chosen.quick else []
-    command = " ".join(["python -m perf.measure_gpu --device", chosen.device, *quick])  # whatever the folder
+    command = " ".join(["python -m perf.measure_gpu --device", chosen.device, *quick])  # without the folder
     with tempfile.TemporaryDirectory() as nowhere:
         folder = chosen.out or (Path(nowhere) if chosen.quick else record.folder(device))
         run = Run(device, folder.resolve(), chosen.quick, time.monotonic() + 60 * chosen.minutes, command)

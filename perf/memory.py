@@ -1,8 +1,9 @@
-"""Measures how memory and time of a forward and backward grow with the length of a sequence, of layers with and without
-attention, as kernels and as loops in PyTorch.
+"""Measures how memory and time of a forward and backward pass grow with the sequence length, for layers with and
+without attention, as fused kernels and as loops in PyTorch.
 
-Each line of lengths ends where a call would take too long or too much memory. Rows are appended to a CSV; what is kept
-for the backward is held to 2 n + K + 1 floats per sequence and step of RelRNN, and 7 n + K + 1 of RelLSTM.
+The lengths of each layer end where a call would take too much time or memory. Rows are appended to a CSV. The memory
+saved for the backward pass must not exceed 2 n + K + 1 floats per sequence and step for RelRNN and 7 n + K + 1 for
+RelLSTM.
 """
 
 import argparse
@@ -33,13 +34,13 @@ SLACK = 1.1
 
 class Subject(NamedTuple):
     name: str
-    form: str  # "fused", or a loop
-    build: Callable[[int], Module]  # from n
-    floats: int = 0  # n's that the contract allows per sequence and step, beside K + 1; 0 for no contract
+    form: str  # "fused" or a loop
+    build: Callable[[int], Module]  # function of n
+    floats: int = 0  # multiple of n that may be saved per sequence and step, besides K + 1; 0: no limit
 
 
 class Loop(Module):
-    """A layer, by a loop in plain PyTorch."""
+    """A layer as a loop in plain PyTorch."""
 
     def __init__(self, layer: Relevancy, peer: Callable = cached_keys) -> None:
         super().__init__()
@@ -81,7 +82,8 @@ SUBJECTS = (
 
 
 def saved_bytes(call: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
-    """What autograd keeps between a forward and its backward: each storage once, without those of ``besides``."""
+    """Bytes that autograd saves between forward and backward, each storage counted once, without those of
+    ``besides``."""
     found, known = {}, {x.untyped_storage().data_ptr() for x in besides}
 
     def pack(x: Tensor) -> Tensor:
@@ -96,13 +98,13 @@ def saved_bytes(call: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
 
 
 def trim_heap() -> None:
-    """Gives the free pages of the C library's heap back to the system, so that new ones count."""
+    """Returns the free pages of the C library's heap to the system, so that new allocations are counted."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
 
 def resident_peak(call: Callable[[], object]) -> int | None:
-    """The most that the process's resident memory grows in a call; None where the system does not tell."""
+    """Largest growth of the process's resident memory during a call; None if the system does not report it."""
     gc.collect()
     rnnkern.release_memory()
     try:
@@ -160,10 +162,11 @@ def lines(
     subjects: Sequence[Subject], hidden: int, batch: int, lengths: Sequence[int], device: torch.device, seconds: float,
     memory: float, told: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Row]:  # fmt: skip
-    """A row for each subject and length, until the next is expected to take more than ``seconds`` or ``memory`` bytes.
+    """A row for each subject and length, until the next length is expected to take more than ``seconds`` or ``memory``
+    bytes.
 
     Raises:
-        AssertionError: more is kept for the backward than the contract allows.
+        AssertionError: more memory is saved for the backward pass than allowed.
     """
     for subject in subjects:
         row = None
@@ -176,7 +179,8 @@ def lines(
 
 
 def expected(row: Row, length: int, seconds: float, memory: float) -> bool:
-    """Whether a longer sequence is to be tried: with the square of the length, for MemRNN, or in proportion."""
+    """Whether a longer sequence is expected to stay within the limits. The cost grows with the square of the length for
+    MemRNN and linearly for the others."""
     factor = (length / row["T"]) ** (2 if row["layer"].startswith("Mem") else 1)
     return factor * row["seconds"] <= seconds and factor * max(row["peak_bytes"], row["saved_bytes"]) <= memory
 
@@ -189,8 +193,8 @@ def assert_contract(row: Row) -> None:
 
 
 def fits(rows: Sequence[Row]) -> list[Row]:
-    """A line per layer and form: the exponents p of bytes and of seconds, T^p, over the longer half of the lengths, and
-    the floats kept per sequence and step at the last."""
+    """A row per layer and form: the exponents p of bytes and of seconds, ~ T^p, over the longer half of the lengths,
+    and the floats saved per sequence and step at the last length."""
     found = []
     for subject in dict.fromkeys((row["layer"], row["form"]) for row in rows):
         own = sorted((row for row in rows if (row["layer"], row["form"]) == subject), key=lambda row: int(row["T"]))
@@ -208,7 +212,7 @@ def fits(rows: Sequence[Row]) -> list[Row]:
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
-    """Of each layer and form the newest measurements."""
+    """The newest measurements of each layer and form."""
     dates = {(row["layer"], row["form"]): row["date"] for row in rows}
     return [row for row in rows if row["date"] == dates[row["layer"], row["form"]]]
 
@@ -240,7 +244,7 @@ def main(argv: Sequence[str]) -> None:
     with Progress("", len(subjects) * len(chosen.lengths), "length") as progress:
 
         def told(words: str) -> None:
-            progress.advance(bool(progress.what))  # of the length before
+            progress.advance(bool(progress.what))  # for the previous length
             progress.what = words
 
         for row in lines(subjects, chosen.hidden, chosen.batch, sorted(chosen.lengths), chosen.device, chosen.seconds,

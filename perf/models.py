@@ -1,4 +1,4 @@
-"""Recurrent layers by name, rnnkern's and torch.nn's, each with initial values that suit it."""
+"""Recurrent layers of rnnkern and torch.nn by name, each with suitable initial values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,14 @@ from rnnkern.parametrizations import Orthogonal, SpectralMargin
 
 
 class Network(Module):
-    """A recurrent layer, and a linear layer that answers at each step or after the last.
+    """A recurrent layer, followed by a linear layer at each step or at the last one.
 
     Args:
-        rnn: called as those of torch.nn: ``output, state = rnn(x, state)``, x (T, B, I), output (T, B, ``hidden``); the
-            state is None, a tensor or nested tuples of tensors. A layer whose output is wider says so, ``output_size``.
+        rnn: called like layers of torch.nn: ``output, state = rnn(x, state)``, x (T, B, I), output (T, B, ``hidden``);
+            the state is None, a tensor or nested tuples of tensors. A layer with a wider output has the attribute
+            ``output_size``.
         hidden, outputs: sizes.
-        each_step: answers are (T, B, ``outputs``), else (B, ``outputs``).
+        each_step: if True, the result is (T, B, ``outputs``), otherwise (B, ``outputs``) from the last step.
     """
 
     def __init__(self, rnn: Module, hidden: int, outputs: int, each_step: bool) -> None:
@@ -33,11 +34,11 @@ class Network(Module):
 
 
 class DeepLRU(Module):
-    """Two blocks of norm, LRU, gate and skip connection (Orvieto et al. 2023, figure 1), between a linear layer and the
-    head.
+    """Two blocks of normalization, LRU, GLU gate and skip connection (Orvieto et al. 2023, figure 1), between a linear
+    layer and the head.
 
     Args:
-        inputs, hidden: sizes; each LRU has as many complex units as the blocks are wide.
+        inputs, hidden: sizes; each LRU has ``hidden`` complex units.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -57,7 +58,7 @@ class DeepLRU(Module):
 
 
 def detached(state: Any) -> Any:
-    """The same values, through which no gradient flows."""
+    """The state without its graph."""
     if isinstance(state, tuple):
         parts = map(detached, state)
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
@@ -65,8 +66,8 @@ def detached(state: Any) -> Any:
 
 
 def size(network: Module) -> int:
-    """How many numbers are learnt, of a complex one both parts: of skew-symmetric parameters and triangles those that
-    are read."""
+    """Number of trained real numbers: both parts of complex ones; of skew-symmetric parameters and triangles only those
+    that are read."""
     triangles = set()
     for found in network.modules():
         if isinstance(found, (Orthogonal, SpectralMargin)):
@@ -84,19 +85,20 @@ def size(network: Module) -> int:
 
 @torch.no_grad()
 def forget_little(lstm: Module) -> None:
-    """Forget gates begin open (Gers et al. 2000)."""
+    """Sets one bias of the forget gates to 1, so that the network initially forgets little (Gers et al. 2000)."""
     lstm.bias_hh_l0[lstm.hidden_size : 2 * lstm.hidden_size] = 1
 
 
 def orthogonal_gates(lstm: Module) -> None:
-    """Each gate's recurrent weight begins orthogonal, and forget gates open."""
+    """Sets each gate's recurrent weight to an orthogonal matrix, and a bias of the forget gates to 1."""
     for weight in lstm.weight_hh_l0.chunk(4):
         init.orthogonal_(weight)
     forget_little(lstm)
 
 
 def identity(rnn: Module) -> None:
-    """A relu network begins by keeping its state (Le et al. 2015)."""
+    """Sets the recurrent weight of a relu network to the identity, so that it keeps its state at first (Le et al.
+    2015)."""
     init.eye_(rnn.weight_hh_l0)
     init.zeros_(rnn.bias_ih_l0)
     init.zeros_(rnn.bias_hh_l0)
@@ -106,13 +108,13 @@ def orthogonal(rnn: Module) -> None:
     init.orthogonal_(rnn.weight_hh_l0)
     init.zeros_(rnn.bias_ih_l0)
     init.zeros_(rnn.bias_hh_l0)
-    init.constant_(rnn.modrelu_bias_l0, -0.01)  # above 0 modReLU jumps, and a last bit decides to which side
+    init.constant_(rnn.modrelu_bias_l0, -0.01)  # above 0, modReLU is discontinuous at z = 0
 
 
 # ---- the table
 
 Build = Callable[..., Module]
-"""From the sizes of input and state, and options."""
+"""Function of the sizes of input and state, and of options."""
 
 
 def made(cls: type[Module], initialise: Callable[[Module], None] = lambda rnn: None, **options: Any) -> Build:

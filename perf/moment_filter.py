@@ -1,7 +1,8 @@
-"""moment_filter, forward and backward, against the loop and two linear scans with their arithmetic around them.
+"""Measures moment_filter, forward and backward, against the loop over time and against two linear scans with
+elementwise operations around them.
 
-``python -m perf.moment_filter --help``. Baseline: what must cross memory is copied in the same run: forward u and y
-once each; with the backward the gradient of y and that of u, and u again where there is a second moment.
+``python -m perf.moment_filter --help``. The baseline copies the data that must cross memory, in the same run: forward u
+and y once; with the backward pass also the gradients of y and u, and u again if there is a second moment.
 """
 
 import functools
@@ -18,9 +19,9 @@ from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
 
 RULES = {"momentum": {"mu": 0.9, "s": 0.1}, "adam": {"mu": 0.9, "s": 0.1, "beta": 0.99}}
-"""By the optimiser whose step it is."""
+"""Arguments of the filter, by the optimizer to whose update it corresponds."""
 COPIES = {"momentum": {"forward": 1.0, "forward+backward": 2.0}, "adam": {"forward": 1.0, "forward+backward": 2.5}}
-"""Of the baseline: copies of u, each of which reads and writes as many values as u has."""
+"""Number of copies of u in the baseline, each of which reads and writes as many values as u has."""
 EPS = 1e-2
 PEERS = ("loop", "two scans")
 
@@ -28,7 +29,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def two_scans(u: Tensor, mu: float, s: float, beta: float | None = None) -> Tensor:
-    """As one writes it with ``linear_scan``."""
+    """The usual code with ``linear_scan``."""
     zeros, factors = u.new_zeros(u.shape[1:]), u.new_ones(u.shape[-1])
     v, _ = linear_scan(mu * factors, s * u, zeros)
     if beta is None:

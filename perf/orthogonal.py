@@ -1,9 +1,10 @@
-"""skew_exp against what else gives an orthogonal weight from a free one, and schur_weight against its formula.
+"""Measures skew_exp against other ways to compute an orthogonal weight from an unconstrained one, and schur_weight
+against its formula.
 
 ``python -m perf.orthogonal --help``; on a GPU ``perf.measure_gpu`` runs the cases. Every provider of skew_exp reads the
-strict lower triangle of the same matrices, whose skew part has the 2-norm that is asked for, and gives V and the
-gradient of that triangle. GEMM reference: the N x N products left when everything else is free, of skew_exp for norms
-around 1, each by the fastest routine at hand; ``over_baseline`` times their number is the time in products.
+strict lower triangle of the same matrices, whose skew-symmetric part has the requested 2-norm, and returns V and the
+gradient of that triangle. GEMM reference: N x N products, as many as skew_exp needs for norms around 1, each by the
+fastest available routine.
 """
 
 import functools
@@ -26,7 +27,8 @@ PRODUCTS = {
     "skew_exp": {"forward": 3, "forward+backward": 8},
     "schur_weight": {"forward": 2, "forward+backward": 6},
 }
-"""Of the scheme of degree 8 and of its reverse sweep; of the formula and its gradients (docs/orthogonal.md)."""
+"""Number of N x N products of the scheme of degree 8 and of its backward pass, and of the formula and its gradients
+(docs/orthogonal.md)."""
 
 GPU_SHAPES = ((256, 32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024))
 SHAPES = ((128, 128), (256, 256), (512, 512), (1024, 1024), (256, 32, 32))
@@ -35,7 +37,7 @@ QUICK_SHAPES = ((24, 24), (4, 8, 8))
 
 PEERS = ("torch.matrix_exp", "torch.nn.utils.parametrizations", "geotorch")
 FORMULA = "the formula"
-"""P (Lambda + T) P^T in plain PyTorch: nothing else that is installed has it."""
+"""P (Lambda + T) P^T in plain PyTorch; no installed library has it."""
 
 Function = Callable[..., Tensor]
 OPS = tuple(PRODUCTS)
@@ -59,7 +61,7 @@ def parametrized(A: Tensor) -> Function:
 
 
 def geotorch_so(A: Tensor) -> Function:
-    """geotorch's SO(N), from the identity: it multiplies by its base whatever that is."""
+    """geotorch's SO(N) with the identity as base, because it multiplies by its base in any case."""
     geotorch = importlib.import_module("geotorch")
     module = geotorch.SO(A.shape).to(A)
     module.base.copy_(torch.eye(A.shape[-1]))

@@ -1,9 +1,10 @@
-"""householder_product beside torch.linalg's by the number of reflections, and givens_product of 100 vectors by layers.
+"""Measures householder_product against torch.linalg's by the number of reflections, and givens_product of 100 vectors
+by the number of layers.
 
-``python -m perf.orthogonal_factors --help``. torch.linalg takes vectors as LAPACK has them, below a diagonal of ones,
-and so all are given such. GEMM reference of the first: the N x m x N products left when everything else is free, one
-forward and three with the backward; of the second: a product of the vectors and an N x N matrix, which the layers
-save, and three.
+``python -m perf.orthogonal_factors --help``. torch.linalg takes vectors in LAPACK's format, below a diagonal of ones,
+so all providers receive such vectors. GEMM references: for householder_product N x m x N products, one forward and
+three with the backward pass; for givens_product the product of the vectors with an N x N matrix, which the layers
+replace, also one and three.
 """
 
 import functools
@@ -28,7 +29,7 @@ VECTORS = 100
 
 LAPACK = "torch.linalg.householder_product"
 FORMULA = "the formula"
-"""Layer by layer in plain PyTorch: nothing else that is installed has it."""
+"""Layer by layer in plain PyTorch; no installed library has it."""
 
 Function = Callable[..., Tensor]
 
@@ -46,7 +47,7 @@ def formula(V: Tensor) -> Tensor:
 
 
 def lapack(V: Tensor) -> Tensor:
-    """LAPACK makes as many columns as it is given: the rest are of no reflection."""
+    """Pads V to N columns: LAPACK returns as many columns as it is given, and columns of zeros are no reflections."""
     vectors = below(V)
     size, count = vectors.shape
     tau = 2 / vectors.square().sum(-2)
@@ -62,7 +63,7 @@ def reflections(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Proble
 
 
 def layers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Problem:
-    """Butterflies where their number is log2 N, else neighbours."""
+    """Uses the style "butterfly" if the number of layers is log2 N, otherwise "tunable"."""
     torch.manual_seed(seed)
     size, count = shape
     style = style_of(shape)
@@ -85,7 +86,7 @@ def problem(
     functions: dict[str, Function], formula: Function, inputs: dict[str, Tensor], upstream: Tensor,
     factors: tuple[Tensor, Tensor],
 ) -> Problem:  # fmt: skip
-    """``factors`` of the product that is the GEMM reference."""
+    """``factors``: the two matrices whose product is the GEMM reference."""
     once = products(*factors, [factors[0].shape[0]], constant=False)
     return Problem(
         calls={

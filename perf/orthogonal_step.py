@@ -1,7 +1,9 @@
-"""One step of an optimiser of expRNN: forward, backward and update, beside the same network parametrized by others.
+"""Measures one training step of expRNN (forward, backward and update) against the same network with other
+parametrizations.
 
-``python -m perf.orthogonal_step --help``. All run rnnkern's modReLU network, begin with the same weights, and read the
-same input; they differ in what keeps the recurrent weight orthogonal. Baseline: the same step with a free weight.
+``python -m perf.orthogonal_step --help``. All run rnnkern's modReLU network with the same initial weights and input;
+they differ in the parametrization that keeps the recurrent weight orthogonal. Baseline: the same step with an
+unconstrained weight.
 """
 
 import functools
@@ -25,7 +27,7 @@ from rnnkern.optim import param_groups
 
 SHAPES = ((200, 10, 128), (100, 100, 512))
 QUICK_SHAPES = ((5, 3, 16),)
-"""T, B, N, with I = H = N."""
+"""(T, B, N), with I = H = N."""
 
 STEP = "step of the optimiser"
 
@@ -39,7 +41,7 @@ def by_geotorch(module: Module) -> None:
 
 
 def network(like: ExpRNN, keep: Callable[[Module], None] | None) -> RNN:
-    """With the same weights, of which ``keep`` keeps the recurrent one orthogonal."""
+    """A network with the weights of ``like``; ``keep`` registers a parametrization of the recurrent weight."""
     module = RNN(like.input_size, like.hidden_size, bias=False, nonlinearity="modrelu")
     names = ("weight_ih_l0", "weight_hh_l0", "modrelu_bias_l0")
     module.load_state_dict({name: getattr(like, name).detach() for name in names})
@@ -50,7 +52,8 @@ def network(like: ExpRNN, keep: Callable[[Module], None] | None) -> RNN:
 
 
 def step(module: Module, x: Tensor, upstream: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """The first call is at the weights that are given, each later one a step of 1e-6 further."""
+    """A function that runs one training step. The first call uses the given weights, and the updates are small
+    (learning rate 1e-6)."""
     optimiser = torch.optim.RMSprop(param_groups(module, 1e-6), alpha=0.99)
 
     def call() -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""What a call costs beside its work: one tiny call, and a sequence whose steps come one at a time, against torch.nn.
+"""Measures the overhead of calls against torch.nn: one tiny call, and a sequence in which every step is a call.
 
-``python -m perf.overhead --help``. Times in the CSV are milliseconds, as in every other; those printed microseconds, of
-one call or of one step.
+``python -m perf.overhead --help``. The CSV has milliseconds, as all others; printed times are microseconds per call or
+per step.
 """
 
 import functools
@@ -18,18 +18,18 @@ from perf.providers import Layer, loop, weights_of
 from perf.record import Row, significant
 
 CELLS = {"tanh": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
-"""torch.nn's modules of a single step."""
+"""torch.nn's cell modules."""
 CALL, STEPS = "one call", "step by step"
-"""The cases."""
+"""Names of the cases."""
 CALL_SIZES, STEP_SIZES, QUICK_SIZES = (1, 16), (64, 128, 256, 512), (4,)
 """N = I = H."""
 LENGTH = 100
-"""Steps, one at a time, B = 1."""
+"""Number of calls with one step each, B = 1."""
 MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad}
 
 
 def build_steps(cell: str, size: int, dtype: torch.dtype, modes: Sequence[str], seed: int) -> Problem:
-    """Modules that are called with T = 1 and their own last state; a call is ``LENGTH`` of these."""
+    """Modules that are called with T = 1 and their previous state; one timed call consists of ``LENGTH`` such calls."""
     torch.manual_seed(seed)
     theirs, ours, _ = recurrence.MODULES[cell]
     peer, mine, single = (make(size, size, dtype=dtype).eval() for make in (theirs, ours, CELLS[cell]))
@@ -83,7 +83,7 @@ def finals(state: Sequence[Tensor]) -> Values:
 def cases(
     call_sizes: Sequence[int], step_sizes: Sequence[int], dtype: str, modes: Sequence[str] = tuple(MODES)
 ) -> list[Case]:
-    """One call: modules and operator over T = B = 1; step by step: modules and torch.nn's cell."""
+    """One call: modules and operator with T = B = 1. Step by step: modules and torch.nn's cell."""
     calls = recurrence.cases(
         tuple(CELLS), [(1, 1, n) for n in call_sizes], dtype, packed=False, with_loop=False, with_operator=True
     )
@@ -98,7 +98,7 @@ def cases(
 
 
 def microseconds(row: dict[str, str] | Row) -> float:
-    """Of one call, or of one step."""
+    """Microseconds per call or per step."""
     calls = int(row["shape"].split("x")[0]) if row["case"] == STEPS else 1
     return significant(1e3 * float(row["ms_50"]) / calls)
 

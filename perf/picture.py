@@ -1,4 +1,4 @@
-"""Draws a family's CSV: how many times faster than the peer and how far from the baseline, per cell and shape."""
+"""Draws a family's CSV: speed-up over the peer and time relative to the baseline, per cell and shape."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ DIRECTIONS = ("forward", "forward+backward")
 
 
 def draw(path: Path, op: str, case: str, dtype: str) -> Path:
-    """Draws the newest row of every cell, shape and provider; returns the picture's path, beside the CSV's."""
+    """Draws the newest row of every cell, shape and provider. Returns the path of the picture, beside the CSV."""
     rows = [row for row in record.read(path) if (row["op"], row["case"], row["dtype"]) == (op, case, dtype)]
     newest = {(row["cell"], row["shape"], row["direction"], row["provider"]): row for row in rows}
     cells, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("cell", "shape"))
@@ -48,13 +48,13 @@ def draw(path: Path, op: str, case: str, dtype: str) -> Path:
 
 
 def peer_of(cell: str, newest: dict) -> str:
-    """torch.nn where it has the cell, else the loop."""
+    """torch.nn if it has the cell, otherwise the loop."""
     providers = {key[-1] for key in newest if key[0] == cell}
     return "torch.nn" if "torch.nn" in providers else "loop"
 
 
 def heat(axes: plt.Axes, values: np.ndarray, colours: str) -> None:
-    """Numbers on a field whose colour turns at 1, even in both ways on a logarithmic scale."""
+    """A heat map with numbers; its colour scale is logarithmic and symmetric around 1."""
     axes.imshow(np.log2(values), cmap=colours, norm=TwoSlopeNorm(0, -2.5, 2.5), aspect="auto", alpha=0.75)
     for (y, x), value in np.ndenumerate(values):
         if not np.isnan(value):

@@ -1,4 +1,4 @@
-"""Pictures of a GPU's CSVs: microseconds per step over sizes, and peak memory over T."""
+"""Draws a GPU's CSVs: microseconds per step by size, and peak memory by T."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ DIRECTIONS = ("forward", "forward+backward")
 
 
 def draw_steps(path: Path, dtype: str) -> Path:
-    """A field per cell and direction: the newest rows of one dtype, a line per provider and batch."""
+    """One panel per cell and direction, with the newest rows of one dtype; one line per provider and batch size."""
     rows = [row for row in record.read(path) if row["dtype"] == dtype and row["case"] in ("dense", "heads")]
     points: dict[tuple[str, ...], float] = {}
     for row in rows:
@@ -56,7 +56,7 @@ def draw_steps(path: Path, dtype: str) -> Path:
 
 
 def draw_memory(path: Path) -> Path:
-    """Peak bytes of forward and backward over T, the newest rows."""
+    """Peak bytes of forward and backward by T, from the newest rows."""
     rows = record.read(path)
     points = {(row["provider"], int(row["steps"])): float(row["peak_bytes"]) / 1e6 for row in rows}
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")

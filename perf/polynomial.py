@@ -1,7 +1,4 @@
-"""A memory that falls like a power of time, and linear networks of exponentials that have it.
-
-rho(t) = (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D, "polynomial decaying memory").
-"""
+"""A memory that decays polynomially, and linear networks (sums of exponentials) that approximate it."""
 
 import math
 
@@ -23,7 +20,7 @@ def memory(t: Tensor) -> Tensor:
 
 
 def convolutions(length: int, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """White noise (T, B, 1), and what that memory makes of it, (T, B)."""
+    """White noise (T, B, 1), and its convolution with ``memory``, (T, B)."""
     x = torch.randn(length, batch, generator=generator)
     t = torch.arange(length)
     lags = t.unsqueeze(1) - t
@@ -32,7 +29,7 @@ def convolutions(length: int, batch: int, generator: Generator) -> tuple[Tensor,
 
 
 class Readout(Module):
-    """A recurrent layer of one number, and c^T h."""
+    """A recurrent layer with one input, followed by c^T h."""
 
     def __init__(self, rnn: Module, c: Tensor) -> None:
         super().__init__()
@@ -43,8 +40,8 @@ class Readout(Module):
 
 
 def exponentials(size: int) -> tuple[Tensor, Tensor]:
-    """Rates w < 0 and weights c > 0 with the sum of c e^{wt} near ``memory(t)``: its Laplace integral
-    by the trapezoidal rule in log(-w); what is faster than the fastest rate goes to that."""
+    """Rates w < 0 and weights c > 0 such that the sum of c e^{wt} approximates ``memory(t)``: the trapezoidal rule in
+    log(-w) for its Laplace integral. The fastest rate gets the weight of all rates beyond it."""
     s = torch.linspace(math.log(SLOWEST), math.log(FASTEST), size, dtype=torch.float64)
     c = (POWER * s - s.exp()).exp() * (s[1] - s[0]) / math.gamma(POWER)
     c[-1] += 1 - c.sum()
@@ -52,16 +49,17 @@ def exponentials(size: int) -> tuple[Tensor, Tensor]:
 
 
 def fitted(map: str, size: int) -> Readout:
-    """A linear network in continuous time with that memory, its recurrent weight by a map of ``stable``."""
+    """A linear continuous-time network that approximates ``memory``; its recurrent weight is parametrized by a map of
+    ``stable``."""
     rates, c = exponentials(size)
     rnn = ContinuousRNN(1, size, dt=DT, nonlinearity="identity", stable_map=map, bias=False, dtype=torch.float64)
     rnn.weight_hh_l0 = rates
     with torch.no_grad():
-        rnn.weight_ih_l0.copy_((rates * DT / torch.expm1(rates * DT))[:, None])  # an impulse counts as one in time
+        rnn.weight_ih_l0.copy_((rates * DT / torch.expm1(rates * DT))[:, None])  # unit impulse response
     return Readout(rnn, c[:, None])
 
 
 def error(model: Module) -> Tensor:
-    """The largest difference of its memory."""
+    """Largest error of the model's memory function."""
     t = DT * torch.arange(STEPS, dtype=torch.float64)
     return (memory_function(model, "impulse", steps=STEPS, dt=DT) - memory(t)).abs().max()

@@ -1,4 +1,4 @@
-"""Shows how far a run is. Needs the standard library alone, so that it can show how long imports take too."""
+"""Shows the progress of a run. Uses only the standard library, so that it can also cover the time of imports."""
 
 import shutil
 import sys
@@ -10,16 +10,16 @@ LOG_SECONDS, TERMINAL_SECONDS = 4.0, 0.2
 
 
 class Progress:
-    """Names the step at hand on standard error while a ``with`` block runs: on a terminal in one line that is written
-    over and removed at the end, in a log in a line every four seconds.
+    """Context manager that shows the current step on standard error: on a terminal as one line that is updated and
+    removed at the end, in a log as a line every four seconds.
 
-    A thread writes, so that the seconds advance within a long step too; what takes less than four seconds writes
-    nothing to a log.
+    A thread writes the line, so that the seconds also advance during a long step. A run of less than four seconds
+    writes nothing to a log.
 
     Args:
-        what: names the run.
-        total: how many steps it has, if that is known.
-        unit: what a step is called.
+        what: name of the run.
+        total: number of steps, if known.
+        unit: name of a step.
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str = "step") -> None:

@@ -1,4 +1,4 @@
-"""The implementations of a layer that are measured: the operator, modules, the loop over time, compiled too."""
+"""The measured implementations of a layer: the operator, modules, and the loop over time, also with torch.compile."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from rnnkern.reference import _noise as noise
 from rnnkern.reference._recurrence import cell_of
 
 Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
-"""From the input to h and the final state."""
+"""Function of the input that returns h and the final state."""
 
 
 class Layer(NamedTuple):
-    """A cell's parameters as torch.nn has them, and the sequences that it runs over."""
+    """A cell's parameters in torch.nn's layout, and the lengths of its sequences."""
 
     cell: str
     batch: int
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of h."""
+        """Number of columns of h."""
         return self.params[0].shape[0] if self.cell == "lstm_projected" else self.hidden
 
     def state(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -46,14 +46,15 @@ class Layer(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Zoneout of every state, and dropout."""
+    """Rates of zoneout (for every state) and dropout, and their seed."""
 
     zoneout: float
     dropout: float
     seed: Tensor
 
     def drawn(self, layer: Layer, x: Tensor, steps: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-        """Beforehand: for each step and state, which units keep their old value, and the mask of R's operand."""
+        """Draws all masks in advance: for each step and state, which units keep their previous value; and the dropout
+        mask."""
         state = layer.state(x)
         kept = [tuple(noise.hits(self.seed, self.zoneout, k, t, s) for k, s in enumerate(state)) for t in range(steps)]
         return kept, noise.dropout_mask(self.seed, self.dropout, state[0])
@@ -68,8 +69,8 @@ def operator(layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noi
 
 
 def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor] | None = None):
-    """The loop as one writes it who cares: one input projection, ``unbind``, weights cut once, finished rows let go.
-    ``drawn`` as of :class:`Noise`, for which it pays nothing but their use."""
+    """A carefully written loop over time: one input projection, ``unbind``, weights split once, and finished sequences
+    dropped. ``drawn`` is the result of :meth:`Noise.drawn`, so that the loop only applies the masks."""
     cell = cell_of(layer.cell)
     product = product_of(layer, None if drawn is None else drawn[1])
     u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
@@ -90,8 +91,8 @@ def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor]
 
 
 def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor]:
-    """Gates first..last-1 of ``R (mask h) + b_hh``, R (G*H, H) or, as one product over heads, (K, G*D, D); with a gain,
-    the norm of all of R (mask h) before b_hh."""
+    """Returns a function that computes gates ``first`` to ``last - 1`` of ``R (mask h) + b_hh``. R is (G*H, H), or (K,
+    G*D, D) for one batched product over heads. With a gain, LayerNorm is applied to R h before b_hh is added."""
     R, b = layer.weights["weight_hh"], layer.weights.get("bias_hh")
     gates, width, cuts = cell_of(layer.cell).recurrent, R.shape[-1], {}
 
@@ -120,7 +121,7 @@ def product_of(layer: Layer, mask: Tensor | None = None) -> Callable[..., Tensor
 
 def module(layer: torch.nn.RNNBase, batch_sizes: Tensor | None, x: Tensor):
     if layer.training != torch.is_grad_enabled():
-        layer.train(torch.is_grad_enabled())  # else cuDNN keeps for a backward that never comes
+        layer.train(torch.is_grad_enabled())  # in training mode cuDNN would save activations
     if batch_sizes is None:
         h, final = layer(x)
     else:
@@ -129,7 +130,7 @@ def module(layer: torch.nn.RNNBase, batch_sizes: Tensor | None, x: Tensor):
 
 
 class Provider(NamedTuple):
-    """One implementation of a layer, and what it differentiates by."""
+    """One implementation of a layer, and the tensors with respect to which it is differentiated."""
 
     forward: Forward
     leaves: dict[str, Tensor]
@@ -146,17 +147,17 @@ class Provider(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """torch.nn's layer over sequences padded to the longest. No gradient enters at the padding, so that those of the
-    weights and of the sequences are the packed layer's; final states are not returned."""
+    """torch.nn's layer over sequences padded to the longest. The gradient of h is zero at padded steps, so the
+    gradients equal those of the packed layer. Final states are not returned."""
 
     layer: torch.nn.RNNBase
-    mask: Tensor  # (T, B): not padding
+    mask: Tensor  # (T, B), False at padded steps
     x: Tensor  # (T, B, I)
     grad_h: Tensor  # (T, B, H)
 
     @classmethod
     def of(cls, layer: torch.nn.RNNBase, batch_sizes: Tensor, x: Tensor, grad_h: Tensor) -> "Padded":
-        """From packed x and gradient; one direction."""
+        """Pads a packed input and gradient; for layers with one direction."""
         mask = torch.arange(int(batch_sizes[0])) < batch_sizes.unsqueeze(1)
         padded = (torch.zeros(*mask.shape, y.shape[1], dtype=y.dtype).masked_scatter_(mask.unsqueeze(2), y.detach())
                   for y in (x, grad_h))  # fmt: skip
@@ -172,7 +173,7 @@ class Padded(NamedTuple):
                 if "state" not in name}  # fmt: skip
 
     def packed(self, values: Values) -> Values:
-        """What the packed layer returns."""
+        """The values in the layout of the packed layer."""
         return {name: y[self.mask] if name in ("h", "grad of x") else y for name, y in values.items()}
 
 
@@ -194,5 +195,5 @@ def weights_of(layer: torch.nn.RNNBase) -> dict[str, Tensor]:
 
 
 def compiled(provider: Provider, backend: str = "inductor") -> Provider:
-    torch.compiler.reset()  # it counts how often it compiles, and stops
+    torch.compiler.reset()  # otherwise the limit of recompilations is reached
     return provider._replace(forward=torch.compile(provider.forward, fullgraph=True, dynamic=False, backend=backend))

@@ -1,6 +1,6 @@
-"""Tasks of recall: symbols are read, and said again after a mark, however long that lasts (Kerg 2022, ch. 4).
+"""Recall tasks: the network reads symbols and must repeat them after a mark, at any sequence length (Kerg 2022, ch. 4).
 
-Each has K symbols, T + 2 K steps, and is judged by the share of right answers in the last K steps.
+A sequence has K symbols and T + 2 K steps. The metric is the accuracy in the last K steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,17 +13,17 @@ from torch import Generator, Tensor
 from perf.tasks import HELD_OUT_SEEDS, Batch, Task, correct, cross_entropy
 
 AT_ONCE = 100
-"""Sequences that are measured."""
+"""Number of sequences per evaluation batch."""
 
 
 class Recall(NamedTuple):
-    """A family of such tasks."""
+    """A family of recall tasks, defined by where the symbols are placed."""
 
-    symbols: int  # A: 1..A; 0 is a blank, A + 1 the mark
-    places: Callable[[int, int, int, Generator], Tensor]  # (K, B): the step at which each symbol stands, rising
+    symbols: int  # A, the number of symbols 1..A; 0 is a blank, A + 1 the mark
+    places: Callable[[int, int, int, Generator], Tensor]  # (K, B): the steps of the symbols, increasing
 
     def batch(self, length: int, copied: int, count: int, generator: Generator) -> Batch:
-        """x one-hot (T + 2 K, B, A + 2), y (T + 2 K, B), blank but for the last K steps."""
+        """x one-hot (T + 2 K, B, A + 2) and y (T + 2 K, B), which is blank except in the last K steps."""
         symbols = torch.randint(1, self.symbols + 1, (copied, count), generator=generator)
         x, y = torch.zeros(2, length + 2 * copied, count, dtype=torch.long)
         x.scatter_(0, self.places(length, copied, count, generator), symbols)
@@ -63,7 +63,7 @@ def at_the_start(length: int, copied: int, count: int, generator: Generator) -> 
 
 
 def anywhere(length: int, copied: int, count: int, generator: Generator) -> Tensor:
-    """Of the T + K - 1 steps before the mark."""
+    """Random steps among the T + K - 1 before the mark."""
     shuffled = torch.rand(length + copied - 1, count, generator=generator).argsort(0)
     return shuffled[:copied].sort(0).values
 

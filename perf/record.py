@@ -1,4 +1,5 @@
-"""What is kept of a measurement and where: facts that a number depends on, CSVs that only grow, a printed table."""
+"""Storage of measurements: the facts that a figure depends on, CSV files to which rows are appended, and printed
+tables."""
 
 import argparse
 import csv
@@ -16,19 +17,19 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PICTURES = ROOT / "perf" / "results", ROOT / "docs" / "images"
-"""What is published."""
+"""Folders of published results and pictures."""
 BUILT = ROOT / "build" / "perf"
-"""What is not."""
+"""Folder of unpublished results."""
 CPUINFO = Path("/proc/cpuinfo")
 OURS = "rnnkern"
-"""This package, among the providers of rows."""
+"""Name of this package among the providers."""
 
 Row = dict[str, Any]
 
 
 def facts(device: torch.device, command: str) -> Row:
-    """The first columns of every row. ``simd`` is empty without the compiled part."""
-    import rnnkern  # here: `make gpu` asks for a device's folder before it has built anything
+    """The first columns of every row. ``simd`` is empty without the compiled extension."""
+    import rnnkern  # imported here: `make gpu` calls this module before the build
 
     return {
         "date": now(),
@@ -53,9 +54,10 @@ def now() -> str:
 
 
 def commit() -> str:
-    """Of the checkout, with ``-dirty`` if what is measured differs from it: results and pictures do not count.
+    """The commit of the checkout, with ``-dirty`` appended if measured code differs from it; changed results and
+    pictures do not count.
 
-    A copy without git's folder is told by the environment variable ``RNNKERN_COMMIT``.
+    In a copy without a .git folder, the environment variable ``RNNKERN_COMMIT`` gives the commit.
     """
 
     def git(*arguments: str) -> str:
@@ -69,7 +71,7 @@ def commit() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """A CPU's too: its family and model, where a hypervisor leaves the maker's name alone."""
+    """Name of a device. For a CPU it contains family and model if a hypervisor reveals only the vendor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     said = CPUINFO.read_text() if CPUINFO.exists() else ""
@@ -80,27 +82,27 @@ def device_name(device: torch.device) -> str:
 
 
 def folder(device: torch.device, results: Path = RESULTS) -> Path:
-    """Where a device's results lie: ``cpu-amd-epyc-2t``, ``nvidia-h200``."""
+    """Folder of a device's results, such as ``cpu-amd-epyc-2t`` or ``nvidia-h200``."""
     slug = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
     return results / (slug if device.type == "cuda" else f"cpu-{slug}-{torch.get_num_threads()}t")
 
 
 class Output(NamedTuple):
-    """The folders where a run leaves its rows and its pictures."""
+    """The folders for the rows and the pictures of a run."""
 
     rows: Path
     pictures: Path
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--out`` and ``--publish``, which :func:`output` reads."""
+    """Adds ``--out`` and ``--publish``, which :func:`output` reads."""
     options = parser.add_mutually_exclusive_group()
     options.add_argument("--out", type=Path, metavar="FOLDER", help="of rows and pictures, not build/perf/<device>")
     options.add_argument("--publish", action="store_true", help="rows go to perf/results/<device>, pictures to docs")
 
 
 def output(chosen: argparse.Namespace, device: torch.device) -> Output:
-    """Files that git tracks are changed by ``--publish`` alone."""
+    """The folders for the results. Only ``--publish`` changes files that git tracks."""
     if chosen.publish:
         return Output(folder(device), PICTURES)
     place = chosen.out or folder(device, BUILT)
@@ -108,10 +110,10 @@ def output(chosen: argparse.Namespace, device: torch.device) -> Output:
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Appends rows to a CSV, which it begins where there is none.
+    """Appends rows to a CSV; creates it if it does not exist.
 
     Raises:
-        ValueError: the columns are not those of the file's header.
+        ValueError: the columns differ from those in the file's header.
     """
     columns = list(rows[0])
     begun = path.exists()
@@ -134,12 +136,12 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def significant(x: float) -> float:
-    """Four digits: no measurement here has more."""
+    """Rounds to four digits, the highest accuracy of any measurement here."""
     return float(f"{x:.4g}")
 
 
 def exponent(points: Iterable[tuple[Any, Any]]) -> float:
-    """p of y ~ x^p by least squares of the logarithms, of pairs (x, y); those with y = 0 do not count."""
+    """p of y ~ x^p, fitted to pairs (x, y) by least squares of the logarithms; pairs with y = 0 are ignored."""
     logarithms = [(math.log(float(x)), math.log(float(y))) for x, y in points if float(y) > 0]
     if len(logarithms) < 2:
         return math.nan
@@ -148,7 +150,7 @@ def exponent(points: Iterable[tuple[Any, Any]]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns; numbers to the right, also between blanks."""
+    """A table with aligned columns; columns of numbers are right-aligned, even if some cells are empty."""
     columns = list(rows[0])
     cells = [[str(row[name]) for name in columns] for row in rows]
     numeric = [all(isinstance(row[name], (int, float)) or row[name] == "" for row in rows) for name in columns]

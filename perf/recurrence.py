@@ -1,9 +1,10 @@
-"""The fused recurrence against torch.nn and the Python loop over time: N = I = H, input projection on both sides.
+"""Measures the fused recurrence against torch.nn and the Python loop over time; N = I = H, and all include the input
+projection.
 
-``python -m perf.recurrence --help``. Cells that torch.nn has are measured module against module; all others the
-operator against the loop with everything hoisted out of it that can be. Stacks of layers and two directions are module
-against module too. Packed input is measured against torch.nn on a ``PackedSequence`` and against torch.nn's layer over
-padded sequences, which gives the same gradients.
+``python -m perf.recurrence --help``. For cells that torch.nn has, modules are compared. For all others the operator is
+compared with a loop that computes everything outside of it that does not depend on the previous step. Stacked layers
+and both directions are compared as modules too. Packed input is compared with torch.nn on a ``PackedSequence`` and with
+torch.nn's layer over padded sequences, which gives the same gradients.
 """
 
 import copy
@@ -29,10 +30,10 @@ RECOMPUTED, OPERATOR = f"{OURS}, gates recomputed", f"{OURS}, operator"
 PADDED = "torch.nn, padded"
 COMPILED = "compiled loop"
 COMPILED_STEPS = 50
-"""The compiler unrolls the loop: over more steps it takes minutes."""
+"""Largest T for torch.compile: it unrolls the loop and takes minutes for more steps."""
 
 CELLS = tuple(KERNEL_CELLS)
-"""Every cell that has a kernel has its case."""
+"""Every cell with a kernel has a case."""
 
 MODULES = {
     "tanh": (torch.nn.RNN, rnnkern.nn.RNN, {"nonlinearity": "tanh"}),
@@ -40,10 +41,10 @@ MODULES = {
     "lstm": (torch.nn.LSTM, rnnkern.nn.LSTM, {}),
     "gru": (torch.nn.GRU, rnnkern.nn.GRU, {}),
 }
-"""The cells that torch.nn has too."""
+"""The cells that torch.nn has."""
 
 KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
-"""Cells of which a rounding error may put a unit on the other side of a kink."""
+"""Cells in which a rounding error can move a unit to the other side of a kink."""
 
 SHAPES = ((200, 100, 512), (220, 128, 128), (256, 32, 256), (512, 16, 128), (1000, 1, 128), (50, 8, 64))
 QUICK_SHAPES = ((8, 4, 16),)
@@ -51,17 +52,17 @@ QUICK_SHAPES = ((8, 4, 16),)
 
 
 class Options(NamedTuple):
-    """What is the same for every case of a run."""
+    """Options for all cases of a run."""
 
     packed: bool
-    with_loop: bool  # where torch.nn has the cell
-    with_compiled: bool = False  # the loop, up to COMPILED_STEPS
-    with_operator: bool = False  # where a module is measured
-    with_recomputed: bool = True  # save_gates=False
-    inference: bool = False  # forward alone
+    with_loop: bool  # also measure the loop for cells of torch.nn
+    with_compiled: bool = False  # torch.compile of the loop, up to COMPILED_STEPS
+    with_operator: bool = False  # also measure the operator if a module is measured
+    with_recomputed: bool = True  # also measure save_gates=False
+    inference: bool = False  # forward only
     layers: int = 1
     directions: int = 1
-    zoneout: float = 0.0  # of every state
+    zoneout: float = 0.0  # rate for every state
     dropout: float = 0.0
 
     @property
@@ -81,7 +82,7 @@ class Options(NamedTuple):
 
 
 def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, options: Options, seed: int) -> Problem:
-    """All providers of one layer, or of one stack, on the same weights and inputs."""
+    """All providers of one layer, or of a stack, with the same weights and inputs."""
     torch.manual_seed(seed)
     batch_sizes = draw_batch_sizes(steps, batch) if options.packed else None
     rows = (steps, batch) if batch_sizes is None else (int(batch_sizes.sum()),)
@@ -121,7 +122,7 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         if options.with_compiled and steps <= COMPILED_STEPS:
             try:
                 providers[COMPILED] = warmed(compiled(naive), x, grad_h)
-            except Exception as error:  # of any kind: the compiler's, its C++ compiler's, the system's
+            except Exception as error:  # torch.compile, its C++ compiler or the system can fail
                 why, *_ = str(error).splitlines() or [""]
                 absent[COMPILED] = f"torch.compile failed with {type(error).__name__}: {why}"
         if options.with_operator and cell in MODULES:
@@ -152,11 +153,12 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
 
 
 def without_onednn(provider: Provider) -> Provider:
-    """As PyTorch computes it step by step: oneDNN's bias gradients would make the closeness rule a wide one."""
+    """Runs the provider without oneDNN, step by step: oneDNN's inaccurate bias gradients would loosen the accuracy
+    check."""
 
     def forward(x: Tensor):
         before = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = False  # its context manager would warn of TF32
+        torch.backends.mkldnn.enabled = False  # mkldnn's context manager would warn about TF32
         try:
             return provider.forward(x)
         finally:
@@ -166,7 +168,7 @@ def without_onednn(provider: Provider) -> Provider:
 
 
 def warmed(provider: Provider, x: Tensor, grad_h: Tensor) -> Provider:
-    """It has run both ways: what is compiled, is."""
+    """Runs forward and backward once, so that compilation is finished."""
     provider.inference(x)
     provider.training(x, grad_h)
     return provider
@@ -189,17 +191,18 @@ def refuse_reference(layer: Layer, x: Tensor) -> None:
 
 
 def draw_batch_sizes(steps: int, batch: int) -> Tensor:
-    """Lengths uniform in T/4..T, the longest of them T."""
+    """Batch sizes of sequences with uniform lengths in T/4..T; the longest is T."""
     lengths = torch.randint(max(steps // 4, 1), steps + 1, (batch,))
     lengths[0] = steps
     return (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
 
 
 def draw_layer(cell: str, batch: int, batch_sizes: Tensor | None, size: int, dtype: torch.dtype) -> Layer:
-    """As torch.nn initialises. One bias holds both where the product's own does not meet a gate: a spared addition."""
+    """A layer with torch.nn's initialization. A single bias serves as both if the cell adds u and R h directly, which
+    saves an addition."""
     rows, bound = reference.CELLS[cell].gates * size, size**-0.5
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(size)
-    if reference.CELLS[cell].normalised:  # with gains near 1 rounding errors grow from step to step
+    if reference.CELLS[cell].normalised:  # with gains near 1, rounding errors would grow over the steps
         params = (0.1 * params[0], *params[1:])
     width = params[0].shape[0] if cell == "lstm_projected" else size
     shapes = {"weight_ih": (rows, size), "weight_hh": (rows, width), "bias_ih": (rows,)}
@@ -208,7 +211,8 @@ def draw_layer(cell: str, batch: int, batch_sizes: Tensor | None, size: int, dty
 
 
 def cases(cells: Sequence[str], shapes: Sequence[tuple[int, int, int]], dtype: str, **options) -> list[Case]:
-    """``options`` as of :class:`Options`; stacks have cases of the cells that torch.nn has."""
+    """The cases for these cells and shapes; ``options`` are those of :class:`Options`. Stacks are measured for the
+    cells of torch.nn only."""
     chosen = Options(**options)
     return [
         Case(
@@ -262,7 +266,7 @@ def main(argv: Sequence[str]) -> None:
         harness.run(todo, *setup)
     finally:
         if setup.path is not None and setup.path.exists():
-            from perf import picture  # here: what only measures does without matplotlib
+            from perf import picture  # imported here: measuring needs no matplotlib
 
             picture.draw(setup.path, "recurrence", options.label, chosen.dtype)
 

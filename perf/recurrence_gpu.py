@@ -1,8 +1,8 @@
-"""The cases of the recurrence on a GPU: T = 1024, N = I = H, input projection on both sides.
+"""Cases of the recurrence on a GPU: T = 1024, N = I = H, with the input projection.
 
-Peers are cuDNN through torch.nn, in the same dtype and in float16; where torch.nn has not the cell or not the heads,
-the loop over T = 64 steps and ``torch.compile`` of it; and of a dense R the kernel of ours that the rule did not
-choose. ``perf.measure_gpu`` runs them.
+Peers are cuDNN through torch.nn, in the same dtype and in float16. If torch.nn lacks the cell or heads, the peers are
+the loop over T = 64 steps and ``torch.compile`` of it. For a dense R, the kernel of rnnkern that was not chosen is
+measured too. ``perf.measure_gpu`` runs the cases.
 """
 
 import functools
@@ -27,16 +27,16 @@ from rnnkern.ops import explain
 
 CELLS = ("lstm", "gru", "tanh", "modrelu")
 KINKED = {"modrelu"}
-"""Over many steps some unit lies on one side of a kink in one computation and on the other in another, and to compare
-them is a matter of luck: these are checked over ``SHORT_STEPS``."""
+"""Cells that are checked over ``SHORT_STEPS`` only: over many steps, some unit is on different sides of a kink in two
+computations, and the comparison would depend on chance."""
 BATCHES = (16, 64, 1)
 SIZES = ((1, 256), (1, 512), (1, 768), (1, 1024), (12, 64), (24, 32))
-"""(K, D): heads and units of a head."""
+"""(K, D): number of heads, and units per head."""
 DTYPES = ("bfloat16", "float16", "float32")
 BEST = "float16"
-"""Of cuDNN: the one in which it keeps the recurrent weights on the chip, where it does so at all."""
+"""cuDNN's best dtype, in which it keeps the recurrent weights on the chip if it does so at all."""
 RIVALS = ("cluster", "grid")
-"""Kernels that keep the same R: where both can serve, both are measured."""
+"""Kernels that keep the same R on the chip; if both can run, both are measured."""
 STEPS, SHORT_STEPS = 1024, 64
 
 
@@ -48,7 +48,7 @@ class Spec(NamedTuple):
     heads: int  # K
     width: int  # D
     dtype: str = "bfloat16"
-    kind: str = "plain"  # or packed, two layers, two directions, short, flashrnn
+    kind: str = "plain"  # plain, packed, two layers, two directions, short or flashrnn
     steps: int = STEPS
 
     @property
@@ -63,7 +63,7 @@ class Spec(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the module."""
+        """Options of the module."""
         return {
             "num_layers": 2 if self.kind == "two layers" else 1,
             "bidirectional": self.kind == "two directions",
@@ -75,7 +75,7 @@ class Spec(NamedTuple):
 
 PLAIN = [
     Spec(cell, batch, *size, dtype) for batch in BATCHES for cell in CELLS for size in SIZES for dtype in DTYPES
-]  # dtype is last: its neighbours share one truth
+]  # dtype varies fastest, because consecutive cases share one truth
 VARIANTS = [Spec(cell, 16, 1, 768, kind=kind) for kind in ("packed", "two layers", "two directions") for cell in CELLS]
 SHORT = [
     Spec("lstm", 16, 1, 768, "bfloat16", "short", SHORT_STEPS),
@@ -83,7 +83,7 @@ SHORT = [
     Spec("gru", 16, 1, 768, "float16", "short", SHORT_STEPS),
     Spec("modrelu", 16, 1, 768, "float32", "short", SHORT_STEPS),
 ]
-"""Against the loop and ``torch.compile`` of it, which takes a minute over more steps."""
+"""Cases against the loop and ``torch.compile`` of it, which takes a minute for more steps."""
 FLASHRNN = [Spec("lstm", 16, *size, kind="flashrnn") for size in ((1, 768), (12, 64), (24, 32))]
 MEMORY = Spec("lstm", 16, 1, 768)
 MEMORY_STEPS = (256, 512, 1024, 2048, 4096, 8192)
@@ -91,10 +91,10 @@ MEMORY_LOOP_STEPS = 1024
 
 
 class Drawn(NamedTuple):
-    """A case's weights and inputs, of float32 with values that every dtype has."""
+    """A case's weights and inputs in float32, with values that every dtype represents exactly."""
 
     module: Module
-    x: Tensor  # (T, B, I), or packed
+    x: Tensor  # (T, B, I) or packed
     grad_h: Tensor
     batch_sizes: Tensor | None
 
@@ -131,7 +131,7 @@ def draw(spec: Spec, device: torch.device, seed: int) -> Drawn:
 
 
 def common(x: Tensor) -> Tensor:
-    """Rounded to what bfloat16 and float16 both hold exactly."""
+    """Rounds to values that both bfloat16 and float16 represent exactly."""
     return x.bfloat16().half().float()
 
 
@@ -143,7 +143,7 @@ def truth(spec: Spec, device: torch.device, seed: int) -> Values:
 
 
 def network(stack: list[list[Layer]], x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Loops over time, layer by layer; the second direction runs from the end."""
+    """Loops over time, layer by layer; the second direction runs backwards in time."""
     finals = []
     for directions in stack:
         outputs = []
@@ -156,7 +156,7 @@ def network(stack: list[list[Layer]], x: Tensor) -> tuple[Tensor, tuple[Tensor, 
 
 
 def kernel_of(module: Module, x: Tensor, batch_sizes: Tensor | None) -> str:
-    """What :func:`rnnkern.ops.explain` says of the kernel.
+    """The reason in the result of :func:`rnnkern.ops.explain`, which names the kernel.
 
     Raises:
         NoKernel: the reference would run.
@@ -170,7 +170,7 @@ def kernel_of(module: Module, x: Tensor, batch_sizes: Tensor | None) -> str:
 
 @contextmanager
 def only(kernel: str) -> Iterator[None]:
-    """Inside, the rule leaves out every other CUDA kernel."""
+    """Context manager that excludes all other CUDA kernels from the choice."""
     name = "RNNKERN_CUDA_KERNELS"
     before = os.environ.get(name)
     os.environ[name] = kernel
@@ -188,7 +188,7 @@ def alone(kernel: str, call: Callable[..., Values], *args: Tensor) -> Values:
 
 
 def rivals(kernel: str, module: Module, x: Tensor) -> dict[str, str]:
-    """Kernels that would serve the call alone, and are not the one that does, with what is said of them."""
+    """Kernels that could run the call but were not chosen, with their reasons."""
     found = {}
     for name in RIVALS:
         with only(name):
@@ -199,7 +199,7 @@ def rivals(kernel: str, module: Module, x: Tensor) -> dict[str, str]:
 
 
 def peer(spec: Spec, drawn: Drawn, dtype: torch.dtype) -> Provider:
-    """torch.nn's module; with the drawn weights where it has their shape."""
+    """torch.nn's module, with the same weights if their shapes agree."""
     theirs, *_ = MODULES[spec.cell]
     module = theirs(spec.hidden, spec.hidden, device=drawn.x.device, dtype=dtype, **spec.options)
     if spec.heads == 1:
@@ -208,7 +208,8 @@ def peer(spec: Spec, drawn: Drawn, dtype: torch.dtype) -> Provider:
 
 
 def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
-    """All providers of a case on the same weights and inputs; ``rate`` as of :func:`perf.harness.copy_rate`."""
+    """All providers of a case with the same weights and inputs; ``rate`` is the result of
+    :func:`perf.harness.copy_rate`."""
     drawn, dtype, best = draw(spec, device, seed), getattr(torch, spec.dtype), getattr(torch, BEST)
     x = drawn.x.to(dtype)
     ours = drawn.module.to(dtype)
@@ -248,7 +249,7 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
         naive=functools.partial(naive.training, *inputs[dtype]),
         truth=functools.partial(truth, spec._replace(dtype="float64"), device, seed),
         unlike=calls(unlike),
-        moving={"forward": once / rate, "forward+backward": 2 * once / rate},  # and the gradients of all three
+        moving={"forward": once / rate, "forward+backward": 2 * once / rate},  # the gradients of all three too
         columns=lambda provider: {
             "kernel": kernels.get(provider, ""),
             "copy_gb_s": significant(rate / 1e9),
@@ -257,7 +258,8 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
 
 
 def products(spec: Spec, x: Tensor, module: Module) -> dict[str, Callable[[], None]]:
-    """The products of all steps at once, as if each h were known: two per weight more with the backward."""
+    """The products with W and R, each for all steps at once, although each h depends on the previous one. The backward
+    pass adds two products per weight."""
     rows, jobs = x.numel() // spec.hidden, []
     for name, weight in module.named_parameters():
         if "weight" not in name:
@@ -290,7 +292,7 @@ def case(spec: Spec, device: torch.device, rate: float) -> Case:
 
 
 def memory_providers(steps: int, small: bool, device: torch.device) -> tuple[Spec, dict[str, Callable[[], Values]]]:
-    """Forward and backward of ours, torch.nn's and, over few steps, the loop."""
+    """Forward and backward of rnnkern, of torch.nn and, up to ``MEMORY_LOOP_STEPS``, of the loop."""
     spec = (MEMORY.small() if small else MEMORY)._replace(steps=steps)
     if device.type == "cpu":
         spec = spec._replace(dtype="float32")

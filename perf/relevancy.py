@@ -1,9 +1,9 @@
-"""relevancy_recurrence, forward and backward, against the same in plain PyTorch (perf/relevancy_peers.py).
+"""Measures relevancy_recurrence, forward and backward, against plain PyTorch (perf/relevancy_peers.py).
 
-``python -m perf.relevancy --help``; on a GPU ``perf.measure_gpu`` runs the cases. The input's projection is on neither
-side. GEMM reference: V and W_a times s and U_a times h at each step, their
-transposes backwards, and the gradients of the three at once; each by the fastest product at hand. On a GPU it makes
-each for all steps at once, as if every s were known.
+``python -m perf.relevancy --help``; on a GPU ``perf.measure_gpu`` runs the cases. No provider includes the input
+projection. GEMM reference: products of R and W_a with s and of U_a with h at each step, with their transposes in the
+backward pass, and the gradients of the three weights over all steps at once; each by the fastest available routine. On
+a GPU each product is computed for all steps at once, although each s depends on the previous one.
 """
 
 import functools
@@ -28,13 +28,14 @@ SHAPES = ((120, 64, 128, 10, 10), (120, 10, 128, 10, 10), (400, 16, 64, 10, 10),
 QUICK_SHAPES = ((20, 3, 16, 4, 4),)
 GPU_SHAPES = tuple((128, batch, hidden, 10, 10) for hidden in (128, 512) for batch in (16, 64))
 GPU_NARROW_SHAPES = tuple((128, batch, hidden, 10, 10) for hidden in (128, 256) for batch in (16, 64, 128))
-"""(T, B, n, buffer_size, relevant_size). The narrow ones are for 16 bits, of which a block holds 256 units."""
+"""(T, B, n, buffer_size, relevant_size). The narrow shapes are for 16-bit dtypes, for which a block holds up to 256
+units."""
 
 GPU_PEERS = {"PyTorch, cached keys": cached_keys}
-"""The other waits for the device at every step."""
+"""Peers on a GPU; the other implementation synchronizes with the device at every step."""
 
 PROOF = (25, 2)
-"""Steps and samples of what is checked: the reference takes each sample on its own."""
+"""Number of steps and samples for the check, because the reference computes each sample separately."""
 
 Function = Callable[..., Tensor]
 CPU = torch.device("cpu")
@@ -122,14 +123,14 @@ def cases(
     cells: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device = CPU,
     peers: Mapping[str, Function] = PEERS, names_kernel: bool = False,
 ) -> list[Case]:  # fmt: skip
-    """``names_kernel``: rows say which kernel ran, in a column of their own."""
+    """The cases; ``names_kernel`` adds a column with the kernel that ran."""
     options = {"device": device, "peers": peers, "names_kernel": names_kernel}
     return [
         Case(
             labels("relevancy_recurrence", f"nu {shape[3]}, rho {shape[4]}", cell, shape[:3], dtype),
             functools.partial(problem_of, cell, shape, getattr(torch, dtype), **options),
             functools.partial(problem_of, cell, (*PROOF, *shape[2:]), getattr(torch, dtype), **options),
-            kinked=True,  # of two members about as relevant, either may be kept
+            kinked=True,  # of two events with almost equal scores, either may be kept
         )
         for cell in cells
         for shape in shapes

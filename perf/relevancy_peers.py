@@ -1,6 +1,7 @@
-"""relevancy_recurrence as one writes it in plain PyTorch: all samples at once, a loop over time.
+"""relevancy_recurrence in plain PyTorch: a loop over time, with all samples at once.
 
-The call begins with nothing remembered; lengths are the same, so that all samples' buffers hold the same steps.
+A call starts with an empty memory, and all sequences have the same length, so that the buffers of all samples contain
+the same steps.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ def cached_keys(
     relevant_size: int,
     params: Sequence[Tensor] = (),
 ) -> Tensor:
-    """h; ``combine="half"``, additive alignment and screening by attention. The strong form: no loop over samples, the
-    key of an event is computed once, and the products with R and W_a are one."""
+    """h for ``combine="half"``, additive alignment and scores by attention. This is the optimized form: no loop over
+    samples, the key of each event is computed once, and the products with R and W_a are one."""
     W_a, U_a, v = attention_weights
     s, *c = state
     batch, hidden = s.shape
@@ -75,8 +76,8 @@ def recomputed_keys(
     relevant_size: int,
     params: Sequence[Tensor] = (),
 ) -> Tensor:
-    """The same in the form of the article's public code: at each step all that is remembered is stacked anew and
-    multiplied by U_a, and a list per sample holds the relevant set, which is at least 1."""
+    """The same in the form of the article's public code: each step stacks all events again and multiplies them by U_a,
+    and a list per sample holds the relevant set, whose size must be at least 1."""
     W_a, U_a, v = attention_weights
     s, *c = state
     batch, hidden = s.shape

@@ -1,4 +1,4 @@
-"""A schematic of RelRNN's buffer and relevant set: docs/images/relevancy-schematic.png and .svg.
+"""Draws a schematic of RelRNN's buffer and relevant set: docs/images/relevancy-schematic.png and .svg.
 
 ``python -m perf.relevancy_schematic``
 """
@@ -8,7 +8,7 @@ from perf.figure import COLOURS, INK, STYLE, plt, save
 
 PAST, BUFFER, RELEVANT = 10, 4, 3
 CHOSEN = (1, 3, 4)
-"""Events that the relevant set holds."""
+"""Events in the relevant set."""
 
 
 def box(axes: plt.Axes, x: float, y: float, text: str, colour: str, filled: bool) -> None:

@@ -1,7 +1,7 @@
-"""sab_recurrence, forward and backward, against the same in plain PyTorch.
+"""Measures sab_recurrence, forward and backward, against plain PyTorch.
 
-``python -m perf.sab --help``. The input's projection is on neither side. GEMM reference: R times h at each step, its
-transpose backwards, and the gradient of R at once.
+``python -m perf.sab --help``. No provider includes the input projection. GEMM reference: the product of R and h at each
+step, its transpose in the backward pass, and the gradient of R over all steps at once.
 """
 
 import functools
@@ -25,9 +25,9 @@ SHAPES = ((100, 64, 128, 5, 1), (400, 16, 128, 5, 2), (1000, 16, 128, 10, 5))
 QUICK_SHAPES = ((20, 3, 16, 3, 2),)
 """(T, B, n, top_k, attend_every)."""
 TRUNCATION = 10
-"""Steps between two cuts of the recurrent path."""
+"""Number of steps between two truncations of the gradient through h and c."""
 PROOF = (25, 2)
-"""Steps and samples of what is checked."""
+"""Number of steps and samples for the check."""
 
 Function = Callable[..., Tensor]
 CPU = torch.device("cpu")
@@ -37,7 +37,8 @@ def plain(
     u: Tensor, R: Tensor, state: Sequence[Tensor], attention_weights: Sequence[Tensor], *, bias: Tensor, top_k: int,
     attend_every: int, truncation: int, alignment: str,
 ) -> Tensor:  # fmt: skip
-    """As one writes it, in its strong form: all samples at once, what a score needs of a memory is computed once."""
+    """An optimized loop in plain PyTorch: all samples at once, and the part of a score that depends only on the memory
+    is computed once."""
     (h, c), (*W, w) = state, attention_weights
     hidden = h.shape[1]
     of_h, of_memory = (x.t() for x in W[0].split(hidden, 1)) if W else w.split(hidden)
@@ -131,7 +132,7 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:
             labels("sab_recurrence", f"k {shape[3]}, every {shape[4]}", alignment, shape[:3], dtype),
             functools.partial(problem_of, alignment, shape, getattr(torch, dtype)),
             functools.partial(problem_of, alignment, (*PROOF, *shape[2:]), getattr(torch, dtype)),
-            kinked=True,  # of two weights about as large, either may be among the top
+            kinked=True,  # of two almost equal scores, either may be among the top k
         )
         for alignment in ALIGNMENTS
         for shape in shapes

@@ -1,4 +1,4 @@
-"""Training tasks: what a network reads, what it is to answer, and how its answers are judged."""
+"""Training tasks: their inputs, targets, losses and metrics."""
 
 import functools
 import itertools
@@ -19,61 +19,62 @@ from perf.datasets import Images, Text
 
 class Batch(NamedTuple):
     x: Tensor  # (T, B, I)
-    y: Tensor  # what is to be answered
-    carried: bool = False  # the state goes on where the batch before has left it
+    y: Tensor  # targets
+    carried: bool = False  # whether the batch continues the sequences of the previous one
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.x.to(device), self.y.to(device), self.carried)
 
 
 class Task(NamedTuple):
-    """Ready to be trained on. A new one is a function that builds it, and a line in ``TASKS``."""
+    """A task that is ready for training. To add a task, write a function that builds it and add a row to ``TASKS``."""
 
     inputs: int  # I
     outputs: int
-    each_step: bool  # an answer at each step, or one after the last
-    training: Callable[[Generator], Iterator[Batch]]  # without end
+    each_step: bool  # predictions at each step, or after the last one
+    training: Callable[[Generator], Iterator[Batch]]  # infinite
     held_out: Callable[[], Iterable[Batch]]
-    loss: Callable[[Tensor, Tensor], Tensor]  # from answers and y
-    score: Callable[[Tensor, Tensor], Tensor]  # of each answer; the metric is their mean over all that is held out
+    loss: Callable[[Tensor, Tensor], Tensor]  # function of predictions and y
+    score: Callable[[Tensor, Tensor], Tensor]  # score of each prediction; the metric is their mean on held-out data
     metric: str
-    constant: float  # the metric of an answer that does not look at the input, on the part held out
-    length: int  # T, of a chunk where the state is carried
+    constant: float  # the metric of a constant prediction on held-out data
+    length: int  # T, or the length of a chunk if the state is carried over
     data: str = "generated"
 
 
 class Settings(NamedTuple):
-    """How a task is trained."""
+    """Hyperparameters of a training."""
 
-    length: int | None  # T; None where the data have one
+    length: int | None  # T; None if the data determine it
     batch: int  # B
     hidden: int  # H
     optimiser: str
     rate: float
-    clip: float  # of the gradient's norm
+    clip: float  # maximum norm of the gradient
     updates: int
-    held_out: int | None  # sequences or characters that are measured; None for all
+    held_out: int | None  # number of held-out sequences or characters; None for all
 
 
 Build = Callable[[Settings, str, Path | None], Task]
-"""From the settings, the part held out ("valid" or "test") and the folder of the data."""
+"""Function of the settings, the held-out part ("valid" or "test") and the folder of the data."""
 
 
 def pieces(x: Tensor, y: Tensor) -> Iterator[Batch]:
-    """Sequences (T, N, I) and their answers, (N,) or (T, N, ...), some at a time."""
+    """Splits sequences (T, N, I) and their targets, (N,) or (T, N, ...), into batches."""
     if y.dim() == 1:
         return map(Batch, x.split(500, dim=1), y.split(500))
     return map(Batch, x.split(100, dim=1), y.split(100, dim=1))
 
 
 HELD_OUT_SEEDS = {"valid": -2, "test": -1}
-"""Trainings have others: theirs are not negative."""
+"""Seeds of held-out data; seeds of trainings are not negative."""
 
 
 def generated(
     draw: Callable[[int, int, Generator], Batch], settings: Settings, part: str
 ) -> tuple[Callable[[Generator], Iterator[Batch]], Tensor, Tensor]:
-    """Of a task whose sequences are drawn, ``draw(T, B, generator)``: training, and x and y of what is held out."""
+    """For a task whose sequences are drawn by ``draw(T, B, generator)``: the training batches, and x and y of the
+    held-out data."""
 
     def training(generator: Generator) -> Iterator[Batch]:
         while True:
@@ -87,8 +88,8 @@ def generated(
 
 
 def adding(settings: Settings, part: str, folder: Path | None) -> Task:
-    """Adding problem (Hochreiter and Schmidhuber 1997): x is a number in [0, 1] and a mark; one number of each half of
-    the sequence is marked, y is their sum. The answer 1 has the mean squared error 1/6.
+    """Adding problem (Hochreiter and Schmidhuber 1997): x has a number in [0, 1] and a mark; one number in each half of
+    the sequence is marked, and y is their sum. The constant prediction 1 has mean squared error 1/6.
 
     Raises:
         ValueError: T < 2.
@@ -125,8 +126,9 @@ SYMBOLS, COPIED = 8, 10
 
 
 def copying(settings: Settings, part: str, folder: Path | None) -> Task:
-    """Copy memory (Hochreiter and Schmidhuber 1997): ten of eight symbols, T - 1 blanks, a mark and ten blanks; the
-    answer is blank but for the last ten steps, when the symbols are to be said. Without a memory, 10 ln 8 / (T + 20).
+    """Copy memory (Hochreiter and Schmidhuber 1997): ten of eight symbols, T - 1 blanks, a mark and ten blanks. The
+    target is blank except in the last ten steps, in which the symbols must be repeated. Without a memory the loss is 10
+    ln 8 / (T + 20).
 
     Raises:
         ValueError: T < 1.
@@ -149,18 +151,19 @@ def copying(settings: Settings, part: str, folder: Path | None) -> Task:
 
 
 def copies(length: int, batch: int, generator: Generator) -> Batch:
-    """x one-hot (T + 20, B, 10): blank is 0, the symbols 1 to 8, the mark 9; y (T + 20, B)."""
+    """x one-hot (T + 20, B, 10), where 0 is a blank, 1 to 8 are the symbols and 9 is the mark; y (T + 20, B)."""
     symbols = torch.randint(1, SYMBOLS + 1, (COPIED, batch), generator=generator)
     x, y = torch.zeros(2, length + 2 * COPIED, batch, dtype=torch.long)
     x[:COPIED], x[COPIED + length - 1], y[-COPIED:] = symbols, SYMBOLS + 1, symbols
     return Batch(F.one_hot(x, SYMBOLS + 2).float(), y)
 
 
-# ---- a memory that falls like a power
+# ---- polynomially decaying memory
 
 
 def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Task:
-    """A convolution of white noise with (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D); the answer 0 has its variance.
+    """A convolution of white noise with (1 + t)^-1.1 (Wang, Li and Li 2024, appendix D). The error of the constant
+    prediction 0 is the variance of the targets.
 
     Raises:
         ValueError: T < 1.
@@ -186,7 +189,7 @@ def polynomial_memory(settings: Settings, part: str, folder: Path | None) -> Tas
 
 
 def digits(settings: Settings, part: str, folder: Path | None) -> Task:
-    """scikit-learn's handwritten digits, pixel by pixel in one permutation."""
+    """scikit-learn's handwritten digits, one pixel per step in a fixed permutation."""
     return classification(datasets.digits(), settings, part, "scikit-learn digits")
 
 
@@ -221,21 +224,22 @@ def classification(data: Images, settings: Settings, part: str, about: str) -> T
     )
 
 
-# ---- streams of characters
+# ---- character-level language models
 
 
 def stdlib(settings: Settings, part: str, folder: Path | None) -> Task:
-    """The sources of Python's standard library, character by character."""
+    """The sources of Python's standard library, as characters."""
     return language(datasets.stdlib(), settings, part, f"Python {platform.python_version()}")
 
 
 def ptb(settings: Settings, part: str, folder: Path | None) -> Task:
-    """The Penn Treebank, character by character (Mikolov et al. 2012)."""
+    """The Penn Treebank as characters (Mikolov et al. 2012)."""
     return language(datasets.ptb(folder), settings, part, "Penn Treebank")
 
 
 def language(text: Text, settings: Settings, part: str, about: str) -> Task:
-    """To name the next character of each; back-propagation goes to the beginning of a chunk, the state further."""
+    """Predicts the next character. The state is carried over from chunk to chunk, but gradients stop at the beginning
+    of a chunk (truncated backpropagation through time)."""
     judged, symbols = getattr(text, part), len(text.symbols)
     cut = functools.partial(chunks, symbols=symbols, batch=settings.batch, length=settings.length)
 
@@ -266,10 +270,11 @@ def language(text: Text, settings: Settings, part: str, about: str) -> Task:
 
 
 def chunks(text: Tensor, symbols: int, batch: int, length: int) -> Iterator[Batch]:
-    """A text as ``batch`` streams side by side, one-hot, ``length`` characters at a time; y is a character further on.
+    """Splits a text into ``batch`` parallel streams, one-hot, in chunks of ``length`` characters; y is shifted by one
+    character.
 
     Raises:
-        ValueError: the text has not two characters for each stream.
+        ValueError: the text has fewer than two characters per stream.
     """
     steps = (len(text) - 1) // batch
     if steps < 1:
@@ -281,7 +286,7 @@ def chunks(text: Tensor, symbols: int, batch: int, length: int) -> Iterator[Batc
         yield Batch(one_hot[x[now]], y[now], carried=begin > 0)
 
 
-# ---- judgements
+# ---- losses and metrics
 
 
 def squared_error(answers: Tensor, y: Tensor) -> Tensor:
@@ -312,17 +317,17 @@ def bits(answers: Tensor, y: Tensor) -> Tensor:
 
 
 class Own(NamedTuple):
-    """What a model is trained with on a task, where nothing else is chosen."""
+    """Hyperparameters of a model on a task, unless others are given on the command line."""
 
     rate: float
-    orthogonal: float | None = None  # rate of orthogonal and unitary parameters; a tenth of the other if None
-    delta: float = 0.0  # of the penalty on the moduli of a Schur form
-    triangular_weight_decay: float = 0.0  # of its triangle
-    init: str | None = None  # of the recurrent weight
-    soft: float = 0.0  # of the penalty on V^T V - I of a free weight V
+    orthogonal: float | None = None  # rate of orthogonal and unitary parameters; None: rate / 10
+    delta: float = 0.0  # factor of the penalty on the moduli of a Schur form
+    triangular_weight_decay: float = 0.0  # weight decay of its strict triangle T
+    init: str | None = None  # initialization of the recurrent weight
+    soft: float = 0.0  # factor of the penalty on V^T V - I for an unconstrained weight V
 
     def __str__(self) -> str:
-        """All that is not left as it was."""
+        """The rate and all values that differ from their defaults."""
         shown = {
             "orthogonal": self.orthogonal,
             "delta": self.delta,
@@ -335,9 +340,9 @@ class Own(NamedTuple):
 
 class Kind(NamedTuple):
     build: Build
-    settings: Settings  # where none are chosen
-    files: str = ""  # what the folder of the data must hold
-    own: Mapping[str, Own] = MappingProxyType({})  # of models that have settings of their own
+    settings: Settings  # defaults
+    files: str = ""  # files that the folder of the data must contain
+    own: Mapping[str, Own] = MappingProxyType({})  # settings of individual models
 
 
 CONTINUOUS = [f"rnnkern.ContinuousRNN{name}" for name in ("", "-inverse", "-exp", "-direct")]

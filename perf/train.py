@@ -1,8 +1,8 @@
-"""Trains recurrent layers on a task, each with every seed, and keeps their curves.
+"""Trains recurrent layers on a task, each with several seeds, and records their learning curves.
 
-Weights and batches follow from the seed: at one seed all models meet the same batches, and a layer of rnnkern begins
-with the weights of its peer in torch.nn. Rows are appended to a CSV; table and picture show each model's newest run
-on the same data.
+The seed determines weights and batches: with the same seed all models see the same batches, and a layer of rnnkern
+starts with the weights of its counterpart in torch.nn. Rows are appended to a CSV; the table and the picture show each
+model's newest run on the same data.
 """
 
 import argparse
@@ -30,14 +30,14 @@ OPTIMISERS = {
     "RMSprop": torch.optim.RMSprop,
     "RMSprop-0.9": functools.partial(torch.optim.RMSprop, alpha=0.9),
 }
-"""RMSprop smooths by 0.99."""
+"""Optimizers by name. RMSprop uses PyTorch's default smoothing constant of 0.99."""
 ROWS = 20
-"""Of each training, if ``--every`` says nothing else."""
+"""Number of rows per training, unless ``--every`` is given."""
 QUICK, QUICK_LENGTH = {"batch": 4, "hidden": 8, "updates": 4, "held_out": 64}, 8
 
 
 class Training:
-    """One model and seed on its way."""
+    """State of the training of one model with one seed."""
 
     def __init__(
         self, task: Task, model: str, seed: int, settings: Settings, device: torch.device, own: Own | None = None
@@ -50,7 +50,7 @@ class Training:
         groups = rnnkern.optim.param_groups(
             self.network, own.rate, own.orthogonal, triangular_weight_decay=own.triangular_weight_decay
         )
-        unitary = [p for p in self.network.parameters() if p.is_complex()]  # which need steps of their own
+        unitary = [p for p in self.network.parameters() if p.is_complex()]  # unitary weights use CayleySGD
         for group in groups:
             group["params"] = [p for p in group["params"] if not p.is_complex()]
         self.optimiser, self.own = OPTIMISERS[settings.optimiser](groups), own
@@ -59,8 +59,8 @@ class Training:
         self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate, alpha) if unitary else None
         self.batches = task.training(torch.Generator().manual_seed(seed))
         self.state = None
-        self.losses: list[float] = []  # per update
-        self.seconds: list[float] = []  # per update, the batch at hand
+        self.losses: list[float] = []  # one per update
+        self.seconds: list[float] = []  # one per update, without the time of drawing the batch
 
     def update(self) -> None:
         x, y, carried = next(self.batches).to(self.device)
@@ -91,7 +91,7 @@ class Training:
 def mean_score(
     network: Network, batches: Iterable[Batch], score: Callable[[Tensor, Tensor], Tensor], device: torch.device
 ) -> float:
-    """Over all answers, the state carried where batches say so."""
+    """Mean score over all predictions; the state is carried over between batches if they ask for it."""
     total, count, state = 0.0, 0, None
     for x, y, carried in (batch.to(device) for batch in batches):
         answers, state = network(x, state if carried else None)
@@ -101,7 +101,8 @@ def mean_score(
 
 
 def train(training: Training, every: int, told: Callable[[str], None] = lambda words: None) -> Iterator[Row]:
-    """Trains to the end; a row after each ``every`` updates and after the last. ``told`` hears of every update."""
+    """Runs all updates; yields a row after every ``every`` updates and after the last. ``told`` is called after each
+    update."""
     begun, words, last = 0, "", training.settings.updates
     for update in range(1, last + 1):
         training.update()
@@ -123,8 +124,8 @@ def trainings(
     models: Sequence[str], seeds: Sequence[int], task: Task, settings: Settings, every: int, device: torch.device,
     own: Mapping[str, Own], kept: Path | None = None,
 ) -> Iterator[list[Row]]:  # fmt: skip
-    """Trains every model with every seed; the rows of each training when it has ended. What has been learnt goes to the
-    folder ``kept``."""
+    """Trains every model with every seed; yields the rows of each training at its end. Trained parameters are saved in
+    the folder ``kept``."""
     with Progress("", len(models) * len(seeds) * settings.updates, "update") as progress:
         for seed, model in itertools.product(seeds, models):
 
@@ -145,7 +146,7 @@ def trainings(
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
-    """Each model's newest run on what the last row was trained on."""
+    """Each model's newest run with the same settings as the last row."""
     same = ("task", "data", "length", "batch", "metric", "held_out")
     rows = [row for row in rows if all(row[name] == rows[-1][name] for name in same)]
     dates = {row["model"]: row["date"] for row in rows}
@@ -153,7 +154,7 @@ def newest(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """A line per model: the metric after the last update, its mean and range over the seeds; what an update took."""
+    """A row per model: mean and range over the seeds of the final metric, and the time per update."""
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
@@ -227,10 +228,10 @@ def shown(settings: Settings) -> Row:
 
 
 def settings_of(chosen: argparse.Namespace) -> Settings:
-    """Those chosen, then those of a quick look, then the task's own.
+    """Settings from the command line, then those of ``--quick``, then the defaults of the task.
 
     Raises:
-        ValueError: a length is chosen where the data have one.
+        ValueError: a length is given although the data determine it.
     """
     own = TASKS[chosen.task].settings
     if chosen.quick:

@@ -1,7 +1,8 @@
-"""Trains recurrent layers on a task of recall until they know it, then tests them on longer sequences.
+"""Trains recurrent layers on a recall task until they solve it, then tests them on longer sequences.
 
-Training ends at an accuracy or after so many updates; every layer meets the same batches at one seed. Rows are appended
-to a CSV: of training by the update, of the test by the length. The picture shows both.
+Training ends at a given accuracy or after a maximum number of updates; with the same seed all layers see the same
+batches. Rows are appended to CSVs: one row per evaluation during training, and one row per length in the test. The
+picture shows both.
 """
 
 import argparse
@@ -26,19 +27,19 @@ from perf.train import Training, mean_score
 
 
 class Trained(NamedTuple):
-    """How a layer is trained."""
+    """Optimizer and learning rate of a layer."""
 
     rate: float
     optimiser: str = "Adam"
 
 
 class Scale(NamedTuple):
-    settings: Settings  # optimiser and rate are each layer's own
+    settings: Settings  # without optimizer and rate, which each layer has in ``models``
     copied: int  # K
-    lengths: tuple[int, ...]  # T of the tests
+    lengths: tuple[int, ...]  # T in the tests
     models: Mapping[str, Trained]
     enough: float  # accuracy at which training ends
-    every: int  # updates from measurement to measurement
+    every: int  # updates between measurements
 
 
 SMALL = Settings(20, 32, 64, "", 0.0, 1.0, 4000, 200)
@@ -71,11 +72,11 @@ SCALES = {
         FULL, 10, (100, 300, 500, 1000, 2000), {"rnnkern.RelRNN-modrelu": Trained(2e-4, "RMSprop")} | OTHERS, 0.999, 200
     ),
 }
-"""The full ones are the thesis'."""
+"""Settings by task and scale; the full scale is that of the thesis."""
 
 
 def trained(training: Training, scale: Scale, updates: int, told: Callable[[str], None]) -> Iterator[Row]:
-    """Trains to the end; a row after each measurement."""
+    """Runs the training; yields a row after each measurement."""
     begun, words = 0, ""
     for update in range(1, updates + 1):
         training.update()
@@ -97,7 +98,7 @@ def trained(training: Training, scale: Scale, updates: int, told: Callable[[str]
 
 @torch.no_grad()
 def tested(training: Training, task: str, scale: Scale, lengths: Sequence[int], told: Callable) -> Iterator[Row]:
-    """A row for each length."""
+    """Yields a row for each length."""
     training.network.eval()
     for length in lengths:
         told(f"testing at T = {length}")
@@ -111,7 +112,7 @@ def learn(
     task: str, scale: Scale, models: Sequence[str], seeds: Sequence[int], updates: int, lengths: Sequence[int],
     device: torch.device, kept: Path | None = None,
 ) -> Iterator[list[Row]]:  # fmt: skip
-    """The rows of each training and its tests, when they have ended."""
+    """Yields the rows of each training and its tests at their end."""
     ready = RECALL[task].task(scale.settings.length, scale.copied, scale.settings.batch, scale.settings.held_out)
     with Progress("", len(models) * len(seeds) * updates, "update") as progress:
         for seed, model in itertools.product(seeds, models):
@@ -136,7 +137,8 @@ def learn(
 
 
 def ends(rows: Sequence[Row]) -> list[Row]:
-    """A line per model: seeds that knew the task and after how many updates, and the median accuracy at each length."""
+    """A row per model: the number of seeds that solved the task, their last updates, and the accuracy of each seed at
+    each length."""
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
@@ -201,7 +203,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def newest(rows: Sequence[Row], task: str, scale: str) -> list[Row]:
-    """Of each model and seed the newest training."""
+    """The newest training of each model and seed."""
     rows = [row for row in rows if (row["task"], row["scale"]) == (task, scale)]
     dates = {(row["model"], row["seed"]): row["date"] for row in rows}
     order = list(dict.fromkeys(row["model"] for row in rows))

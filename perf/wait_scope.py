@@ -1,7 +1,7 @@
-"""Times the wait of the cluster kernels with an acquire that reaches the cluster against one that reaches the block.
+"""Compares two acquire scopes in the wait of the cluster kernels: cluster scope and block (CTA) scope.
 
-``python -m perf.wait_scope --help``. A process of its own compiles and runs the same kernel with either; both must give
-the same bits.
+``python -m perf.wait_scope --help``. The same kernel is compiled and timed with each scope in a separate process; both
+must return the same bits.
 """
 
 import argparse
@@ -26,12 +26,12 @@ KERNEL = "recurrence/cuda/forward/lstm/cluster"
 
 
 def flags(scope: str) -> str:
-    """RNNKERN_CUDA_FLAGS for it; the macro is a string of C++, quotes included."""
+    """The value of RNNKERN_CUDA_FLAGS for a scope; the macro is a C++ string literal, with its quotes."""
     return f'{os.environ.get("RNNKERN_CUDA_FLAGS", "")} -DRNNKERN_WAIT_SCOPE="{scope}"'.strip()
 
 
 def run_here() -> None:
-    """Prints the microseconds that a step takes in this process, and a hash of the output."""
+    """Prints the microseconds per step in this process, and a hash of the output."""
     import rnnkern
 
     device = torch.device("cuda", 0)
