@@ -94,6 +94,11 @@ def sizes(shape: str) -> str:
     return shape.replace("x", ", ")
 
 
+def american(words: str) -> str:
+    """Spelling of the pages; older CSVs have another."""
+    return words.replace("step of the optimiser", "step").replace("optimiser", "optimizer")
+
+
 def words_of(row: Record) -> list[str]:
     return [f"`{row['cell']}`", sizes(row["shape"]), DIRECTIONS[row["direction"]].lower()]
 
@@ -172,7 +177,7 @@ def packed(rows: Sequence[Record]) -> str:
         same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
         each = (number(same, ratio, provider=provider) for provider in ("torch.nn", PADDED))
         lines.append([*words_of(row), ratio(row), *each])
-    head = ["cell", "T, B, N", "", "times faster", "over torch.nn, packed", "over torch.nn, padded"]
+    head = ["cell", "T, B, N", "direction", "speed-up", "over torch.nn, packed", "over torch.nn, padded"]
     return markdown(head, lines, words=3)
 
 
@@ -189,7 +194,7 @@ def recomputed(rows: Sequence[Record]) -> str:
         same = where(rows, cell=row["cell"], shape=row["shape"])
         saved, theirs = (number(same, megabytes, provider=provider) for provider in (OURS, "torch.nn"))
         lines.append([*words_of(row)[:2], f"{float(row['ratio_50']):.2f}", megabytes(row), saved, theirs])
-    head = ["cell", "T, B, N", "time over that with gates saved", "MB, recomputed", "MB, gates saved", "MB, torch.nn"]
+    head = ["cell", "T, B, N", "time / time with saved gates", "MB, recomputed", "MB, saved gates", "MB, torch.nn"]
     return markdown(head, lines, words=2)
 
 
@@ -198,7 +203,7 @@ def compared(rows: Sequence[Record]) -> str:
     for row in rows:
         cell, shape, direction = words_of(row)
         lines.append([cell, shape, row["case"].removeprefix("dense, "), direction, ratio(row)])
-    return markdown(["cell", "T, B, N", "", "", "times faster"], lines, words=4)
+    return markdown(["cell", "T, B, N", "case", "direction", "speed-up"], lines, words=4)
 
 
 def one_call(rows: Sequence[Record]) -> str:
@@ -207,7 +212,7 @@ def one_call(rows: Sequence[Record]) -> str:
         same = where(rows, cell=row["cell"], shape=row["shape"], direction=row["direction"])
         operator, ours = (number(same, microseconds, provider=provider) for provider in (OPERATOR, OURS))
         lines.append([*words_of(row), operator, ours, microseconds(row), ratio(row)])
-    head = ["cell", "T, B, N", "", "operator, us", "rnnkern.nn, us", "torch.nn, us", "times faster"]
+    head = ["cell", "T, B, N", "direction", "operator, us", "rnnkern.nn, us", "torch.nn, us", "speed-up"]
     return markdown(head, lines, words=3)
 
 
@@ -217,7 +222,7 @@ def by_step(rows: Sequence[Record]) -> str:
         ours = number(rows, microseconds, provider=OURS, cell=row["cell"], shape=row["shape"])
         lines.append([f"`{row['cell']}`", row["shape"].split("x")[-1], row["provider"], ours, microseconds(row)])
         lines[-1].append(ratio(row))
-    return markdown(["cell", "N", "peer", "rnnkern.nn, us", "peer, us", "times faster"], lines, words=3)
+    return markdown(["cell", "N", "peer", "rnnkern.nn, us", "peer, us", "speed-up"], lines, words=3)
 
 
 def of_operators(rows: Sequence[Record]) -> list[Record]:
@@ -231,9 +236,10 @@ def operators(rows: Sequence[Record]) -> str:
         same = {name: row[name] for name in ("op", "case", "cell", "shape", "direction")}
         shown = (lambda row: f"{three(float(row['ms_50']))}", lambda row: f"{over_baseline(row)} {row['baseline']}")
         ours = [number(rows, show, provider=OURS, **same) for show in shown]
-        words = [f"{row['op']}, {row['cell']}, {row['case']}", sizes(row["shape"]), row["direction"]]
+        name = ", ".join(dict.fromkeys((row["op"], row["cell"], row["case"])))
+        words = [american(name), sizes(row["shape"]), american(row["direction"])]
         lines.append([*words, row["provider"], ratio(row), *ours])
-    head = ["", "sizes", "", "peer", "times faster", "ms", "time over the baseline's"]
+    head = ["operator", "sizes", "direction", "peer", "speed-up", "rnnkern, ms", "rnnkern / baseline"]
     return markdown(head, lines, words=4)
 
 
@@ -273,8 +279,8 @@ def claims(rows: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-LOSSES = "in bold where rnnkern is slower; blank: not measured, or not steady."
-LAYER = f"Times faster, input projection included on both sides; {LOSSES}"
+LOSSES = "Bold: rnnkern is slower. Blank: not measured, or not steady."
+LAYER = f"Speed-up, with the input projection on both sides. {LOSSES}"
 TABLES: dict[str, dict[str, Speed]] = {
     "README.md": {
         "claims": Speed(lambda rows: where(rows, dtype="float32"), claims, "Times as fast."),
@@ -282,36 +288,36 @@ TABLES: dict[str, dict[str, Speed]] = {
     "docs/benchmarks.md": {
         "dense": Speed(peers, times_faster, f"Columns are T, B, N. {LAYER}"),
         "bfloat16": Speed(functools.partial(peers, dtype="bfloat16"), times_faster, f"Columns are T, B, N. {LAYER}"),
-        "gemm": Speed(of_gemm, gemm, "Time over the GEMM reference's."),
+        "gemm": Speed(of_gemm, gemm, "Time divided by the time of the GEMM reference."),
         "inference": Speed(functools.partial(recurrence_of, case="inference", provider="torch.nn"), compared, LAYER),
         "packed": Speed(
             lambda rows: [row for row in recurrence_of(rows, case="packed") if row["provider"] in ("torch.nn", PADDED)],
-            packed, f"Times faster, the smaller of both ratios first; {LOSSES}",
+            packed, f"Speed-up over the faster of the two forms, then over each form. {LOSSES}",
         ),
         "stacks": Speed(
             lambda rows: [row for row in recurrence_of(rows, provider="torch.nn") if row["case"].startswith("dense, ")],
             compared,
-            f"Times faster than torch.nn's module; {LOSSES}",
+            f"Speed-up over the module of torch.nn. {LOSSES}",
         ),
-        "recomputed": Speed(of_recomputed, recomputed, "Forward and backward; peak memory of one call."),
+        "recomputed": Speed(of_recomputed, recomputed, "Forward and backward. MB: peak memory of one call."),
         "compiled": Speed(
             functools.partial(recurrence_of, provider=COMPILED), compared,
-            f"Times faster than `torch.compile(fullgraph=True)` of the loop, compile time not counted; {LOSSES}",
+            f"Speed-up over `torch.compile(fullgraph=True)` of the loop, without compile time. {LOSSES}",
         ),
         "calls": Speed(
             functools.partial(recurrence_of, case=overhead.CALL), one_call,
-            f"Times faster: rnnkern's module than torch.nn's; {LOSSES}",
+            f"Speed-up of rnnkern's module over that of torch.nn. {LOSSES}",
         ),
         "steps": Speed(
             functools.partial(recurrence_of, case=overhead.STEPS), by_step,
-            f"One step, B = 1, under `inference_mode`; {LOSSES}",
+            f"One step, B = 1, in `torch.inference_mode`. {LOSSES}",
         ),
-        "operators": Speed(of_operators, operators, f"Times faster; {LOSSES}"),
+        "operators": Speed(of_operators, operators, f"Speed-up over the peer. {LOSSES}"),
     },
     "docs/relevancy.md": {
         "speed": Speed(
             functools.partial(where, op="relevancy_recurrence"), operators,
-            f"Times faster, the input's projection on neither side; {LOSSES}",
+            f"Speed-up over the peer; the input projection is not timed. {LOSSES}",
         ),
     },
 }  # fmt: skip
@@ -334,10 +340,10 @@ def quoted(lines: Sequence[record.Row], name: str) -> list[record.Row]:
 def of_training(rows: Sequence[Record]) -> str:
     rows = train.newest(rows)
     row, lines = rows[-1], quoted(train.summary(rows), "model")
-    settings = f"T = {row['length']}, B = {row['batch']}, clip {row['clip']}"
+    settings = f"T = {row['length']}, B = {row['batch']}, gradient norm clipped at {row['clip']}"
     return (
-        f"{of_lines(lines, 2)}\n\n*{row['data']}; {settings}. A constant answer gets {row['constant']}. "
-        f"{environment(rows)}.*"
+        f"{of_lines(lines, 2)}\n\n*Constant prediction: {row['metric']} {row['constant']}. Data: {row['data']}; "
+        f"{settings}. {environment(rows)}.*"
     )
 
 
@@ -345,11 +351,11 @@ def of_transfer(rows: Sequence[Record], task: str) -> str:
     rows = transfer.newest(rows, task, "small")
     row = rows[-1]
     lines = quoted(transfer.ends(rows), "layer")
-    settings = f"K = {row['copied']}, B = {row['batch']}, n = {row['hidden']}, clip {row['clip']}"
+    settings = f"K = {row['copied']}, B = {row['batch']}, n = {row['hidden']}, gradient norm clipped at {row['clip']}"
     return (
-        f"{of_lines(lines, 2)}\n\n*Learnt: seeds that reached {row['enough']} at T = "
-        f"{row['trained_length']}, and after how many updates; then the accuracy of each seed. {settings}, "
-        f"{row['held_out']} sequences measured. {environment(rows)}.*"
+        f"{of_lines(lines, 2)}\n\n*Learned: number of seeds that reached an accuracy of {row['enough']} at T = "
+        f"{row['trained_length']}. Updates: of each seed. Columns T: test accuracy of each seed. {settings}, "
+        f"{row['held_out']} test sequences. {environment(rows)}.*"
     )
 
 
@@ -357,9 +363,10 @@ def of_memory(rows: Sequence[Record]) -> str:
     rows = memory.newest(rows)
     row = rows[-1]
     return (
-        f"{of_lines(memory.fits(rows), 2)}\n\n*Kept: floats per sequence and step for the backward at the longest T; "
-        f"allowed: the contract's. ~: the exponent fitted over the longer half. Forward and backward; n = "
-        f"{row['hidden']}, B = {row['batch']}, S and R of 10. The peak is of the process. {environment(rows)}.*"
+        f"{of_lines(memory.fits(rows), 2)}\n\n*Floats kept: per sequence and step, for the backward pass, at the "
+        f"longest T; allowed: the most that the tests accept. ~: growth with T, fitted over the longer half. Forward "
+        f"and backward; n = {row['hidden']}, B = {row['batch']}, 10 states each in S and R. Peak memory is that of the process. "
+        f"{environment(rows)}.*"
     )
 
 
@@ -382,9 +389,9 @@ def of_cells(rows: Sequence[Record]) -> str:
             lines.append(line)
     shapes = "; ".join(dict.fromkeys(sizes(row["shape"]) for row in rows))
     return (
-        f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that the backward pass needs beside the states. "
-        f"Geometric mean over T, B, N = {shapes}; in brackets the least. Steady: {steady} of {len(ratios)} ratios. "
-        f"{environment(rows)}.*"
+        f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that the backward pass needs in addition to the "
+        f"states. Speed: geometric mean over T, B, N = {shapes}; lowest in parentheses. Steady: {steady} of "
+        f"{len(ratios)} ratios. {environment(rows)}.*"
     )
 
 

@@ -163,7 +163,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         lines.append(
             {
                 "model": model,
-                "optimiser": f"{ends[0]['optimiser']} {ends[0]['rate']}",
+                "optimizer": f"{ends[0]['optimiser']} {ends[0]['rate']}",
                 "hidden": int(ends[0]["hidden"]),
                 "parameters": int(ends[0]["parameters"]),
                 "updates": int(ends[0]["updates"]),

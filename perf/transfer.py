@@ -146,9 +146,9 @@ def ends(rows: Sequence[Row]) -> list[Row]:
         last = list({row["seed"]: row for row in own if row["phase"] == "training"}.values())
         line = {
             "model": model,
-            "optimiser": f"{own[0]['optimiser']} {own[0]['rate']}",
+            "optimizer": f"{own[0]['optimiser']} {own[0]['rate']}",
             "seeds": len(last),
-            "learnt": sum(float(row["measured"]) >= float(row["enough"]) for row in last),
+            "learned": sum(float(row["measured"]) >= float(row["enough"]) for row in last),
             "updates": " ".join(str(row["update"]) for row in last),
         }
         for length in sorted({int(row["length"]) for row in tests}):
