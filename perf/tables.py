@@ -365,8 +365,8 @@ def of_memory(rows: Sequence[Record]) -> str:
     return (
         f"{of_lines(memory.fits(rows), 2)}\n\n*Floats kept: per sequence and step, for the backward pass, at the "
         f"longest T; allowed: the most that the tests accept. ~: growth with T, fitted over the longer half. Forward "
-        f"and backward; n = {row['hidden']}, B = {row['batch']}, 10 states each in S and R. Peak memory is that of the process. "
-        f"{environment(rows)}.*"
+        f"and backward; n = {row['hidden']}, B = {row['batch']}, 10 states each in S and R. Peak memory is that of "
+        f"the process. {environment(rows)}.*"
     )
 
 
