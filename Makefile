@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves, in .venv; nothing is repeated that has not changed.
+# `make demo` and `make test` install everything they need in .venv; unchanged steps are not repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,32 +6,34 @@ NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name
 
 .PHONY: install demo test proof wheel sanitize mutate lint format bench gpu docs clean
 
-# $(call step,WHAT,COMMAND): runs it, and says every five seconds that it goes on: pip is silent in a log.
+# $(call step,WHAT,COMMAND): runs the command and prints a line every five seconds, because pip prints nothing to a log.
 define step
 @echo "$(1)"; begun=$$(date +%s); \
 	( while sleep 5; do echo "$(1): $$(($$(date +%s) - begun)) s"; done ) & ticker=$$!; \
 	trap "kill $$ticker" EXIT; { $(2); }
 endef
 
-# $(call needs,TABLE): requirements of pyproject.toml, one a line.
+# $(call needs,TABLE): requirements of pyproject.toml, one per line.
 needs = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))$(1), sep='\n')"
 
 install: $(VENV)/.installed
 
-# What the build needs comes first, at the version that pyproject.toml pins: without isolation, objects are kept.
+# Build requirements, at the versions that pyproject.toml pins. They are installed in .venv because the package is built
+# without isolation, which keeps object files.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@$(call needs,['build-system']['requires']) > $(VENV)/build.txt
 	$(call step,Installing PyTorch and what the build needs,$(BIN)/pip install --quiet -r $(VENV)/build.txt)
 	@touch $@
 
-# The package is linked first and compiled last, in sight. Folders count too: their times change when a file goes.
+# The package is first installed without the C++ part and then compiled with visible progress. Folders are prerequisites
+# too, because their times change when a file is removed.
 $(VENV)/.installed: $(VENV)/.ready setup.py $(shell find csrc)
 	$(call step,Linking the package,RNNKERN_CPP=0 $(BIN)/pip install --quiet --no-build-isolation --editable .)
 	$(call step,Compiling,$(BIN)/python setup.py -q build_ext --inplace)
 	@touch $@
 
-# What the demo, tests, lint, docs and the wheel need besides.
+# Additional requirements of the demo, docs, lint, tests and wheel.
 $(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test $(VENV)/.wheel: $(VENV)/.%: $(VENV)/.ready
 	@$(call needs,['project']['optional-dependencies']['$*']) > $(VENV)/$*.txt
 	$(call step,Installing what $* needs,$(BIN)/pip install --quiet -r $(VENV)/$*.txt)
@@ -40,21 +42,21 @@ $(VENV)/.demo $(VENV)/.docs $(VENV)/.lint $(VENV)/.test $(VENV)/.wheel: $(VENV)/
 demo: install $(VENV)/.demo
 	$(BIN)/python -m perf.demo
 
-# A process per core, each with one thread; one that has nothing left takes tests from another.
+# One process per core, each with one thread. An idle process takes over tests of another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m pytest -q -rs -n auto --dist worksteal
 
-# Every family, module, error and page.
+# The fast tests: every operator family, module, error message and page.
 test: install $(VENV)/.test
 	$(PYTEST) -m "not proof" --durations=15
 
-# The rest: every SIMD level that this processor has, CUDA kernels in the interpreter, machine code, packaging, the thread
-# sanitizer at the highest level.
+# The slow tests: every SIMD level that this processor supports, CUDA kernels in the interpreter, machine code,
+# packaging, and the thread sanitizer at the highest level.
 proof: install $(VENV)/.test $(VENV)/.wheel
 	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
 
-# The wheel to give away, in dist: every SIMD level, tagged by auditwheel with the oldest glibc and libstdc++ that will do.
-# PyTorch brings its libraries and its OpenMP: a second OpenMP would be a second pool of threads in the process.
+# A wheel for distribution, in dist: it has every SIMD level, and auditwheel tags it with the oldest glibc and libstdc++
+# that it supports. PyTorch's libraries and its OpenMP are excluded: a second OpenMP would create a second thread pool.
 wheel: export RNNKERN_SIMD_LEVELS ?= all
 wheel: $(VENV)/.wheel
 	rm -rf build/lib* build/wheel
@@ -62,8 +64,8 @@ wheel: $(VENV)/.wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist \
 	  --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 build/wheel/*.whl
 
-# The operators' tests and 10,000 random calls under the address and undefined-behaviour sanitizers, in a copy with a build
-# of its own, and the interpreted kernels; races are looked for by python_tests/threads.
+# Runs tests of operators, 10,000 random calls and interpreted kernels under the address and undefined-behavior
+# sanitizers, in a copy with a separate build; python_tests/threads looks for races.
 SANITIZED := build/sanitize
 UNDER = PYTHONPATH=. ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(for l in asan ubsan stdc++; do c++ -print-file-name=lib$$l.so; done | xargs)"
@@ -89,7 +91,7 @@ sanitize: install $(VENV)/.test
 	RNNKERN_SANITIZE=1 $(PYTEST) python_tests/threads \
 	  python_tests/gpu/test_recurrence_calls.py::test_interpret_under_the_address_sanitizer
 
-# Breaks the kernels in listed ways, in copies with builds of their own, and prints what the tests do not notice.
+# Mutation tests: applies each listed change to a copy with a separate build, and prints changes that no test detects.
 mutate: install $(VENV)/.test
 	$(BIN)/python -m python_tests.mutation $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
@@ -106,8 +108,9 @@ format: $(VENV)/.lint
 bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
-# On a machine with a GPU, with the Python that is there: no network, no .venv. CALL=1, 2 or 3, each of at most ten
-# minutes, or STAGES= some; OUT= the folder of the archive; DRY=1 says what would run and rehearses it without a GPU.
+# For a machine with a GPU; uses the installed Python, without network and .venv. CALL=1, 2 or 3 selects one of three
+# calls of at most ten minutes, STAGES= single stages, OUT= the folder of the archive. DRY=1 prints the commands and
+# rehearses them without a GPU.
 CALL ?= 1
 gpu:
 	$(PYTHON) -m perf.gpu $(if $(STAGES),--stages $(STAGES),--call $(CALL)) $(if $(OUT),--out '$(OUT)') \

@@ -1,5 +1,4 @@
-"""Runs everything that needs a GPU, in stages, in calls of at most ten minutes and without network; ``make gpu`` runs
-this.
+"""Runs everything that needs a GPU, in stages and without network, in calls of at most ten minutes: ``make gpu``.
 
 ``python -m perf.gpu --help``. The stages are defined in ``perf/gpu_stages.py``, and their output goes to ``logs``. Logs
 and results end up in one archive, which is written after every stage, so that an aborted run leaves the results so far.
