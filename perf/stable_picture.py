@@ -1,4 +1,5 @@
-"""Draws what perturbed weights do to a long memory, under each map of ``stable``, and memory functions of layers.
+"""Draws the error of a long memory under perturbed weights, for each map of ``stable``, and memory functions of layers:
+docs/images/stable.png and memory-functions.png, and .svg of both.
 
 ``python -m perf.stable_picture docs/images``
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from perf import polynomial
-from perf.figure import STYLE, plt, save
+from perf.figure import COLOURS, STYLE, plt, save
 from perf.models import forget_little
 from perf.progress import Progress
 from rnnkern import nn
@@ -19,13 +20,11 @@ from rnnkern.parametrizations._stable import MAPS
 
 SIZES = (8, 16, 32, 64)
 RADII = [0.0005 * 2**k for k in range(13)]
-HIGHEST = 1e15
-"""Of an error; what is beyond is drawn as a triangle at the edge."""
 STEPS, HIDDEN = 200, 32
 
 
 def errors(map: str, size: int) -> list[float]:
-    """Of each of ``RADII``."""
+    """The error for each of ``RADII``."""
     model, generator = polynomial.fitted(map, size), torch.Generator().manual_seed(0)
     return [
         perturbation_error(model, polynomial.error, radius, names=[polynomial.RECURRENT], generator=generator)
@@ -34,47 +33,52 @@ def errors(map: str, size: int) -> list[float]:
 
 
 def draw_errors(path: Path) -> None:
+    """A panel per map, a line per number of units. The unstable map has an axis of its own."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(MAPS), figsize=(13, 3.6), sharey=True, layout="constrained")
+        figure, axes = plt.subplots(1, len(MAPS), figsize=(13, 3.8), layout="constrained")
         for axis, map in zip(axes, MAPS, strict=True):
-            for size, shade in zip(SIZES, (0.4, 0.6, 0.8, 1.0), strict=True):
-                found = torch.tensor(errors(map, size)).nan_to_num(posinf=HIGHEST).clamp(max=HIGHEST)
-                colour = plt.get_cmap("Blues")(shade)
-                axis.loglog(RADII, found, color=colour, label=f"{size} units")
-                beyond = [(radius, HIGHEST) for radius, x in zip(RADII, found, strict=True) if x >= HIGHEST]
-                axis.plot(*zip(*beyond, strict=True), "^", color=colour, clip_on=False) if beyond else None
-            axis.set(xlabel=f"β, the perturbation's norm\n({map})", ylim=(1e-3, HIGHEST))
+            for size, colour in zip(SIZES, COLOURS, strict=False):
+                axis.loglog(RADII, errors(map, size), color=colour, marker="o", markersize=3, label=f"{size} units")
+            stable = map != "direct"
+            axis.set(xlabel="β, spectral norm of the perturbation", ylabel="largest error" if not stable else None)
+            axis.set_title(f'"{map}"' + ("" if stable else ", with its own scale"), fontsize=10)
+            axis.set_ylim(*((3e-3, 2) if stable else (1e-3, None)))
             axis.grid(color="#eeeeee")
+            axis.set_axisbelow(True)
+        for axis in axes[1:-1]:
+            axis.tick_params(labelleft=False)
         axes[0].set_ylabel("largest error of the memory function")
         axes[0].legend(frameon=False)
-        figure.suptitle("A memory of $(1 + t)^{-1.1}$ by exponentials whose weight is perturbed", fontsize=12)
         save(figure, path)
 
 
 def layers() -> dict[str, torch.nn.Module]:
-    """Untrained, of as many units."""
+    """Untrained layers with the same number of units."""
     torch.manual_seed(0)
     lstm = nn.LSTM(1, HIDDEN)
     forget_little(lstm)
     return {
         "RNN, tanh": nn.RNN(1, HIDDEN),
-        "LSTM, forget gates begin open": lstm,
+        "LSTM, forget gate bias 1": lstm,
         "ContinuousRNN, tanh": nn.ContinuousRNN(1, HIDDEN, dt=1.0),
         "LRU, 0.9 < |λ| < 0.99": nn.LRU(1, HIDDEN, r_min=0.9, r_max=0.99, max_phase=0.3),
     }
 
 
 def draw_memories(path: Path) -> None:
+    """A panel per layer, a line per kind."""
     with plt.rc_context(STYLE):
         models = layers()
-        figure, axes = plt.subplots(1, len(models), figsize=(13, 3.6), sharey=True, layout="constrained")
+        figure, axes = plt.subplots(1, len(models), figsize=(13, 3.8), sharey=True, layout="constrained")
         for axis, (name, model) in zip(axes, models.items(), strict=True):
-            for kind, line in zip(KINDS, ("-", "--", ":"), strict=True):
+            for kind, line, colour in zip(KINDS, ("-", "--", ":"), COLOURS, strict=False):
                 found = memory_function(model.double(), kind, steps=STEPS)
-                axis.semilogy(found / found[0], line, color="#08519c", label=kind)
-            axis.set(xlabel=f"steps since the input\n({name})", ylim=(1e-6, 10), xlim=(0, STEPS))
+                axis.semilogy(found / found[0], line, color=colour, label=f'"{kind}"')
+            axis.set(xlabel="t, steps since the input", xlim=(0, STEPS))
+            axis.set_title(name, fontsize=10)
             axis.grid(color="#eeeeee")
-        axes[0].set_ylabel("memory function over its first value")
+            axis.set_axisbelow(True)
+        axes[0].set_ylabel("memory function, relative to t = 0")
         axes[0].legend(frameon=False)
         save(figure, path)
 
