@@ -7,11 +7,11 @@ import torch
 
 from python_tests.progress import Progress
 
-# CUDA kernels that tests compile stay out of the user's own cache.
+# Keeps CUDA kernels that tests compile out of the user's cache.
 os.environ.setdefault("RNNKERN_CACHE_DIR", str(Path(__file__).parents[1] / "build/test_kernels"))
 
 
-@pytest.hookimpl(trylast=True)  # the reporter is there by then
+@pytest.hookimpl(trylast=True)  # runs after the terminal reporter is registered
 def pytest_configure(config):
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter and not hasattr(config, "workerinput"):
@@ -19,7 +19,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """What compiles for long goes first: at the end it would run alone."""
+    """Runs tests that compile for a long time first; at the end they would run alone on one core."""
     items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
 
 
@@ -30,6 +30,7 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def compiled_anew():
-    """What the compiler refused in one test, it would leave out in the next: in a process, code is skipped for good."""
+    """Resets torch.compile before each test: code that it failed to compile in one test would otherwise be skipped for
+    the rest of the process."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

@@ -1,4 +1,5 @@
-"""A line every few seconds that says how far the tests are and which are running, on a terminal and in a log alike."""
+"""Prints a line every few seconds with the number of finished tests and the running ones, on a terminal and in a
+log."""
 
 import threading
 import time
@@ -9,8 +10,8 @@ SECONDS = 8
 
 
 class Progress:
-    """A plugin of the process that reports: with pytest-xdist, not of those that run tests. Its lines take the place of
-    pytest's dots, which a slow test holds up."""
+    """Plugin of the process that reports results; with pytest-xdist this is not a process that runs tests. Its lines
+    replace pytest's dots, which a slow test delays."""
 
     def __init__(self, reporter):
         self.reporter, self.begun, self.ended = reporter, time.monotonic(), threading.Event()

@@ -1,4 +1,4 @@
-"""Memory functions and perturbation errors: against closed forms, and the figures that the theory promises."""
+"""Memory functions and perturbation errors: compared with closed forms and with results that theory predicts."""
 
 import math
 
@@ -29,19 +29,20 @@ def test_of_a_linear_network_all_are_the_powers_of_its_weight(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_linear_network_in_continuous_time_all_are_the_exponential(kind):
-    """|c^T exp(W t) U| to 1e-8. The difference over a step is the mean of the derivative, its middle to O(dt^2)."""
+    """All kinds equal |c^T exp(W t) U| to 1e-8. The difference over a step is the mean of the derivative, which is its
+    value in the middle of the step up to O(dt^2)."""
     dt, steps = 1e-4, 20_000
     rnn = ContinuousRNN(1, 6, dt=dt, nonlinearity="identity", timescales=(0.5, 5.0), dtype=F64)
     c = torch.randn(6, 1, dtype=F64) / 6
     t = dt * (torch.arange(steps, dtype=F64) + 0.5)
     wanted = ((rnn.weight_hh_l0 * t[:, None]).exp() * rnn.weight_ih_l0[:, 0]) @ c
-    history = 1_000_000 if kind == "reversed" else None  # 100, of which exp(-20) is left
+    history = 1_000_000 if kind == "reversed" else None  # a duration of 100, after which exp(-20) is left
     found = memory_function(Readout(rnn, c), kind, steps=steps, dt=dt, history=history)
     torch.testing.assert_close(found, wanted[:, 0].abs().detach(), rtol=0, atol=1e-8)
 
 
 def symmetric_tanh(eigenvalues, dt):
-    """A tanh network in continuous time with a symmetric W and without b."""
+    """A continuous-time tanh network with a symmetric W and without a bias."""
     size = len(eigenvalues)
     rnn = ContinuousRNN(1, size, dt=dt, bias=False, dtype=F64)
     V, _ = torch.linalg.qr(torch.randn(size, size, dtype=F64))
@@ -50,7 +51,7 @@ def symmetric_tanh(eigenvalues, dt):
 
 
 def test_the_memory_of_a_tanh_network_falls_by_its_slowest_eigenvalue():
-    """The slope of its logarithm on t in [25, 40] is max Re lambda(W) within 3 %."""
+    """The slope of the logarithm of the memory for t in [25, 40] equals max Re lambda(W) within 3 %."""
     dt = 0.02
     others = torch.linspace(-2.0, -0.8, 15, dtype=F64)
     rnn = symmetric_tanh(torch.cat([others, torch.tensor([-0.528], dtype=F64)]), dt)

@@ -1,6 +1,7 @@
-"""Calls go downwards only, in Python and in C++; every operator and every cell is complete.
+"""Dependencies between layers of the package have one direction, in Python and in C++, and every operator and every
+cell is complete.
 
-Each rule is a function that returns its faults, so that a test can show that it finds some.
+Each rule is a function that returns its violations, so that tests can check that it finds some in a modified copy.
 """
 
 import ast
@@ -33,13 +34,13 @@ compiled_part = pytest.mark.skipif(not _extension.available, reason=f"no compile
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the sources, to spoil."""
+    """A copy of the sources that a test can modify."""
     for folder in ("csrc", "rnnkern"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return tmp_path
 
 
-# ---- Python: what each floor may import beside torch and the standard library
+# ---- Python: what each layer may import besides torch and the standard library
 
 FLOORS = {
     "rnnkern._torch_private": set(),
@@ -68,11 +69,11 @@ FLOORS = {
 }
 FLOORS["rnnkern"] = set(FLOORS)
 OPERATOR_CALLERS = {"rnnkern._cells", "rnnkern._extension", "rnnkern._precompile", "rnnkern.ops"}
-"""Who may use torch.ops."""
+"""Modules that may use torch.ops."""
 
 
 parsed = functools.cache(ast.parse)
-"""A file once, in however many copies it stands."""
+"""Parses each source text once, although several copies contain it."""
 
 
 def floor_of(module: str) -> str:
@@ -86,7 +87,7 @@ def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def imports(module: str, tree: ast.Module, root: Path) -> Iterator[str]:
-    """Modules that are imported anywhere in a file, functions included."""
+    """All modules that a file imports, also inside functions."""
 
     def is_module(name):
         path = root.joinpath(*name.split("."))
@@ -126,8 +127,8 @@ def faults_of_imports(root: Path) -> list[str]:
 
 
 def faults_of_private_torch(root: Path) -> list[str]:
-    """What PyTorch may change without notice is used in one file. (Names that subclasses share with torch.nn's classes
-    are attributes of `self`, and are listed there.)"""
+    """Private functions of PyTorch, which may change without notice, are used in one file only. (Attributes of ``self``
+    that subclasses share with torch.nn's classes are excepted; that file lists them.)"""
     faults = []
     for module, tree in modules(root):
         if module == "rnnkern._torch_private":
@@ -147,7 +148,7 @@ def faults_of_private_torch(root: Path) -> list[str]:
 
 
 def test_no_function_hides_its_module():
-    """``rnnkern.ops.recurrence`` is the function: what defines it has another name."""
+    """``rnnkern.ops.recurrence`` is the function, so no module may have the same name."""
     packages = [importlib.import_module(m.name) for m in pkgutil.walk_packages(rnnkern.__path__, "rnnkern.") if m.ispkg]
     hidden = [
         f"{package.__name__}.{module.name}"
@@ -162,18 +163,25 @@ def test_no_function_hides_its_module():
 
 
 def room_of(path: str) -> str:
-    """A folder of csrc, or a family's half for a CPU or for CUDA."""
+    """The part of csrc to which a file belongs: a folder, or the cpu or cuda subfolder of an operator family."""
     first, *rest = path.split("/")
     return f"{first}/{rest[0]}" if rest[:-1] in (["cpu"], ["cuda"]) else first
 
 
 def faults_of_includes(root: Path) -> list[str]:
-    """Cells see cells, common itself, cpu those and device, cuda common and device, a family its own folder, cells,
-    common and device, its halves the family and cpu or cuda besides; the interpreter and the registration see
-    everything. PyTorch's headers are for common, the registration and one header of cuda; CUDA's for nobody: the
-    library is built without a toolkit. The compiler of kernels has of the standard library what device/standard has.
-    What vectors are used in comes after a level's `#pragma GCC target`: of the standard library it takes what was
-    included before, since a function that is first compiled there may be what all others get."""
+    """Rules for includes within csrc:
+
+    - cells include only cells, common only common, and device only device.
+    - cpu also includes cells, common and device; cuda also includes common and device.
+    - An operator family includes its own folder, cells, common and device; its subfolder cpu (or cuda) also includes
+      the folder cpu (or cuda).
+    - The interpreter and the registration include everything.
+
+    Only common, the registration and one header of cuda include PyTorch's headers. Nothing includes CUDA's headers,
+    because the library is built without a toolkit. Of the standard library, code for NVRTC includes only the headers in
+    device/standard. Vector code comes after a level's `#pragma GCC target`, and uses only standard headers that were
+    included before it: a function that is first compiled after the pragma could be called at all levels.
+    """
     faults = []
     files = {path.relative_to(root / "csrc"): path.read_text() for path in sorted((root / "csrc").rglob("*.*"))}
     standard = {path.name for path in (root / "csrc/device/standard").iterdir()}
@@ -187,7 +195,7 @@ def faults_of_includes(root: Path) -> list[str]:
         family, _, half = room.partition("/")
         seen = below.get(room, {family, room, half, *shared})
         for included in re.findall(r'#include "([^"/]+/[^"]+)"', text):
-            on_host = (room, included) == ("device", "interpreter/primitives.h")  # in the place of PTX
+            on_host = (room, included) == ("device", "interpreter/primitives.h")  # replaces the PTX instructions
             if not on_host and room_of(included) not in seen:
                 faults.append(f"csrc/{place} includes {included!r}, which is not below it")
         if place.suffix == ".h" and '#include "common/simd.h"' in text:
@@ -233,7 +241,8 @@ LITERAL = r'"(?:[^"\\]|\\.)*"'
 
 
 def faults_of_mutexes(root: Path) -> list[str]:
-    """A fork would leave another mutex locked in the child for ever; of CUDA nothing works there anyway."""
+    """No mutexes other than those that fork handling covers: a fork would leave any other mutex locked in the child
+    forever. Code for CUDA is exempt, because CUDA does not work in the child at all."""
     faults = []
     for path in sorted(path for ending in ("h", "cpp", "cuh") for path in (root / "csrc").rglob(f"*.{ending}")):
         place = path.relative_to(root / "csrc").as_posix()
@@ -244,7 +253,7 @@ def faults_of_mutexes(root: Path) -> list[str]:
 
 
 def schemas(root: Path) -> dict[str, str]:
-    """Of csrc/registration.cpp, by the operator's name."""
+    """Schemas in csrc/registration.cpp, by the operator's name."""
     text = (root / "csrc/registration.cpp").read_text()
     defined = {}
     for literals in re.findall(rf"m\.def\(\s*((?:{LITERAL}\s*)+)\)", text):
@@ -254,7 +263,8 @@ def schemas(root: Path) -> dict[str, str]:
 
 
 def faults_of_schemas(root: Path) -> list[str]:
-    """Operators on tensors have a CPU kernel, in C++ or in rnnkern/ops, a fake rule, and a documented function."""
+    """Every operator on tensors has a CPU kernel (in C++ or in rnnkern/ops), a fake implementation and a documented
+    function."""
     registered = (root / "csrc/registration.cpp").read_text()
     (kernels,) = re.findall(r"STABLE_TORCH_LIBRARY_IMPL\(rnnkern, CPU, m\) \{(.*?)\}\n", registered, re.S)
     python = "".join(path.read_text() for path in sorted((root / "rnnkern/ops").rglob("*.py")))
@@ -281,7 +291,7 @@ def test_the_schemas_of_the_registration_are_what_is_registered():
         assert str(getattr(torch.ops.rnnkern, name).default._schema) == f"rnnkern::{schema}"
 
 
-# ---- the rules hold, and find what breaks them
+# ---- the rules hold, and they find violations
 
 RULES = [faults_of_imports, faults_of_includes, faults_of_mutexes, faults_of_private_torch, faults_of_schemas]
 

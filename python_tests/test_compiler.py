@@ -1,4 +1,4 @@
-"""Kernels that are compiled when first used: the compiler's words, what a cubin is named by, and the cache on disk."""
+"""Compilation of kernels at their first use: error messages of the compiler, names of cubins, and the cache on disk."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path) -> Path:
-    """Of a process that has compiled nothing."""
+    """An empty cache, in a process that has compiled nothing."""
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("RNNKERN_CUDA_FLAGS", raising=False)
     monkeypatch.setattr(_compiler, "_in_memory", {})
@@ -39,7 +39,7 @@ def cache(monkeypatch, tmp_path) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch) -> list[Program]:
-    """What is compiled from now on."""
+    """A list of the programs that are compiled from now on."""
     found, compile_now = [], _compiler.compile_now
 
     def compile_and_tell(program):
@@ -51,7 +51,7 @@ def compiled(monkeypatch) -> list[Program]:
 
 
 def next_process():
-    """As far as memory goes."""
+    """Clears the cache in memory, as in a new process."""
     _compiler._in_memory.clear()
 
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(folder, tmp_path, compiled
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, compiled):
-    """Files may have 100 bytes; Python ignores the signal that says so."""
+    """The size of files is limited to 100 bytes; Python ignores the signal for larger files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -170,12 +170,12 @@ def test_a_user_whom_the_system_does_not_know_has_a_cache_too(monkeypatch):
     assert _compiler.cache_folder() == Path("/.cache/rnnkern")
 
 
-# ---- what a cubin is named by
+# ---- names of cubins
 
 
 @pytest.fixture
 def headers(monkeypatch, tmp_path) -> Path:
-    """A copy of them, in the place of the package's."""
+    """A copy of the headers, which replaces those of the package."""
     copy = tmp_path / "csrc"
     shutil.copytree(_compiler.sources(), copy, ignore=shutil.ignore_patterns("*.cpp", "interpreter"))
     monkeypatch.setattr(_compiler, "sources", lambda: copy)
@@ -219,7 +219,7 @@ PROGRAMS = (
 
 @pytest.mark.parametrize(("header", "type"), quick_where(lambda program: "step" in program[0], PROGRAMS))
 def test_the_key_is_of_all_that_is_compiled(header, type, headers, tmp_path, monkeypatch):
-    """With nothing but these headers it compiles."""
+    """A kernel compiles with only the headers that its key includes."""
     alone = tmp_path / "alone"
     for name, text in (_compiler._included(header) | _compiler._included("device/entry.cuh")).items():
         (alone / name).parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ def test_the_launcher_gets_the_cubin_and_the_name_of_its_function():
     assert bytes(cubin.tolist()) == cubin_of(OTHER)
     assert bytes(text.tolist()) == b"AccumulateKernel_float"
     assert b".text.AccumulateKernel_float" in cubin_of(OTHER)
-    with torch.device("meta"):  # as a user may have another device for new tensors
+    with torch.device("meta"):  # a user may set another default device
         for given in (OTHER, OTHER._replace(type="rnnkern::NoKernel")):
             assert [part.device.type for part in _compiler.compile_kernel(*given, False)] == ["cpu", "cpu"]
 
@@ -319,7 +319,7 @@ def test_without_nvrtc_there_is_a_reason_and_a_remedy(cache):
 
 
 def test_without_nvrtc_what_was_compiled_ahead_serves(cache, monkeypatch):
-    """As in an image of a container that is built with it."""
+    """As in a container image that was built with NVRTC."""
     cubin, place = cubin_of(SMALL), place_of(SMALL)
     next_process()
     monkeypatch.setattr(_compiler, "nvrtc", lambda: None)

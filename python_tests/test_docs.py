@@ -1,4 +1,5 @@
-"""What is written holds: examples run, the table of cells has the facts of the code, and the site builds strictly."""
+"""Tests of the documentation: examples run, the tables of cells agree with the code, and the site builds with strict
+checks."""
 
 import doctest
 import importlib
@@ -36,7 +37,7 @@ def run_examples(test: doctest.DocTest) -> None:
 
 
 def docstrings() -> list[doctest.DocTest]:
-    """Those with examples; what an example needs beyond its module is `import torch, rnnkern`."""
+    """Docstrings with examples; `import torch, rnnkern` is added to the names of their module."""
     finder, tests = doctest.DocTestFinder(exclude_empty=True), []
     for name in MODULES:
         if name == "rnnkern._C":
@@ -67,7 +68,7 @@ def test_every_public_name_has_a_docstring_and_modules_and_operators_an_example(
 @compiled_part
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_pages(page):
-    """In the page's order and in one namespace."""
+    """The examples of a page run in order and in one namespace."""
     text, names = page.read_text(), {}
     for block in FENCE.finditer(text):
         line = text.count("\n", 0, block.start("code"))
@@ -82,7 +83,7 @@ def test_examples_of_pages(page):
 
 
 def table_of_cells(heading: str) -> dict[str, list[str]]:
-    """The entries of each cell's row, in a section of docs/recurrence.md."""
+    """The columns of each cell's row in a table of docs/recurrence.md."""
     _, section = (ROOT / "docs" / "recurrence.md").read_text().split(f"{heading}\n")
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", re.split(r"^#+ ", section, flags=re.M)[0], re.M)
     said = {name: [entry.strip() for entry in entries.split("|")] for name, entries in rows}
@@ -103,7 +104,7 @@ def test_the_table_of_cells_has_the_facts_of_the_code():
 
 @compiled_part
 def test_the_table_of_memory_has_the_facts_of_the_code():
-    """As python_tests/ops/test_memory.py counts: h, c, and the gates if they are saved."""
+    """Counts as in python_tests/ops/test_memory.py: h, c, and the gates if they are saved."""
     for name, (saving, computing_again, gates) in table_of_cells("### Memory for the backward").items():
         facts = KERNEL_CELLS[name]
         projected = "weight_hr" in reference.CELLS[name].params
@@ -119,7 +120,7 @@ def worked_example(mark: str) -> str:
 
 
 def test_the_worked_example_of_a_new_cell_computes_what_it_says(tmp_path):
-    """Its header against its reference: the new state and all gradients of one unit."""
+    """Compares the header with the reference: the new state and all gradients of one unit."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     if shutil.which(compiler[0]) is None:
         pytest.skip("no C++ compiler")

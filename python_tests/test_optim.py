@@ -1,4 +1,4 @@
-"""Parameter groups, and steps on the unitary matrices."""
+"""Parameter groups, and the optimizer for unitary matrices."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_wrong_arguments():
             param_groups(rnnkern.nn.ExpRNN(2, 4), **{"lr": 1.0, "orthogonal_lr": 1.0, name: -1})
 
 
-# ---- multiplicative steps
+# ---- CayleySGD
 
 
 def distance(W):

@@ -1,4 +1,4 @@
-"""rnnkern.precompile, and what explain says of kernels that are not compiled yet."""
+"""rnnkern.precompile, and what explain reports about kernels that are not compiled yet."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ precompile = rnnkern.precompile
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """Of a process that has compiled nothing."""
+    """An empty cache, in a process that has compiled nothing."""
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_compiler, "_in_memory", {})
     return tmp_path
@@ -28,7 +28,7 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The types that are compiled from now on, by nobody."""
+    """The types that would be compiled from now on; compilation is replaced."""
     found = []
 
     def compile_now(program):
@@ -77,7 +77,7 @@ def test_a_model_s_layers_are_all_asked(compiled):
     precompile(model, arch="sm_90")
     cells = {type.split("<")[1].split(",")[0].removeprefix("rnnkern::") for type in compiled if "Step" in type}
     assert cells == {"Gru", "Tanh"}
-    assert any("ClusterForwardKernel<rnnkern::Tanh" in type for type in compiled)  # as of few sequences
+    assert any("ClusterForwardKernel<rnnkern::Tanh" in type for type in compiled)  # the kernel for few sequences
     compiled.clear()
     assert precompile(torch.nn.Linear(3, 4), arch="sm_90") == 0
 
@@ -109,7 +109,7 @@ def test_a_dtype_in_place_of_the_parameters_own(compiled):
 
 
 def test_both_ways_to_multiply_float32_are_compiled(compiled):
-    """Which of them a call takes is a setting that changes between calls."""
+    """TF32 is a setting that may change between calls, so kernels with and without it are compiled."""
     precompile(ops.recurrence, *sequences(hidden=256), arch="sm_90")
     for what in ("float", "rnnkern::device::tfloat32"):
         assert f"rnnkern::ClusterForwardKernel<rnnkern::Tanh, {what}, 256>" in compiled
@@ -138,7 +138,7 @@ def test_on_a_device_kernels_are_loaded_too(compiled, monkeypatch):
     assert [index for *_, index in loaded].count(0) == len(compiled)
 
 
-# ---- what is refused
+# ---- errors
 
 
 def test_what_is_neither_a_module_nor_an_operator():
@@ -179,7 +179,7 @@ def test_without_what_it_needs(monkeypatch):
 
 
 def test_asking_leaves_nothing_behind(compiled):
-    """A call that raises, too."""
+    """The context manager restores the state, even after an error."""
     for call in (lambda: precompile(ops.recurrence, "tanh", arch="sm_90"),
                  lambda: precompile(ops.recurrence, *sequences(), arch="sm_90")):  # fmt: skip
         with contextlib.suppress(TypeError):

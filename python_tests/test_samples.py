@@ -1,4 +1,4 @@
-"""Samples are what they say, and a covering array covers."""
+"""Tests of the sample calls and of the covering arrays."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from rnnkern.reference import CELLS
 
 T, B, H = 5, 3, 6
 DENSE = {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"}
-"""The cells whose R has no heads."""
+"""Cells that do not support heads."""
 
 
 @pytest.mark.parametrize("options", RECURRENCE_OPTIONS, ids=str)

@@ -1,4 +1,4 @@
-"""The tests of the tests: the closeness rule accepts honest rounding and nothing worse."""
+"""Tests of rnnkern.testing: assert_close accepts ordinary rounding errors and nothing worse."""
 
 import itertools
 
@@ -15,13 +15,13 @@ HALF = [torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.fixture
 def product():
-    """A product of matrices: the truth, what plain PyTorch makes of it in a dtype, and its error."""
+    """A matrix product: the truth, the result of plain PyTorch in a dtype, and its error."""
 
     def compute(dtype, inner=300):
         a, b = torch.randn(SHAPE[0], inner).to(dtype), torch.randn(inner, SHAPE[1]).to(dtype)
         truth = a.double() @ b.double()
         naive = torch.zeros(SHAPE, dtype=dtype)
-        for k in range(inner):  # one after the other: an error that grows, as over time
+        for k in range(inner):  # sums sequentially, so that the error grows as over time steps
             naive += a[:, k : k + 1] * b[k]
         return a, b, naive, truth
 
@@ -33,7 +33,7 @@ def refused(what, *tensors):
         assert_close(*tensors, "it")
 
 
-# ---- what is honest
+# ---- accepted errors
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -88,7 +88,7 @@ def test_a_dtype_that_overflows_must_overflow_alike():
     refused("1 of 2 elements are not finite where", torch.tensor([1.0, 65504.0]).half(), naive, truth)
     infinite = torch.tensor([1.0, torch.inf], dtype=torch.float64)
     finite = torch.tensor([1.0, 65504.0]).half()
-    assert_close(finite, finite, infinite)  # such an element is not judged
+    assert_close(finite, finite, infinite)  # elements with an infinite truth are not compared
     refused("root mean square error", finite + 0.1, finite, infinite)
 
 
@@ -103,7 +103,7 @@ def test_accepts_the_same_nan_and_infinity(product):
     assert_close(everywhere, everywhere, everywhere.double())
 
 
-# ---- what is not
+# ---- rejected errors
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
@@ -136,7 +136,8 @@ def test_refuses_a_factor_of_five_in_float32_and_of_three_in_bfloat16(product):
 
 
 def passes_by_size(actual, naive, truth):
-    """Whether root mean square and largest error alone find nothing: judged in pieces too small for the rest."""
+    """Whether the tests of root mean square and largest error accept the result: it is compared in pieces that are too
+    small for the other tests."""
     pieces = zip(*(x.flatten().split(1000) for x in (actual, naive, truth)), strict=True)
     for piece in pieces:
         assert_close(*piece)
@@ -154,7 +155,8 @@ def test_refuses_a_small_bias_everywhere(dtype):
 
 
 def test_refuses_another_direction():
-    """Few large elements hide what is wrong with all others from the first two tests: the floor is the largest's."""
+    """A few large elements hide errors of all others from the first two tests, because the largest element determines
+    the floor."""
     truth = torch.randn(20_000, dtype=torch.float64)
     truth[::500] = 30
     error = 20 * torch.finfo(torch.float32).eps * torch.randn(20_000, dtype=torch.float64)
@@ -167,7 +169,7 @@ def test_refuses_another_direction():
 @pytest.mark.parametrize("size", [1000, 20_000])
 def test_refuses_one_error_that_the_others_hide(size, dtype):
     truth = torch.randn(size).to(dtype)
-    truth[0] = 4  # the largest, give or take
+    truth[0] = 4  # about the largest element
     unit = torch.finfo(dtype).eps * truth.abs().max().item()
     few, many = truth.clone(), truth.clone()
     few[0] += 2 * FACTORS[dtype] * unit
@@ -252,7 +254,7 @@ def scaled_gradient(h, final):
 
 
 def draws_of(error, count=60, naive_error=3e-7):
-    """Results of one element, whose errors are drawn alike but for their size."""
+    """Results of one element, with errors from one distribution; only their scale differs."""
     for _ in range(count):
         truth = torch.randn(1, dtype=torch.float64).exp()
         actual, naive = (truth * (1 + size * torch.randn(1).double()) for size in (error, naive_error))

@@ -1,4 +1,4 @@
-"""Sample calls of the operators, for tests, opcheck and benchmarks alike."""
+"""Sample calls of the operators, for tests, opcheck and benchmarks."""
 
 from python_tests.samples.covering import covering_rows
 from python_tests.samples.gather_attention import gather_sample

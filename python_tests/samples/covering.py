@@ -6,7 +6,8 @@ from typing import Any
 
 
 def covering_rows(factors: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """A covering array: rows in which any two values of any two factors meet at least once. Greedy, always the same."""
+    """A covering array: rows in which any two values of any two factors occur together at least once. The algorithm is
+    greedy and deterministic."""
     draw = random.Random(0)
     names = list(factors)
     missing = {

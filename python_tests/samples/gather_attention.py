@@ -14,8 +14,8 @@ def gather_sample(
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Random (q, u, h, idx, v) of :func:`rnnkern.ops.gather_attention`, drawn from torch's generator: with -1, and one
-    memory twice in a list beside another, and in each sample a query whose list is empty."""
+    """Random (q, u, h, idx, v) for :func:`rnnkern.ops.gather_attention`, drawn from torch's generator. The lists
+    contain -1, a repeated memory, and in each sample an empty list."""
     q, u, h = (torch.randn(batch, rows, hidden) for rows in (queries, memories, memories))
     idx = torch.randint(-1, memories, (batch, queries, slots), dtype=torch.int32)
     if slots > 2:

@@ -21,7 +21,7 @@ class GivensCall(NamedTuple):
         return self.tensors
 
     def to(self, dtype: torch.dtype) -> "GivensCall":
-        """The same values in a real dtype, complex ones in the complex dtype of that precision."""
+        """The same values in a real dtype; complex values in the complex dtype of that precision."""
         cast = {name: x.to(dtype.to_complex() if x.is_complex() else dtype) for name, x in self.tensors.items()}
         return GivensCall(cast, self.kwargs)
 
@@ -33,7 +33,7 @@ GIVENS_OPTIONS = {
     "packed": {"packed": True},
     "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
 }
-"""What :func:`givens_recurrence_sample` takes beside sizes, style and dtype."""
+"""Options of :func:`givens_recurrence_sample` besides sizes, style and dtype."""
 
 
 def givens_recurrence_sample(
@@ -48,8 +48,8 @@ def givens_recurrence_sample(
     reverse: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> GivensCall:
-    """Random arguments of :func:`rnnkern.ops.givens_recurrence`, drawn from torch's generator; of a complex dtype with
-    phases. Packed lengths fall evenly from ``steps`` to 0."""
+    """Random arguments for :func:`rnnkern.ops.givens_recurrence`, drawn from torch's generator; with phases if the
+    dtype is complex. Packed lengths decrease evenly from ``steps`` to 0."""
     kwargs: dict[str, Any] = {"style": style, "batch_sizes": None, "reset": None, "reverse": reverse}
     rows = (steps, batch)
     if packed:
@@ -72,8 +72,8 @@ def givens_recurrence_sample(
 
 
 def check_givens_recurrence(op: Any, sample: GivensCall, name: str = "") -> None:
-    """Holds results and gradients to :func:`assert_close`; in double precision, where the reference is the truth, to
-    1e-10."""
+    """Checks results and gradients with :func:`assert_close`; in double precision, where the reference is the truth,
+    with a tolerance of 1e-10."""
     actual, naive = (scan_outputs_and_gradients(f, sample) for f in (op, reference.givens_recurrence))
     if sample.tensors["angles"].dtype == torch.float64:
         for what in naive:

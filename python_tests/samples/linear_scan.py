@@ -23,7 +23,7 @@ class Scan(NamedTuple):
         return {name: y for name, y in zip(("a", "x", "state"), self[:3], strict=True) if y is not None}
 
     def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Scan":
-        """The same values in a dtype; of a complex sample in the complex dtype of that precision."""
+        """The same values in a dtype; complex values in the complex dtype of that precision."""
         dtype = dtype.to_complex() if self.x.is_complex() and not dtype.is_complex else dtype
 
         def cast(y):
@@ -52,7 +52,7 @@ SCAN_OPTIONS = {
     },
     "per step-reset": {"per_step": True, "reset": True},
 }
-"""What :func:`scan_sample` takes beside sizes."""
+"""Options of :func:`scan_sample` besides sizes."""
 
 
 def scan_sample(
@@ -68,10 +68,10 @@ def scan_sample(
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
 ) -> Scan:
-    """Random arguments of :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors of magnitude 0.5 to 1,
-    of any sign or phase. Packed lengths fall evenly from ``steps`` to 1."""
+    """Random arguments for :func:`rnnkern.ops.linear_scan`, drawn from torch's generator: factors have magnitudes from
+    0.5 to 1 and any sign or phase. Packed lengths decrease evenly from ``steps`` to 1."""
     if packed and not initial and not steps:
-        batch = 0  # which nothing says
+        batch = 0  # the arguments do not determine it
     batch_sizes, rows = None, (steps, batch)
     if packed:
         lengths = torch.linspace(steps, min(steps, 1), batch).round().long()
@@ -88,13 +88,13 @@ def scan_sample(
 
 
 def scan_samples(**sizes: Any) -> Iterator[tuple[str, Scan]]:
-    """Every option of ``SCAN_OPTIONS``, by name; ``sizes`` as in :func:`scan_sample`."""
+    """A sample for every option in ``SCAN_OPTIONS``, with its name; ``sizes`` as in :func:`scan_sample`."""
     for name, options in SCAN_OPTIONS.items():
         yield name, scan_sample(**{**sizes, **options})
 
 
 def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str, Tensor]:
-    """Runs a call and its backward with random gradients of h and of the final state; all by name."""
+    """Runs a call and its backward pass with random gradients of h and the final state; returns all results by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
     h, last = op(**leaves, **sample.kwargs)
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +103,7 @@ def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str
     ]
     upstream = [torch.view_as_complex(g) if h.is_complex() else g.squeeze(-1) for g in upstream]
     upstream = [g.to(y) for g, y in zip(upstream, (h, last), strict=True)]
-    pairs = [(y, g) for y, g in zip((h, last), upstream, strict=True) if y.requires_grad]  # of no steps, perhaps none
+    pairs = [(y, g) for y, g in zip((h, last), upstream, strict=True) if y.requires_grad]  # perhaps none
     gradients = [torch.zeros_like(y) for y in leaves.values()]
     if pairs:
         outputs, upstream = zip(*pairs, strict=True)
@@ -113,7 +113,7 @@ def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str
 
 
 def check_scan(op: Any, sample: Scan, name: str = "") -> None:
-    """Holds results and gradients of a linear scan in the sample's dtype to :func:`assert_close`."""
+    """Checks results and gradients of a linear scan in the sample's dtype with :func:`assert_close`."""
     actual = scan_outputs_and_gradients(op, sample)
     naive = scan_outputs_and_gradients(reference.linear_scan, sample)
     truth = scan_outputs_and_gradients(reference.linear_scan, sample.to(torch.float64))

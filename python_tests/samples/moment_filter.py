@@ -23,7 +23,7 @@ class Filtering(NamedTuple):
         return {name: y for name, y in zip(("u", "v0", "q0"), self[:3], strict=True) if y is not None}
 
     def to(self, dtype: torch.dtype, requires_grad: bool = False) -> "Filtering":
-        """The same values in a dtype; states stay in float32 beside 16 bits."""
+        """The same values in a dtype; states stay in float32 for 16-bit dtypes."""
         wide = torch.promote_types(dtype, torch.float32)
 
         def cast(y, dtype):
@@ -34,7 +34,7 @@ class Filtering(NamedTuple):
 
 
 def filtered(op: Any, u: Tensor, v0: Tensor | None = None, q0: Tensor | None = None, **kwargs: Any) -> tuple:
-    """(y, v, q) of a call from these moments; q is None where there is none."""
+    """(y, v, q) of a call with these initial moments; q is None without a second moment."""
     y, state = op(u, None if v0 is None else (v0,) if q0 is None else (v0, q0), **kwargs)
     return y, *state, *[None] * (2 - len(state))
 
@@ -50,7 +50,7 @@ FILTER_OPTIONS = {
     "packed": {"packed": True},
     "packed-reset-reverse": {"packed": True, "reset": True, "reverse": True},
 }
-"""What :func:`filter_sample` takes beside sizes."""
+"""Options of :func:`filter_sample` besides sizes."""
 
 
 def filter_sample(
@@ -65,7 +65,7 @@ def filter_sample(
     requires_grad: bool = False,
     **layout: bool,
 ) -> Filtering:
-    """Random arguments of :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
+    """Random arguments for :func:`rnnkern.ops.moment_filter`, drawn from torch's generator; ``layout`` as in
     :func:`scan_sample`."""
     _, u, v0, kwargs = scan_sample(steps, batch, channels, **layout)
     q0 = None if v0 is None or beta is None else torch.rand_like(v0)
@@ -74,12 +74,12 @@ def filter_sample(
 
 
 def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> dict[str, Tensor]:
-    """Runs a call and its backward with random gradients of all results; all by name."""
+    """Runs a call and its backward pass with random gradients of all results; returns all results by name."""
     leaves = {name: y.detach().requires_grad_() for name, y in sample.leaves().items()}
     outputs = {name: y for name, y in zip("yvq", filtered(op, **leaves, **sample.kwargs), strict=True) if y is not None}
     generator = torch.Generator().manual_seed(seed)
     upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs.values()]
-    pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # of no steps, fewer
+    pairs = [(y, g) for y, g in zip(outputs.values(), upstream, strict=True) if y.requires_grad]  # fewer without steps
     gradients = [torch.zeros_like(y) for y in leaves.values()]
     if pairs:
         outputs_of, upstream = zip(*pairs, strict=True)
@@ -89,7 +89,7 @@ def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> d
 
 
 def check_filter(op: Any, sample: Filtering, name: str = "") -> None:
-    """Holds results and gradients of a moment filter in float32 or float64 to :func:`assert_close`."""
+    """Checks results and gradients of a moment filter in float32 or float64 with :func:`assert_close`."""
     actual = filter_outputs_and_gradients(op, sample)
     naive = filter_outputs_and_gradients(reference.moment_filter, sample)
     truth = filter_outputs_and_gradients(reference.moment_filter, sample.to(torch.float64))

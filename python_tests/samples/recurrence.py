@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
         kwargs = {key: cast(value) for key, value in self.kwargs.items()}
         if kwargs.get("grad_scale") is not None:
-            kwargs["grad_scale"].requires_grad_(False)  # a constant
+            kwargs["grad_scale"].requires_grad_(False)  # never has a gradient
         return Sample(self.name, cast(self.args), kwargs)
 
 
@@ -59,7 +59,7 @@ RECURRENCE_PARAMS = {
     "lstm_layer_norm": lambda hidden: (*(0.5 + torch.rand(n * hidden) for n in (4, 1)), 0.2 * torch.randn(hidden)),
     "gru_layer_norm": lambda hidden: (0.5 + torch.rand(3 * hidden),),
 }
-"""Sample values of the cells' own tensors."""
+"""Functions that draw the cells' own tensors."""
 
 RECURRENCE_OPTIONS = {
     "plain": {},
@@ -108,14 +108,16 @@ def recurrence_sample(
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
 ) -> Sample:
-    """Random arguments of :func:`rnnkern.ops.recurrence`, drawn from torch's generator.
+    """Random arguments for :func:`rnnkern.ops.recurrence`, drawn from torch's generator.
 
     Args:
-        cell, steps, batch, hidden, heads: T, B, H and K; R is scaled so that the state neither dies nor grows.
-        bias, packed, reset, reverse: what the call has. Packed lengths fall evenly from ``steps`` to 1.
+        cell, steps, batch, hidden, heads: cell, T, B, H and K; R is scaled so that the state neither vanishes nor
+            explodes.
+        bias, packed, reset, reverse: options of the call. Packed lengths decrease evenly from ``steps`` to 1.
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
-        inputs: I, with ``weight_ih`` and, where ``bias`` is, ``bias_ih``; 0 for a call that is given ``u``.
-        zoneout, dropout: their rates; half of the first for c. ``drawn``: whether there is a seed.
+        inputs: I, for a call with ``weight_ih`` and, if ``bias`` is set, ``bias_ih``; 0 for a call with ``u``.
+        zoneout, dropout: their rates; c has half the zoneout rate of h.
+        drawn: whether there is a seed.
     """
     _, gates, states, *_ = CELLS[cell]
     params = RECURRENCE_PARAMS.get(cell, lambda hidden: ())(hidden)
@@ -160,16 +162,16 @@ def recurrence_sample(
 
 
 DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normalised)}
-"""Cells whose R has no heads: h is projected, or R h normalised."""
+"""Cells that do not support heads: h is projected, or R h is normalized."""
 
 
 def takes(cell: str, options: Collection[str]) -> bool:
-    """Whether a cell has the options."""
+    """Whether a cell supports the options."""
     return not ("heads" in options and cell in DENSE)
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:
-    """Every cell with every option of ``RECURRENCE_OPTIONS``; ``sizes`` as in :func:`recurrence_sample`."""
+    """A sample for every cell and every option in ``RECURRENCE_OPTIONS``; ``sizes`` as in :func:`recurrence_sample`."""
     for cell in cells:
         for name, options in RECURRENCE_OPTIONS.items():
             if takes(cell, options):
@@ -177,7 +179,7 @@ def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Ite
 
 
 def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, Tensor]:
-    """Runs a call and its backward with random gradients of h and of the final state; all by name."""
+    """Runs a call and its backward pass with random gradients of h and the final state; returns all results by name."""
     h, state = op(*sample.args, **sample.kwargs)
     results = {"h": h, **{f"final state[{k}]": s for k, s in enumerate(state)}}
     generator = torch.Generator().manual_seed(seed)
@@ -194,8 +196,8 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
 
 
 def check_recurrence(op: Any, *samples: Sample) -> None:
-    """Holds results and gradients of a recurrence in the sample's dtype to :func:`assert_close`; of several samples all
-    together to :func:`assert_close_over_draws`."""
+    """Checks results and gradients of a recurrence in the sample's dtype: one sample with :func:`assert_close`, several
+    together with :func:`assert_close_over_draws`."""
     found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for sample in samples:
         actual = outputs_and_gradients(op, sample)
