@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,16 +49,18 @@ class Cell:
             raise CellError(
                 f"{function.__name__}: `init` names {sorted(unknown)}, and the parameters are {self.params}"
             )
-        self.source = header_of(derived, library.CELL, function.__name__)
-        digest = hashlib.sha256(self.source.encode()).hexdigest()[:12]
+        text = header_of(derived, "Cell", function.__name__)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self.name = f"{function.__name__}-{digest}"
+        type_name = re.sub(r"\W", "_", self.name, flags=re.ASCII)  # a kernel's name, which profilers show, contains it
+        self.source = header_of(derived, type_name, function.__name__)
         second = self.recurrent[traced.first :] if traced.operand is not None else ()
         step = _step_of(function, self.gates, self.recurrent, self.params, second)
         OWN_CELLS[self.name] = Formula(
             step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent)
         )  # fmt: skip
         largest = max(len(self.gates), traced.first, len(self.recurrent) - traced.first)
-        library.know(self.name, self.source, self.saved, largest)
+        library.know(self.name, library.Known(type_name, self.source, self.saved, largest))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -73,22 +76,27 @@ class Cell:
         return self
 
     def verify(self) -> "Cell":
-        """Checks the compiled kernel against the function: first and second derivatives by finite differences in
-        float64, values and gradients by the closeness rule in float32, bfloat16 and float16
-        (:func:`rnnkern.testing.assert_close`). Random inputs of moderate size; takes a few seconds.
+        """Checks the compiled kernels against the function on the CPU and, if there is one, on the current GPU: first
+        and second derivatives by finite differences in float64, values and gradients by the closeness rule in float32,
+        bfloat16 and float16 (:func:`rnnkern.testing.assert_close`). Random inputs of moderate size; takes a few
+        seconds.
 
         Raises:
             RuntimeError: there is no kernel, or a derivative is wrong.
             AssertionError: a value or a gradient is too far from the function's.
         """
         self.compile()
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            self._verify_on(device)
+        return self
 
+    def _verify_on(self, device: str) -> None:
         def drawn(dtype: torch.dtype, rounded: torch.dtype) -> list[Tensor]:
             generator, hidden = torch.Generator().manual_seed(0), 5
             shapes = [(3, 2, len(self.gates) * hidden), (len(self.recurrent) * hidden, hidden)]
             shapes += [(2, hidden)] * len(self.states) + [(hidden,)] * len(self.params)
             leaves = [torch.randn(shape, generator=generator) / 2 for shape in shapes]
-            return [x.to(rounded).to(dtype).requires_grad_() for x in leaves]
+            return [x.to(rounded).to(device, dtype).requires_grad_() for x in leaves]
 
         def outputs(u: Tensor, R: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
             state, params = rest[: len(self.states)], rest[len(self.states) :]
@@ -106,10 +114,9 @@ class Cell:
         torch.autograd.gradcheck(outputs, leaves)
         torch.autograd.gradgradcheck(outputs, leaves, fast_mode=True)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            found, naive = values("cpu", dtype, dtype), values("reference", dtype, dtype)
+            found, naive = values(device, dtype, dtype), values("reference", dtype, dtype)
             for triple in zip(found, naive, values("reference", torch.float64, dtype), strict=True):
                 assert_close(*triple, self.name, 16.0)  # of so few elements an honest error may be small by luck
-        return self
 
     def __reduce__(self):
         options = {"gates": self.gates, "recurrent": self.recurrent, "init": self.init}
@@ -145,8 +152,9 @@ def cell(
 
     The function is ordinary elementwise PyTorch, and stays the definition: the reference runs it on tensors, and second
     derivatives go through it. Here it runs once on stand-ins, its backward pass is derived, and the first call compiles
-    kernels of both, in about two seconds; they are kept on disk (``RNNKERN_CACHE_DIR``). They run on a CPU. On a GPU
-    the function itself runs as a loop over time, and a warning says so.
+    kernels of both with the system's C++ compiler, in about two seconds, and on a GPU with NVRTC besides; they are kept
+    on disk (``RNNKERN_CACHE_DIR``). Without a compiler the function itself runs as a loop over time, and a warning says
+    so.
 
     Args:
         function: may contain arithmetic, comparisons, ``torch.where``, ``clamp``, ``minimum``, ``maximum``, ``abs``,

@@ -26,6 +26,9 @@ LIBRARY = f"libnvrtc.so.{CUDA_MAJOR}"
 OPTIONS = ("-std=c++20", "-default-device")
 _DIGEST_BYTES = 32
 
+cells: dict[str, str] = {}
+"""Headers of cells of :func:`rnnkern.cell`, by the name of their C++ type. Kernels of such a cell contain its name."""
+
 
 class Program(NamedTuple):
     """A kernel for one architecture."""
@@ -41,8 +44,9 @@ class Program(NamedTuple):
 
     @property
     def source(self) -> str:
+        own = "".join(text for name, text in cells.items() if f"rnnkern::{name}," in self.type)
         return (
-            f'#include "{self.header}"\n#include "device/entry.cuh"\nusing Kernel = {self.type};\n'
+            f'#include "{self.header}"\n#include "device/entry.cuh"\n{own}using Kernel = {self.type};\n'
             'extern "C" __global__ void __launch_bounds__(Kernel::threads, rnnkern::device::least_blocks<Kernel>())\n'
             f"    {self.symbol}(const __grid_constant__ Kernel::Problem problem) {{\n  Kernel::run(problem);\n}}\n"
         )
@@ -72,7 +76,7 @@ class Nvrtc:
     def __init__(self, path: str) -> None:
         self.path = path
         for part in Path(path).parent.glob("libnvrtc-builtins.so.*") if os.sep in path else ():
-            ctypes.CDLL(str(part))  # NVRTC opens it by its name only
+            ctypes.CDLL(str(part))  # NVRTC opens this library by name and finds it if it is loaded
         self._library = ctypes.CDLL(path)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -139,8 +143,8 @@ def _header(name: str) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _included(header: str) -> dict[str, bytes]:
-    """The texts of a header and of all headers that it includes, by name, except those of the interpreter, which are
-    for the host."""
+    """The texts of a header and of all headers that it includes, by name, without those of the interpreter, which only
+    host code uses."""
     found: dict[str, bytes] = {}
     waiting = [header]
     while waiting:
@@ -279,9 +283,12 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
 
 
 def compile_kernel(header: str, type: str, arch: str, again: bool) -> list[torch.Tensor]:
-    """Called by the launcher for a kernel that is not loaded. Returns the cubin and the name of the kernel function, or
-    an empty cubin and an error message, because the C interface of PyTorch 2.11 loses the text of exceptions. Both are
-    byte tensors, because the interface supports results of one type only."""
+    """Compiles a kernel for the C++ launcher, which calls this for a kernel that is not loaded.
+
+    Returns the cubin and the name of the kernel function, or an empty cubin and an error message: the C interface of
+    PyTorch 2.11 loses the text of exceptions. Both are byte tensors, because the interface supports results of one type
+    only.
+    """
     program = Program(header, type, arch)
     try:
         cubin, text = cubin_of(program, again), program.symbol

@@ -72,12 +72,20 @@ struct Strips {
   Backward prepare_backward;  // after it: du and dr of the first gates, operand; adds to grad[0]
 };
 
-// What a library that was compiled from a cell at run time exports, under the name `rnnkern_cell`.
-struct CompiledCell {
-  int vector_bytes;  // of its SIMD level: strips of products are laid out in vectors
-  CellNumbers numbers;
+// The strips of a cell that was compiled at run time, for one SIMD level.
+struct CompiledStrips {
   Strips<float> float32;
   Strips<double> float64;
+};
+
+struct CompiledKernels;  // recurrence/cuda/kernels.h
+
+// What a library compiled from a cell at run time exports, under the name `rnnkern_cell`: strips or CUDA kernels.
+struct CompiledCell {
+  int vector_bytes;  // of its SIMD level: strips of products are laid out in vectors; 0: CUDA kernels
+  CellNumbers numbers;
+  const CompiledStrips* strips;
+  const CompiledKernels* kernels;
 };
 
 }  // namespace rnnkern

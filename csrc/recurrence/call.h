@@ -28,10 +28,10 @@ auto by_storage(ScalarType dtype, F f) {
 template <class S>
 constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Double : ScalarType::Float;
 
-// The arguments that forward and backward share: found sound, measured, and but for `u` contiguous.
+// The arguments that forward and backward share: found sound, measured, and but for `u` contiguous. `vector_bytes` is
+// the width of the SIMD level in use, or 0 on a CUDA device.
 struct Call {
-  int place;  // in cells/list.h, or compiled_place
-  const CompiledCell* compiled = nullptr;
+  KnownCell known;
   CellInfo cell;
   Tensor u, R;  // u is the input itself where W is given; who reads it makes it dense
   Tensors state, params;
@@ -45,19 +45,15 @@ struct Call {
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
-       const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {})
-      : place(find_cell(name)), u(u_), R(R_), dtype(u.scalar_type()), device(u.device()) {
-    if (place >= 0) {
-      cell = cell_list[place];
-    } else {
-      const auto find = find_registered.load(std::memory_order_acquire);
-      const RegisteredCell* found = find ? find(name) : nullptr;
-      STD_TORCH_CHECK(found, "recurrence: the cell `", name,
-                      "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
-      place = compiled_place;
-      compiled = found->compiled;
-      cell = {compiled->numbers, found->name.c_str()};
-    }
+       const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {}, int vector_bytes = 0)
+      : known(known_cell(name, vector_bytes)),
+        cell(known.info),
+        u(u_),
+        R(R_),
+        dtype(u.scalar_type()),
+        device(u.device()) {
+    STD_TORCH_CHECK(known.place >= 0, "recurrence: the cell `", name,
+                    "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.tensors()),
                     "recurrence: wrong number of tensors in `state` or `params`");
     // (1, B, H) too, as modules have it: a view costs as much as a small step.

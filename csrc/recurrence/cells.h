@@ -41,15 +41,32 @@ inline int find_cell(const std::string& name) {
 
 constexpr int compiled_place = int(std::size(cell_list));  // of all cells that were compiled at run time
 
-// A cell that was compiled at run time, for one SIMD level.
+// A cell that was compiled at run time, as one library has it.
 struct RegisteredCell {
   std::string name;
-  const CompiledCell* compiled;
+  const CompiledCell* cell;
   const RegisteredCell* next;
 };
 
-// Finds the cell of a name for the SIMD level in use, or null. Set once such a cell is registered
-// (recurrence/cpu/registered.cpp): what never registers one does not need the CPU kernels.
-inline std::atomic<const RegisteredCell* (*)(const std::string&)> find_registered = nullptr;
+// Finds the cell of a name for a SIMD level or for CUDA, or null. Set once such a cell is registered
+// (recurrence/registered.cpp), because programs that never register one are built without that file.
+inline std::atomic<const RegisteredCell* (*)(const std::string&, int vector_bytes)> find_registered = nullptr;
+
+// What a call needs of a cell.
+struct KnownCell {
+  int place = -1;  // in cells/list.h, or compiled_place; -1 if there is no such cell
+  CellInfo info{};
+  const CompiledStrips* strips = nullptr;    // of a cell that was compiled at run time
+  const CompiledKernels* kernels = nullptr;  // likewise
+};
+
+inline KnownCell known_cell(const std::string& name, int vector_bytes) {
+  if (const int place = find_cell(name); place >= 0) return {place, cell_list[place]};
+  const auto find = find_registered.load(std::memory_order_acquire);
+  const RegisteredCell* found = find ? find(name, vector_bytes) : nullptr;
+  if (!found) return {};
+  const CompiledCell& cell = *found->cell;
+  return {compiled_place, {cell.numbers, found->name.c_str()}, cell.strips, cell.kernels};
+}
 
 }  // namespace rnnkern

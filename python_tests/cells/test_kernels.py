@@ -10,64 +10,13 @@ import torch
 import torch.nn.functional as F
 
 import rnnkern
+from python_tests.cells.samples import CELLS, call, oscillators, several
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
 from rnnkern.ops import explain, recurrence
 from rnnkern.testing import assert_close, assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
-
-
-@rnnkern.cell(gates="fn", init={"leak": (0.1, 0.9)})
-def several(u, r, h, c, *, leak, dt=0.5):
-    """Two states, a parameter and a constant."""
-    f = torch.sigmoid(u.f + r.f)
-    c = leak * c + dt * torch.tanh(u.n + f * r.n)
-    return (1 - f) * h + f * c, c
-
-
-@rnnkern.cell(gates="rzn")
-def reset_before(u, r, h):
-    z = torch.sigmoid(u.z + r.z)
-    n = torch.tanh(u.n + r.n(torch.sigmoid(u.r + r.r) * h))
-    return (1 - z) * n + z * h
-
-
-@rnnkern.cell(gates="x", recurrent="xy")
-def oscillators(u, r, y, z, *, dt=0.1):
-    """A second product of the second state, without a gate of u."""
-    z = z + dt * (torch.tanh(u.x + r.x + r.y(z)) - y)
-    return y + dt * z, z
-
-
-@rnnkern.cell(gates="fn", recurrent="")
-def without_product(u, r, h):
-    f = torch.sigmoid(u.f)
-    return f * h + (1 - f) * u.n
-
-
-CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc]
-
-
-def call(cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, drawn_with=0, **kwargs):
-    """Values and gradients of a call; what it is given is rounded to another dtype first."""
-    torch.manual_seed(drawn_with)
-    gates, recurrent = len(cell.gates), len(cell.recurrent)
-
-    def drawn(*shape):
-        x = torch.randn(shape, dtype=torch.float64).mul(0.5)
-        return x.to(rounded or dtype).to(dtype).requires_grad_()
-
-    leaves = [drawn(steps, batch, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
-    leaves += [drawn(hidden) for _ in cell.params]
-    u, *rest = leaves
-    state, params = rest[: len(cell.states)], rest[len(cell.states) :]
-    R, bias = drawn(recurrent * hidden, hidden), drawn(recurrent * hidden)
-    leaves += [R, bias] if recurrent else []
-    h, final = recurrence(cell, u, R, state, bias=bias, params=params, **kwargs)
-    loss = sum((y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view(y.shape)).sum() for y in (h, *final))
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [h, *final, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
 
 
 def implementation(cell):

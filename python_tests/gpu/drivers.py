@@ -30,7 +30,9 @@ class Family(NamedTuple):
         own, libraries = builder.with_torch()
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
         common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plans.cpp"]
-        sources = (*builder.INTERPRETER, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
+        # Libraries of users' cells call the interpreter.
+        interpreter = (f"{source} -fvisibility=default" for source in builder.INTERPRETER)
+        sources = (*interpreter, f"csrc/interpreter/{self.name}.cpp", *common, *self.sources)
         return builder.build(name, sources, [*own, *flags], [*libraries, *flags])
 
 

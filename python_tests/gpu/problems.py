@@ -46,22 +46,30 @@ class Somewhere:
 
 # ---- the recurrence
 
+
+def eight(*pointers: object) -> list[object]:
+    """As many as a cell can have states or parameters; those that it does not have are null."""
+    return [*pointers, *[0] * (8 - len(pointers))]
+
+
 Sequence = of(("count batch hidden heads", Count), ("offsets lengths reset", Pointer), ("reverse", Bool))
 BlockForward = of(
-    ("sequence", Sequence), ("u R bias", Pointer), ("params state", Pointer * 2), ("h", Pointer),
-    ("final_state", Pointer * 2), ("cells saved", Pointer),
+    ("sequence", Sequence), ("u R bias", Pointer), ("params state", Pointer * 8), ("h", Pointer),
+    ("final_state cells", Pointer * 8), ("saved", Pointer),
 )  # fmt: skip
 BlockBackward = of(
-    ("sequence", Sequence), ("first steps rows", Count), ("R", Pointer), ("params", Pointer * 2),
-    ("cell_state h cells saved previous grad_h grad_scale", Pointer), ("scale_step scale_row", Count),
-    ("carry dparams", Pointer * 2), ("du dr operand", Pointer),
+    ("sequence", Sequence), ("first steps rows", Count), ("R", Pointer),
+    ("params cell_state", Pointer * 8), ("h", Pointer), ("cells", Pointer * 8),
+    ("saved previous grad_h grad_scale", Pointer), ("scale_step scale_row", Count),
+    ("carry dparams", Pointer * 8), ("du dr operand", Pointer),
 )  # fmt: skip
 ClusterForward = of(("call", BlockForward), ("columns", Count))
 GridForward = of(("call", BlockForward), ("members groups sets", Int), ("words", Pointer))
 Noise = of(("zoneout", Float * 8), ("below", Unsigned * 8), ("seed", Pointer), ("t", Count), ("mask", Pointer))
 StepForward = of(
-    ("rows hidden heads", Count), ("u r bias", Pointer), ("params", Pointer * 3), ("reset", Pointer),
-    ("state", Pointer * 2), ("previous", Pointer), ("next", Pointer * 2), ("h x cells saved operand", Pointer),
+    ("rows hidden heads", Count), ("u r bias", Pointer), ("params", Pointer * 8), ("reset", Pointer),
+    ("state", Pointer * 8), ("previous", Pointer), ("next", Pointer * 8), ("h x", Pointer), ("cells", Pointer * 8),
+    ("saved operand", Pointer),
     ("operand_by_head", Bool), ("candidates", Pointer), ("noise", Noise),
 )  # fmt: skip
 Previous = of(("sequence", Sequence), ("first rows", Count), ("h state previous", Pointer))

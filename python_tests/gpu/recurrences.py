@@ -17,14 +17,16 @@ from rnnkern.reference import _noise as noise
 from rnnkern.reference._recurrence import _product
 
 KERNELS = (
-    *(f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in ("float", "device::bfloat16", "device::float16")),
-    "kernels.cpp -DRNNKERN_CLUSTERS_OF=device::tfloat32",
+    *(
+        f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}"
+        for dtype in ("float", "device::bfloat16", "device::float16", "device::tfloat32")
+    ),
     "step_kernels.cpp",
 )
 DRIVERS = ("plan.cpp", "measured.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(
     "recurrence",
-    tuple(f"csrc/recurrence/cuda/{name}" for name in (*KERNELS, *DRIVERS)),
+    (*(f"csrc/recurrence/cuda/{name}" for name in (*KERNELS, *DRIVERS)), "csrc/recurrence/registered.cpp"),
     ("recurrence", "recurrence_backward", "recurrence_plan"),
 )
 FACTS = {

@@ -72,7 +72,8 @@ def build_drivers() -> Path:
     folder = Path(torch.__file__).parent
     families = [path for name in ("cuda", "*/cuda") for path in sorted((builder.ROOT / "csrc").glob(f"{name}/*.cpp"))]
     common = [builder.ROOT / f"csrc/common/{name}.cpp" for name in ("counters", "fork", "row_layout", "tensor")]
-    sources = [str(path.relative_to(builder.ROOT)) for path in [*common, *families]]
+    registered = builder.ROOT / "csrc/recurrence/registered.cpp"
+    sources = [str(path.relative_to(builder.ROOT)) for path in [*common, registered, *families]]
     flags = ["-Icsrc", "-isystem", f"{folder}/include", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     flags += ["-fvisibility=hidden", "-fopenmp"]
     libraries = ["-fopenmp", f"-L{folder}/lib", "-ltorch", "-ltorch_cpu", "-ldl"]

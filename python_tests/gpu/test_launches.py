@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from python_tests.gpu import problems, standin
-from python_tests.gpu.problems import Somewhere, read
+from python_tests.gpu.problems import Somewhere, eight, read
 from python_tests.gpu.standin import H100
 
 pytestmark = pytest.mark.skipif(bool(standin.missing()), reason=standin.missing())
@@ -62,8 +62,8 @@ def test_block(driver):
     assert launch.stream == 0
     same = sequence(steps, batch, hidden, heads, reset=reset, reverse=True)
     assert read(problems.BlockForward, launch.parameter) == {
-        "sequence": same, "u": at(u), "R": at(R), "bias": at(bias), "params": [0, 0], "state": [at(h0), at(c0)],
-        "h": at(h), "final_state": [at(last_h), at(last_c)], "cells": at(cells), "saved": at(saved),
+        "sequence": same, "u": at(u), "R": at(R), "bias": at(bias), "params": eight(), "state": eight(at(h0), at(c0)),
+        "h": at(h), "final_state": eight(at(last_h), at(last_c)), "cells": eight(0, at(cells)), "saved": at(saved),
     }  # fmt: skip
 
     grad_h = torch.randn_like(h)
@@ -73,17 +73,20 @@ def test_block(driver):
     )  # fmt: skip
     before, loop, of_R, of_bias = driver.launches()
     previous, dr, partial = Somewhere(), Somewhere(), Somewhere()
-    assert (before.symbol, shape(before)) == ("PreviousKernel_bfloat16", (30, 256, 0, 1, False))  # 60 rows of 128
+    assert (before.symbol, shape(before)) == (
+        "PreviousKernel_bfloat16_bfloat16",
+        (30, 256, 0, 1, False),
+    )  # 60 rows of 128
     assert read(problems.Previous, before.parameter) == {
         "sequence": same, "first": 0, "rows": 60, "h": at(h), "state": at(h0), "previous": previous
     }  # fmt: skip
     assert loop.symbol == "BlockBackwardKernel_Lstm_bfloat16_64"
     assert shape(loop) == (6, 128, 8448, 1, False)  # twice 8 rows of 4 * 64 + 8 numbers
     assert read(problems.BlockBackward, loop.parameter) == {
-        "sequence": same, "first": 0, "steps": 3, "rows": 60, "R": at(R), "params": [0, 0], "cell_state": at(c0),
-        "h": at(h), "cells": at(cells), "saved": at(saved), "previous": previous, "grad_h": at(grad_h), "grad_scale": 0,
-        "scale_step": 1, "scale_row": 0, "carry": [Somewhere(), Somewhere()], "dparams": [0, 0], "du": at(du), "dr": dr,
-        "operand": 0,
+        "sequence": same, "first": 0, "steps": 3, "rows": 60, "R": at(R), "params": eight(),
+        "cell_state": eight(0, at(c0)), "h": at(h), "cells": eight(0, at(cells)), "saved": at(saved),
+        "previous": previous, "grad_h": at(grad_h), "grad_scale": 0, "scale_step": 1, "scale_row": 0,
+        "carry": eight(Somewhere(), Somewhere()), "dparams": eight(), "du": at(du), "dr": dr, "operand": 0,
     }  # fmt: skip
     previous.one()
     assert (of_R.symbol, shape(of_R)) == ("AccumulateKernel_bfloat16", (128, 256, 0, 1, False))
@@ -117,8 +120,8 @@ def test_a_cluster_of_8(driver):
     del rows["lengths"]
     assert found == {
         "call": {
-            "sequence": rows, "u": at(u), "R": at(R), "bias": 0, "params": [0, 0], "state": [at(h0), at(c0)],
-            "h": at(h), "final_state": [at(last_h), at(last_c)], "cells": 0, "saved": 0,
+            "sequence": rows, "u": at(u), "R": at(R), "bias": 0, "params": eight(), "state": eight(at(h0), at(c0)),
+            "h": at(h), "final_state": eight(at(last_h), at(last_c)), "cells": eight(), "saved": 0,
         },
         "columns": 7,
     }  # fmt: skip
@@ -141,8 +144,8 @@ def test_a_cluster_of_16(driver):
     assert settings(calls) == [(launch.symbol, 8, shared_bytes), (launch.symbol, 14, 1)]
     assert read(problems.ClusterForward, launch.parameter) == {
         "call": {
-            "sequence": sequence(2, 30, hidden), "u": at(u), "R": at(R), "bias": at(bias), "params": [0, 0],
-            "state": [at(h0), 0], "h": at(h), "final_state": [at(last), 0], "cells": 0, "saved": 0,
+            "sequence": sequence(2, 30, hidden), "u": at(u), "R": at(R), "bias": at(bias), "params": eight(),
+            "state": eight(at(h0)), "h": at(h), "final_state": eight(at(last)), "cells": eight(), "saved": 0,
         },
         "columns": 5,
     }  # fmt: skip
@@ -163,8 +166,8 @@ def test_a_grid(driver):
     assert ["cuOccupancyMaxActiveBlocksPerMultiprocessor", launch.symbol, 256, shared_bytes] in calls
     assert read(problems.GridForward, launch.parameter) == {
         "call": {
-            "sequence": sequence(3, 12, hidden), "u": at(u), "R": at(R), "bias": 0, "params": [at(own), 0],
-            "state": [at(h0), 0], "h": at(h), "final_state": [at(last), 0], "cells": 0, "saved": 0,
+            "sequence": sequence(3, 12, hidden), "u": at(u), "R": at(R), "bias": 0, "params": eight(at(own)),
+            "state": eight(at(h0)), "h": at(h), "final_state": eight(at(last)), "cells": eight(), "saved": 0,
         },
         "members": 65, "groups": 2, "sets": 1, "words": Somewhere(),
     }  # fmt: skip
@@ -191,11 +194,11 @@ def test_stepwise_with_noise(driver):
     }  # fmt: skip
     for t, launch in zip((1, 0), each, strict=True):
         assert (launch.symbol, shape(launch)) == ("StepForwardKernel_Lstm_float_true", (3, 256, 0, 1, False))
-        state = [at(last_h), at(last_c)]  # which every step reads and writes
+        state = eight(at(last_h), at(last_c))  # which every step reads and writes
         assert read(problems.StepForward, launch.parameter) == {
             "rows": batch, "hidden": hidden, "heads": 1, "u": at(u, t * batch * 40), "r": r, "bias": 0,
-            "params": [0, 0, 0], "reset": at(reset, t * batch), "state": state, "previous": 0, "next": state,
-            "h": at(h, t * batch * hidden), "x": x, "cells": at(cells, t * batch * hidden),
+            "params": eight(), "reset": at(reset, t * batch), "state": state, "previous": 0, "next": state,
+            "h": at(h, t * batch * hidden), "x": x, "cells": eight(0, at(cells, t * batch * hidden)),
             "saved": at(saved, t * batch * 40), "operand": 0, "operand_by_head": False, "candidates": 0,
             "noise": {
                 "zoneout": [0.25, 0.5, *[0] * 6], "below": [1 << 30, 1 << 31, *[0] * 6], "seed": at(seed), "t": t,

@@ -226,7 +226,7 @@ def test_the_kernels_entered_are_those_that_explain_and_plan_name(cell, hidden, 
     assert not place.entered(lambda: choice.append(explain(recurrence, *sample.args, **sample.kwargs)))
     plan = place.plan(cell, dtype, 2, 3, hidden, heads, noisy=bool(noise))
     assert choice[0].implementation == "cuda"
-    said, _, compiled = choice[0].reason.rpartition("; ")
+    said, _, compiled = choice[0].reason.partition("; ")
     assert said == f"the cuda kernel serves this call: {plan['kernel']}, for {plan['reason']}"
     assert "compiled" in compiled
     entry = "recurrence/cuda/{}/" + f"{cell}/{plan['kernel']}"

@@ -294,7 +294,8 @@ def test_errors_of_phases():
         ({"h0": H0[:1]}, "`u` must have B = 1"), ({"h0": H0[:, 1:]}, "`h0` must be"),
         ({"angles": ANGLES[:, 1:]}, "`angles`"), ({"phases": ANGLES}, "must both be there"),
         ({"reset": U[0].bool()}, "`reset` must be"), ({"h0": H0.double()}, "of the dtype of `u`"),
-        ({"u": U[:, 0], "batch_sizes": SIZES + 1}, "must not increase"), ({"u": U[0], "batch_sizes": SIZES}, "must sum"),
+        ({"u": U[:, 0], "batch_sizes": SIZES + 1}, "must not increase"),
+        ({"u": U[0], "batch_sizes": SIZES}, "must sum"),
         ({"phases": ANGLES[1:], "diagonal": BIAS, "u": U.repeat(1, 1, 2), "h0": H0.repeat(1, 2)}, "`phases` must be"),
     ],
 )  # fmt: skip

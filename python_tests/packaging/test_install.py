@@ -63,7 +63,7 @@ def test_a_compiler_without_the_vector_extensions_is_a_reason():
 def test_library_that_does_not_load_is_a_reason(pure, python, tmp_path):
     shutil.copytree(pure / "rnnkern", tmp_path / "rnnkern")
     (tmp_path / "rnnkern" / "_C.abi3.so").write_bytes(b"not a library")
-    assert "does not fit" in python(REASON, tmp_path)
+    assert "does not work with this system" in python(REASON, tmp_path)
 
 
 def test_old_torch_is_a_reason(monkeypatch):

@@ -20,7 +20,7 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
     two = traced.operand is not None
     numbers = (traced.first if two else recurrent, gates, len(traced.states), len(traced.params), len(derived.saved))
     lines = [
-        "// Derived from the equations of a Python function; csrc/cells/cell.h has the contract.", "#pragma once", "",
+        "// Derived from the equations of a Python function; csrc/cells/cell.h has the contract.", "",
         '#include "cells/cell.h"', "", "namespace rnnkern {", "",
         f"struct {type_name} : CellFacts<{', '.join(map(str, numbers))}, {str(derived.joint).lower()}> {{",
         f'  static constexpr const char* name = "{name}";',

@@ -9,7 +9,13 @@
 #include "cells/strip.h"
 #include "recurrence/cpu/cell.h"
 
-#define RNNKERN_COMPILED_CELL(Cell)                                                       \
-  extern "C" [[gnu::visibility("default")]] const rnnkern::CompiledCell rnnkern_cell = {  \
-      RNNKERN_VECTOR_BYTES, rnnkern::numbers_of<Cell>, rnnkern::strips_of<float, Cell>(), \
-      rnnkern::strips_of<double, Cell>()};
+namespace rnnkern {
+
+template <class Cell>
+constexpr CompiledStrips compiled_strips{strips_of<float, Cell>(), strips_of<double, Cell>()};
+
+}  // namespace rnnkern
+
+#define RNNKERN_COMPILED_CELL(Cell)                                                      \
+  extern "C" [[gnu::visibility("default")]] const rnnkern::CompiledCell rnnkern_cell = { \
+      RNNKERN_VECTOR_BYTES, rnnkern::numbers_of<Cell>, &rnnkern::compiled_strips<Cell>, nullptr};

@@ -20,11 +20,11 @@ Kernels<S> kernels(int place) {
 
 template <class S>
 Strips<Arithmetic<S>> strips(const Call& call) {
-  if (call.compiled) {
-    if constexpr (std::is_same_v<S, double>) return call.compiled->float64;
-    if constexpr (!std::is_same_v<S, double>) return call.compiled->float32;
+  if (const CompiledStrips* compiled = call.known.strips) {
+    if constexpr (std::is_same_v<S, double>) return compiled->float64;
+    if constexpr (!std::is_same_v<S, double>) return compiled->float32;
   }
-  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(call.place); });
+  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(call.known.place); });
 }
 
 void count_kernel(const char* direction, const Call& call) {
@@ -103,7 +103,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  return Prepared{p, kernels<S>(call.place).forward, outputs[0], [&call, outputs]() mutable {
+  return Prepared{p, kernels<S>(call.known.place).forward, outputs[0], [&call, outputs]() mutable {
                     for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
                     return outputs;
                   }};
@@ -207,7 +207,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
     return outputs;
   };
-  return Prepared{p, kernels<S>(call.place).backward, first, std::move(collect)};
+  return Prepared{p, kernels<S>(call.known.place).backward, first, std::move(collect)};
 }
 
 // Of a list that holds what belongs to the first problem and then as much of the second: one problem's.
@@ -235,7 +235,7 @@ std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tens
   auto one = [&](bool second, const Tensor& x) {
     return Call(cell, x, only(R, second), half(state, second), only(bias, second),
                 half(params.value_or(Tensors()), second), batch_sizes, only(reset, second), second && !stacked,
-                only(weight_ih, second), only(bias_ih, second));
+                only(weight_ih, second), only(bias_ih, second), simd_vector_bytes());
   };
   const Call first = one(false, dense(u));
   return {first, one(true, !stacked ? first.u : between ? dense(*between) : first.rows_like_u(first.width))};
@@ -275,8 +275,8 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
                        OptionalTensor seed) {
-  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih,
-            bias_ih);
+  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih,
+            simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   count_kernel("forward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
@@ -291,7 +291,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
                                 OptionalTensor seed) {
-  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih);
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];

@@ -21,13 +21,15 @@ struct BackwardDriver : CudaDriver<S> {
 
   const CellInfo& cell;
   const Gradients& grad;
-  Tensor h, grad_h, grad_scale, cells, saved, candidates;
+  Tensor h, grad_h, grad_scale, saved, candidates;
+  Tensors cells;                                       // the states but the first of every step
   bool recompute;                                      // compute the gates again
   Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // (K, G*D, D), (K, G*D), (P, H) in arithmetic precision
   Tensors carry, dparams;                              // likewise; these, and some dbias_sum, as StepBackward has them
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
-  Tensor dh, dW_hr_partial;                            // where h is projected
-  Tensor dropped;                                      // what R multiplied of `previous`; itself without dropout
+  Tensors old_states;        // of one chunk: the states but the first before each row, where gates need them
+  Tensor dh, dW_hr_partial;  // where h is projected
+  Tensor dropped;            // what R multiplied of `previous`; itself without dropout
   // Of the stepwise loop: the step processed before, whose product is in from_R.
   Tensor step_dr, from_R, step_dh, from_W_hr, workspace;
   int64_t finished = -1, finished_alive = 0;
@@ -36,13 +38,14 @@ struct BackwardDriver : CudaDriver<S> {
 
   BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
       : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.width)) {
-    const size_t known = size_t(cell.states > 1), has_candidates = call.keeps_candidates();
+    const size_t known = size_t(cell.states - 1), has_candidates = call.keeps_candidates();
     recompute = cell.saved > 0 && saved_.size() == known;
     const size_t has_gates = cell.saved > 0 && !recompute;
     STD_TORCH_CHECK(saved_.size() == known + has_gates + has_candidates, "recurrence_backward: wrong `saved`");
     STD_TORCH_CHECK(grad.state.empty() || grad.state.size() == call.state.size(),
                     "recurrence_backward: wrong `grad_state`");
-    if (known) cells = call.sized("saved", saved_[0], call.rows * call.hidden, Base::arithmetic);
+    for (size_t s = 0; s < known; ++s)
+      cells.push_back(call.sized("saved", saved_[s], call.rows * call.hidden, Base::arithmetic));
     if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
     if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
     if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.width);
@@ -54,7 +57,6 @@ struct BackwardDriver : CudaDriver<S> {
       call.sized("grad_state", grad.state[s], call.steps.batch * this->columns_of_state(int(s)));
   }
 
-  int64_t gate_columns() const { return cell.gates * head_size; }
   bool has_operand() const { return cell.two_products() || cell.projected; }
   // du serves as dr where the two are one and lie alike.
   bool one_gradient() const { return cell.joint && call.heads == 1; }
@@ -67,12 +69,12 @@ struct BackwardDriver : CudaDriver<S> {
       carry.push_back(this->widened(grad.state.empty() ? OptionalTensor() : grad.state[s], this->columns_of_state(s)));
     }
     for (int i = 0; i < cell.params; ++i) {
-      dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.gates * hidden : hidden));
+      dparams.push_back(this->widened({}, cell.normalised && i == 0 ? cell.recurrent * hidden : hidden));
     }
     if (cell.projected) dW_hr_sum = zeros(call.u, {call.width, hidden}, Base::arithmetic);
-    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, gate_columns(), head_width}, Base::arithmetic);
+    if (grad.needs_R) dR_sum = zeros(call.u, {call.heads, this->gate_columns(), head_width}, Base::arithmetic);
     if (grad.needs_bias)
-      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, gate_columns()}, Base::arithmetic);
+      dbias_sum = zeros(call.u, {cell.normalised ? batch : call.heads, this->gate_columns()}, Base::arithmetic);
 
     const int64_t chunk = plan.chunk_steps < count ? plan.chunk_steps : count;
     allocate(chunk * batch);
@@ -93,27 +95,29 @@ struct BackwardDriver : CudaDriver<S> {
   }
 
   Tensor like_R(const Tensor& x) const {
-    return call.R.dim() == 2 ? shaped(x, {cell.gates * call.hidden, call.width})
-                             : shaped(x, {call.heads, gate_columns(), head_size});
+    return call.R.dim() == 2 ? shaped(x, {cell.recurrent * call.hidden, call.width})
+                             : shaped(x, {call.heads, this->gate_columns(), head_size});
   }
 
   // (K, G, D) to (G, K, D).
   Tensor bias_gradient() const {
     if (cell.normalised) return this->narrowed(sum(dbias_sum, 0));
-    const Tensor by_head = shaped(dbias_sum, {call.heads, cell.gates, head_size});
-    const Tensor columns = empty(call.u, {cell.gates, call.heads, head_size});
+    const Tensor by_head = shaped(dbias_sum, {call.heads, cell.recurrent, head_size});
+    const Tensor columns = empty(call.u, {cell.recurrent, call.heads, head_size});
     copy(columns, transposed(by_head, 0, 1));
-    return shaped(columns, {cell.gates * call.hidden});
+    return shaped(columns, {cell.recurrent * call.hidden});
   }
 
   void allocate(int64_t rows) {
     previous = this->buffer(rows, head_width);
     dropped = noise.mask ? this->buffer(rows, head_width) : previous;
     if (recompute) {
-      r = this->buffer(rows, gate_columns());
+      r = this->buffer(rows, this->gate_columns());
       gates = this->buffer(rows, cell.saved * head_size, Base::arithmetic);
+      for (int s = 1; call.known.kernels && s < cell.states; ++s)
+        old_states.push_back(this->buffer(rows, head_size, Base::arithmetic));
     }
-    if (!one_gradient()) dr = this->buffer(rows, gate_columns());
+    if (!one_gradient()) dr = this->buffer(rows, this->gate_columns());
     if (has_operand()) operand = this->buffer(rows, head_size);
     if (cell.projected) {
       dh = this->buffer(rows, head_width);
@@ -121,20 +125,26 @@ struct BackwardDriver : CudaDriver<S> {
       from_W_hr = this->buffer(call.steps.batch, head_size);
       dW_hr_partial = empty_of_sizes(call.u, call.params[0]);
     }
-    if (cell.normalised) workspace = this->buffer(call.steps.batch, gate_columns(), Base::arithmetic);
+    if (cell.normalised) workspace = this->buffer(call.steps.batch, this->gate_columns(), Base::arithmetic);
     if (grad.needs_R) dR_partial = empty(call.u, {call.R.numel()});
     if (plan.stepwise()) {
-      step_dr = this->buffer(call.steps.batch, gate_columns());
+      step_dr = this->buffer(call.steps.batch, this->gate_columns());
       from_R = this->buffer(call.steps.batch, head_width);
     }
   }
 
   void run_chunk(int64_t from, int64_t steps, int64_t rows) {
     const int64_t row = call.steps.offset(from);
-    cuda::launch_elements<PreviousKernel<S>>(
+    cuda::launch_elements<PreviousKernel<S, S>>(
         rows * call.width, {this->sequence_of_h, from, rows, read<S>(h), read<S>(call.state[0]), write<S>(previous)},
         stream);
     if (noise.mask) drop(from, rows, previous, dropped);
+    Sequence dense = sequence;
+    dense.heads = 1;
+    for (size_t s = 0; s < old_states.size(); ++s)
+      cuda::launch_elements<PreviousKernel<S, A>>(
+          rows * call.hidden,
+          {dense, from, rows, read<A>(cells[s]), read<S>(call.state[s + 1]), write<A>(old_states[s])}, stream);
     if (recompute) compute_gates(from, row, rows);
     const A* chunk_gates = recompute ? read<A>(gates) : saved_from(row);
     if constexpr (sizeof(S) < 8) {
@@ -163,21 +173,23 @@ struct BackwardDriver : CudaDriver<S> {
     p.bias = call.bias ? read<S>(*call.bias) : nullptr;
     for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
     p.previous = read<S>(previous);
+    // Gates of built-in cells do not depend on the other states.
+    for (int s = 1; call.known.kernels && s < cell.states; ++s) p.state[s] = read<A>(old_states[s - 1]);
     multiply_rows(dropped, rows, 0, cell.first_gates);
     if (cell.two_products()) {
       StepForward<S> q = p;
       q.operand = write<S>(operand);
       q.operand_by_head = true;
-      StepKernels<S>::start(call.place, q, stream);
+      this->start(q);
       if (noise.mask) drop(from, rows, operand, operand);
-      multiply_rows(operand, rows, cell.first_gates, cell.gates);
+      multiply_rows(operand, rows, cell.first_gates, cell.recurrent);
     }
     p.saved = write<A>(gates);
-    StepKernels<S>::start(call.place, p, stream);
+    this->start(p);
   }
 
   void multiply_rows(const Tensor& x, int64_t rows, int first, int last) const {
-    this->multiplication(this->columns_of(this->by_head(r, rows, gate_columns()), first, last),
+    this->multiplication(this->columns_of(this->by_head(r, rows, this->gate_columns()), first, last),
                          this->by_head(x, rows, head_width), transposed(this->rows_of_R(first, last), 1, 2))
         .run();
   }
@@ -193,9 +205,9 @@ struct BackwardDriver : CudaDriver<S> {
       p.dparams[i] = write<A>(dparams[i]);
     }
     for (int s = 0; s < cell.states; ++s) p.carry[s] = write<A>(carry[s]);
-    if (cell.states > 1) {
-      p.cell_state = read<S>(call.state[1]);
-      p.cells = read<A>(cells);
+    for (int s = 1; s < cell.states; ++s) {
+      p.cell_state[s] = read<S>(call.state[s]);
+      p.cells[s] = read<A>(cells[s - 1]);
     }
     p.h = read<S>(h);
     p.saved = chunk_gates;
@@ -255,13 +267,13 @@ struct BackwardDriver : CudaDriver<S> {
       else
         cuda::launch_elements<StepProjectedBackwardKernel<S, false>>(elements, q, stream);
     } else {
-      StepKernels<S>::start(call.place, p, stream);
+      this->start(p);
     }
     if (t < 0) return;
     if (p.alive != alive) {
       alive = p.alive;
       first = prepare(0, cell.first_gates);
-      if (cell.two_products()) second = prepare(cell.first_gates, cell.gates);
+      if (cell.two_products()) second = prepare(cell.first_gates, cell.recurrent);
       if (cell.projected)
         second = this->multiplication(this->by_head(from_W_hr, alive, head_size),
                                       this->by_head(step_dh, alive, head_width), this->projection());
@@ -270,13 +282,13 @@ struct BackwardDriver : CudaDriver<S> {
       second.run();
       p.from_R = read<S>(from_W_hr);
       p.threads = p.alive;
-      StepKernels<S>::start(call.place, p, stream);
+      this->start(p);
     }
     if (cell.two_products()) {
       second.run();
       p.second = true;
       p.threads = p.alive;
-      StepKernels<S>::start(call.place, p, stream);
+      this->start(p);
     }
     first.run();
     finished = t;
@@ -286,17 +298,17 @@ struct BackwardDriver : CudaDriver<S> {
   // from_R = dr R for the gates first..last-1 of one step.
   Multiplication prepare(int first, int last) const {
     return this->multiplication(this->by_head(from_R, alive, head_width),
-                                this->columns_of(this->by_head(step_dr, alive, gate_columns()), first, last),
+                                this->columns_of(this->by_head(step_dr, alive, this->gate_columns()), first, last),
                                 this->rows_of_R(first, last));
   }
 
   void add_weight_gradients(int64_t row, int64_t rows) {
     const Tensor own = one_gradient() ? shaped(part(shaped(du, {call.rows, cell.gates * call.hidden}), 0, row, rows),
-                                               {1, rows, gate_columns()})
-                                      : this->by_head(dr, rows, gate_columns());
+                                               {1, rows, this->gate_columns()})
+                                      : this->by_head(dr, rows, this->gate_columns());
     if (grad.needs_R) {
       add_product(own, dropped, rows, 0, cell.first_gates);
-      if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.gates);
+      if (cell.two_products()) add_product(own, operand, rows, cell.first_gates, cell.recurrent);
     }
     if (cell.projected) {
       this->multiplication(shaped(dW_hr_partial, {1, call.width, call.hidden}),
@@ -321,10 +333,10 @@ struct BackwardDriver : CudaDriver<S> {
     this->multiplication(partial, transposed(this->columns_of(own, first, last), 1, 2),
                          this->by_head(x, rows, head_width))
         .run();
-    cuda::launch_elements<AccumulateKernel<S>>(
-        all,
-        {all, inner, gate_columns() * head_width, read<S>(partial), write<A>(dR_sum) + first * head_size * head_width},
-        stream);
+    cuda::launch_elements<AccumulateKernel<S>>(all,
+                                               {all, inner, this->gate_columns() * head_width, read<S>(partial),
+                                                write<A>(dR_sum) + first * head_size * head_width},
+                                               stream);
   }
 };
 

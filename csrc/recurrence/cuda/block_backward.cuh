@@ -14,7 +14,7 @@ template <class Cell, class S>
 struct BackwardInput {
   using A = Arithmetic<S>;
 
-  A save[Cell::saved + 1], cell_old, cell_next;
+  A save[Cell::saved + 1], cell_old[Cell::states], cell_next[Cell::states];  // states: but of the first
   S h_old, h_next, grad_h, scale;
   uint8_t reset;  // not yet compared: that would wait for the load
 
@@ -46,29 +46,37 @@ struct BackwardInput {
       RNNKERN_UNROLL
       for (int i = 0; i < Cell::saved; ++i) save[i] = saved[i * hidden];
     }
-    if constexpr (Cell::states > 1) {
-      cell_next = p.cells[element];
-      cell_old =
-          row_before < 0 ? widen(p.cell_state[int64_t(b) * hidden + column]) : p.cells[row_before * hidden + column];
+    RNNKERN_UNROLL
+    for (int s = 1; s < Cell::states; ++s) {
+      cell_next[s] = p.cells[s][element];
+      cell_old[s] = row_before < 0 ? widen(p.cell_state[s][int64_t(b) * hidden + column])
+                                   : p.cells[s][row_before * hidden + column];
     }
   }
 
   RNNKERN_DEVICE void states(A (&old)[Cell::states], A (&next)[Cell::states]) const {
     old[0] = Cell::projected ? A(0) : widen(h_old);
     next[0] = Cell::projected ? A(0) : widen(h_next);
-    if constexpr (Cell::states > 1) {
-      old[1] = reset ? A(0) : cell_old;
-      next[1] = cell_next;
+    RNNKERN_UNROLL
+    for (int s = 1; s < Cell::states; ++s) {
+      old[s] = reset ? A(0) : cell_old[s];
+      next[s] = cell_next[s];
     }
   }
 };
+
+// The end of the gates of u that go with those of R h up to `last`: u may have fewer gates or more.
+template <class Cell>
+RNNKERN_HOST_DEVICE constexpr int gates_of_u(int last) {
+  return last == Cell::recurrent || last > Cell::gates ? Cell::gates : last;
+}
 
 template <class Cell, class S, int D>
 struct BlockBackwardKernel {
   using Problem = BlockBackward<S>;
   static constexpr char header[] = "recurrence/cuda/block_backward.cuh";
   using A = Arithmetic<S>;
-  using Tile = typename Tiles<S, Cell::gates, D>::Backward;
+  using Tile = typename Tiles<S, Cell::recurrent, D, Cell::first_gates>::Backward;
   using Input = BackwardInput<Cell, S>;
   static constexpr int threads = Tile::threads, values = Tile::values;
   static constexpr int64_t shared_size = Tile::shared_size + 2 * Tile::x_size * sizeof(S);
@@ -77,18 +85,19 @@ struct BlockBackwardKernel {
 
   // Gradients of gates first..last-1 of one unit, to memory and to the product.
   template <int first, int last>
-  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::gates], S* x,
+  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent], S* x,
                                   int column, int unit, int d, int head, int64_t row, int64_t here) {
     const int hidden = int(p.sequence.hidden);
     S* to_du = p.du + row * Cell::gates * hidden + head * d + unit;
-    S* to_dr = p.dr + (head * p.rows + here) * Cell::gates * d + unit;
+    S* to_dr = p.dr + (head * p.rows + here) * Cell::recurrent * d + unit;
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
       const S rounded = device::narrow<S>(dr[g]);
       x[Tile::place(column, g, unit)] = rounded;
-      to_du[g * hidden] = device::narrow<S>(du[g]);
       if (p.dr) to_dr[g * d] = rounded;
     }
+    RNNKERN_UNROLL
+    for (int g = first; g < gates_of_u<Cell>(last); ++g) to_du[g * hidden] = device::narrow<S>(du[g]);
   }
 
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -100,7 +109,7 @@ struct BlockBackwardKernel {
     S* x = arena.alloc<S>(2 * Tile::x_size);
     for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
-    tile.load(matrix_of_head(p.R, head, Cell::gates, d), d, memory);
+    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
 
     int b[values], length[values];
     A carry[values][Cell::states], params[values][Cell::params + 1], dparams[values][Cell::params + 1] = {};
@@ -142,7 +151,7 @@ struct BlockBackwardKernel {
       const int64_t latest = offset(k + 3);
       S* here = x + k % 2 * Tile::x_size;
       A save[values][Cell::saved + 1], old[values][Cell::states], grad[values][Cell::states], scale[values];
-      A du[values][Cell::gates], dr[values][Cell::gates], product[values];
+      A du[values][Cell::gates], dr[values][Cell::recurrent], product[values];
       bool reset[values];
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {
@@ -159,12 +168,12 @@ struct BlockBackwardKernel {
         fetch(v, k + 1, ahead, later);
         if (alive) {
           Cell::backward(save[v], old[v], next, params[v], grad[v], du[v], dr[v], dparams[v]);
-          give<last_first, Cell::gates>(p, du[v], dr[v], here, Tile::column(v), Tile::unit(v), d, head, row + b[v],
-                                        row + b[v] - origin);
+          give<last_first, Cell::recurrent>(p, du[v], dr[v], here, Tile::column(v), Tile::unit(v), d, head, row + b[v],
+                                            row + b[v] - origin);
         }
       }
       device::block_barrier();
-      tile.template multiply<last_first, Cell::gates>(here, product);
+      tile.template multiply<last_first, Cell::recurrent>(here, product);
       if constexpr (Cell::two_products) {
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {

@@ -28,7 +28,7 @@ struct BlockForwardKernel {
   using Problem = BlockForward<S>;
   static constexpr char header[] = "recurrence/cuda/block_forward.cuh";
   using A = Arithmetic<S>;
-  using Tile = typename Tiles<S, Cell::gates, D>::Forward;
+  using Tile = typename Tiles<S, Cell::recurrent, D, Cell::first_gates>::Forward;
   static constexpr int threads = Tile::threads, values = Tile::values;
   static constexpr int buffers = Cell::two_products ? 3 : 2;
   static constexpr int64_t shared_size = Tile::shared_size + buffers * Tile::x_size * sizeof(S);
@@ -44,11 +44,11 @@ struct BlockForwardKernel {
     S* operand = x + 2 * Tile::x_size;
     for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
-    tile.load(matrix_of_head(p.R, head, Cell::gates, d), d, memory);
+    tile.load(matrix_of_head(p.R, head, Cell::recurrent, d), d, memory);
     device::block_barrier();
 
     int b[values], length[values];
-    A state[values][Cell::states], bias[values][Cell::gates], params[values][Cell::params + 1];
+    A state[values][Cell::states], bias[values][Cell::recurrent], params[values][Cell::params + 1];
     RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {
       const bool padding = Tile::unit(v) >= d;
@@ -57,7 +57,7 @@ struct BlockForwardKernel {
       const int unit = first_unit + Tile::unit(v);
       const bool real = !padding && b[v] < seq.batch;
       RNNKERN_UNROLL
-      for (int g = 0; g < Cell::gates; ++g) {
+      for (int g = 0; g < Cell::recurrent; ++g) {
         bias[v][g] = p.bias && !padding ? widen(p.bias[g * hidden + unit]) : A(0);
       }
       RNNKERN_UNROLL
@@ -94,7 +94,7 @@ struct BlockForwardKernel {
       const int t = at(k), next_t = at(k + 1);
       const S* from = x + k % 2 * Tile::x_size;
       S* to = x + (k + 1) % 2 * Tile::x_size;
-      A r[values][Cell::gates], u[values][Cell::gates], save[values][Cell::saved + 1];
+      A r[values][Cell::recurrent], u[values][Cell::gates], save[values][Cell::saved + 1];
       bool reset[values];
       tile.template multiply<0, Cell::first_gates>(from, r);
       RNNKERN_UNROLL
@@ -117,11 +117,11 @@ struct BlockForwardKernel {
           if (Tile::unit(v) < d) operand[Tile::place(Tile::column(v), Tile::unit(v))] = device::narrow<S>(product);
         }
         device::block_barrier();
-        tile.template multiply<Cell::first_gates, Cell::gates>(operand, r);
+        tile.template multiply<Cell::first_gates, Cell::recurrent>(operand, r);
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {
           RNNKERN_UNROLL
-          for (int g = Cell::first_gates; g < Cell::gates; ++g) r[v][g] += bias[v][g];
+          for (int g = Cell::first_gates; g < Cell::recurrent; ++g) r[v][g] += bias[v][g];
         }
       }
       RNNKERN_UNROLL
@@ -138,8 +138,9 @@ struct BlockForwardKernel {
         if (alive) {
           const int64_t here = place(row, 1) + apart(v, 1);
           p.h[here] = h;
-          if constexpr (Cell::states > 1) {
-            if (p.cells) p.cells[here] = state[v][1];
+          RNNKERN_UNROLL
+          for (int s = 1; s < Cell::states; ++s) {
+            if (p.cells[s]) p.cells[s][here] = state[v][s];
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {

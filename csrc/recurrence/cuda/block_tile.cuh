@@ -97,11 +97,11 @@ struct MmaChains {
 };
 
 // r = R h. A fragment's 16 rows are one gate of 16 units, or where gates are even in number and weights few, two gates
-// of 8 units: either way all gates of a unit meet in one thread.
-template <class S, int gates, int D>
+// of 8 units: either way all gates of a unit meet in one thread. A product has the first `first_gates`, or the rest.
+template <class S, int gates, int D, int first_gates>
 struct MmaForward {
-  static constexpr int halves = gates % 2 || D == 128 ? 2 : 1, warp_units = 8 * halves, tiles = gates * halves / 2,
-                       depth = D / 16;
+  static constexpr int halves = gates % 2 || first_gates % 2 || D == 128 ? 2 : 1, warp_units = 8 * halves,
+                       tiles = gates * halves / 2, depth = D / 16;
   static constexpr int threads = D / warp_units * 32, columns = 8, values = 2 * halves;
   static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding: ldmatrix meets no bank twice
   using Weights = MmaWeights<tiles * depth, threads>;
@@ -374,14 +374,14 @@ struct FmaBackward {
 
 // ---- which tile a kernel takes
 
-template <class S, int gates, int D>
+template <class S, int gates, int D, int first_gates>
 struct Tiles {
-  using Forward = MmaForward<S, gates, D>;
+  using Forward = MmaForward<S, gates, D, first_gates>;
   using Backward = MmaBackward<S, gates, D>;
 };
 
-template <int gates, int D>
-struct Tiles<float, gates, D> {
+template <int gates, int D, int first_gates>
+struct Tiles<float, gates, D, first_gates> {
   using Forward = FmaForward<gates, D>;
   using Backward = FmaBackward<gates, D>;
 };

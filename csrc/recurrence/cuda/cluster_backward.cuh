@@ -80,14 +80,17 @@ struct ClusterBackwardKernel {
 
   // Gradients of gates first..last-1 of one unit, to memory and to the product.
   template <int first, int last>
-  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::gates], S* x, int v,
-                                  int unit, int64_t row, int64_t origin) {
+  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent], S* x,
+                                  int v, int unit, int64_t row, int64_t origin) {
     const int hidden = int(p.sequence.hidden);
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
       x[Tile::place(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(dr[g]);
+      if (p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + unit] = device::narrow<S>(dr[g]);
+    }
+    RNNKERN_UNROLL
+    for (int g = first; g < gates_of_u<Cell>(last); ++g) {
       p.du[(row * Cell::gates + g) * hidden + unit] = device::narrow<S>(du[g]);
-      if (p.dr) p.dr[((row - origin) * Cell::gates + g) * hidden + unit] = device::narrow<S>(dr[g]);
     }
   }
 
@@ -208,7 +211,7 @@ struct ClusterBackwardKernel {
       const int t = at(k), n = rows.count(g);
       if (k > 0) receive(k);
       A save[values][Cell::saved + 1], old[values][Cell::states];
-      A du[values][Cell::gates], dr[values][Cell::gates];
+      A du[values][Cell::gates], dr[values][Cell::recurrent];
       RNNKERN_UNROLL
       for (int v = 0; v < values; ++v) {
         if (Pairs::idle(v, n)) continue;
@@ -221,13 +224,13 @@ struct ClusterBackwardKernel {
         if (t < length[v]) {
           carry[v][0] += widen(input[v].grad_h);
           Cell::backward(save[v], old[v], next, params[v], carry[v], du[v], dr[v], dparams[v]);
-          give<last_first, Cell::gates>(p, du[v], dr[v], exchange.dr(), v, unit(v), seq.offset(t) + sequence(v),
-                                        origin);
+          give<last_first, Cell::recurrent>(p, du[v], dr[v], exchange.dr(), v, unit(v), seq.offset(t) + sequence(v),
+                                            origin);
         }
       }
       if constexpr (Cell::two_products) {
         A product[values];
-        exchange.template send<last_first, Cell::gates>(g, 2 * k, n);
+        exchange.template send<last_first, Cell::recurrent>(g, 2 * k, n);
         exchange.receive(g, 2 * k, n, product);
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {
@@ -240,7 +243,7 @@ struct ClusterBackwardKernel {
           }
         }
       }
-      exchange.template send<0, Cell::two_products ? Cell::first_gates : Cell::gates>(g, products * (k + 1) - 1, n);
+      exchange.template send<0, Cell::two_products ? Cell::first_gates : Cell::recurrent>(g, products * (k + 1) - 1, n);
       const bool second = groups == 2 && g == 0 && k < steps1;
       k += !second;
       if constexpr (groups == 2) {

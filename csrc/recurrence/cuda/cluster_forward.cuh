@@ -23,7 +23,7 @@ struct ClusterForwardKernel {
   using Tile = typename ClusterTiles<Cell, M, D>::Forward;
   static constexpr int threads = Tile::threads, least_blocks = 1, values = Tile::values, cluster = Tile::blocks;
   static constexpr int units = Tile::units, buffers = Cell::two_products ? 3 : 2;
-  static constexpr int vectors = Cell::gates + Cell::params;  // the bias by gate, the cell's own
+  static constexpr int vectors = Cell::recurrent + Cell::params;  // the bias by gate, the cell's own
   static constexpr int64_t group_size = Tile::sums_size + buffers * Tile::x_size * sizeof(S);
   static constexpr int64_t once_size = Tile::shared_size + round_up(2 * buffers * 8, 16) + vectors * units * 4;
   static constexpr int64_t waiting_size = int64_t(values) * (Cell::states + 1) * threads * 4;
@@ -71,7 +71,7 @@ struct ClusterForwardKernel {
     }
     for (int i = device::thread(); i < vectors * units; i += threads) {
       const int unit = first_unit + i % units, k = i / units;
-      const S* from = k >= Cell::gates ? p.params[k - Cell::gates] : p.bias ? p.bias + k * hidden : nullptr;
+      const S* from = k >= Cell::recurrent ? p.params[k - Cell::recurrent] : p.bias ? p.bias + k * hidden : nullptr;
       vector[i] = from && unit < hidden ? widen(from[unit]) : A(0);
     }
     Tile tile;
@@ -142,7 +142,7 @@ struct ClusterForwardKernel {
       const int n = rows.count(g);
       S* x = all_x + g * buffers * Tile::x_size;
       device::Mbarrier* arrived = all_arrived + g * buffers;
-      A u[values][Cell::gates] = {}, r[values][Cell::gates] = {}, old[values][Cell::states] = {};
+      A u[values][Cell::gates] = {}, r[values][Cell::recurrent] = {}, old[values][Cell::states] = {};
       A save[values][Cell::saved + 1] = {};
       // Sent before anything else is done: the others wait for it.
       const auto finish = [&](int v) {
@@ -150,7 +150,7 @@ struct ClusterForwardKernel {
         const bool alive = t < length[v];
         A now[Cell::states], params[Cell::params + 1];
         RNNKERN_UNROLL
-        for (int i = 0; i < Cell::params; ++i) params[i] = vector[(Cell::gates + i) * units + Tile::unit(v)];
+        for (int i = 0; i < Cell::params; ++i) params[i] = vector[(Cell::recurrent + i) * units + Tile::unit(v)];
         Cell::forward(u[v], r[v], old[v], params, now, save[v]);
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) state[v][s] = alive ? now[s] : state[v][s];
@@ -158,8 +158,9 @@ struct ClusterForwardKernel {
         if (alive && Tile::writes()) {
           const int64_t row = seq.offset(t) + sequence(v);
           p.h[row * hidden + unit(v)] = device::narrow<S>(state[v][0]);
-          if constexpr (Cell::states > 1) {
-            if (p.cells) p.cells[row * hidden + unit(v)] = state[v][1];
+          RNNKERN_UNROLL
+          for (int s = 1; s < Cell::states; ++s) {
+            if (p.cells[s]) p.cells[s][row * hidden + unit(v)] = state[v][s];
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {
@@ -200,13 +201,13 @@ struct ClusterForwardKernel {
       if constexpr (Cell::two_products) {
         device::wait(arrived + 2, k % 2);
         if (device::thread() == 0) device::expect(arrived + 2, bytes(g));
-        tile.template multiply<Cell::first_gates, Cell::gates>(x + 2 * Tile::x_size, n);
+        tile.template multiply<Cell::first_gates, Cell::recurrent>(x + 2 * Tile::x_size, n);
         RNNKERN_UNROLL
         for (int v = 0; v < values; ++v) {
           if (Tile::idle(v, n)) continue;
-          tile.template result<Cell::first_gates, Cell::gates>(v, r[v]);
+          tile.template result<Cell::first_gates, Cell::recurrent>(v, r[v]);
           RNNKERN_UNROLL
-          for (int i = Cell::first_gates; i < Cell::gates; ++i) r[v][i] += vector[i * units + Tile::unit(v)];
+          for (int i = Cell::first_gates; i < Cell::recurrent; ++i) r[v][i] += vector[i * units + Tile::unit(v)];
           finish(v);
         }
       }

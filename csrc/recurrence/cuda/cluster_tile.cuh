@@ -64,7 +64,7 @@ RNNKERN_DEVICE void swap(T& x, T& y) {
 
 template <class Cell, class M, int D>
 struct ClusterShape {
-  static constexpr int blocks = cluster_blocks<M>(D), units = D / blocks, gates = Cell::gates;
+  static constexpr int blocks = cluster_blocks<M>(D), units = D / blocks, gates = Cell::recurrent;
   // Of the first product, and of the second where there is one.
   static constexpr int first_rows = Cell::first_gates * units, second_rows = (gates - Cell::first_gates) * units;
   static_assert(units % 8 == 0 && (second_rows == 0 || first_rows % 16 == 0));

@@ -8,6 +8,7 @@
 #include "recurrence/call.h"
 #include "recurrence/cuda/plan.h"
 #include "recurrence/cuda/step_kernels.h"
+#include "recurrence/cuda/step_normalised.cuh"
 #include "recurrence/cuda/step_projected.cuh"
 
 namespace rnnkern {
@@ -28,35 +29,40 @@ struct CudaDriver {
   CurrentDevice current;
   void* stream;
   Plan plan;
+  const StepTable& steps;
   Sequence sequence, sequence_of_h;  // the other has columns of h for units
   int64_t head_size, head_width;     // units and columns of h of a head
   Tensor table;                      // of packed rows, on the device
   StepNoise<A> noise{};
   Tensor mask;  // of dropout
 
-  CudaDriver(const Call& call, const char* direction) : call(call), current(call.u), stream(current.stream()) {
-    STD_TORCH_CHECK(!call.compiled, "recurrence: a cell that was compiled at run time has no CUDA kernel");
-    const Steps& steps = call.steps;
+  CudaDriver(const Call& call, const char* direction)
+      : call(call),
+        current(call.u),
+        stream(current.stream()),
+        steps(CellKernels{call.known.place, call.known.kernels}.steps<S>()) {
+    const Steps& over = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
-                            call.place,
+                            {call.known.place, call.known.kernels},
+                            call.cell,
                             call.u.scalar_type(),
-                            {steps.count, steps.batch, call.hidden, call.heads},
+                            {over.count, over.batch, call.hidden, call.heads},
                             call.noise.any(),
                             allows_tf32});
     head_size = call.hidden / call.heads;
     head_width = call.width / call.heads;
-    sequence = {steps.count,
-                steps.batch,
+    sequence = {over.count,
+                over.batch,
                 call.hidden,
                 call.heads,
                 nullptr,
                 nullptr,
                 call.reset ? read<bool>(*call.reset) : nullptr,
-                steps.reverse};
+                over.reverse};
     if (call.layout.packed()) {
       table = call.layout.on_device_of(call.u, "recurrence", cuda::capturing(stream));
       sequence.offsets = read<int64_t>(table);
-      sequence.lengths = sequence.offsets + steps.count + 1;
+      sequence.lengths = sequence.offsets + over.count + 1;
     }
     sequence_of_h = sequence;
     sequence_of_h.hidden = call.width;
@@ -140,14 +146,26 @@ struct CudaDriver {
 
   // Rows of the gates first..last-1 of every head of R: (K, (last-first)*D, D).
   Tensor rows_of_R(int first, int last) const {
-    const Tensor R = shaped(call.R, {call.heads, call.cell.gates * head_size, head_width});
+    const Tensor R = shaped(call.R, {call.heads, call.cell.recurrent * head_size, head_width});
     return part(R, 1, first * head_size, (last - first) * head_size);
   }
 
-  // Columns of those gates in (K, rows, G*D).
+  // Columns of those gates in (K, rows, Q*D).
   Tensor columns_of(const Tensor& r, int first, int last) const {
     return part(r, 2, first * head_size, (last - first) * head_size);
   }
+
+  int64_t gate_columns() const { return call.cell.recurrent * head_size; }
+
+  // A thread for each unit of so many rows, or where R h is normalised a block for each row.
+  template <class Problem>
+  void start_step(const cuda::Kernel* const (&kernels)[2], int64_t rows, const Problem& problem) const {
+    cuda::Launch shape{(rows * call.hidden + step_threads - 1) / step_threads};
+    if (call.cell.normalised) shape = {rows, 2 * norm_warps * int64_t(sizeof(A))};
+    cuda::start(*kernels[problem.noise.any()], shape, &problem, stream);
+  }
+  void start(const StepForward<S>& problem) const { start_step(steps.forward, problem.rows, problem); }
+  void start(const StepBackward<S>& problem) const { start_step(steps.backward, problem.threads, problem); }
 
   int64_t chunk_rows(int64_t first, int64_t last) const {
     return last > first ? call.steps.offset(last - 1) + call.steps.rows(last - 1) - call.steps.offset(first) : 0;

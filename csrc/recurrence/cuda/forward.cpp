@@ -11,8 +11,8 @@ struct ForwardDriver : CudaDriver<S> {
   using Base::call, Base::noise, Base::plan, Base::sequence, Base::stream;
   using typename Base::A;
 
-  Tensor h, cells, saved, candidates;
-  Tensors final_state;
+  Tensor h, saved, candidates;
+  Tensors final_state, cells;  // cells: the states but the first of every step
 
   explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
 
@@ -25,27 +25,27 @@ struct ForwardDriver : CudaDriver<S> {
   Tensors run(bool training, bool save_gates) {
     h = call.rows_like_u(call.width);
     Tensors outputs{h};
-    const bool keep_cells = training && call.cell.states > 1, keep_saved = training && save_gates && call.cell.saved;
-    if (keep_cells) cells = call.rows_like_u(call.hidden, Base::arithmetic);
+    const bool keep_saved = training && save_gates && call.cell.saved;
+    for (int s = 1; training && s < call.cell.states; ++s)
+      cells.push_back(call.rows_like_u(call.hidden, Base::arithmetic));
     if (keep_saved) saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
     const bool keep_candidates = training && call.keeps_candidates();
     if (keep_candidates) candidates = call.rows_like_u(call.hidden, Base::arithmetic);
     for (const Tensor& s : call.state) final_state.push_back(empty_of_sizes(call.u, s));
-    A* to_cells = keep_cells ? write<A>(cells) : nullptr;
     A* to_saved = keep_saved ? write<A>(saved) : nullptr;
     if constexpr (sizeof(S) < 8) {
-      if (!plan.stepwise()) run_resident(to_cells, to_saved);
+      if (!plan.stepwise()) run_resident(to_saved);
     }
-    if (plan.stepwise()) run_stepwise(to_cells, to_saved, keep_candidates ? write<A>(candidates) : nullptr);
+    if (plan.stepwise()) run_stepwise(to_saved, keep_candidates ? write<A>(candidates) : nullptr);
     outputs.insert(outputs.end(), final_state.begin(), final_state.end());
-    if (keep_cells) outputs.push_back(cells);
+    outputs.insert(outputs.end(), cells.begin(), cells.end());
     if (keep_saved) outputs.push_back(saved);
     if (keep_candidates) outputs.push_back(candidates);
     return outputs;
   }
 
   // All steps by one kernel that keeps R.
-  void run_resident(A* to_cells, A* to_saved) {
+  void run_resident(A* to_saved) {
     BlockForward<S> p{};
     fill(p);
     p.sequence = sequence;
@@ -56,12 +56,12 @@ struct ForwardDriver : CudaDriver<S> {
       p.final_state[s] = write<S>(final_state[s]);
     }
     p.h = write<S>(h);
-    p.cells = to_cells;
+    for (size_t s = 0; s < cells.size(); ++s) p.cells[s + 1] = write<A>(cells[s]);
     p.saved = to_saved;
     Base::run_resident(plan.kernels.forward, p);
   }
 
-  void run_stepwise(A* to_cells, A* to_saved, A* to_candidates) {
+  void run_stepwise(A* to_saved, A* to_candidates) {
     const CellInfo& cell = call.cell;
     const int64_t batch = call.steps.batch, hidden = call.hidden, width = call.width, columns = cell.gates * hidden;
     StepForward<S> p{};
@@ -74,7 +74,7 @@ struct ForwardDriver : CudaDriver<S> {
       if (!Base::narrow) copy(state[s], call.state[s]);
       p.state[s] = p.next[s] = write<A>(state[s]);
     }
-    const Tensor x = empty(call.u, {batch, width}), r = this->buffer(batch, cell.gates * this->head_size);
+    const Tensor x = empty(call.u, {batch, width}), r = this->buffer(batch, this->gate_columns());
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
     p.x = cell.projected ? nullptr : write<S>(x);
     p.noise = noise;
@@ -100,7 +100,7 @@ struct ForwardDriver : CudaDriver<S> {
       if (rows != alive) {
         alive = rows;
         first = prepare(x, r, rows, 0, cell.first_gates);
-        if (cell.two_products()) second = prepare(operand, r, rows, cell.first_gates, cell.gates);
+        if (cell.two_products()) second = prepare(operand, r, rows, cell.first_gates, cell.recurrent);
         if (cell.projected)
           second = this->multiplication(this->by_head(projected, rows, width), this->by_head(unprojected, rows, hidden),
                                         transposed(this->projection(), 1, 2));
@@ -109,7 +109,7 @@ struct ForwardDriver : CudaDriver<S> {
       p.u = read<S>(call.u) + row * columns;
       p.reset = call.reset ? read<bool>(*call.reset) + t * batch : nullptr;
       p.h = cell.projected ? write<S>(unprojected) : write<S>(h) + row * hidden;
-      p.cells = to_cells ? to_cells + row * hidden : nullptr;
+      for (size_t s = 0; s < cells.size(); ++s) p.cells[s + 1] = write<A>(cells[s]) + row * hidden;
       p.saved = to_saved ? to_saved + row * cell.saved * hidden : cell.normalised ? write<A>(workspace) : nullptr;
       p.candidates = to_candidates ? to_candidates + row * hidden : nullptr;
       p.noise.t = t;
@@ -117,10 +117,10 @@ struct ForwardDriver : CudaDriver<S> {
       if (cell.two_products()) {
         StepForward<S> q = p;
         q.operand = write<S>(operand);
-        StepKernels<S>::start(call.place, q, stream);
+        this->start(q);
         second.run();
       }
-      StepKernels<S>::start(call.place, p, stream);
+      this->start(p);
       if (cell.projected) {
         second.run();
         after.rows = rows;
@@ -139,7 +139,7 @@ struct ForwardDriver : CudaDriver<S> {
   // The product of gates first..last-1 with the first rows of x (B, P).
   Multiplication prepare(const Tensor& x, const Tensor& r, int64_t rows, int first, int last) const {
     const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_width});
-    const Tensor out = this->columns_of(this->by_head(r, rows, call.cell.gates * this->head_size), first, last);
+    const Tensor out = this->columns_of(this->by_head(r, rows, this->gate_columns()), first, last);
     return this->multiplication(out, transposed(heads, 0, 1), transposed(this->rows_of_R(first, last), 1, 2));
   }
 };

@@ -17,7 +17,8 @@ struct GridBackwardKernel {
   using Partials = GridPartials<S>;
   static constexpr int threads = grid_threads, units = grid_units<S>;
   // The gates whose gradients the cell's `backward` gives, those of the last product, and those of the first.
-  static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0, last_gates = Cell::gates - last_first;
+  static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0,
+                       last_gates = Cell::recurrent - last_first;
   static constexpr int budget = Cell::two_products ? grid_kept / 2 : grid_kept;
   using Last = GridTile<S, 1, budget>;
   using First = GridTile<S, 1, budget>;
@@ -43,7 +44,7 @@ struct GridBackwardKernel {
   };
 
   RNNKERN_HOST_DEVICE static int64_t words(const GridSize& size) {
-    return int64_t(size.groups) * 2 * size.sets * Cell::gates * size.members * member_words;
+    return int64_t(size.groups) * 2 * size.sets * Cell::recurrent * size.members * member_words;
   }
 
   RNNKERN_DEVICE static void run(const Problem& problem) {
@@ -74,7 +75,7 @@ struct GridBackwardKernel {
     const auto steps = [&](int set) { return last(set) > begin ? last(set) - begin : 0; };
     const auto time = [&](GridItem item) { return seq.reverse ? begin + item.step : last(item.set) - 1 - item.step; };
     const auto words_of = [&](int gate, int step, int set) {
-      const int64_t row = ((at.group * 2 + step % 2) * size.sets + set) * Cell::gates + gate;
+      const int64_t row = ((at.group * 2 + step % 2) * size.sets + set) * Cell::recurrent + gate;
       return problem.words + row * size.members * member_words;
     };
 
@@ -125,7 +126,7 @@ struct GridBackwardKernel {
       const Rows later = rows_of(latest);
       const uint32_t tag = uint32_t(item.step) + 1;
       const int b = at.sequence(item.set);
-      A save[Cell::saved + 1], old[Cell::states], grad[Cell::states], du[Cell::gates] = {}, dr[Cell::gates] = {};
+      A save[Cell::saved + 1], old[Cell::states], grad[Cell::states], du[Cell::gates] = {}, dr[Cell::recurrent] = {};
       A* own = carry + item.set * Cell::states * Thread::count;
       A scale = 1;
       bool alive = false, reset = false;
@@ -133,14 +134,16 @@ struct GridBackwardKernel {
       // Gradients of some gates, to memory and to the members.
       const auto give = [&](int from, int to) {
         RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) {
+        for (int g = 0; g < Cell::recurrent; ++g) {
           if (g < from || g >= to) continue;
           const S rounded = device::narrow<S>(dr[g]);
           publish(words_of(g, item.step, item.set) + at.member * member_words, rounded, tag);
-          if (alive) {
-            p.du[(row * Cell::gates + g) * hidden + at.unit] = device::narrow<S>(du[g]);
-            if (p.dr) p.dr[((row - origin) * Cell::gates + g) * hidden + at.unit] = rounded;
-          }
+          if (alive && p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + at.unit] = rounded;
+        }
+        RNNKERN_UNROLL
+        for (int g = 0; g < Cell::gates; ++g) {
+          if (g < from || g >= gates_of_u<Cell>(to) || !alive) continue;
+          p.du[(row * Cell::gates + g) * hidden + at.unit] = device::narrow<S>(du[g]);
         }
       };
       if (Thread::has()) {
@@ -163,7 +166,7 @@ struct GridBackwardKernel {
             dparams[(item.set * Cell::params + i) * Thread::count] += own_dparams[i];
           }
         }
-        give(last_first, Cell::gates);
+        give(last_first, Cell::recurrent);
       }
       last_product.multiply(words_of(last_first, item.step, item.set), tag, memory.scratch, partials);
       device::block_barrier();

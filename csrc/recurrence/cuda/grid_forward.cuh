@@ -16,8 +16,8 @@ struct GridForwardKernel {
   using Partials = GridPartials<S>;
   static constexpr int threads = grid_threads, units = grid_units<S>, exchanges = Cell::two_products ? 2 : 1;
   // Of two gates the compiler would have 128 registers do, for two blocks at once, and spill.
-  static constexpr int least_blocks = Cell::gates == 2 ? 1 : 0;
-  static constexpr int first_gates = Cell::first_gates, last_gates = Cell::gates - first_gates;
+  static constexpr int least_blocks = Cell::recurrent == 2 ? 1 : 0;
+  static constexpr int first_gates = Cell::first_gates, last_gates = Cell::recurrent - first_gates;
   static constexpr int budget = grid_kept / exchanges;
   using First = GridTile<S, first_gates, budget>;
   using Second = GridTile<S, last_gates ? last_gates : 1, budget>;
@@ -75,12 +75,12 @@ struct GridForwardKernel {
       return words_of(exchange, step, set) + at.member * member_words;
     };
 
-    A bias[Cell::gates] = {}, params[Cell::params + 1] = {};
+    A bias[Cell::recurrent] = {}, params[Cell::params + 1] = {};
     A* state = memory.state + device::thread();
     if (Thread::has()) {
       if (at.unit < hidden) {
         RNNKERN_UNROLL
-        for (int g = 0; g < Cell::gates; ++g) bias[g] = p.bias ? widen(p.bias[g * hidden + at.unit]) : A(0);
+        for (int g = 0; g < Cell::recurrent; ++g) bias[g] = p.bias ? widen(p.bias[g * hidden + at.unit]) : A(0);
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][at.unit]);
       }
@@ -115,7 +115,7 @@ struct GridForwardKernel {
       const uint32_t tag = uint32_t(item.step) + 1;
       const int t = time(item), b = at.sequence(item.set);
       const int64_t later = row_of(latest);
-      A u[Cell::gates], r[Cell::gates], save[Cell::saved + 1], old[Cell::states];
+      A u[Cell::gates], r[Cell::recurrent], save[Cell::saved + 1], old[Cell::states];
       A* own = state + item.set * Cell::states * Thread::count;
       bool reset = false, alive = false;
       if (Thread::has()) {
@@ -162,8 +162,9 @@ struct GridForwardKernel {
           RNNKERN_UNROLL
           for (int s = 0; s < Cell::states; ++s) own[s * Thread::count] = new_state[s];
           p.h[place * hidden + at.unit] = h;
-          if constexpr (Cell::states > 1) {
-            if (p.cells) p.cells[place * hidden + at.unit] = new_state[1];
+          RNNKERN_UNROLL
+          for (int s = 1; s < Cell::states; ++s) {
+            if (p.cells[s]) p.cells[s][place * hidden + at.unit] = new_state[s];
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {

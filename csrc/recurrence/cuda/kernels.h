@@ -1,7 +1,8 @@
-// The kernels that keep R for all steps, by cell, dtype and size.
+// Tables of the CUDA kernels of a cell.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/kernel.h"
 #include "cuda/sizes.h"
@@ -12,9 +13,9 @@ namespace rnnkern {
 using BlockSizes = cuda::Sizes<32, 64, 128>;                      // units of a head
 using ClusterSizes = cuda::Sizes<256, 384, 512, 640, 768, 1024>;  // H
 
-// A kernel, and what one of its blocks takes.
+// A kernel that keeps R for all steps, and what one of its blocks takes.
 struct Resident {
-  const cuda::Kernel* kernel = nullptr;  // none where there is none of this cell and size
+  const cuda::Kernel* kernel = nullptr;  // null where this cell and size have none
   int columns = 0;                       // sequences of a block, or of a cluster
   int64_t shared_bytes = 0;
   int cluster = 1;    // blocks that share the sequences
@@ -27,13 +28,54 @@ struct Residents {
   int64_t shared_bytes() const { return std::max(forward.shared_bytes, backward.shared_bytes); }
 };
 
-// M is what R is multiplied as: float, bfloat16, float16, and of clusters tfloat32. `place` is the cell's in
-// cells/list.h.
+// The kernels that keep R, of a cell and of what R is multiplied as. Null where the cell has none.
+struct ResidentTable {
+  Residents (*block)(int padded);
+  Residents (*cluster)(int padded);
+  Residents (*grid)(const GridSize& size);
+};
+
+// The pointwise kernels of a cell and dtype, without noise and with zoneout or dropout.
+struct StepTable {
+  const cuda::Kernel *forward[2], *backward[2];
+};
+
+// The tables of a built-in cell; `place` is its index in cells/list.h. M is what R is multiplied as: float, bfloat16,
+// float16, and tfloat32, which has clusters only.
 template <class M>
-struct ResidentKernels {
-  static Residents block(int place, int padded);
-  static Residents cluster(int place, int padded);
-  static Residents grid(int place, const GridSize& size);
+struct BuiltIn {
+  static const ResidentTable& resident(int place);
+};
+template <class S>
+struct BuiltInSteps {
+  static const StepTable& steps(int place);
+};
+
+// The tables of a cell that was compiled at run time.
+struct CompiledKernels {
+  ResidentTable resident[4];  // float, bfloat16, float16, tfloat32
+  StepTable steps[4];         // float, bfloat16, float16, double
+};
+
+// A type's index in the arrays above.
+template <class T>
+constexpr int table_index = std::is_same_v<T, float>              ? 0
+                            : std::is_same_v<T, device::bfloat16> ? 1
+                            : std::is_same_v<T, device::float16>  ? 2
+                                                                  : 3;
+
+struct CellKernels {
+  int place;
+  const CompiledKernels* compiled;  // null for a built-in cell
+
+  template <class M>
+  const ResidentTable& resident() const {
+    return compiled ? compiled->resident[table_index<M>] : BuiltIn<M>::resident(place);
+  }
+  template <class S>
+  const StepTable& steps() const {
+    return compiled ? compiled->steps[table_index<S>] : BuiltInSteps<S>::steps(place);
+  }
 };
 
 }  // namespace rnnkern

@@ -21,22 +21,30 @@ int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
 
 Plan refused(std::string why) { return {.reason = std::move(why)}; }
 
+// Whether the cell has kernels that keep R.
+bool keeps_R(const Wanted& wanted) {
+  if (const CompiledKernels* compiled = wanted.kernels.compiled) return compiled->resident[0].grid;
+  return wanted.kernels.place < resident_cells;
+}
+
 // Each of these three is stepwise, with the reason, where the kind cannot serve.
 Plan plan_block(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const Sizes& sizes = wanted.sizes;
-  if (wanted.place >= resident_cells) return refused("the cell runs step by step alone");
+  if (!keeps_R(wanted)) return refused("the cell runs step by step alone");
   if (wanted.noisy) return refused("zoneout and dropout have no block kernel");
   if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   const int64_t d = sizes.hidden / sizes.heads;
-  const int padded = BlockSizes::least(d, [](int) { return true; });
+  const auto kernels_of = [&](int size) {
+    return cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return wanted.kernels.resident<S>().block(size); });
+  };
+  const int padded = BlockSizes::least(d, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
   if (padded == 0) return refused("heads of " + std::to_string(d) + " units do not fit one block");
   if (wanted.dtype == ScalarType::Double) return refused("float64 has no block kernel");
   if (facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.most() > most_size) return refused("sizes beyond 2^28 have no block kernel");
   if (sizes.hidden > most_hidden) return refused("H beyond 2^24 has no block kernel");
-  const Residents kernels = cuda::by_narrow_storage(
-      wanted.dtype, [&]<class S>(S) { return ResidentKernels<S>::block(wanted.place, padded); });
+  const Residents kernels = kernels_of(padded);
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
@@ -53,9 +61,9 @@ Plan plan_cluster(const Wanted& wanted) {
   if (const std::string why = cuda::kernel_filter(KernelKind::cluster); !why.empty()) return refused(why);
   const bool tf32 = wanted.dtype == ScalarType::Float && wanted.allows_tf32();
   const auto kernels_of = [&](int size) {
-    if (tf32) return ResidentKernels<device::tfloat32>::cluster(wanted.place, size);
+    if (tf32) return wanted.kernels.resident<device::tfloat32>().cluster(size);
     return cuda::by_narrow_storage(wanted.dtype,
-                                   [&]<class S>(S) { return ResidentKernels<S>::cluster(wanted.place, size); });
+                                   [&]<class S>(S) { return wanted.kernels.resident<S>().cluster(size); });
   };
   if (facts.major < 9) return refused("clusters need compute capability 9.0");
   const int padded = ClusterSizes::least(hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
@@ -103,7 +111,7 @@ Plan plan_grid(const Wanted& wanted) {
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
   const Residents kernels =
-      cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return ResidentKernels<S>::grid(wanted.place, size); });
+      cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return wanted.kernels.resident<S>().grid(size); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("a block's share of R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
@@ -129,8 +137,8 @@ std::string beside_torch(const Measured& row) {
 Plan choose(const Wanted& wanted, const Measured*& row) {
   const Plan block = plan_block(wanted);
   const Sizes& sizes = wanted.sizes;
-  const bool dense = wanted.place < resident_cells && sizes.heads == 1 && !wanted.noisy &&
-                     wanted.dtype != ScalarType::Double && wanted.facts.major >= 8 && sizes.most() <= most_size;
+  const bool dense = keeps_R(wanted) && sizes.heads == 1 && !wanted.noisy && wanted.dtype != ScalarType::Double &&
+                     wanted.facts.major >= 8 && sizes.most() <= most_size;
   if (!block.stepwise() || !dense) return block;
   if (row && wanted.dtype == ScalarType::Float && wanted.allows_tf32()) row = nullptr;
   const Plan cluster = plan_cluster(wanted);
@@ -146,7 +154,8 @@ Plan choose(const Wanted& wanted, const Measured*& row) {
 
 // What a call of this plan, forward and backward, starts.
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
-  auto kernels = by_storage(wanted.dtype, [&]<class S>(S) { return StepKernels<S>::all(wanted.place, wanted.noisy); });
+  auto kernels =
+      by_storage(wanted.dtype, [&]<class S>(S) { return step_kernels<S>(wanted.kernels, wanted.cell, wanted.noisy); });
   if (!plan.stepwise()) kernels.insert(kernels.end(), {plan.kernels.forward.kernel, plan.kernels.backward.kernel});
   return kernels;
 }
@@ -159,7 +168,7 @@ Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows) {
   const Sizes& sizes = wanted.sizes;
   const Measured* row = nullptr;
   if (sizes.heads == 1 && !wanted.noisy)
-    row = find_measured(rows, wanted.facts.major, wanted.place, wanted.dtype, sizes.hidden, sizes.batch);
+    row = find_measured(rows, wanted.facts.major, wanted.kernels.place, wanted.dtype, sizes.hidden, sizes.batch);
   Plan plan = choose(wanted, row);
   if (row && row->kernel == plan.name()) plan.reason += beside_torch(*row);
   const int64_t at_once = rows_per_multiprocessor * wanted.facts.multiprocessors;
@@ -170,12 +179,16 @@ Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows) {
 
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy, bool tf32, std::string rows) {
-  const int place = find_cell(cell);
-  STD_TORCH_CHECK(place >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
+  const KnownCell known = known_cell(cell, 0);
+  STD_TORCH_CHECK(known.place >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
-  const Wanted wanted{
-      cuda::facts_from("recurrence_plan", facts), place, scalar_type(dtype),
-      {sizes[0], sizes[1], sizes[2], sizes[3]},   noisy, tf32 ? +[] { return true; } : +[] { return false; }};
+  const Wanted wanted{cuda::facts_from("recurrence_plan", facts),
+                      {known.place, known.kernels},
+                      known.info,
+                      scalar_type(dtype),
+                      {sizes[0], sizes[1], sizes[2], sizes[3]},
+                      noisy,
+                      tf32 ? +[] { return true; } : +[] { return false; }};
   const Plan plan = plan_recurrence(wanted, rows.empty() ? measured() : read_measured(rows));
   const auto shape = [&](const char* name, const Resident& x) {
     const int64_t tiles = x.columns ? parts(sizes[1], x.columns) * sizes[3] : 0;

@@ -7,6 +7,7 @@
 #include "common/tensor.h"
 #include "cuda/facts.h"
 #include "cuda/kinds.h"
+#include "recurrence/cells.h"
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/measured.h"
 
@@ -23,7 +24,8 @@ struct Sizes {
 // What a plan is made for.
 struct Wanted {
   cuda::Facts facts;
-  int place;  // of the cell
+  CellKernels kernels;
+  CellNumbers cell;
   ScalarType dtype;
   Sizes sizes;
   bool noisy;             // with zoneout or dropout

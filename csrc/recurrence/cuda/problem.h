@@ -1,5 +1,6 @@
 // What the CUDA kernels of the recurrence are told: device pointers and sizes, all checked and allocated by the caller.
-// S is how tensors are stored, A = Arithmetic<S> what is computed in. T steps, B sequences, K heads of D = H / K units.
+// S is how tensors are stored, A = Arithmetic<S> what is computed in. T steps, B sequences, K heads of D = H / K units,
+// G gates of u and Q of R h.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +34,13 @@ struct Sequence {
 template <class S>
 struct BlockForward {
   Sequence sequence;
-  const S *u, *R, *bias;  // (rows, G*H); (K, G*D, D); (G*H,) or null
-  const S* params[2];     // (H,) each
-  const S* state[2];      // (B, H)
-  S* h;                   // (rows, H)
-  S* final_state[2];      // (B, H)
-  Arithmetic<S>* cells;   // c of every step (rows, H), or null
-  Arithmetic<S>* saved;   // (rows, saved*H), or null
+  const S *u, *R, *bias;              // (rows, G*H); (K, Q*D, D); (Q*H,) or null
+  const S* params[most_params];       // (H,) each
+  const S* state[most_states];        // (B, H)
+  S* h;                               // (rows, H)
+  S* final_state[most_states];        // (B, H)
+  Arithmetic<S>* cells[most_states];  // but of the first: the state of every step (rows, H), or null
+  Arithmetic<S>* saved;               // (rows, saved*H), or null
 };
 
 // The steps first..first+steps-1; arrays marked "here" begin at the first row of `first`.
@@ -47,21 +48,21 @@ template <class S>
 struct BlockBackward {
   Sequence sequence;
   int64_t first, steps, rows;  // rows: of these steps together
-  const S* R;                  // (K, G*D, D)
-  const S* params[2];
-  const S* cell_state;         // c0 (B, H), for cells with two states
-  const S* h;                  // (all rows, H)
-  const Arithmetic<S>* cells;  // (all rows, H), or null
-  const Arithmetic<S>* saved;  // here (rows, saved*H)
-  const S* previous;           // here (K, rows, D): h before each step, zero where it was reset
-  const S* grad_h;             // (all rows, H), or null
-  const S* grad_scale;         // element (t, b) at t*scale_step + b*scale_row, or null
+  const S* R;                  // (K, Q*D, D)
+  const S* params[most_params];
+  const S* cell_state[most_states];         // but of the first: the initial state (B, H)
+  const S* h;                               // (all rows, H)
+  const Arithmetic<S>* cells[most_states];  // (all rows, H)
+  const Arithmetic<S>* saved;               // here (rows, saved*H)
+  const S* previous;                        // here (K, rows, D): h before each step, zero where it was reset
+  const S* grad_h;                          // (all rows, H), or null
+  const S* grad_scale;                      // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
-  Arithmetic<S>* carry[2];    // (B, H): the gradient of the state after these steps, in; before them, out
-  Arithmetic<S>* dparams[2];  // (B, H), added to
-  S* du;                      // (all rows, G*H)
-  S* dr;                      // here (K, rows, G*D), or null where du serves
-  S* operand;                 // here (K, rows, D), for cells with a second product
+  Arithmetic<S>* carry[most_states];    // (B, H): the gradient of the state after these steps, in; before them, out
+  Arithmetic<S>* dparams[most_params];  // (B, H), added to
+  S* du;                                // (all rows, G*H)
+  S* dr;                                // here (K, rows, Q*D), or null where du serves
+  S* operand;                           // here (K, rows, D), for cells with a second product
 };
 
 // How tensors are stored that R multiplies as M: float as float or tfloat32, else M.
@@ -134,18 +135,19 @@ struct StepNoise {
 template <class S>
 struct StepForward {
   int64_t rows, hidden, heads;
-  const S *u, *r, *bias;          // (rows, G*H); (K, rows, G*D); (G*H,) or null
-  const S* params[3];             // (H,) each; (G*H,) the first where R h is normalised
-  const bool* reset;              // (rows,) or null: the old state, and with it the product, counts as zero
-  const Arithmetic<S>* state[2];  // (rows, H), or with `previous` not read
-  const S* previous;              // (K, rows, D): h of the old state, or null
-  Arithmetic<S>* next[2];         // (rows, H); may be `state`
-  S *h, *x;                       // (rows, H) both: the output (or what W_hr multiplies), what the next product reads
-  Arithmetic<S>* cells;           // (rows, H)
-  Arithmetic<S>* saved;           // (rows, saved*H)
-  S* operand;                     // not null asks for the operand of the second product, and for nothing else;
-  bool operand_by_head;           // (K, rows, D) or (rows, H)
-  Arithmetic<S>* candidates;      // (rows, H): h before zoneout
+  const S *u, *r, *bias;         // (rows, G*H); (K, rows, Q*D); (Q*H,) or null
+  const S* params[most_params];  // (H,) each; (G*H,) the first where R h is normalised
+  const bool* reset;             // (rows,) or null: the old state, and with it the product, counts as zero
+  const Arithmetic<S>*
+      state[most_states];            // (rows, H) each; with `previous`, null but for states that the equations need
+  const S* previous;                 // (K, rows, D): h of the old state, or null
+  Arithmetic<S>* next[most_states];  // (rows, H); may be `state`
+  S *h, *x;  // (rows, H) both: the output (or what W_hr multiplies), what the next product reads
+  Arithmetic<S>* cells[most_states];  // (rows, H), but of the first
+  Arithmetic<S>* saved;               // (rows, saved*H)
+  S* operand;                         // not null asks for the operand of the second product, and for nothing else;
+  bool operand_by_head;               // (K, rows, D) or (rows, H)
+  Arithmetic<S>* candidates;          // (rows, H): h before zoneout
   StepNoise<Arithmetic<S>> noise;
 };
 
@@ -170,35 +172,36 @@ struct StepBackward {
   int64_t finished, finished_alive;  // the step processed before (-1: none), and its sequences
   bool second;                       // of a cell with two products: after the product for the operand
   const S* from_R;                   // (K, finished_alive, D): R^T dr of that step; with `second`, of the operand
-  const S *params[3], *bias;
-  const S* cell_state;
+  const S *params[most_params], *bias;
+  const S* cell_state[most_states];
   const S* h;
-  const Arithmetic<S>* cells;
+  const Arithmetic<S>* cells[most_states];
   const Arithmetic<S>* saved;  // here
   const S* previous;           // here (K, rows, D)
   const S* grad_h;
   const S* grad_scale;
   int64_t scale_step, scale_row;
-  Arithmetic<S>* carry[2];
-  Arithmetic<S>* dparams[3];  // (B, H), and (B, G*H) the first where R h is normalised, added to
-  Arithmetic<S>* dbias;       // (B, G*H) likewise, where R h is normalised
-  Arithmetic<S>* workspace;   // (B, G*H), where R h is normalised
-  S* du;                      // (all rows, G*H)
-  S* dr;                      // here (K, rows, G*D), or null where du serves
-  S* step_dr;                 // (K, alive, G*D), for the product that follows
-  S* operand;                 // here (K, rows, D): what a second product, or W_hr, multiplied
-  S *dh, *step_dh;            // here (rows, P); (alive, P): the gradient of what W_hr gave
+  Arithmetic<S>* carry[most_states];
+  Arithmetic<S>* dparams[most_params];  // (B, H), and (B, G*H) the first where R h is normalised, added to
+  Arithmetic<S>* dbias;                 // (B, G*H) likewise, where R h is normalised
+  Arithmetic<S>* workspace;             // (B, G*H), where R h is normalised
+  S* du;                                // (all rows, G*H)
+  S* dr;                                // here (K, rows, Q*D), or null where du serves
+  S* step_dr;                           // (K, alive, Q*D), for the product that follows
+  S* operand;                           // here (K, rows, D): what a second product, or W_hr, multiplied
+  S *dh, *step_dh;                      // here (rows, P); (alive, P): the gradient of what W_hr gave
   const Arithmetic<S>* candidates;
   StepNoise<Arithmetic<S>> noise;
 };
 
 // previous (K, rows, D) of the steps that begin with `first`: the state before each row, zero where it was reset.
-template <class S>
+template <class S, class T>
 struct Previous {
   Sequence sequence;
   int64_t first, rows;
-  const S *h, *state;  // (all rows, H); (B, H)
-  S* previous;
+  const T* h;      // (all rows, H)
+  const S* state;  // (B, H)
+  T* previous;
 };
 
 // The mask of dropout (B, H): 0 where a draw is below the threshold, else `scale`.

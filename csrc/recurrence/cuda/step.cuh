@@ -25,25 +25,25 @@ struct StepForwardKernel {
     const int64_t row = index / p.hidden, column = index % p.hidden;
     const int64_t d = p.hidden / p.heads, head = column / d, unit = column % d;
     const bool reset = p.reset && p.reset[row];
-    A u[Cell::gates], r[Cell::gates], old[Cell::states] = {}, next[Cell::states];
+    A u[Cell::gates], r[Cell::recurrent + 1], old[Cell::states] = {}, next[Cell::states];
     A params[Cell::params + 1], save[Cell::saved + 1];
-    const int available = p.operand ? Cell::first_gates : Cell::gates;
+    const int available = p.operand ? Cell::first_gates : Cell::recurrent;
     RNNKERN_UNROLL
-    for (int g = 0; g < Cell::gates; ++g) {
-      u[g] = widen(p.u[(row * Cell::gates + g) * p.hidden + column]);
+    for (int g = 0; g < Cell::gates; ++g) u[g] = widen(p.u[(row * Cell::gates + g) * p.hidden + column]);
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::recurrent; ++g) {
       const bool product = g < available && !reset;
-      r[g] = product ? widen(p.r[((head * p.rows + row) * Cell::gates + g) * d + unit]) : A(0);
+      r[g] = product ? widen(p.r[((head * p.rows + row) * Cell::recurrent + g) * d + unit]) : A(0);
       if (p.bias) r[g] += widen(p.bias[g * p.hidden + column]);
     }
     RNNKERN_UNROLL
     for (int i = 0; i < Cell::params; ++i) params[i] = widen(p.params[i][column]);
     const int64_t by_head = (head * p.rows + row) * d + unit;
     constexpr int first_state = Cell::projected;
-    if (p.previous) {
-      if (!Cell::projected) old[0] = widen(p.previous[by_head]);
-    } else if (!reset) {
-      RNNKERN_UNROLL
-      for (int s = first_state; s < Cell::states; ++s) old[s] = p.state[s][index];
+    if (p.previous && !Cell::projected) old[0] = widen(p.previous[by_head]);
+    RNNKERN_UNROLL
+    for (int s = first_state; s < Cell::states; ++s) {
+      if (p.state[s] && !reset) old[s] = p.state[s][index];
     }
     if constexpr (Cell::two_products) {
       A operand;
@@ -70,8 +70,9 @@ struct StepForwardKernel {
     const S h = device::narrow<S>(next[0]);
     if (p.h) p.h[index] = h;
     if (p.x) p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
-    if constexpr (Cell::states > 1) {
-      if (p.cells) p.cells[index] = next[1];
+    RNNKERN_UNROLL
+    for (int s = 1; s < Cell::states; ++s) {
+      if (p.cells[s]) p.cells[s][index] = next[s];
     }
     RNNKERN_UNROLL
     for (int i = 0; i < Cell::saved; ++i) {
@@ -100,16 +101,20 @@ struct StepBackwardKernel {
   using A = Arithmetic<S>;
   static constexpr int threads = step_threads;
 
-  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::gates], int gates,
-                                  int64_t b, int64_t head, int64_t unit, int64_t d) {
+  RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent + 1],
+                                  int last, int64_t b, int64_t head, int64_t unit, int64_t d) {
     const int64_t hidden = p.sequence.hidden;
     RNNKERN_UNROLL
-    for (int g = 0; g < Cell::gates; ++g) {
-      if (g >= gates) continue;
+    for (int g = 0; g < Cell::recurrent; ++g) {
+      if (g >= last) continue;
       const S rounded = device::narrow<S>(dr[g]);
+      if (p.dr) p.dr[((head * p.rows + p.here + b) * Cell::recurrent + g) * d + unit] = rounded;
+      p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit] = rounded;
+    }
+    RNNKERN_UNROLL
+    for (int g = 0; g < Cell::gates; ++g) {
+      if (g >= gates_of_u<Cell>(last)) continue;
       p.du[((p.row + b) * Cell::gates + g) * hidden + head * d + unit] = device::narrow<S>(du[g]);
-      if (p.dr) p.dr[((head * p.rows + p.here + b) * Cell::gates + g) * d + unit] = rounded;
-      p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit] = rounded;
     }
   }
 
@@ -131,7 +136,7 @@ struct StepBackwardKernel {
       }
     }
     if (alive) {
-      A old[Cell::states], next[Cell::states], du[Cell::gates] = {}, dr[Cell::gates] = {};
+      A old[Cell::states], next[Cell::states], du[Cell::gates] = {}, dr[Cell::recurrent + 1] = {};
       A params[Cell::params + 1], dparams[Cell::params + 1] = {};
       BackwardInput<Cell, S> input;
       input.fetch(p, int(p.t), p.row + b, p.here + b, int(b), int(head), int(unit), int(d), int(p.sequence.length(b)));
@@ -154,7 +159,7 @@ struct StepBackwardKernel {
           RNNKERN_UNROLL
           for (int s = 0; s < Cell::states; ++s) grad[s] += kept[s];
         }
-        give(p, du, dr, Cell::gates, b, head, unit, d);
+        give(p, du, dr, Cell::recurrent, b, head, unit, d);
         RNNKERN_UNROLL
         for (int i = 0; i < Cell::params; ++i) p.dparams[i][index] += dparams[i];
         if constexpr (Cell::projected) {
@@ -165,8 +170,8 @@ struct StepBackwardKernel {
         // Of the first gates, `backward` gave some.
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::first_gates; ++g) {
-          du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
-          dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::gates + g) * d + unit]);
+          if (g < Cell::gates) du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
+          dr[g] = widen(p.step_dr[((head * p.alive + b) * Cell::recurrent + g) * d + unit]);
         }
         A operand;
         const A doperand = through_R<noisy>(p, p.t, b, index, p.from_R[(head * p.alive + b) * d + unit]);
@@ -194,9 +199,9 @@ RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) 
   return t;
 }
 
-template <class S>
+template <class S, class T>
 struct PreviousKernel {
-  using Problem = Previous<S>;
+  using Problem = Previous<S, T>;
   static constexpr char header[] = "recurrence/cuda/step.cuh";
   static constexpr int threads = step_threads;
 
@@ -207,9 +212,16 @@ struct PreviousKernel {
     const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
     const int64_t t = step_of(seq, p.first, row), b = row - seq.offset(t);
     const int64_t before = seq.before(t, seq.length(b)), d = seq.head_size();
-    const S h = seq.resets(t, b) ? S{}
-                : before < 0     ? p.state[b * seq.hidden + column]
-                                 : p.h[(seq.offset(before) + b) * seq.hidden + column];
+    T h{};
+    if (!seq.resets(t, b)) {
+      if (before >= 0) {
+        h = p.h[(seq.offset(before) + b) * seq.hidden + column];
+      } else if constexpr (sizeof(S) == sizeof(T)) {  // the same type
+        h = p.state[b * seq.hidden + column];
+      } else {
+        h = widen(p.state[b * seq.hidden + column]);
+      }
+    }
     p.previous[(column / d * p.rows + here) * d + column % d] = h;
   }
 };

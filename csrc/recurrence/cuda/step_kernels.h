@@ -1,21 +1,16 @@
-// Starts the pointwise kernels of a cell, on a stream.
+// Which pointwise kernels a call starts.
 #pragma once
 
 #include <vector>
 
-#include "cuda/kernel.h"
 #include "recurrence/cells.h"
-#include "recurrence/cuda/problem.h"
+#include "recurrence/cuda/kernels.h"
 
 namespace rnnkern {
 
-// S is how tensors are stored; `place` the cell's in cells/list.h.
+// What zoneout, dropout and the products between them need of a call whose state is stored as S: all pointwise kernels
+// that it starts if it runs step by step, and that the backward of others starts beside the kernel that keeps R.
 template <class S>
-struct StepKernels {
-  static void start(int place, const StepForward<S>& problem, void* stream);
-  static void start(int place, const StepBackward<S>& problem, void* stream);
-  // All that calls which run step by step start, and the backward of others beside the kernel that keeps R.
-  static std::vector<const cuda::Kernel*> all(int place, bool noisy);
-};
+std::vector<const cuda::Kernel*> step_kernels(const CellKernels& kernels, const CellNumbers& cell, bool noisy);
 
 }  // namespace rnnkern

@@ -94,7 +94,7 @@ struct NormalisedStepForwardKernel {
     p.h[index] = h;
     p.x[index] = noisy ? device::narrow<S>(drop(p.noise, index, widen(h))) : h;
     if constexpr (Cell::states > 1) {
-      if (p.cells) p.cells[index] = next[1];
+      if (p.cells[1]) p.cells[1][index] = next[1];
     }
   }
 

@@ -26,13 +26,13 @@ _operators = torch.ops.rnnkern
 
 
 def _choose(cell: str, u: Tensor) -> Choice:
-    """The kernel of the cell for the device, in every dtype, if there is one."""
+    """The implementation for a cell and the device and dtype of ``u``."""
     cell = COMPLEX[cell] if u.is_complex() else cell
     why = on_cuda = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
     if library.is_known(cell):
-        on_cuda = "cells of rnnkern.cell have no CUDA kernel"
-        compiles = u.device.type == "cpu" and forced() != "reference"
-        why = library.refusal(cell) if compiles else None
+        compiles = forced() != "reference"
+        why = library.refusal(cell) if compiles and u.device.type == "cpu" else None
+        on_cuda = library.refusal(cell, on_cuda=True) if compiles and u.device.type == "cuda" else None
     return choose("recurrence", {"cuda": cuda_refusal(u, on_cuda), "cpu": cpu_refusal(u, why)})
 
 
@@ -43,11 +43,14 @@ def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) 
     parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
     sizes = (steps, state[0].shape[0], parts * hidden_size(cell, u, weight_ih), R.shape[0] if R.dim() == 3 else 1)
     kernel_cell = COMPLEX[cell] if u.is_complex() else cell
-    return told(
-        _choose(cell, u), u.device, dtype,
-        lambda dtype, facts, tf32: _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32),
-        lambda plan: f"{plan['kernel']}, for {plan['reason']}",
-    )  # fmt: skip
+
+    def plan(dtype: str, facts: tuple[int, ...], tf32: bool) -> str:
+        if library.is_known(kernel_cell) and (why := library.refusal(kernel_cell, on_cuda=True)):
+            raise RuntimeError(why)
+        return _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32)
+
+    choice = _choose(cell, u)
+    return told(choice, u.device, dtype, plan, lambda plan: f"{plan['kernel']}, for {plan['reason']}")
 
 
 @operator(check, _explain)
@@ -192,7 +195,7 @@ def _projected(x: Tensor, weight_ih: Tensor, bias_ih: Tensor | None) -> tuple[Te
 
 
 def _then(function: Callable[[Tensor], Tensor], save_u: bool | Recomputed) -> bool | Recomputed:
-    """The ``save_u`` for function(u), given that for u."""
+    """Turns the ``save_u`` for u into that for function(u)."""
     if not isinstance(save_u, Recomputed):
         return save_u
     return Recomputed(lambda *tensors: function(save_u.function(*tensors)), save_u.tensors)

@@ -1,0 +1,64 @@
+"""Cells of every shape that rnnkern.cell allows, and calls of them with their gradients."""
+
+import torch
+
+import rnnkern
+from rnnkern.ops import recurrence
+
+
+@rnnkern.cell(gates="fn", init={"leak": (0.1, 0.9)})
+def several(u, r, h, c, *, leak, dt=0.5):
+    """Two states, a parameter and a constant."""
+    f = torch.sigmoid(u.f + r.f)
+    c = leak * c + dt * torch.tanh(u.n + f * r.n)
+    return (1 - f) * h + f * c, c
+
+
+@rnnkern.cell(gates="rzn")
+def reset_before(u, r, h):
+    z = torch.sigmoid(u.z + r.z)
+    n = torch.tanh(u.n + r.n(torch.sigmoid(u.r + r.r) * h))
+    return (1 - z) * n + z * h
+
+
+@rnnkern.cell(gates="x", recurrent="xy")
+def oscillators(u, r, y, z, *, dt=0.1):
+    """A second product of the second state, without a gate of u."""
+    z = z + dt * (torch.tanh(u.x + r.x + r.y(z)) - y)
+    return y + dt * z, z
+
+
+@rnnkern.cell(gates="fn", recurrent="")
+def without_product(u, r, h):
+    f = torch.sigmoid(u.f)
+    return f * h + (1 - f) * u.n
+
+
+CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc]
+
+
+def call(
+    cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, heads=1, drawn_with=0, op=recurrence,
+    device="cpu", **kwargs,
+):  # fmt: skip
+    """Values and gradients of a call; what it is given is rounded to another dtype first."""
+    torch.manual_seed(drawn_with)
+    gates, recurrent = len(cell.gates), len(cell.recurrent)
+
+    def drawn(*shape):
+        x = torch.randn(shape, dtype=torch.float64).mul(0.5)
+        return x.to(rounded or dtype).to(device, dtype).requires_grad_()
+
+    leaves = [drawn(steps, batch, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
+    leaves += [drawn(hidden) for _ in cell.params]
+    u, *rest = leaves
+    state, params = rest[: len(cell.states)], rest[len(cell.states) :]
+    sizes = (recurrent * hidden, hidden) if heads == 1 else (heads, recurrent * hidden // heads, hidden // heads)
+    R, bias = drawn(*sizes), drawn(recurrent * hidden)
+    leaves += [R, bias] if recurrent else []
+    h, final = op(cell.name, u, R, state, bias=bias, params=params, **kwargs)
+    loss = sum(
+        (y * torch.linspace(-1, 1, y.numel(), dtype=dtype, device=device).view(y.shape)).sum() for y in (h, *final)
+    )
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [h, *final, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]

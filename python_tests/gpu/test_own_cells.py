@@ -1,0 +1,145 @@
+"""CUDA kernels of cells that rnnkern.cell made, on the interpreter and on a GPU, against the function itself."""
+
+import ctypes
+import functools
+import json
+import os
+
+import pytest
+import torch
+
+import rnnkern
+from python_tests.cells import samples
+from python_tests.gpu import standin
+from python_tests.gpu.conftest import running
+from python_tests.gpu.recurrences import FAMILY
+from python_tests.gpu.standin import H100
+from rnnkern import _compiler, ops, reference
+from rnnkern._cells import library
+from rnnkern.ops import programs
+from rnnkern.testing import assert_close_over_draws
+
+CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran, rnnkern.cells.nas]
+STEPWISE = {"without_product", "brc", "nas"}
+"""R has no gates, or more than a kernel that keeps it can hold."""
+DRAWS = 8
+OPTIONS = {
+    "plain": {},
+    "gates computed again": {"save_gates": False},
+    "reset, reverse": {"reverse": True, "reset": torch.rand(5, 3, generator=torch.Generator().manual_seed(1)) < 0.4},
+    "heads": {"heads": 3},
+    "zoneout, dropout": {"zoneout": 0.3, "dropout": 0.4, "seed": torch.tensor(3)},
+    "mean of zoneout": {"zoneout": 0.3},
+}
+
+
+def register(cell, drivers: str, *options: str) -> None:
+    """Compiles the list of a cell's kernels, and makes it known to a library of drivers."""
+    made = library.library_of(library._known[cell.name], True, options)
+    entry = ctypes.CDLL(drivers).rnnkern_register_cell
+    entry.restype = ctypes.c_char_p
+    assert entry(cell.name.encode(), os.fsencode(made)) is None
+
+
+@functools.cache
+def interpreted(cell) -> None:
+    """The same for the interpreter, which compiles the kernels too."""
+    drivers = str(FAMILY.build())
+    register(cell, drivers, "-DRNNKERN_INTERPRET", "-Wl,--no-as-needed", drivers)
+
+
+@pytest.fixture(params=["block", "cluster", "grid", "stepwise"])
+def kernel(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", ["interpret", "cuda"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_kernels_compute_the_function(cell, dtype, options, kernel, name, nan_memory):
+    given = OPTIONS[options]
+    kept = kernel if dtype != torch.float64 and cell.__name__ not in STEPWISE and "zoneout" not in given else "stepwise"
+    if kept != kernel or (given.get("heads", 1) > 1 and kernel in ("cluster", "grid")):
+        pytest.skip("no such kernel")
+    if not cell.recurrent and "heads" in given:
+        pytest.skip("R has no rows")
+    with running(name, kernel) as place:
+        given = {k: x.to(place.device) if isinstance(x, torch.Tensor) else x for k, x in given.items()}
+        honest = {k: x for k, x in given.items() if k != "save_gates"}
+        if name == "interpret":
+            interpreted(cell)
+        draws = []
+        for k in range(DRAWS):
+
+            def one(op, *args, given=given, k=k):
+                return samples.call(cell, *args, op=op, device=place.device, drawn_with=k, **given)
+
+            found = []
+            kernels = place.entered(lambda: found.extend(one(place, dtype)))  # noqa: B023
+            assert kernels == {f"recurrence/cuda/{way}/{cell.name}/{kernel}": 1 for way in ("forward", "backward")}
+            truth = one(reference.recurrence, torch.float64, dtype, given=honest)
+            draws.append((found, one(reference.recurrence, dtype, given=honest), truth))
+        for found, naive, truth in zip(*(zip(*each, strict=True) for each in zip(*draws, strict=True)), strict=True):
+            if dtype == torch.float64:
+                for a, b in zip(found, truth, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+            else:
+                assert_close_over_draws(list(zip(found, naive, truth, strict=True)), cell.name)
+
+
+NVRTC = pytest.mark.skipif(_compiler.nvrtc() is None, reason="no NVRTC")
+
+
+@NVRTC
+@pytest.mark.parametrize("cell", [samples.several, samples.oscillators, rnnkern.cells.slstm], ids=lambda c: c.__name__)
+def test_kernels_compile_for_hardware(cell):
+    assert library.refusal(cell.name, on_cuda=True) is None
+    found = set()
+    for dtype, noisy, hidden in [
+        ("float32", True, 64),
+        *((d, False, h) for d in ("float32", "bfloat16") for h in (64, 256, 2048)),
+    ]:
+        facts = (9, 0, 132, 232448, 16, 8)
+        plan = torch.ops.rnnkern.recurrence_plan(cell.name, dtype, (9, 8, hidden, 1), facts, noisy, False, "")
+        found |= {tuple(program) for program in json.loads(plan)["programs"]}
+    own = [program for program in sorted(found) if library._known[cell.name].type in program[1]]
+    assert {kind.partition("<")[0].removeprefix("rnnkern::") for _, kind in own} >= {
+        f"{kernel}{way}Kernel" for kernel in ("Step", "Block", "Cluster", "Grid") for way in ("Forward", "Backward")
+    }
+    for program in own:
+        assert _compiler.compile_now(_compiler.Program(*program, "sm_90")), program
+
+
+@NVRTC
+def test_the_launcher_compiles_and_starts_them():
+    """The library with a stand-in for the driver: the kernel that is loaded has the name of the cell."""
+    driver = standin.Driver(standin.load(), H100)
+    register(samples.several, str(standin.build_drivers()))
+    u, R, state, leak = torch.randn(3, 2, 8), torch.randn(8, 4), [torch.zeros(2, 4)] * 2, torch.rand(4)
+    torch.ops.rnnkern_stub.recurrence(
+        samples.several.name, u, R, state, None, [leak], None, None, False, False, False, None, None, None, 0.0, None
+    )
+    (launch,) = driver.launches()
+    assert launch.symbol == f"BlockForwardKernel_{library._known[samples.several.name].type}_float_32"
+
+
+def test_what_would_be_compiled_ahead():
+    layer, x = rnnkern.nn.Recurrent(samples.several, 3, 64), torch.randn(2, 2, 3)
+    with programs.collecting(H100, None) as found:
+        rnnkern.explain(layer, x)
+    own = library._known[samples.several.name].type
+    assert any("BlockForwardKernel" in kind and own in kind for _, kind in found)
+
+
+def test_without_a_compiler_a_gpu_runs_the_function(monkeypatch):
+    """The choice says why."""
+
+    @rnnkern.cell
+    def unmade(u, r, h):
+        return torch.tanh(u + 1.25 * r)
+
+    monkeypatch.setenv("CXX", "/nothing/like/it")
+    assert "was not compiled" in library.refusal(unmade.name, on_cuda=True)
+    with programs.collecting(H100, None), pytest.raises(RuntimeError, match="was not compiled"):
+        ops.explain(ops.recurrence, unmade, torch.zeros(1, 1, 4), torch.zeros(4, 4), [torch.zeros(1, 4)])
