@@ -1,4 +1,5 @@
-"""Builds test libraries of kernels with ninja, into build/interpreter: again only what changed, headers included."""
+"""Builds test libraries of kernels with ninja in build/interpreter; recompiles only what has changed, headers
+included."""
 
 import fcntl
 import importlib.util
@@ -21,7 +22,7 @@ def compiler() -> list[str]:
 
 
 def with_torch() -> tuple[list[str], list[str]]:
-    """What to compile and to link with what registers operators."""
+    """Compiler and linker flags for sources that register operators."""
     (folder,) = importlib.util.find_spec("torch").submodule_search_locations
     flags = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-fvisibility=hidden", "-Ibuild/ninja"]
     return [*flags, "-isystem", f"{folder}/include"], [
@@ -35,8 +36,9 @@ def with_torch() -> tuple[list[str], list[str]]:
 def build(
     name: str, sources: Sequence[str], flags: Sequence[str] = (), link: Sequence[str] = (), interpret: bool = True
 ) -> Path:
-    """The path of a shared library of the sources, which are relative to the root; flags of one source alone follow its
-    path, as in "csrc/some.cpp -DSOME". With `interpret` kernels are compiled too, for the host."""
+    """Builds a shared library from sources, whose paths are relative to the root, and returns its path. Flags for a
+    single source follow its path, as in "csrc/some.cpp -DSOME". With `interpret`, kernels are also compiled for the
+    host."""
     folder = BUILD / name
     own = ["-DRNNKERN_INTERPRET"] if interpret else []
     command = [*compiler(), *FLAGS, *own, *shlex.split(os.environ.get("RNNKERN_CXXFLAGS", "")), *flags]
@@ -59,7 +61,8 @@ def build(
 
 
 def run_ninja(folder: Path, lines: Sequence[str], made: Path) -> Path:
-    """Runs ninja on these lines, one process at a time in a folder, and returns the path of what they make."""
+    """Runs ninja on these lines, with a lock so that only one process runs in a folder, and returns the path of the
+    result."""
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     with open(ROOT / folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Backends: kernels run on the interpreter, and on a GPU where there is one. RNNKERN_GPU_TESTS=interpret|cuda|all."""
+"""Backends: kernels run on the interpreter and, if there is one, on a GPU. RNNKERN_GPU_TESTS=interpret|cuda|all."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
 
 WANTED = os.environ.get("RNNKERN_GPU_TESTS", "")
 CLUSTERS = (9, 0)
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS warns where algorithms are deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS warns otherwise with deterministic algorithms
 
 
 ON_TRITON = ("test_skew_exp", "test_linear_scan", "test_moment_filter", "test_gather_attention")
-"""Files that say by themselves what is for `make test`; the interpreter's are all for `make proof`."""
+"""Files that mark their slow tests themselves; all tests on the interpreter are slow and get the marker ``proof``."""
 
 
 def pytest_collection_modifyitems(items):
@@ -40,7 +40,7 @@ CHOSEN = {"": ["interpret", "cuda"], "all": ["interpret", "cuda"]}.get(WANTED, [
 
 
 def require(missing: str) -> None:
-    """Skips where something is missing, unless the backend was asked for."""
+    """Skips the test if something is missing, or fails if the backend was requested explicitly."""
     if missing and WANTED:
         pytest.fail(f"RNNKERN_GPU_TESTS={WANTED}, but {missing}")
     if missing:
@@ -49,11 +49,11 @@ def require(missing: str) -> None:
 
 @pytest.fixture(scope="session", params=[backend for name in CHOSEN for backend in ALL[name]], ids=str)
 def backend(request) -> Backend:
-    """Skipped where it is not there, unless it was asked for."""
+    """A backend; the test is skipped if it is not available, unless it was requested."""
     if request.param.name == "interpret":
         if shutil.which(builder.compiler()[0]) is None:
             pytest.skip("no C++ compiler")
-        kernels.library()  # here, so that a failing build is told once
+        kernels.library()  # built here, so that a failing build is reported once
         return request.param
     require(recurrences.lacks("cuda"))
     kernels.operators()
@@ -62,7 +62,7 @@ def backend(request) -> Backend:
 
 @pytest.fixture
 def launch(backend):
-    """Runs a conformance kernel on words; returns as many as are asked for."""
+    """Runs a conformance kernel on 32-bit words and returns the requested number of words."""
 
     def run(name, given, words):
         needs_clusters = name.startswith(("cluster", "mbarrier", "store_async"))
@@ -78,7 +78,8 @@ def launch(backend):
 
 @pytest.fixture
 def nan_memory():
-    """Uninitialised memory is NaN, in allocations made in C++ too: whatever is not written shows."""
+    """Fills uninitialized memory with NaN, also in allocations of C++ code, so that values that are never written are
+    noticed."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
@@ -87,7 +88,7 @@ def nan_memory():
 
 @contextmanager
 def running(name: str, kernel: str) -> Iterator[recurrences.Place]:
-    """One thread: calls are small."""
+    """Uses one thread, because calls are small."""
     require(recurrences.lacks(name))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -98,7 +99,7 @@ def running(name: str, kernel: str) -> Iterator[recurrences.Place]:
 
 @pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
 def place(request, nan_memory):
-    """rnnkern.ops.recurrence, where kernels run, by either kernel that takes any number of units and heads."""
+    """rnnkern.ops.recurrence on each backend, by both kernels that support any number of units and heads."""
     asked = request.node.callspec.params
     cell = asked.get("cell", asked.get("row", {}).get("cell"))
     if request.param[1] == "block" and cell in set(KERNEL_CELLS) - set(RESIDENT_CELLS):
@@ -109,7 +110,7 @@ def place(request, nan_memory):
 
 @pytest.fixture(params=CHOSEN)
 def clusters(request, nan_memory):
-    """The same by the cluster kernel, which takes a dense R of up to 512 units."""
+    """The same with the cluster kernel, which supports a dense R of up to 512 units."""
     with running(request.param, "cluster") as place:
         if place.name == "cuda" and place.plan("tanh", torch.float32, 1, 1, 512)["kernel"] != "cluster":
             pytest.skip("no clusters of 16 blocks run on this GPU")
@@ -118,14 +119,14 @@ def clusters(request, nan_memory):
 
 @pytest.fixture(params=CHOSEN)
 def grid(request, nan_memory):
-    """The same by the grid kernel, which takes a dense R of any number of units."""
+    """The same with the grid kernel, which supports a dense R of any number of units."""
     with running(request.param, "grid") as place:
         yield place
 
 
 @pytest.fixture
 def gpu():
-    """A torch.device, for what only hardware shows."""
+    """A torch.device, for tests that need hardware."""
     if "cuda" not in CHOSEN:
         pytest.skip("of hardware alone")
     require(recurrences.lacks("cuda"))

@@ -1,5 +1,4 @@
-"""The CUDA kernels of the recurrence through layers of rotations as a function that tests can call: on a GPU, or on the
-interpreter with CPU tensors."""
+"""The CUDA kernels of givens_recurrence as a function for tests: on a GPU, or on the interpreter with CPU tensors."""
 
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ FAMILY = drivers.Family(
     "givens", ("csrc/orthogonal/cuda/givens.cpp",), ("givens_recurrence", "givens_recurrence_backward")
 )
 LARGE, SMALL = (9, 0, 1, 232448, 0, 0), (9, 0, 1, 1024, 0, 0)
-"""What the interpreter pretends to be: with room on the chip for a warp's sums, and without."""
+"""Device facts for the interpreter: with enough shared memory for a warp's sums, and without."""
 FACE = sys.modules["rnnkern.ops._orthogonal.givens_recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.differentiable"]
 
 
 class Place(drivers.Place):
-    """``rnnkern.ops.givens_recurrence`` of CPU tensors by the CUDA drivers, inside :func:`routed`."""
+    """``rnnkern.ops.givens_recurrence`` on CPU tensors by the CUDA drivers, inside :func:`routed`."""
 
     def __init__(self, name: str):
         super().__init__(name, FAMILY, LARGE)
@@ -37,14 +36,14 @@ class Place(drivers.Place):
 
 
 def refusal(u: torch.Tensor) -> str | None:
-    """Why CUDA tensors like u go by no kernel of these; where there is no GPU, fake ones."""
+    """The reason why these kernels cannot run for CUDA tensors like u; uses fake tensors, so no GPU is needed."""
     with FakeTensorMode():
         return FACE._cuda_refusal(torch.empty(u.shape, dtype=u.dtype, device="cuda"))
 
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators."""
+    """Context manager in which the public function calls the operators of ``place``."""
     with pytest.MonkeyPatch.context() as patch:
         if place.name == "interpret":
             for module in (FACE, DERIVATIVES):

@@ -1,5 +1,5 @@
-"""gather_attention's kernels for GPUs on tensors of the CPU. Triton's own functions are compiled or interpreted from
-its import on: test_gather_attention.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of gather_attention on CPU tensors. Importing Triton decides whether its functions are compiled or
+interpreted, so test_gather_attention.py runs this file in a process with TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -76,7 +76,8 @@ def test_a_memory_that_all_attend_to_is_added_up_in_pieces(alignment, monkeypatc
     (1e-4, torch.float32), (1e-2, torch.float32), (0.5, torch.float64), (1.0, torch.float32), (30.0, torch.float32),
 ])  # fmt: skip
 def test_tanh_is_as_good_near_0_as_far_from_it(scale, dtype):
-    """u alone, with q = 0 and a v of one unit: the gradients of v and u have tanh and its slope in them."""
+    """Uses u alone, with q = 0 and a v with one nonzero unit: the gradients of v and u then contain tanh and its
+    derivative."""
     q, u, h, idx, v = gather_sample(1, 4, 5, 4, 64, dtype=dtype)
     check((0 * q, scale * u, h, idx, v), "additive")
 
@@ -101,7 +102,7 @@ def test_indices_that_are_no_memory_are_none():
         assert torch.equal(a, b)
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # numpy, of what a GPU takes as it comes
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # NumPy warns, a GPU does not
 def test_nan_stays_where_it_is_attended_to():
     q, u, h, idx, v = gather_sample(1, 6, 5, 4, 3, dtype=torch.float32)
     idx[0, 1:3], idx[0, 3:] = idx[0, 1:3].clamp_max(3), 4

@@ -1,5 +1,5 @@
-"""linear_scan's kernels for GPUs on tensors of the CPU. Triton's own functions are compiled or interpreted from its
-import on: test_linear_scan.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of linear_scan on CPU tensors. Importing Triton decides whether its functions are compiled or
+interpreted, so test_linear_scan.py runs this file in a process with TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from rnnkern.testing import as_reals, assert_close
 
 @pytest.fixture(autouse=True)
 def ranges_over_tensors(monkeypatch):
-    """The interpreter's bounds are arrays of one element, of which NumPy makes no int from version 2.4 on."""
+    """The interpreter passes bounds of ranges as arrays with one element, which NumPy 2.4 no longer converts to int."""
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor, scope):
@@ -58,7 +58,7 @@ def by_triton(a, x, state=None, *, batch_sizes=None, reset=None, reverse=False):
 
 @pytest.fixture(params=["serial", "chunked"])
 def cut(request, monkeypatch):
-    """Small blocks, so that there are several; and chunks of a few steps."""
+    """Small blocks and chunks of a few steps, so that there are several of each."""
     monkeypatch.setattr(scan_triton, "BLOCK", 8)
     monkeypatch.setattr(scan_triton, "block_of", lambda size: 8)
     monkeypatch.setattr(scan_triton, "LEAST", 3)
@@ -96,9 +96,9 @@ def test_nothing_and_one(sizes):
     check_scan(by_triton, scan_sample(*sizes, dtype=torch.float32, initial=False, per_step=True))
 
 
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # numpy, of what a GPU takes as it comes
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # NumPy warns, a GPU does not
 def test_a_product_that_overflows_is_not_taken_of_a_state_of_zero(cut):
-    """As one loop has it: 1e30 to the 11th times nothing."""
+    """The result is that of a single loop, although a product of factors, 1e30 to the power 11, overflows."""
     a, x = torch.full((2,), 1e30), torch.zeros(11, 1, 2)
     x[10, 0, 1] = 1.0
     h, _ = scan_triton.forward(a, x, None, None, None, False, True)

@@ -1,4 +1,4 @@
-"""moment_filter's kernels for GPUs on tensors of the CPU; test_moment_filter.py runs this file in a process with
+"""The Triton kernels of moment_filter on CPU tensors; test_moment_filter.py runs this file in a process with
 TRITON_INTERPRET=1."""
 
 import pytest
@@ -10,7 +10,7 @@ from rnnkern import reference
 from rnnkern.ops._scan import filter_triton
 
 EVERY = 4
-"""A power of two, so that there are several pieces of few steps."""
+"""Number of steps per piece: a small power of two, so that there are several pieces."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
-"""skew_exp's kernels for GPUs on tensors of the CPU. Triton's own functions are compiled or interpreted from its import
-on: test_skew_exp.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of skew_exp on CPU tensors. Importing Triton decides whether its functions are compiled or
+interpreted, so test_skew_exp.py runs this file in a process with TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from python_tests.ops.orthogonal_oracle import Spectrum, whole
 from python_tests.ops.skew_kinds import KINDS, of_norm
 from rnnkern.ops._orthogonal import triton as orthogonal_triton
 
-# Of one number in an array, which the interpreter has for an argument, numpy 2.4 makes no index.
+# The interpreter passes numbers as arrays with one element, which NumPy 2.4 no longer converts to an index.
 orthogonal_triton.kernels().range = lambda start, stop, step: range(start, stop.handle.data.item(), step)
 
 BOUNDS = {torch.float32: 6e-7, torch.float64: 1e-14}
@@ -40,11 +40,12 @@ def test_a_matrix_per_program(size, dtype, minus_identity):
 
 
 def fewer_squarings(monkeypatch, dtype, fused):
-    """(how many, the largest norm): launches on the ways of large matrices, here of more than 8 rows."""
+    """Limits the number of squarings and the largest norm, and uses the kernels of large matrices for more than 8
+    rows."""
     few = {torch.float32: 2, torch.float64: 1}[dtype]
     monkeypatch.setattr(orthogonal_triton, "LARGEST", 8)
     if fused:
-        monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (16, 16, 1))  # several, and not full
+        monkeypatch.setattr(orthogonal_triton, "_tile", lambda size, dtype: (16, 16, 1))  # several tiles, some partial
     else:
         monkeypatch.setattr(orthogonal_triton, "LARGEST_FUSED", 8)
     *facts, most = orthogonal_triton.scheme(dtype)
@@ -61,11 +62,11 @@ def test_products_with_squarings_that_a_matrix_may_not_need(fused, dtype, monkey
     assert plan[:, 1].tolist() == [0, few]
 
 
-@pytest.mark.filterwarnings("ignore:divide by zero")  # numpy, of what a GPU takes as it comes
+@pytest.mark.filterwarnings("ignore:divide by zero")  # NumPy warns, a GPU does not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("one_program", [True, False])
 def test_no_norm_is_above_what_its_scheme_serves(one_program, dtype, monkeypatch):
-    """And in float32, where the schemes are the same, the choice is that of the CPU's kernel."""
+    """In float32, whose schemes are the same on both devices, the choice also equals that of the CPU kernel."""
     limits = orthogonal_triton.scheme(dtype)[1]
     norms = (0.93 * limits[0], 1.001 * 2 * limits[1])
     A = torch.stack([of_norm(KINDS[kind](26), rho) for kind in KINDS for rho in norms]).to(dtype)

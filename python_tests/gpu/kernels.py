@@ -1,5 +1,6 @@
-"""The test libraries' kernels as Python functions over 32-bit words. Imports neither torch, but for a GPU, nor pytest:
-the run under the address sanitizer starts from here.
+"""The test libraries' kernels as Python functions of 32-bit words.
+
+Imports neither pytest nor, except for a GPU, torch, because the run under the address sanitizer starts from here.
 """
 
 import ctypes
@@ -16,11 +17,11 @@ from python_tests.gpu.builder import INTERPRETER, build, with_torch
 CONFORMANCE = "csrc/interpreter/conformance.cpp"
 FAULTS = "csrc/interpreter/faults.cpp"
 LAUNCHER = ("common/fork", "common/tensor", "cuda/driver", "cuda/kernel", "cuda/modules", "cuda/plans")
-"""What starts a kernel on a GPU."""
+"""Sources of the code that launches kernels on a GPU."""
 
 
 class KernelError(RuntimeError):
-    """What the interpreter or CUDA says of a launch."""
+    """An error of a launch that the interpreter or CUDA reports."""
 
 
 def build_library(backend: str, flags: tuple[str, ...] = ()) -> Path:
@@ -47,7 +48,7 @@ def launch(
     entry: str = "run_conformance",
     flags: tuple[str, ...] = (),
 ) -> np.ndarray:
-    """Runs the kernel of this name on words and returns `words` words, which were zero."""
+    """Runs the kernel with this name on words and returns `words` words, which are zero before the launch."""
     given = np.ascontiguousarray(given).view(np.uint32) if isinstance(given, np.ndarray) else np.array(given, np.uint32)
     if backend == "cuda":
         return launch_on_gpu(name, given, words)
@@ -66,7 +67,7 @@ def launch(
 
 @functools.cache
 def operators():
-    """Those of the conformance kernels: `run` on a GPU, and `programs`, the header and type of each."""
+    """Operators of the conformance kernels: `run` on a GPU, and `programs`, which lists the header and type of each."""
     import torch
 
     import rnnkern  # noqa: F401  has the operator that compiles
@@ -76,7 +77,7 @@ def operators():
 
 
 def launch_on_gpu(name: str, given: np.ndarray, words: int) -> np.ndarray:
-    """A spin without end ends after two seconds."""
+    """Runs a kernel on a GPU. An endless spin ends after two seconds."""
     import torch
 
     out = torch.zeros(words, dtype=torch.int32, device="cuda")
@@ -90,5 +91,5 @@ def launch_on_gpu(name: str, given: np.ndarray, words: int) -> np.ndarray:
 
 
 def fault(name: str, given: np.ndarray | Sequence[int] = (0,), words: int = 1, **options) -> np.ndarray:
-    """The same for the kernels of csrc/interpreter/faults.cpp."""
+    """Like :func:`launch`, for the kernels in csrc/interpreter/faults.cpp."""
     return launch(name, given, words, entry="run_fault", **options)

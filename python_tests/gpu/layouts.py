@@ -1,15 +1,15 @@
-"""Where the elements of a matrix lie in a warp, as the PTX manual draws it.
+"""Positions of matrix elements in the registers of a warp, as in the figures of the PTX manual.
 
-One line per row of the matrix, one entry `lane.element` per column. Elements of 16 bits come two to a register, the
-even one in its low half; elements of 32 bits fill one. The interpreter and the hardware are held to these tables, so
-they are literal: a mistake in a formula cannot be in both.
+One line per row of the matrix, one entry `lane.element` per column. 16-bit elements share a register in pairs, the even
+one in the low half; a 32-bit element fills a register. The interpreter and the hardware are compared with these tables.
+They are literal, so that an error in a formula cannot occur on both sides.
 """
 
 Layout = dict[tuple[int, int], tuple[int, int]]
 
 
 def read(figure: str) -> Layout:
-    """(lane, element) -> (row, column)."""
+    """Maps (lane, element) to (row, column)."""
     rows = [line.split() for line in figure.strip().splitlines()]
     return {
         tuple(map(int, entry.split("."))): (row, column)
@@ -18,7 +18,7 @@ def read(figure: str) -> Layout:
     }
 
 
-# Figures "MMA .m16n8k16 fragment layout for matrix A with .f16 / .bf16 type": a0 ... a7.
+# Figure "MMA .m16n8k16 fragment layout for matrix A with .f16 / .bf16 type": a0 ... a7.
 A_16 = read("""
  0.0  0.1  1.0  1.1  2.0  2.1  3.0  3.1  0.4  0.5  1.4  1.5  2.4  2.5  3.4  3.5
  4.0  4.1  5.0  5.1  6.0  6.1  7.0  7.1  4.4  4.5  5.4  5.5  6.4  6.5  7.4  7.5
@@ -38,7 +38,7 @@ A_16 = read("""
 28.2 28.3 29.2 29.3 30.2 30.3 31.2 31.3 28.6 28.7 29.6 29.7 30.6 30.7 31.6 31.7
 """)
 
-# The same for B: b0 ... b3.
+# The corresponding figure for B: b0 ... b3.
 B_16 = read("""
  0.0  4.0  8.0 12.0 16.0 20.0 24.0 28.0
  0.1  4.1  8.1 12.1 16.1 20.1 24.1 28.1
@@ -58,7 +58,7 @@ B_16 = read("""
  3.3  7.3 11.3 15.3 19.3 23.3 27.3 31.3
 """)
 
-# The same for the accumulators C and D, and those of .m16n8k8: c0 ... c3.
+# The corresponding figure for the accumulators C and D, also for .m16n8k8: c0 ... c3.
 C = read("""
  0.0  0.1  1.0  1.1  2.0  2.1  3.0  3.1
  4.0  4.1  5.0  5.1  6.0  6.1  7.0  7.1
@@ -98,7 +98,7 @@ A_TF32 = read("""
 28.1 29.1 30.1 31.1 28.3 29.3 30.3 31.3
 """)
 
-# The same for B: b0, b1.
+# The corresponding figure for B: b0, b1.
 B_TF32 = read("""
  0.0  4.0  8.0 12.0 16.0 20.0 24.0 28.0
  1.0  5.0  9.0 13.0 17.0 21.0 25.0 29.0

@@ -1,4 +1,4 @@
-"""Every CUDA program that a launch plan can choose, by asking the plans."""
+"""Every CUDA program that a launch plan can choose, obtained by calling the plans."""
 
 import functools
 import itertools
@@ -16,16 +16,19 @@ from rnnkern._precompile import ALONE, FACTS
 _operators = torch.ops.rnnkern
 
 CELLS = json.loads(_operators.recurrence_cells())
-"""Their facts, by name."""
+"""Properties of the cells, by name."""
 RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SIZES = (32, 64, 128, 256, 384, 512, 640, 768, 1024, 2048, 65536)
-"""Of h: one of each that kernels are compiled for, one that only a grid holds, and one that nothing does."""
+"""Values of H: every size for which kernels are compiled, one that only the grid kernel supports, and one that no
+resident kernel supports."""
 BATCHES = (1, 64, 256, 1024, 4096)
-"""Kernels that keep R serve the small ones alone: with more, products of many rows win."""
+"""Batch sizes. Kernels that keep R on chip are chosen only for the small ones; with more sequences, products of many
+rows are faster."""
 
 MEMORIES = (10, 200)
-"""Of the relevancy recurrence: one that a block holds beside all weights, and one that only a cluster does."""
+"""Sizes of the memory of relevancy_recurrence: one that fits into a block together with all weights, and one that only
+a cluster can hold."""
 
 
 def _recurrences(facts: tuple[int, ...]) -> Iterator[str]:
@@ -46,7 +49,7 @@ def _rotations() -> Iterator[str]:
 
 @functools.cache
 def programs(arch: str) -> Sequence[Program]:
-    """Each once, in a fixed order."""
+    """Each program once, in a fixed order."""
     facts = FACTS[arch]
     found = {ALONE} if facts[0] >= 9 else set()
     for plan in itertools.chain(_recurrences(facts), _relevancies(facts)):
@@ -57,13 +60,13 @@ def programs(arch: str) -> Sequence[Program]:
 
 
 def spelled(type: str) -> tuple[str, list[str]]:
-    """The name of a template and its arguments, of a C++ type of the package."""
+    """Splits a C++ type of the package into the name of its template and the arguments."""
     name, _, arguments = re.sub(r"rnnkern::(device::)?", "", type).removesuffix(">").partition("<")
     return name, arguments.split(", ")
 
 
 def sample(arch: str, each: int) -> list[Program]:
-    """Of every template and dtype so many, of different cells and sizes."""
+    """``each`` programs of every template and dtype, with different cells and sizes."""
 
     def kind(program: Program) -> tuple[str, ...]:
         name, arguments = spelled(program.type)
@@ -80,7 +83,7 @@ STORED = ("float", "double", "bfloat16", "float16", "tfloat32")
 
 
 def chunks(found: Iterable[Program], most: int = 20) -> list:
-    """Parameters of a test, each some programs of one header."""
+    """Test parameters: groups of programs with the same header."""
     parameters = []
     for header, alike in itertools.groupby(found, lambda program: program.header):
         listed, name = list(alike), re.sub(r"/cuda/|/", "-", str(PurePath(header).with_suffix("")))

@@ -1,4 +1,4 @@
-"""The relevancy recurrence's CUDA kernels as a function that tests can call: on a GPU, or on the interpreter with CPU
+"""The CUDA kernels of relevancy_recurrence as a function for tests: on a GPU, or on the interpreter with CPU
 tensors."""
 
 import sys
@@ -26,13 +26,13 @@ FAMILY = drivers.Family(
     ("relevancy_recurrence", "relevancy_recurrence_backward", "relevancy_plan"),
 )
 FACTS = {"block": (9, 0, 1, 232448, 0, 0), "cluster": (9, 0, 1, 232448, 2, 1), "stepwise": (9, 0, 1, 232448, 0, 0)}
-"""What the interpreter pretends to be, for each kernel."""
+"""Device facts for the interpreter, for each kernel."""
 FACE = sys.modules["rnnkern.ops._relevancy.relevancy"]
 DERIVATIVES = sys.modules["rnnkern.ops._relevancy.autograd"]
 
 
 class Place(drivers.Place):
-    """``rnnkern.ops.relevancy_recurrence`` of CPU tensors by the CUDA drivers, inside :func:`routed`."""
+    """``rnnkern.ops.relevancy_recurrence`` on CPU tensors by the CUDA drivers, inside :func:`routed`."""
 
     def __init__(self, name: str, kernel: str):
         super().__init__(name, FAMILY, FACTS[kernel])
@@ -57,7 +57,8 @@ def moved(x: Any, device: str) -> Any:
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve."""
+    """Context manager in which the public function calls the operators of ``place``, which use its kernel for every
+    call that the kernel supports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
@@ -67,5 +68,5 @@ def routed(place: Place) -> Iterator[Place]:
 
 
 def clusters() -> tuple[int, ...]:
-    """How many of 8 and of 16 blocks run at once on the GPU."""
+    """Number of clusters of 8 and of 16 blocks that can run at once on the GPU."""
     return _extension.device_facts(torch.device("cuda", torch.cuda.current_device()))[4:]

@@ -1,4 +1,4 @@
-"""What skew_exp's way on a GPU launches, seen without one: calls of its kernels, and PyTorch's operators between."""
+"""Records, without a GPU, what skew_exp launches there: calls of its kernels and of PyTorch operators."""
 
 import types
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ KERNELS = ("small_forward", "small_backward", "product")
 
 
 def facts(x):
-    """Of an argument: all but a tensor's values."""
+    """Properties of an argument; for a tensor everything except its values."""
     if isinstance(x, Tensor):
         return ("tensor", tuple(x.shape), x.dtype)
     return tuple(map(facts, x)) if isinstance(x, list | tuple) else repr(x)
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps what is launched; refuses tensors of another device."""
+    """Records operator calls and rejects tensors of other devices."""
 
     def __init__(self, device: str):
         super().__init__()
@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Kernel:
-    """Takes a kernel's place and keeps its grid and arguments."""
+    """Replaces a kernel and records its grid and arguments."""
 
     def __init__(self, name: str, recorder: Recorder):
         self.name, self.recorder = name, recorder

@@ -1,5 +1,5 @@
-"""Packed input while a CUDA graph is captured: the drivers refuse it, since what they copy to the device is gone at
-replay. The interpreter pretends the capture."""
+"""The drivers reject packed input during the capture of a CUDA graph, because the host memory that they copy to the
+device is gone at replay. The interpreter simulates the capture."""
 
 import pytest
 import torch

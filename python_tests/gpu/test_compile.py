@@ -1,4 +1,4 @@
-"""Without a GPU: what the interpreter ran is also what NVRTC takes, and assembles for every architecture."""
+"""Tests without a GPU: the kernels that run on the interpreter also compile with NVRTC, for every architecture."""
 
 import json
 
@@ -8,7 +8,7 @@ from python_tests.gpu import builder, kernels
 from rnnkern import _compiler, _extension
 
 CLUSTERS = ("ClusterIds", "ClusterBarrier", "MbarrierPhases", "StoreAsync")
-"""What a GPU before 9.0 has not."""
+"""Features that GPUs before compute capability 9.0 lack."""
 
 
 @pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")

@@ -1,5 +1,5 @@
-"""The launcher on a driver without a device: what it says when a function fails and that nobody hears of it later, what
-it loads, what it refuses."""
+"""Tests of the launcher on a stand-in for the driver: error messages, errors that must not surface later, loaded
+modules, and rejected calls."""
 
 import ctypes
 import importlib.util
@@ -23,7 +23,7 @@ operators = torch.ops.rnnkern_stub
 
 @pytest.fixture
 def driver() -> standin.Driver:
-    """Of an H100 that has nothing loaded."""
+    """The stand-in with the facts of an H100 and nothing loaded."""
     return standin.Driver(standin.load(), H100)
 
 
@@ -31,7 +31,7 @@ def driver() -> standin.Driver:
 
 
 def largest():
-    """All that a launch can ask for."""
+    """Launches that need all attributes."""
     operators.start(16, 100_000, 16)
     operators.start(132, 100_000, 1, True)
 
@@ -88,7 +88,7 @@ def test_facts_are_asked_for_once(driver):
     assert operators.device_facts(-1) == str(list(H100))
     asked = driver.calls()
     shapes = [call[2:] for call in asked if call[0] == "cuOccupancyMaxActiveClusters"]
-    assert shapes == [[[n, 1, 1], [256, 1, 1], 232448, [n, 1, 1]] for n in (8, 16)]  # all shared memory that there is
+    assert shapes == [[[n, 1, 1], [256, 1, 1], 232448, [n, 1, 1]] for n in (8, 16)]  # all shared memory of the device
     assert ["cuFuncSetAttribute", "cuda_AloneKernel", 14, 1] in asked
     assert operators.device_facts(-1) == str(list(H100))
     assert [call[0] for call in driver.calls()] == ["cuCtxGetDevice"]
@@ -139,7 +139,7 @@ def test_a_kernel_is_loaded_once_in_each_context(driver):
     assert loads() == 1
 
 
-# ---- what launches ask for
+# ---- attributes of launches
 
 
 def test_a_launch_asks_for_no_more_than_it_needs(driver):
@@ -179,7 +179,7 @@ def test_a_launch_that_cannot_be_resident_is_refused(driver):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path) -> Path:
-    """Of a process that has compiled nothing."""
+    """An empty cache, in a process that has compiled nothing."""
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_compiler, "_in_memory", {})
     return tmp_path
@@ -250,7 +250,7 @@ def test_packed_input_under_capture_is_refused(driver):
     assert len(driver.launches()) == 1
 
 
-# ---- the library that users have, in processes of their own
+# ---- the installed library, in separate processes
 
 
 def library_says(code: str, **environment: str) -> str:
@@ -339,7 +339,7 @@ constexpr bool same(Function<Ours...> Driver::*, CUresult (*)(Theirs...)) {
 
 
 def header() -> Path | None:
-    """Of a toolkit, or of the one that triton brings."""
+    """Path of cuda.h in a CUDA toolkit, or in the one that Triton includes."""
     triton = importlib.util.find_spec("triton")
     folders = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")]
     folders += [Path(triton.origin).parent / "backends/nvidia/include"] if triton else []

@@ -1,4 +1,4 @@
-"""gather_attention's way on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three
+"""gather_attention on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three
 architectures."""
 
 import os

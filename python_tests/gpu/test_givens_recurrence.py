@@ -1,4 +1,5 @@
-"""givens_recurrence's CUDA kernels against the reference: values, gradients, every kind of call, what does not fit."""
+"""CUDA kernels of givens_recurrence against the reference: values, gradients, all kinds of calls, and calls that no
+kernel supports."""
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.compl
 
 @pytest.fixture(params=CHOSEN)
 def place(request, nan_memory):
-    """rnnkern.ops.givens_recurrence, where kernels run. One thread: calls are small."""
+    """rnnkern.ops.givens_recurrence on each backend; one thread, because calls are small."""
     require(recurrences.lacks(request.param))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -31,7 +32,7 @@ def place(request, nan_memory):
 
 
 def samples(dtype):
-    """Calls of every kind, each with a seed, of which every second finds no room on the chip for a warp's sums."""
+    """Calls of all kinds, each with a seed; with odd seeds, shared memory is too small for a warp's sums."""
     tiny = [("tunable", 1), ("tunable", 2), ("butterfly", 1), ("butterfly", 2)]
     factors = {
         "steps": [0, 1, 2, 9], "batch": [0, 1, 3, 6], "layers": [0, 1, 2, 7],
@@ -58,7 +59,7 @@ def test_values_and_gradients_are_the_references(dtype, place):
 
 @pytest.mark.parametrize("dtype", [F32, C64])
 def test_values_and_gradients_in_float32_are_as_close_to_the_truth_as_plain_pytorch(dtype, place):
-    """All calls together: a call of few steps and sequences has too little for a naive error that says something."""
+    """Compares all calls together: in a call with few steps and sequences, the naive error may be small by chance."""
     draws = {}
     for seed, sample, _ in samples(dtype):
         settings(place, seed)
@@ -72,7 +73,7 @@ def test_values_and_gradients_in_float32_are_as_close_to_the_truth_as_plain_pyto
 
 
 def by_operators(operators, sample, device="cpu"):
-    """Results and gradients without the public face, and so without the choice that it makes."""
+    """Results and gradients of the operators, without the public function and its choice of an implementation."""
     tensors = {name: (state_in_parts(x) if x.is_complex() else x).to(device) for name, x in sample.tensors.items()}
     u, angles, h0, bias, *turns = tensors.values()
     args = u, angles, *(turns or (None, None)), bias, h0
@@ -84,8 +85,8 @@ def by_operators(operators, sample, device="cpu"):
 
 @pytest.mark.parametrize(("dtype", "size"), [(F32, 1024), (F64, 512), (C64, 1024), (C128, 256)])
 def test_the_largest_state_and_no_larger_one(dtype, size, place):
-    """As many numbers as fit, of both styles, against the kernels of a CPU in float64, which form no matrix; and the
-    reason why no more do."""
+    """Compares the largest state that fits, in both styles, with the CPU kernels in float64, which form no matrix; and
+    checks the reason for larger states."""
     on_cpu = torch.ops.rnnkern
     for style, layers in (("tunable", 3), ("butterfly", 11)):
         sample = givens_recurrence_sample(2, 2, size, layers, style=style, dtype=dtype)
@@ -116,14 +117,15 @@ def test_the_same_bits_whatever_the_scheduler_does_and_wherever_sums_are(dtype, 
 
 
 def test_more_sequences_than_warps(place):
-    """A warp takes one after the other; sums are of as many parts as there are warps."""
+    """A warp processes one sequence after the other, and there are as many partial sums as warps."""
     sample = givens_recurrence_sample(2, 1030, 6, 3, dtype=F64, **GIVENS_OPTIONS["packed-reset-reverse"])
     check_givens_recurrence(place, sample)
 
 
 @pytest.mark.parametrize("style", ["tunable", "butterfly"])
 def test_nan_stays_with_the_numbers_that_it_reaches(style, place):
-    """One layer: what is no number goes to its pair and no further, not around the warp's end either."""
+    """With one layer, a NaN reaches its partner in the rotation and no other number, also at the last lane of the
+    warp."""
     tensors, kwargs = givens_recurrence_sample(1, 2, 64, 2, style=style, dtype=F32)
     tensors = tensors | {"angles": tensors["angles"][1:] if style == "butterfly" else tensors["angles"]}
     tensors["state"][0, 0] = torch.nan
@@ -133,7 +135,7 @@ def test_nan_stays_with_the_numbers_that_it_reaches(style, place):
 
 
 def by_layers(u, angles, state, modrelu_bias, style, **rest):
-    """The reference's values of one step, without the matrix, in which a NaN would be everywhere."""
+    """Values of the reference for one step, without the matrix, in which a NaN would spread to all numbers."""
     z = u[0] + reference.givens_product(angles, state, style=style)
     h = torch.where(z.abs() + modrelu_bias > 0, z.sign() * (z.abs() + modrelu_bias), 0 * z)
     return h[None], h

@@ -1,5 +1,5 @@
-"""What the interpreter promises the author of a kernel: some seed shows what hardware may do, and mistakes are reported
-with their place. The kernels are those of csrc/interpreter/faults.cpp."""
+"""Guarantees of the interpreter for authors of kernels: some seed shows each behavior that hardware may have, and
+errors are reported with their location. The kernels are those in csrc/interpreter/faults.cpp."""
 
 import os
 import re
@@ -19,7 +19,7 @@ NAN = 0xFFFFFFFF
 
 
 def place(kernel: str, number: int = 1) -> str:
-    """file:line of the line that ends in this number, in this kernel."""
+    """file:line of the line of a kernel that ends with this number."""
     lines = (builder.ROOT / kernels.FAULTS).read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"struct {kernel} "))
     marked = (i for i, line in enumerate(lines) if i > start and re.search(rf"// {number}\b", line))
@@ -32,7 +32,7 @@ def report(name: str, given=(0,), seed: int = 0) -> str:
     return str(error.value)
 
 
-# ---- the seed decides
+# ---- the seed determines the schedule
 
 
 def test_interpret_order_is_that_of_the_seed():
@@ -43,7 +43,7 @@ def test_interpret_order_is_that_of_the_seed():
 
 
 def test_interpret_starves_a_warp_of_every_block_or_a_block():
-    """Numbers are 4 block + warp: the last four share a block, or a warp."""
+    """Numbers are 4 block + warp: the last four numbers have the same block or the same warp."""
     starved = set()
     for seed in range(100):
         last = fault("order", words=17, seed=seed)[-4:]
@@ -153,7 +153,7 @@ def test_interpret_reports_a_spin_without_end(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_interpret_conditions_may_wait_for_other_lanes(seed):
-    """All lanes try again and again: the report comes all the same."""
+    """All lanes retry without end, and the report is still issued."""
     assert f"in spin_until at {place('SpinsTogether')}" in report("spins_together", seed=seed)
     fault("spins_together", [1], seed=seed)
 
@@ -189,13 +189,13 @@ MISUSE = {
 
 @pytest.mark.parametrize(("mistake", "wanted"), MISUSE.items(), ids=lambda x: x if isinstance(x, str) else "")
 def test_interpret_reports_misuse(mistake, wanted):
-    """With the thread and the place."""
+    """The report contains the thread and the location."""
     said = report("misuse", [mistake, 0, 0, 0])
     assert re.fullmatch(rf"interpret: {re.escape(wanted)}, block 0 thread \d+, {kernels.FAULTS}:\d+:\d+", said)
 
 
 def test_interpret_reports_stores_into_a_block_that_has_ended():
-    """If it ended before they came: with other seeds it has not."""
+    """The error occurs only if the block ends before the stores arrive; with other seeds it does not."""
     said = []
     for seed in SEEDS:
         try:
@@ -248,7 +248,8 @@ print("not reached")
 
 
 def test_interpret_under_the_address_sanitizer():
-    """Conformance kernels are clean, also after launches that failed; a read behind shared memory is found."""
+    """Conformance kernels have no errors, also after failed launches, and a read beyond the end of shared memory is
+    found."""
     find = [
         subprocess.run([*builder.compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
         for name in ("libasan.so", "libstdc++.so")

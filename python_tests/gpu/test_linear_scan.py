@@ -1,5 +1,4 @@
-"""linear_scan's way on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three
-architectures."""
+"""linear_scan on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
 import os
 import re
@@ -68,7 +67,7 @@ def compiled(name, dtype, arch, flags, stages=scan_triton.STAGES):
     signature = {key: "constexpr" if key in constants else kinds.get(key, f"*{NAMES[dtype]}") for key in names}
     given = {(names.index(key),): value for key, value in constants.items() if key in names}
     wide = [key for key, kind in signature.items() if kind.startswith("*") or key in ("N", "C")]
-    multiples = {(names.index(key),): [["tt.divisibility", 16]] for key in wide}  # as a launch finds them
+    multiples = {(names.index(key),): [["tt.divisibility", 16]] for key in wide}  # as in a launch
     source, target = ASTSource(kernel, signature, given, multiples), GPUTarget("cuda", arch, 32)
     return triton.compile(source, target=target, options={"num_warps": 4} | triton_launch.OPTIONS)
 

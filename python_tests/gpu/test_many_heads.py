@@ -1,4 +1,4 @@
-"""The block kernels where R (K, G*D, D) has more elements than an int counts."""
+"""The block kernels if R (K, G*D, D) has more elements than an int can count."""
 
 import ctypes
 import shutil

@@ -1,5 +1,4 @@
-"""moment_filter's way on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three
-architectures."""
+"""moment_filter on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
 import os
 import re
@@ -53,7 +52,7 @@ def compiled(name, dtype, arch, **flags):
     signature = {key: "constexpr" if key in constants else kinds.get(key, wide) for key in names}
     given = {(names.index(key),): value for key, value in constants.items()}
     multiples = [key for key, kind in signature.items() if kind.startswith("*") or key in ("N", "C")]
-    multiples = {(names.index(key),): [["tt.divisibility", 16]] for key in multiples}  # as a launch finds them
+    multiples = {(names.index(key),): [["tt.divisibility", 16]] for key in multiples}  # as in a launch
     source, target = ASTSource(kernel, signature, given, multiples), GPUTarget("cuda", arch, 32)
     return triton.compile(source, target=target, options={"num_warps": 2} | triton_launch.OPTIONS)
 

@@ -1,4 +1,4 @@
-"""docs/kernels.md: its kernel runs by its commands, and its report is what the interpreter says."""
+"""docs/kernels.md: the commands run its kernel, and the printed report is that of the interpreter."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_interpret_the_report_of_the_page(folder):
 
 
 def test_the_page_lists_every_primitive():
-    """Those of the table of contents in device.h."""
+    """The primitives are those in the table of contents of device.h."""
     contents = (builder.ROOT / "csrc/device/device.h").read_text().partition("#pragma once")[0]
     rows = re.findall(r"^//   (.+?)  ", contents, re.M)
     names = {name for row in rows for name in re.findall(r"\b([a-z]\w+)(?=[(<\s]|$)", re.sub(r"\(.*?\)", "(", row))}

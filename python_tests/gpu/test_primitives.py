@@ -1,5 +1,5 @@
-"""Every primitive of csrc/device/device.h does what its line there says: on the interpreter for several seeds, and on
-the hardware where there is one."""
+"""Every primitive of csrc/device/device.h behaves as its comment there says: on the interpreter for several seeds, and
+on hardware if there is a GPU."""
 
 import subprocess
 import sys
@@ -73,7 +73,7 @@ def test_mbarrier_phases(launch):
 @sanitize
 @pytest.mark.parametrize("size", [8, 16])
 def test_store_async(launch, size):
-    """Each block sends each other `value + 100 k + receiver` for the words k of a store."""
+    """Each block stores `value + 100 k + receiver` for the words k into each other block."""
     value = WORDS[: 8 * 64].astype(np.uint64).reshape(2, 4, 64)
     for _ in range(5):
         received = np.zeros_like(value)
@@ -104,14 +104,14 @@ def test_shuffle_xor(launch):
 
 
 def halves(words: np.ndarray) -> np.ndarray:
-    """The last axis holds 16-bit elements instead of words, low halves first."""
+    """The last axis with 16-bit elements instead of words, low halves first."""
     return np.stack([words & 0xFFFF, words >> 16], -1).reshape(*words.shape[:-1], -1)
 
 
 @smoke
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
 def test_load_matrices(launch, transposed):
-    """Rows given in any order, some twice."""
+    """Rows are given in any order, some of them twice."""
     rows = RNG.integers(0, 32, 32, dtype=np.uint32)
     matrices = halves(WORDS[:128].reshape(32, 4))[rows].reshape(4, 8, 8)
     if transposed:
@@ -127,7 +127,7 @@ STORAGES = ("bfloat16", "float16", "tfloat32")
 
 
 def as_stored(storage: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bits of the nearest values in this storage, and the values themselves."""
+    """Bits of the nearest values in this storage format, and the values themselves."""
     x = torch.tensor(np.asarray(values, np.float32))
     if storage == "tfloat32":
         rounded = x.view(torch.int32) & ~0x1FFF
@@ -137,7 +137,7 @@ def as_stored(storage: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def fragments(layout: layouts.Layout, bits: np.ndarray, wide: bool) -> np.ndarray:
-    """(products, 32, registers) of (products, rows, columns)."""
+    """Rearranges (products, rows, columns) into (products, 32, registers)."""
     elements = np.zeros((len(bits), 32, len(layout) // 32), np.uint32)
     for (lane, element), (row, column) in layout.items():
         elements[:, lane, element] = bits[:, row, column]
@@ -145,7 +145,7 @@ def fragments(layout: layouts.Layout, bits: np.ndarray, wide: bool) -> np.ndarra
 
 
 def multiply(launch, storage: str, A, B, C) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A B + C as the primitive computes it, in float64, and what rounding may cost."""
+    """A B + C as the primitive computes it, A B + C in float64, and the allowed rounding error."""
     wide = storage != "tfloat32"
     (a, A), (b, B) = as_stored(storage, A), as_stored(storage, B)
     C = np.asarray(C, np.float32)
@@ -167,7 +167,7 @@ def multiply(launch, storage: str, A, B, C) -> tuple[np.ndarray, np.ndarray, np.
 @smoke
 @pytest.mark.parametrize("storage", STORAGES)
 def test_mma_places(launch, storage):
-    """One element of A is one, then of B; the other matrix numbers its elements: all is exact."""
+    """One matrix has a single one and the other contains element numbers, so all products are exact."""
     depth = 8 if storage == "tfloat32" else 16
     places_a, places_b = np.eye(16 * depth).reshape(-1, 16, depth), np.eye(depth * 8).reshape(-1, depth, 8)
     numbers_a, numbers_b = 1.0 + np.arange(16 * depth).reshape(16, depth), 1.0 + np.arange(depth * 8).reshape(depth, 8)
@@ -237,7 +237,8 @@ def test_widen_all_bit_patterns(launch, storage):
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
 def test_narrow_is_to_the_nearest_with_ties_to_even(launch, storage):
-    """Between neighbours of this storage: the lower, the tie and a little to either side; then any floats."""
+    """Inputs between neighboring values of the format: the lower value, the tie, and values slightly beside them; then
+    random floats."""
     kept = torch.arange(0, 65536, 5, dtype=torch.int32).to(torch.uint16).view(getattr(torch, storage)).float()
     tie = {"bfloat16": 0x8000, "float16": 0x1000}[storage]
     bits = kept.view(torch.int32)
@@ -252,7 +253,8 @@ def test_narrow_is_to_the_nearest_with_ties_to_even(launch, storage):
 
 
 def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
-    """Numbers of tfloat32, ties, and a little to either side, infinity among what comes out; then any floats."""
+    """Inputs are TF32 values, ties, and values slightly beside them, some of which round to infinity; then random
+    floats."""
     kept = (torch.arange(0, 2**19, 41) << 13).to(torch.uint32).view(torch.int32).numpy().view(np.uint32)
     x = np.concatenate([kept, kept | 0x1000, kept | 0xFFF, kept | 0x1001])
     x = np.concatenate([x, RNG.integers(0, 2**32, 65536 - len(x), dtype=np.uint32)])
@@ -265,14 +267,14 @@ def test_nearest_tfloat32_is_to_the_nearest_with_ties_away_from_zero(launch):
     np.testing.assert_array_equal(got, wanted)
 
 
-# ---- ends: in processes of their own, since after a trap the hardware's context is of no use
+# ---- traps: in separate processes, because a trap makes the CUDA context unusable
 
 
 @pytest.mark.parametrize(
     ("name", "said"), [("trap", "trap, block 0 thread 5"), ("spins", "deadlock: 32 of 32 threads are stuck")]
 )
 def test_ends_with_an_error(backend, name, said):
-    """A trap; a spin without end, which hardware stops by the clock."""
+    """A trap; and an endless spin, which hardware stops after some time."""
     code = f"from python_tests.gpu import kernels; kernels.launch({name!r}, [5], 1, backend={backend.name!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

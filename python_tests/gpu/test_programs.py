@@ -1,5 +1,5 @@
-"""What precompile would compile for a call is what the call starts, forward and backward: calls on a driver without a
-device, every kernel replaced by an empty one."""
+"""precompile compiles exactly the kernels that a call launches, forward and backward: calls run on a stand-in for the
+driver, with every kernel replaced by an empty one."""
 
 import importlib
 
@@ -29,12 +29,12 @@ FAMILIES = (
     ("_relevancy.relevancy", "_relevancy.autograd"),
     ("_orthogonal.givens_recurrence", "differentiable"),
 )
-"""Modules with the public functions, and those that call the operators' backward."""
+"""Modules with the public functions, and modules that call the backward operators."""
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Runs a call on a device of these facts and returns the kernels that it asked for."""
+    """Runs a call on a device with these facts and returns the kernels that it requested."""
     library = standin.load()
     empty = _compiler.cubin_of(_compiler.Program(*_precompile.ALONE, "sm_90"))
     found = set()

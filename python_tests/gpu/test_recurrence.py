@@ -21,7 +21,7 @@ HEADS = {1: 1, 2: 2, 32: 2, 33: 3, 64: 4, 100: 5, 128: 4, 200: 8, 257: 257, 272:
 CARRIED = {
     "euler", "lstm", "gru", "gru_reset_before", "goru", "lstm_projected", "lstm_layer_norm", "gru_layer_norm",
 }  # fmt: skip
-"""Their state goes on in float32 beside the h that is stored, where tensors have 16 bits."""
+"""Cells that carry their state in float32 beside the stored h if tensors have 16 bits."""
 
 COVERING = covering_rows(
     {
@@ -73,7 +73,7 @@ def name_of(row):
 
 
 def check(op, sample, *more):
-    """By the closeness rule; float64, where honest rounding would be the reference's own, by a tolerance."""
+    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance."""
     sample = off_kinks(sample)
     if sample.args[1].dtype != torch.float64:
         check_recurrence(op, sample, *map(off_kinks, more))
@@ -97,7 +97,7 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
     if not takes(cell, RECURRENCE_OPTIONS[options]):
         pytest.skip("the cell's R has no heads")
     sizes = {"steps": 7, "batch": 11, "hidden": 20}
-    # Of few units a norm may divide by little: luck would decide a single call.
+    # With few units a norm may divide by a small number, so that a single call would depend on chance.
     draws = 2 if reference.CELLS[cell].normalised and dtype in (torch.bfloat16, torch.float16) else 1
     samples = [
         place.sample(recurrence_sample(cell, **sizes, **RECURRENCE_OPTIONS[options], dtype=dtype, requires_grad=True))
@@ -122,7 +122,7 @@ def check_row(row, place):
     if reference.CELLS[row["cell"]].normalised:  # a block per row: the interpreter's time; more than a chunk still
         row["steps"] = min(row["steps"], 66)
     place.set_seed(seed)
-    draws = 8 if row["hidden"] == 1 else 1  # luck would decide gradients of few elements
+    draws = 8 if row["hidden"] == 1 else 1  # gradients with few elements would depend on chance
     samples = [place.sample(recurrence_sample(**row, requires_grad=True)) for _ in range(draws)]
     check(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), *samples)
 
@@ -161,7 +161,7 @@ WITH_HEADS = ["modrelu", "lstm", "gru", "gru_reset_before"]
     [*((cell, heads) for cell in WITH_HEADS for heads in (1, 4)), *((cell, 1) for cell in sorted(DENSE))],
 )
 def test_several_chunks_of_everything_at_once(cell, heads, place):
-    """Resets, lengths, both ways, more steps than a chunk has: 64 and 64 and 22."""
+    """Resets, lengths, both directions, and more steps than a chunk has: 64, 64 and 22."""
     for reverse in (False, True):
         sample = recurrence_sample(
             cell, 150, 9, 20, heads=heads, packed=True, reset=True, reverse=reverse, grad_scale=2,
@@ -183,8 +183,8 @@ def same_bits(actual, wanted):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_two_halves_equal_one_whole(cell, reverse, dtype, place):
-    """Bit for bit; in 16 bits those cells alone whose state is no more than the h that is stored, and the others to
-    within roundings of the state between the halves."""
+    """Bit for bit. In 16 bits this holds only for cells without state beyond the stored h; the others agree up to
+    rounding of the state between the halves."""
     sample = place.sample(recurrence_sample(cell, 20, 5, 24, reset=True, reverse=reverse, dtype=dtype))
     name, u, R, state = sample.args
     kwargs = sample.kwargs
@@ -214,7 +214,7 @@ def test_the_same_bits_twice_and_by_any_schedule(cell, noise, place):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_neighbours_change_no_bit(cell, dtype, place):
-    """Whatever rows stand beside a sequence, and in whatever place of the block."""
+    """The result of a sequence does not depend on the other sequences or on its position in the block."""
     if place.kernel == "stepwise":
         pytest.skip("its products are PyTorch's, whose bits depend on their sizes")
     sample = place.sample(recurrence_sample(cell, 6, 19, 40, heads=2, dtype=dtype, requires_grad=True))

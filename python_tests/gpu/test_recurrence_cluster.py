@@ -1,4 +1,5 @@
-"""The cluster kernel against the reference: every cell and option at small sizes, every shipped tile, any schedule."""
+"""The cluster kernel against the reference: every cell and option at small sizes, every compiled tile, and any
+schedule."""
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from rnnkern.ops._recurrence.autograd import KERNEL_CELLS, RESIDENT_CELLS
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = {torch.float32: (256, 384, 512), torch.bfloat16: (256, 384, 512, 640, 768, 1024)}
 TILES = {1: "modrelu", 3: "gru", 4: "lstm"}
-"""Tiles differ by the number of gates; with a second product more."""
+"""Tiles differ by the number of gates, and by a second product."""
 
 COVERING = covering_rows(
     {
@@ -64,7 +65,7 @@ def test_awkward_sizes(row, clusters):
 
 @pytest.mark.parametrize(("cell", "dtype", "hidden"), list(tiles()))
 def test_every_tile(cell, dtype, hidden, clusters):
-    """Three sequences on one cluster, as the interpreter pretends."""
+    """Three sequences on one cluster, the number of clusters that the interpreter simulates."""
     clusters.set_facts(*clusters.facts[:4], 1, 1)
     found = clusters.plan(cell, dtype, 3, 3, hidden)
     assert 0 <= found["padded"] - hidden <= 7
@@ -88,12 +89,12 @@ def test_everything_at_once(cell, dtype, clusters):
 
 
 def test_several_chunks(clusters):
-    """258 steps where a chunk has 256."""
+    """258 steps; a chunk has 256."""
     assert clusters.name == "cuda" or clusters.plan("euler", torch.float32, 258, 1, 129)["chunk_steps"] == 256
     check(clusters, recurrence_sample("euler", 258, 1, 129, reset=True, dtype=torch.float32, requires_grad=True))
 
 
-# ---- two groups on a cluster, which take turns
+# ---- two groups of sequences on a cluster, processed alternately
 
 TWO_GROUPS = [
     (cell, dtype, (5 if dtype == torch.float32 else 9) + (3 * k + j) % (4 if dtype == torch.float32 else 8))
@@ -103,7 +104,7 @@ TWO_GROUPS = [
 
 
 def on_one_cluster(clusters, cell, dtype, batch, hidden, groups=2):
-    """Where the interpreter pretends that only one runs."""
+    """Runs on a simulated device on which only one cluster can run."""
     clusters.set_facts(*clusters.facts[:4], 1, 1)
     found = clusters.plan(cell, dtype, 3, batch, hidden)
     at_once = 4 if dtype == torch.float32 else 8
@@ -113,7 +114,8 @@ def on_one_cluster(clusters, cell, dtype, batch, hidden, groups=2):
 
 @pytest.mark.parametrize(("cell", "dtype", "batch"), TWO_GROUPS)
 def test_more_rows_than_a_product_has_take_turns(cell, dtype, batch, clusters):
-    """Between one and eight more, or in exact float32 four; packed, so that the second group ends before the first."""
+    """One to eight additional rows, or up to four in exact float32; packed, so that the second group ends before the
+    first."""
     on_one_cluster(clusters, cell, dtype, batch, 133)
     options = {"packed": True, "reset": True, "reverse": batch % 2 == 0, "grad_scale": 1}
     clusters.set_seed(batch)
@@ -123,7 +125,7 @@ def test_more_rows_than_a_product_has_take_turns(cell, dtype, batch, clusters):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
 def test_a_group_without_steps(cell, reverse, clusters):
-    """Those of the second are none at all, and of the first's sequences fewer with each step."""
+    """The second group has sequences of length 0 only, and the first loses sequences at each step."""
     on_one_cluster(clusters, cell, torch.bfloat16, 12, 133)
     sample = recurrence_sample(cell, 3, 12, 133, reverse=reverse, dtype=torch.bfloat16, requires_grad=True)
     name, u, R, state = sample.args
@@ -136,13 +138,13 @@ def test_a_group_without_steps(cell, reverse, clusters):
     ("cell", "hidden", "batch", "groups"), [("lstm", 768, 9, 1), ("gru", 761, 10, 2), ("modrelu", 1024, 9, 2)]
 )
 def test_two_groups_on_the_largest_tiles(cell, hidden, batch, groups, clusters):
-    """Of an LSTM of 768 units shared memory holds a backward of one group alone: its clusters are more in number."""
+    """The backward pass of an LSTM with 768 units has shared memory for one group only, so it uses more clusters."""
     on_one_cluster(clusters, cell, torch.bfloat16, batch, hidden, groups)
     check(clusters, recurrence_sample(cell, 2, batch, hidden, dtype=torch.bfloat16, packed=True, requires_grad=True))
 
 
 def test_two_groups_in_several_chunks(clusters):
-    """The second group has no step in the last of them, 258 steps where a chunk has 256."""
+    """258 steps, where a chunk has 256; the second group has no steps in the last chunk."""
     on_one_cluster(clusters, "euler", torch.float32, 6, 129)
     sample = recurrence_sample("euler", 258, 6, 129, packed=True, dtype=torch.float32, requires_grad=True)
     name, u, R, state = sample.args
@@ -169,7 +171,7 @@ def test_the_same_bits_by_any_schedule(cell, dtype, clusters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
 def test_two_groups_give_the_bits_of_many_clusters(cell, dtype, clusters):
-    """By any schedule."""
+    """For any schedule."""
     batch = 7 if dtype == torch.float32 else 11
     options = {"packed": True, "reset": True}
     sample = clusters.sample(recurrence_sample(cell, 4, batch, 140, **options, dtype=dtype, requires_grad=True))
@@ -184,7 +186,8 @@ def test_two_groups_give_the_bits_of_many_clusters(cell, dtype, clusters):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru", "gru_reset_before"])
 def test_neighbours_change_no_bit(cell, dtype, clusters):
-    """Whatever rows stand beside a sequence, however many clusters share them out, and in whatever place."""
+    """The result of a sequence does not depend on the other sequences, on the number of clusters, or on its
+    position."""
     sample = clusters.sample(recurrence_sample(cell, 3, 9, 140, dtype=dtype, requires_grad=True))
     name, u, R, state = sample.args
 
@@ -213,7 +216,7 @@ def test_two_halves_equal_one_whole(cell, reverse, clusters):
     torch.testing.assert_close((torch.cat([h2, h1] if reverse else [h1, h2]), end), whole, rtol=0, atol=0)
 
 
-# ---- the rest
+# ---- other tests
 
 
 def test_inference_keeps_nothing_and_gives_the_same(clusters):

@@ -1,4 +1,4 @@
-"""The recurrence on hardware: streams, graphs, devices, the compiler. Skipped without a GPU."""
+"""The recurrence on hardware: streams, graphs, several devices, and torch.compile. Skipped without a GPU."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def sample_of(cell, kernel, device, steps=20, batch=9, dtype=torch.float32, **op
 
 @pytest.fixture(params=HIDDEN)
 def kernel(request, monkeypatch):
-    """It serves where it can; the others are left out."""
+    """A kernel that runs every call that it supports; the other kernels are disabled."""
     monkeypatch.setenv("RNNKERN_CUDA_KERNELS", request.param)
     return request.param
 
@@ -35,7 +35,7 @@ def no_waiting():
 
 @cells
 def test_calls_run_on_the_current_stream(cell, kernel, gpu):
-    """They see what was written there just before; another stream is kept busy."""
+    """Calls see values that were written on the current stream immediately before, while another stream is busy."""
     sample = sample_of(cell, kernel, gpu, requires_grad=True)
     wanted = outputs_and_gradients(recurrence, sample)
     values = sample.args[1].detach().clone()
@@ -76,7 +76,7 @@ def test_facts_are_those_of_the_device(gpu):
 
 
 def captured(call):
-    """A graph of a call, and what it writes."""
+    """A CUDA graph of a call, and the tensors that it writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -92,7 +92,7 @@ def captured(call):
 @pytest.mark.parametrize("backward", [False, True])
 @cells
 def test_graphs_capture_and_replay(cell, kernel, backward, noise, gpu):
-    """With other values and another seed, which are read where they lie."""
+    """Replays with new values and another seed, which the kernels read from device memory."""
     options = {"reset": True, "zoneout": noise, "dropout": noise}
     sample = sample_of(cell, kernel, gpu, steps=70, **options, requires_grad=backward)
     upstream = torch.randn(70, 9, HIDDEN[kernel], device=gpu)
@@ -208,7 +208,7 @@ def test_second_derivatives(cell, gpu):
 
 
 def test_offsets_are_64_bit(gpu):
-    """More than 2^31 elements of u, the last ones not zero."""
+    """u has more than 2^31 elements, and the last ones are not zero."""
     if torch.cuda.mem_get_info(gpu)[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of free memory")
     steps, batch = 2**15 + 1, 1024

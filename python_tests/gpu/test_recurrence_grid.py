@@ -1,5 +1,6 @@
-"""The grid kernel against the reference: R over many blocks, which pass on words. The interpreter runs all blocks of a
-launch together; the number of its multiprocessors decides how many groups of blocks share out the batch."""
+"""The grid kernel against the reference: R is distributed over many blocks, which exchange words. The interpreter runs
+all blocks of a launch concurrently; its number of multiprocessors determines into how many groups of blocks the batch
+is divided."""
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def name_of(dtype):
 
 
 def pretend(grid, multiprocessors):
-    """Hardware has its own number."""
+    """Sets the number of multiprocessors of the interpreter; hardware keeps its own."""
     grid.set_facts(*grid.facts[:2], multiprocessors, grid.facts[3])
 
 
@@ -73,14 +74,14 @@ def test_awkward_sizes(row, grid):
     ids=str,
 )
 def test_sizes_as_shipped(cell, dtype, hidden, grid):
-    """A warp's words come in several rounds, and its weights lie in registers and in shared memory."""
+    """A warp receives its words in several rounds, and its weights are in registers and in shared memory."""
     pretend(grid, 132)
     check(grid, recurrence_sample(cell, 3, 3, hidden, reset=True, dtype=dtype, requires_grad=True))
 
 
 @pytest.mark.parametrize(("cell", "reverse"), [("lstm", False), ("modrelu", True)])
 def test_several_chunks_of_everything_at_once(cell, reverse, grid):
-    """More steps than a chunk of the backward has: 64 and 2."""
+    """More steps than a chunk of the backward pass has: 64 and 2."""
     sample = recurrence_sample(cell, 66, 9, 20, reverse=reverse, **EVERYTHING, dtype=torch.bfloat16, requires_grad=True)
     check(grid, sample)
 
@@ -99,7 +100,7 @@ def test_the_same_bits_twice_and_by_any_schedule(cell, dtype, grid):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 def test_neighbours_and_groups_change_no_bit(dtype, grid):
-    """Whatever rows stand beside a sequence, in whatever place, on however many blocks."""
+    """The result of a sequence does not depend on the other sequences, on its position, or on the number of blocks."""
     name, u, R, state = grid.sample(recurrence_sample("lstm", 3, 19, 20, dtype=dtype, requires_grad=True)).args
 
     def run(rows):

@@ -1,4 +1,4 @@
-"""What the plan takes from measurements: which of two kernels goes first, and the word where torch.nn was faster."""
+"""How the launch plan uses measurements: which of two kernels is preferred, and the remark if torch.nn was faster."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ SLOWER = (
 
 
 def test_the_grid_goes_before_a_cluster_where_it_measured_faster(monkeypatch):
-    """Up to the H and the B of a measurement."""
+    """A measurement applies up to its H and B."""
     faster = "R of {} units stays on {} blocks, which measured faster than a cluster of blocks".format
     assert measured("lstm", torch.bfloat16, 16, 768) == ("grid", faster(768, 48))
     assert measured("lstm", torch.bfloat16, 1, 513) == ("grid", faster(513, 33))
@@ -45,7 +45,7 @@ def test_the_grid_goes_before_a_cluster_where_it_measured_faster(monkeypatch):
     ):
         assert measured(cell, dtype, batch, hidden)[0] == "cluster"
     assert measured("lstm", torch.bfloat16, 16, 768, (10, *H200[1:]))[0] == "cluster"
-    assert measured("lstm", torch.bfloat16, 16, 768, (9, 0, 47, *H200[3:]))[0] == "cluster"  # no grid of 48 blocks
+    assert measured("lstm", torch.bfloat16, 16, 768, (9, 0, 47, *H200[3:]))[0] == "cluster"  # 47 < 48 blocks
     monkeypatch.setenv("RNNKERN_CUDA_KERNELS", "cluster")
     assert measured("lstm", torch.bfloat16, 16, 768)[0] == "cluster"
 
@@ -53,7 +53,7 @@ def test_the_grid_goes_before_a_cluster_where_it_measured_faster(monkeypatch):
 def test_the_reason_says_where_torch_measured_faster():
     kernel, said = measured("lstm", torch.bfloat16, 20, 768)
     assert (kernel, said) == ("cluster", "R of 768 units stays on a cluster of 16 blocks" + SLOWER(768, 64, 0.9, 1.1))
-    kernel, said = measured("lstm", torch.bfloat16, 1, 1000)  # no cluster takes it
+    kernel, said = measured("lstm", torch.bfloat16, 1, 1000)  # too large for a cluster
     assert (kernel, said) == ("grid", "R of 1000 units stays on 63 blocks" + SLOWER(1024, 16, 1.5, 0.75))
     assert measured("gru", torch.float32, 3, 60) == (
         "block", "heads of 60 units stay on one block" + SLOWER(64, 16, 0.5, 0.75))  # fmt: skip
@@ -62,7 +62,7 @@ def test_the_reason_says_where_torch_measured_faster():
 @pytest.mark.parametrize(
     ("cell", "dtype", "batch", "hidden", "options"),
     [("lstm", torch.bfloat16, 16, 512, {}),  # faster
-     ("modrelu", torch.float32, 16, 512, {}),  # torch.nn has not the cell
+     ("modrelu", torch.float32, 16, 512, {}),  # torch.nn lacks the cell
      ("gru", torch.float32, 17, 60, {}),  # not measured
      ("gru", torch.float32, 3, 60, {"heads": 2}),
      ("gru", torch.float32, 3, 60, {"noisy": True}),

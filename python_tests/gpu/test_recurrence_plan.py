@@ -1,4 +1,4 @@
-"""Which kernel serves which call, and how it is launched: the table, at its edges."""
+"""Which kernel runs which call, and its launch parameters: the edges of the table."""
 
 import math
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ B200 = (10, 0, 148, 232448, 18, 8)
 T4 = (7, 5, 40, 65536)
 DEVICES = {"H100": H100, "A100": A100, "L4": L4, "B200": B200}
 TOO_LARGE = {"A100": {"lstm"}, "L4": {"lstm", "gru", "gru_reset_before", "goru"}}
-"""Cells whose R of 128 units in float32 outgrows the shared memory of a device."""
+"""Cells whose R of 128 units in float32 does not fit into the shared memory of a device."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -50,7 +50,7 @@ def test_heads_that_fit_stay_on_a_block(cell, dtype, hidden, heads, padded):
             assert f"{hidden // heads} units" in found["reason"]
             for shape in (found["forward"], found["backward"]):
                 assert shape["columns"] == columns
-                assert shape["blocks"] == heads * math.ceil(batch / columns)  # every head of every sequence, once
+                assert shape["blocks"] == heads * math.ceil(batch / columns)  # each head of each sequence once
                 assert 32 <= shape["threads"] <= 512
                 assert shape["threads"] % 32 == 0
                 assert 0 < shape["shared_bytes"] <= facts[3]
@@ -94,7 +94,7 @@ def test_sizes_beyond_32_bits_go_step_by_step(sizes):
 
 
 def test_rows_too_wide_for_an_int_go_step_by_step():
-    """Between sequences of a tile lie several times G H elements."""
+    """The distance between the sequences of a tile is several times G H elements."""
     assert plan("lstm", torch.float32, (1, 8, 2**24, 2**17), H100)["kernel"] == "block"
     wider = plan("lstm", torch.float32, (1, 8, 2**25, 2**18), H100)
     assert wider["reason"] == "H beyond 2^24 has no block kernel"
@@ -102,7 +102,7 @@ def test_rows_too_wide_for_an_int_go_step_by_step():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shared_memory_that_is_too_small_says_so(dtype):
-    """Exactly at the limit the block kernel runs; one byte less and it does not."""
+    """The block kernel runs exactly at the limit, and not with one byte less."""
     found = plan("lstm", dtype, (10, 3, 256, 2), H100)
     needs = max(found[way]["shared_bytes"] for way in ("forward", "backward"))
     assert plan("lstm", dtype, (10, 3, 256, 2), (9, 0, 132, needs)) == found
@@ -130,9 +130,9 @@ def test_a_dense_r_stays_on_a_cluster(cell, dtype, hidden, padded, blocks):
         assert (found["kernel"], found["padded"]) == ("cluster", padded)
         assert all(said in found["reason"] for said in (f"{hidden} units", f"{blocks} blocks"))
         assert found["chunk_steps"] >= 256
-        each = max(1, math.ceil(batch / resident))  # all clusters before any has more
+        each = max(1, math.ceil(batch / resident))  # all clusters are used before any gets more
         for way in ("forward", "backward"):
-            # Of an LSTM of 768 units shared memory holds the backward of one group alone.
+            # The backward pass of an LSTM with 768 units has shared memory for one group only.
             one = way == "backward" and padded == 768 and cell == "lstm"
             columns, shape = min(8 if one else most, each), found[way]
             assert (shape["columns"], shape["cluster"]) == (columns, blocks)
@@ -168,13 +168,13 @@ def test_shared_memory_that_is_too_small_for_a_cluster_says_so(dtype):
 
 
 def test_what_fits_no_block_goes_to_a_cluster():
-    """However few its units."""
+    """Also with few units."""
     facts = (9, 0, 132, 150000, 16, 7)
     found = plan("lstm", torch.float32, (10, 3, 128, 1), facts)
     assert (found["kernel"], found["padded"]) == ("cluster", 256)
 
 
-# ---- and all multiprocessors
+# ---- dense R on all multiprocessors
 
 
 @pytest.mark.parametrize("cell", RESIDENT_CELLS)
@@ -183,7 +183,7 @@ def test_what_fits_no_block_goes_to_a_cluster():
     [
         (torch.bfloat16, 129, 1, 9, 8),
         (torch.bfloat16, 768, 8, 48, 8),
-        (torch.float16, 768, 16, 96, 8),  # two copies of R, of 8 sequences each
+        (torch.float16, 768, 16, 96, 8),  # two copies of R, each for 8 sequences
         (torch.bfloat16, 768, 17, 96, 16),
         (torch.bfloat16, 768, 33, 96, 24),
         (torch.bfloat16, 768, 0, 48, 0),
@@ -195,7 +195,7 @@ def test_what_fits_no_block_goes_to_a_cluster():
     ],
 )
 def test_a_dense_r_is_shared_out_over_the_multiprocessors(cell, dtype, hidden, batch, blocks, columns):
-    """Where no clusters run."""
+    """On devices without clusters."""
     for device in (H100, B200):
         found = plan(cell, dtype, (10, batch, hidden, 1), (*device[:2], 132, device[3]))
         assert (found["kernel"], found["padded"]) == ("grid", 0)
@@ -301,7 +301,7 @@ def test_explain_with_a_device_names_the_kernel(monkeypatch, facts, said):
 
 @pytest.fixture
 def refused(monkeypatch):
-    """explain of a call on a GPU of this capability, with a PyTorch built with this version of CUDA."""
+    """The result of explain on a GPU with this compute capability and a PyTorch built with this version of CUDA."""
 
     def explain_there(version, capability):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -329,7 +329,7 @@ def test_explain_says_why_no_kernel_serves_a_gpu(version, capability, said, refu
 
 def test_explain_says_that_there_is_no_compiler(monkeypatch, refused, tmp_path):
     monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
-    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))  # what was compiled ahead would serve
+    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))  # an empty cache: compiled kernels would be enough
     reason = refused("13.0", (9, 0)).reason
     assert reason.startswith("no cuda: NVRTC (libnvrtc.so.13), which compiles rnnkern's CUDA kernels")
 
@@ -349,7 +349,7 @@ def test_gates_are_saved_on_a_cpu_and_not_on_a_gpu(monkeypatch, device, wanted):
 
 def test_the_compiler_takes_the_choice_for_a_constant(monkeypatch):
     cuda = SimpleNamespace(is_available=lambda: True, get_device_capability=lambda device: (9, 0))
-    # The compiler itself asks torch.cuda too.
+    # torch.compile queries torch.cuda too, so only rnnkern sees the replacement.
     monkeypatch.setattr(_extension, "torch", SimpleNamespace(cuda=cuda, version=torch.version))
     monkeypatch.setattr(_extension, "_cuda_refusal", lambda version, capability: "it is old")
     torch.compiler.reset()

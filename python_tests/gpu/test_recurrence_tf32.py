@@ -1,4 +1,5 @@
-"""The cluster kernel in TF32: against a reference whose products round as tensor cores do, and by PyTorch's setting."""
+"""The cluster kernel in TF32: compared with a reference whose products round like tensor cores, and its dependence on
+PyTorch's setting."""
 
 import math
 
@@ -26,7 +27,7 @@ EVERYTHING = {"packed": True, "reset": True, "reverse": True, "grad_scale": 1}
 
 @pytest.fixture
 def rounded(clusters, monkeypatch):
-    """Where PyTorch allows TF32 to recurrent layers, and to nothing else."""
+    """PyTorch allows TF32 for recurrent layers only."""
     monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", "tf32")
     return clusters
 
@@ -35,7 +36,8 @@ FIRST_OPERAND = {torch.ops.aten.mm.default: 0, torch.ops.aten.bmm.default: 0, to
 
 
 class RoundedProducts(TorchDispatchMode):
-    """Honest TF32: both operands of every product of float32 are rounded to the nearest, sums are float32."""
+    """Simulates TF32: both operands of every float32 product are rounded to the nearest TF32 value, and sums are
+    float32."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if (first := FIRST_OPERAND.get(function)) is not None and args[first].dtype == torch.float32:
@@ -47,7 +49,7 @@ class RoundedProducts(TorchDispatchMode):
 
 
 def check(place, sample):
-    """By the factor of 16 bits, and not as close as exact products are."""
+    """Uses the factor for 16-bit dtypes; also checks that the results are less accurate than exact products."""
     sample = place.sample(off_kinks(sample))
     results = {}
     entered = place.entered(lambda: results.update(outputs_and_gradients(place, sample)))
@@ -80,7 +82,7 @@ def test_everything_at_once(cell, rounded):
      if size <= 512 or reference.CELLS[cell].gates == 1],
 )  # fmt: skip
 def test_every_tile(cell, hidden, rounded):
-    """Three sequences on one cluster, as the interpreter pretends."""
+    """Three sequences on one cluster, the number of clusters that the interpreter simulates."""
     rounded.set_facts(*rounded.facts[:4], 1, 1)
     found = rounded.plan(cell, torch.float32, 3, 3, hidden)
     assert found["kernel"] == "cluster_tf32"
@@ -141,7 +143,7 @@ def test_explain_follows_it(monkeypatch, setting, kernel):
 
 
 def test_each_call_asks_anew(clusters, monkeypatch):
-    """A forward in TF32 may have an exact backward."""
+    """The backward pass of a forward pass in TF32 may be exact."""
     sample = clusters.sample(recurrence_sample("gru", 3, 3, 140, dtype=torch.float32, requires_grad=True))
     results = []
     entered = lambda: clusters.entered(lambda: results.append(clusters(*sample.args, **sample.kwargs)[0]))  # noqa: E731
@@ -185,7 +187,7 @@ def test_float32_goes_to_a_cluster_in_tf32_where_that_is_allowed(cell, hidden, p
         said = f"a cluster of {blocks} blocks, in TF32 as torch.backends.cudnn.rnn.fp32_precision allows"
         assert found["reason"] == f"R of {hidden} units stays on {said}"
         for way in ("forward", "backward"):
-            one = way == "backward" and padded == 1024  # shared memory holds one group
+            one = way == "backward" and padded == 1024  # shared memory for one group only
             columns, shape = min(8 if one else 16, math.ceil(batch / resident)), found[way]
             assert (shape["columns"], shape["threads"], shape["cluster"]) == (columns, 256, blocks)
             assert 0 < shape["shared_bytes"] <= H200[3]

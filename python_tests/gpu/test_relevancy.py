@@ -1,4 +1,4 @@
-"""relevancy_recurrence's CUDA kernels against the reference: what is selected, values, gradients, sizes, chunks."""
+"""CUDA kernels of relevancy_recurrence against the reference: selected events, values, gradients, sizes, chunks."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from rnnkern.testing import assert_close, assert_close_over_draws
 
 @pytest.fixture(params=[(name, kernel) for name in CHOSEN for kernel in ("block", "stepwise")], ids="-".join)
 def place(request, nan_memory):
-    """rnnkern.ops.relevancy_recurrence, where kernels run, by either kernel. One thread: calls are small."""
+    """rnnkern.ops.relevancy_recurrence on each backend, by each kernel; one thread, because calls are small."""
     name, kernel = request.param
     require(recurrences.lacks(name))
     threads = torch.get_num_threads()
@@ -27,7 +27,7 @@ def place(request, nan_memory):
 
 
 def check(place, call, message=""):
-    """In float64, as the reference has it."""
+    """Compares with the reference in float64."""
     found, truth = everything(place, call), everything(reference.relevancy_recurrence, call)
     assert same_selection(found, truth), f"{message}: other events were selected"
     for name, x in truth.items():
@@ -49,8 +49,8 @@ def test_random_calls_in_float64_are_the_references(seed, place):
 
 
 def test_random_calls_in_float32_are_as_close_to_the_truth_as_plain_pytorch(place):
-    """All calls together: one of them has too few elements for a naive error that says something. Over 500 such calls
-    the kernels' error is more than four times the reference's as often as the reverse."""
+    """Compares all calls together, because the naive error of a single small call may be small by chance. In 500 such
+    calls, the error of the kernels was more than four times that of the reference as often as the reverse."""
     draw = random.Random(0)
     torch.manual_seed(0)
     draws = {}
@@ -97,7 +97,7 @@ def test_every_cell_and_option_in_float32_is_as_close_to_the_truth_as_plain_pyto
 
 
 def check_close(place, call, message=""):
-    """In float32, by the closeness rule; False where the reference itself selects otherwise in float32."""
+    """Compares in float32 with assert_close; returns False if the reference itself selects other events in float32."""
     calls = [(reference.relevancy_recurrence, torch.float64), (reference.relevancy_recurrence, torch.float32)]
     truth, naive = (everything(op, call.to(dtype)) for op, dtype in calls)
     if not same_selection(naive, truth):
@@ -129,10 +129,10 @@ def test_shipped_tiles_and_several_passes(hidden, seed, place):
      ("lstm", 128, {"carried": 4}), ("lstm", 65, {"packed": True, "reset": 0.2})],
 )  # fmt: skip
 def test_weights_that_lie_on_a_block_in_16_bits(cell, hidden, options, dtype, place):
-    """They are the caller's, and all else is computed in float32, as the reference does."""
+    """Weights have the caller's dtype and everything else is computed in float32, as in the reference."""
     torch.manual_seed(hidden)
     call = call_of(cell, 4, 3, hidden, **options).to(dtype)
-    if options.get("carried"):  # a whole state is float32
+    if options.get("carried"):  # a complete state is float32
         call = call._replace(args=(*call.args[:3], call.to(torch.float32).args[3], call.args[4]))
     found = {}
     kernels = place.entered(lambda: found.update(everything(place, call, parts=8)))
@@ -177,7 +177,7 @@ def test_two_chunks_give_the_bits_of_the_whole(cut, cell, hidden, dtype, place):
 
 
 def test_a_chunk_takes_the_kernel_of_the_whole(place):
-    """Whose memory one block does not hold, though it would what the first chunk fills of it."""
+    """The memory of the whole call does not fit into a block, although that of the first chunk would."""
     torch.manual_seed(0)
     (cell, u, R, state, attention), options = call_of(
         "lstm", 42, 1, 70, buffer_size=40, relevant_size=8, dtype=torch.float32
@@ -200,7 +200,8 @@ def test_the_same_bits_whatever_the_scheduler_does(place):
 
 
 def adversarial(kind):
-    """Calls that decide by ties, infinities and NaN, and one whose samples replace always and never."""
+    """Calls whose selection depends on ties, infinities and NaN, and a call in which one sample always replaces events
+    and another never does."""
     call = call_of("tanh", 12, 2, 3, buffer_size=2, relevant_size=3, relevance="given")
     (cell, u, R, state, attention), options = call
     scores = options["relevance"]

@@ -1,5 +1,5 @@
 """The cluster kernels of relevancy_recurrence against the reference: every cell and option at small sizes, every
-shipped tile, any schedule; and by which rule they are chosen."""
+compiled tile, any schedule; and the rule that chooses them."""
 
 import json
 
@@ -23,12 +23,13 @@ OPTIONS = {
     "all": {"buffer_size": 9, "carried": 2},
 }
 TILES = [("tanh", 256), ("modrelu", 384), ("relu", 512), ("lstm", 128), ("lstm", 256), ("lstm", 384)]
-"""Tiles differ by their size and the number of gates."""
+"""Tiles differ by size and number of gates."""
 
 
 @pytest.fixture(params=CHOSEN)
 def place(request, nan_memory):
-    """rnnkern.ops.relevancy_recurrence by the cluster kernel where it can serve. One thread: calls are small."""
+    """rnnkern.ops.relevancy_recurrence by the cluster kernel for every call that it supports; one thread, because calls
+    are small."""
     require(recurrences.lacks(request.param))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,7 +41,7 @@ def place(request, nan_memory):
 
 
 def entered(place, cell, call):
-    """Runs it, and holds the counters to the cluster kernels."""
+    """Runs a call and checks by the counters that the cluster kernels ran."""
     kernels = place.entered(call)
     op = "relevancy_recurrence/cuda"
     assert set(kernels) == {f"{op}/forward/{cell}/cluster", f"{op}/backward/{cell}/cluster"}
@@ -60,7 +61,7 @@ def test_every_cell_and_option_is_as_close_to_the_truth_as_plain_pytorch(cell, o
 
 @pytest.mark.parametrize(("cell", "hidden"), TILES)
 def test_every_tile(cell, hidden, place):
-    """A whole one, and three steps; more members than a warp has pairs of them."""
+    """Full tiles and three steps, with more events than a warp processes in one round."""
     place.set_seed(hidden)
     torch.manual_seed(hidden)
     whole = call_of(cell, 3, 1, hidden, buffer_size=5, relevant_size=6, carried=8)

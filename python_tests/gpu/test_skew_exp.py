@@ -1,4 +1,4 @@
-"""skew_exp's way on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
+"""skew_exp on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_the_interpreter_finds_the_eigenvalues_answers(only):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [3, 64, 65, 512, 513])
 def test_nothing_waits_for_the_device(size, dtype, monkeypatch):
-    """Tensors without values: whatever wants one raises, and what is launched follows from the sizes."""
+    """Uses tensors without values: reading one raises an error, and all launches must follow from the sizes."""
     A = torch.empty(2, size, size, dtype=dtype, device="meta")
     upstream = torch.empty_like(A)
     with recording(monkeypatch, "meta") as recorder:
@@ -68,7 +68,7 @@ def test_what_waits_would_be_seen(wait, monkeypatch):
 
 
 def test_the_operator_of_a_gpu_is_this_one():
-    """As many squarings as the largest norm wants; and the dispatcher's table has it."""
+    """It launches the squarings for the largest norm, and the dispatcher's table contains it."""
     for dtype in (torch.float32, torch.float64):
         _, limits, _, most = orthogonal_triton.scheme(dtype)
         assert limits[1] * 2 ** (most - 1) < 1000 <= limits[1] * 2**most
@@ -77,11 +77,11 @@ def test_the_operator_of_a_gpu_is_this_one():
 
 
 SHARED = 99 * 1024
-"""Bytes that a program may have on every GPU from Ampere on."""
+"""Bytes of shared memory that a program can use on every GPU from Ampere on."""
 
 
 def compiled(kernel, signature, constants, arch, **options):
-    """By names of arguments; no TF32."""
+    """Compiles a kernel ahead of time, with arguments by name and without TF32."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -120,19 +120,19 @@ def test_kernels_of_small_matrices_compile_ahead_of_time(dtype, arch):
 
 @pytest.mark.proof
 def test_the_largest_matrix_of_a_program_fits_every_gpu():
-    """In float64, which takes twice the memory."""
+    """In float64, which needs twice the memory."""
     compile_small(torch.float64, 90, orthogonal_triton._block(orthogonal_triton.LARGEST))
 
 
 class Launches(list):
-    """Takes a kernel's place and keeps what it is launched with."""
+    """Replaces a kernel and records the arguments of its launches."""
 
     def __getitem__(self, grid):
         return lambda *args, **constants: self.append((args, constants))
 
 
 def products(size, dtype, monkeypatch):
-    """The launches of a forward and a backward, each once."""
+    """The distinct launches of a forward and a backward pass."""
     A, plan = torch.zeros(1, size, size, dtype=dtype), torch.zeros(1, 2, dtype=torch.int64)
     kept, launches = A.new_zeros(1, orthogonal_triton.KEPT[dtype], size, size), Launches()
     with monkeypatch.context() as patch:
@@ -158,7 +158,7 @@ def compile_product(args, constants, arch):
 @pytest.mark.parametrize("arch", quick_where(lambda arch: arch == 90, [80, 90, 100]))
 @pytest.mark.parametrize("dtype", quick_where(lambda dtype: dtype == torch.float32, [torch.float32, torch.float64]))
 def test_products_compile_ahead_of_time(dtype, arch, monkeypatch):
-    """The one that reads most."""
+    """Compiles the launch with the most operands."""
     most = max(products(300, dtype, monkeypatch), key=lambda launch: len(launch[1]["LEFT"]) + len(launch[1]["RIGHT"]))
     assert [len(most[1][name]) for name in ("LEFT", "RIGHT", "ADDED")] == [2, 4, 2]
     compile_product(*most, arch)
@@ -169,7 +169,7 @@ def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
     launches = products(100, torch.float32, monkeypatch)
     assert {constants["IF"] for _, constants in launches} == {"always", "squared", "copy"}
     for args, constants in launches:
-        assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # what is next comes while this is used
+        assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # loads are asynchronous
 
 
 @pytest.mark.smoke
@@ -204,7 +204,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(size, dtype):
         truth = spectrum.gradient(c, upstream[k].double().cpu())
         assert (V[k].cpu() - spectrum.exp(c)).norm() <= scale * 6e-7 * size**0.5
         assert (gradient[k].cpu() - truth).norm() <= scale * 1e-6 * upstream[k].norm().cpu()
-    torch.cuda.set_sync_debug_mode("error")  # of what waits
+    torch.cuda.set_sync_debug_mode("error")  # on synchronization
     try:
         step()
     finally:
@@ -212,7 +212,7 @@ def test_on_a_gpu_and_in_a_cuda_graph(size, dtype):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()
-    for turn in (0.5, 1.0, 0.01):  # every matrix has had every norm, and with it other squarings
+    for turn in (0.5, 1.0, 0.01):  # each matrix has each norm once, with different numbers of squarings
         with torch.no_grad():
             A.copy_(turn * A.roll(1, 0))
         graph.replay()
