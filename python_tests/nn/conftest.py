@@ -4,7 +4,7 @@ import torch
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["1 thread", "2 threads"])
 def thread_count(request):
-    """Two threads are what makes both directions, and two layers, run side by side."""
+    """Tests run with one and with two threads; with two, both directions and two layers run concurrently."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -12,7 +12,7 @@ def thread_count(request):
 
 
 SLOW = ("test_distributed.py", "compile", "gradcheck")
-"""In names of tests that `make test` runs with two threads alone, as most machines have them."""
+"""Parts of names of tests that `make test` runs with two threads only, the usual case for users."""
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,5 @@
-"""Layers in the ways that training programs use them, with one thread and with two: with two, directions and layers run
-side by side."""
+"""Layers in typical training programs, with one thread and with two; with two, directions and layers run
+concurrently."""
 
 import copy
 import threading
@@ -56,7 +56,7 @@ def optimizer_of(layer):
 
 
 def train(layer, optimizer, x, steps=2):
-    """Returns the parameters and buffers, which have moved."""
+    """Returns the parameters and buffers after the training steps."""
     for _ in range(steps):
         optimizer.zero_grad()
         loss_of(layer, x).backward()
@@ -71,7 +71,7 @@ def same(actual, wanted):
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 def test_activation_checkpointing(layer, x, reentrant):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
-    x.requires_grad_()  # else the reentrant form has no gradients at all
+    x.requires_grad_()  # the reentrant form needs an input with gradients
     output = checkpoint(lambda x: layer(x)[0], x, use_reentrant=reentrant)
     loss = output.sin().square().sum()
     loss.backward()
@@ -89,7 +89,7 @@ def test_a_checkpoint_within_a_checkpoint(layer, x):
 
 
 def test_saved_tensors_that_are_offloaded(layer, x):
-    """Each is fetched once."""
+    """Each saved tensor is fetched once."""
     wanted, fetched = gradients(layer, loss_of(layer, x)), []
 
     def fetch(k_and_tensor):
@@ -103,7 +103,7 @@ def test_saved_tensors_that_are_offloaded(layer, x):
     assert len(set(fetched)) == len(fetched)
 
 
-@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")  # of an LRU
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")  # for LRU
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.proof)])
 def test_compiled(layer, x, backend):
     wanted = loss_of(layer, x), *gradients(layer, loss_of(layer, x))
@@ -147,7 +147,7 @@ def test_a_saved_state_goes_on_to_the_same_bits(layer, x):
 
 
 def test_exponential_moving_average(layer, x):
-    """Of what the optimizer trains, in a copy that is asked while training goes on."""
+    """A moving average of the trained parameters, in a copy that is evaluated during training."""
     averaged = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     optimizer = optimizer_of(layer)
     mean = [p.detach().clone() for p in layer.parameters()]
@@ -185,7 +185,7 @@ def test_functional_call(layer, x):
 
 
 class Outputs(Dataset):
-    """What each layer makes of the same input, in whatever process it is asked."""
+    """The output of each layer for the same input, computed in the process that requests it."""
 
     def __init__(self, layers, x):
         self.layers, self.x = layers, x
@@ -204,18 +204,18 @@ def test_in_workers_of_a_data_loader(start, x):
     if start == "spawn" and torch.get_num_threads() == 1:
         pytest.skip("a spawned process has nothing of this one's threads")
     layers = [make() for make in LAYERS.values()]
-    for layer in layers:  # in the parent before
+    for layer in layers:  # before the fork, in the parent
         train(layer, optimizer_of(layer), x)
     outputs = Outputs(layers, x)
     wanted = [outputs[k] for k in range(len(layers))]
     loader = DataLoader(outputs, batch_size=None, num_workers=1 + (start == "fork"), multiprocessing_context=start)
     for actual, exact in zip(loader, wanted, strict=True):
-        torch.testing.assert_close(actual, exact, rtol=1e-5, atol=1e-6)  # with one thread each
-    assert same([outputs[k] for k in range(len(layers))], wanted)  # and after
+        torch.testing.assert_close(actual, exact, rtol=1e-5, atol=1e-6)  # each worker has one thread
+    assert same([outputs[k] for k in range(len(layers))], wanted)  # the parent still works
 
 
 def test_two_python_threads_train_two_layers(x):
-    """To the same bits as one after the other."""
+    """The results equal those of sequential training bit for bit."""
     makes, threads = list(LAYERS.values()), torch.get_num_threads()
     pairs = [(makes[k](), makes[(k + 1) % len(makes)]()) for k in range(len(makes))]
     for pair in pairs:
@@ -223,7 +223,7 @@ def test_two_python_threads_train_two_layers(x):
         found, begin = [None, None], threading.Barrier(2)
 
         def work(k, pair=pair, found=found, begin=begin):
-            torch.set_num_threads(threads)  # each Python thread has a number of its own
+            torch.set_num_threads(threads)  # the setting belongs to the Python thread
             begin.wait(60)
             found[k] = train(pair[k], optimizer_of(pair[k]), x, 5)
 

@@ -1,4 +1,4 @@
-"""torch.autocast on the CPU: the dtypes of torch.nn's modules, and results as close as theirs."""
+"""torch.autocast on the CPU: the dtypes are those of torch.nn's modules, and the results are as accurate."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""RNNCell, LSTMCell and GRUCell against torch.nn's: values, derivatives, parameters, errors."""
+"""RNNCell, LSTMCell and GRUCell against those of torch.nn: values, derivatives, parameters, errors."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ classes = pytest.mark.parametrize("cls", ["RNNCell", "LSTMCell", "GRUCell"])
 
 
 def pair(cls, dtype=torch.float64, **options):
-    """torch.nn's cell and ours from one seed."""
+    """torch.nn's cell and rnnkern's, from the same seed."""
     built = []
     for package in (torch.nn, rnnkern.nn):
         torch.manual_seed(1)
@@ -37,13 +37,13 @@ def pair(cls, dtype=torch.float64, **options):
 
 
 def arguments(cls, batch=(B,), dtype=torch.float64, requires_grad=False):
-    """x and the state, h or h and c."""
+    """x and the state: h, or h and c."""
     x, *state = (torch.randn(*batch, n, dtype=dtype) for n in (I, H, H))
     return [t.requires_grad_(requires_grad) for t in (x, *state[: 2 if cls == "LSTMCell" else 1])]
 
 
 def run(cell, x, *state):
-    """The new state, a tuple."""
+    """The new state as a tuple."""
     hx = () if not state else (state,) if isinstance(cell, torch.nn.LSTMCell) else state
     new = cell(x, *hx)
     assert isinstance(new, tuple) == isinstance(cell, torch.nn.LSTMCell)
@@ -175,7 +175,7 @@ def test_parametrized_once_per_step(cls, grad):
     assert doubled.calls == 1
 
 
-# ---- errors: torch.nn's own, in type and words
+# ---- errors: type and message are those of torch.nn
 
 
 def error(f):
@@ -249,14 +249,14 @@ def test_a_nonlinearity_that_torch_does_not_know():
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_torch_lets_pass_and_the_operator_does_not(grad):
-    """A c of another dtype than h, which torch.nn promotes."""
+    """torch.nn promotes a c with another dtype than h; here it is an error."""
     _, cell = pair("LSTMCell")
     x, h, c = arguments("LSTMCell")
     with torch.set_grad_enabled(grad), pytest.raises((TypeError, RuntimeError), match="`state"):
         cell(x, (h, c.float()))
 
 
-# ---- inside the rest of PyTorch
+# ---- with other parts of PyTorch
 
 
 @pytest.mark.skipif(not _extension.available, reason=_extension.reason or "")
@@ -283,7 +283,7 @@ def test_without_derivatives_the_short_way_is_taken(cls, monkeypatch):
 @pytest.mark.parametrize("grad", [True, False])
 @classes
 def test_autocast(cls, grad):
-    """Dtypes too are torch.nn's."""
+    """The dtypes are those of torch.nn too."""
     theirs, cell = pair(cls, dtype=torch.float32)
     inputs = arguments(cls, dtype=torch.float32)
     wanted = run(cell, *inputs)

@@ -1,4 +1,5 @@
-"""PyTorch's own inputs of RNN, LSTM and GRU (torch.testing._internal.common_modules), for its modules and for ours."""
+"""Runs PyTorch's own test inputs for RNN, LSTM and GRU (torch.testing._internal.common_modules) with the modules of
+torch.nn and rnnkern."""
 
 import copy
 import functools
@@ -17,7 +18,7 @@ from rnnkern.testing import assert_close
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest, which is not installed")
 common_modules = pytest.importorskip("torch.testing._internal.common_modules")
-# Its import forbids the whole process to set torch.backends' flags, which tests of perf do.
+# Importing it disables setting torch.backends' flags for the whole process, which tests of perf need.
 torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -43,19 +44,19 @@ def parametrize(kind, every=1):
 
 
 def build(name, k, package):
-    """One package's module. The seed makes its parameters those of the other's."""
+    """The module of one package; the seed makes the parameters of both packages equal."""
     constructor = given(name)[k].constructor_input
     torch.manual_seed(1)
     return getattr(package, name)(*constructor.args, **constructor.kwargs, dtype=torch.float64)
 
 
 def convert(tree, to):
-    """The floating-point tensors of arguments or results."""
+    """Applies ``to`` to the floating-point tensors of arguments or results."""
     return tree_map_only(torch.Tensor, lambda x: to(x) if x.is_floating_point() else x, tree)
 
 
 def arguments(name, k):
-    """Those of forward, as new leaves."""
+    """Arguments of forward, as new leaves."""
     return convert(given(name)[k].forward_input.args, lambda x: x.detach().clone().requires_grad_())
 
 
@@ -72,7 +73,8 @@ def values_and_gradients(module, args):
 
 
 def compare(run, name, k, dtype):
-    """What ``run`` makes of module and arguments: ours in a dtype, torch.nn's in it, torch.nn's in float64."""
+    """Compares the results of ``run``: rnnkern's module in a dtype, torch.nn's in the same dtype, and torch.nn's in
+    float64."""
     ours, theirs = build(name, k, rnnkern.nn).to(dtype), build(name, k, torch.nn).to(dtype)
     args = convert(arguments(name, k), lambda x: x.detach().to(dtype).requires_grad_())
     actual, naive = run(ours, args), run(theirs, args)
@@ -131,7 +133,7 @@ def test_gradcheck(name, k):
     assert gradgradcheck(call, leaves, fast_mode=True)
 
 
-# ---- what else a module goes through, in every form of constructor and input
+# ---- other uses of a module, for every form of constructor and input
 
 
 def assert_equal(actual, wanted):
@@ -201,7 +203,7 @@ def test_copies(name, k):
 
 @parametrize("inputs")
 def test_state_goes_to_torchs_module_and_back(name, k):
-    """Back into one that was built on the meta device."""
+    """Loads the state_dict into torch.nn's module, and back into a module that was created on the meta device."""
     constructor = given(name)[k].constructor_input
     module, theirs, args = build(name, k, rnnkern.nn), build(name, k, torch.nn), arguments(name, k)
     with torch.no_grad():

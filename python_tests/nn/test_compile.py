@@ -1,4 +1,4 @@
-"""The modules in torch.compile, torch.export and AOTInductor."""
+"""The modules with torch.compile, torch.export and AOTInductor."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from python_tests.samples import recurrence_sample
 from python_tests.tiers import quick_where
 from rnnkern.ops import recurrence
 
-# All different: the compiler takes equal sizes for one.
+# All sizes differ, because torch.compile treats equal sizes as one.
 T, B, I, H = 6, 3, 5, 4  # noqa: E741
 
 BUILD = {
@@ -94,7 +94,7 @@ def test_packed():
 
 
 def test_without_the_setting_the_compiler_goes_around_the_module():
-    """It refuses every instance of torch.nn.RNN, LSTM and GRU before it looks at the forward."""
+    """torch.compile rejects every instance of torch.nn.RNN, LSTM and GRU before it looks at the forward method."""
     model = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H))
     x = torch.randn(T, B, I)
     with torch._dynamo.config.patch(allow_rnn=False):
@@ -122,7 +122,7 @@ TRANSFORMS = {
 @compiled_part
 @pytest.mark.parametrize("transform", quick_where(lambda name: name in ("gradient", "members"), TRANSFORMS))
 def test_transforms(transform):
-    """A gradient that is lost in the graph is zero and nothing else says so."""
+    """Compares gradients, because one that is lost in the graph would silently be zero."""
     module = rnnkern.nn.LSTM(I, H)
     parameters, x = {name: p.detach() for name, p in module.named_parameters()}, torch.randn(T, B, I)
     function = TRANSFORMS[transform](module)
@@ -161,7 +161,7 @@ def test_second_derivatives_of_packed_input_say_that_they_cannot_be_traced():
         torch.compile(second, backend="aot_eager", fullgraph=True)(u)
 
 
-# ---- programs that outlive Python
+# ---- exported programs
 
 
 def exported(module, x, reset, **options):
@@ -190,7 +190,7 @@ def test_export_for_any_length_and_batch(name, strict):
 @compiled_part
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 def test_aotinductor(tmp_path):
-    """A cell without tensors of its own and one with some, forward alone."""
+    """A cell without parameters of its own and one with some, forward only."""
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -211,7 +211,7 @@ def test_aotinductor(tmp_path):
 
 @compiled_part
 def test_a_tensor_may_stand_twice():
-    """As zeros do for h and c, or a weight that is tied."""
+    """The same tensor may be passed twice, such as zeros for h and c, or a tied weight."""
     cell, x, zeros = rnnkern.nn.LSTMCell(H, H), torch.randn(B, H), torch.zeros(B, H)
     cell.weight_hh = cell.weight_ih
     compiled = torch.compile(lambda x: cell(x, (zeros, zeros)), backend="aot_eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""ContinuousRNN: its differential equation, layouts, state, resets, and what any module of torch.nn can."""
+"""ContinuousRNN: its differential equation, layouts, state, resets, and general behavior of modules."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ def layer(**options):
 
 
 def loop(module, x, h, starts=None):
-    """One step after the other: Euler's, or the exponential of the whole linear system with x held."""
+    """A loop over time with Euler steps, or with the exponential of the linear system for a constant x."""
     W, outputs = module.weight_hh_l0, []
     for t, x_t in enumerate(x):
         h = h if starts is None else torch.where(starts[t, :, None], 0, h)
@@ -63,7 +63,7 @@ def test_in_float32_it_is_as_close_as_the_loop(nonlinearity):
 
 
 def test_half_steps_of_the_linear_form_are_the_whole_step():
-    """The discretisation is exact: with an input that stays for two steps dt may be doubled."""
+    """The discretization is exact: for an input that is constant over two steps, dt can be doubled."""
     fine, coarse = layer(nonlinearity="identity", dt=3.0), layer(nonlinearity="identity", dt=6.0)
     coarse.load_state_dict(fine.state_dict())
     x = torch.randn(T, B, I, dtype=F64)

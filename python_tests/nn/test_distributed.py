@@ -1,4 +1,4 @@
-"""The modules in data parallel training: two processes on the CPU, each with half of the batch."""
+"""The modules in data-parallel training: two processes on the CPU, each with half of the batch."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ BUILD = {
     "nnrnn": lambda: rnnkern.nn.NonNormalRNN(I, H),
     "gru": lambda: rnnkern.nn.GRU(I, H, reset_gate="before"),
 }
-# What moves by itself after a step, and needs its parameter whole.
+# Layers that change their parameter after an optimizer step and need all of it, so they cannot be sharded.
 REPLICATED = {"exprnn_dynamic": lambda: rnnkern.nn.ExpRNN(I, H, base="dynamic")}
 
 
@@ -42,7 +42,7 @@ def fully_shard(module):
 
 
 def whole(model):
-    """All of every parameter, wherever its parts lie."""
+    """The full state_dict, gathered from all shards."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
@@ -93,5 +93,5 @@ def test_two_halves_train_as_the_whole(kind, name, trained):
     train(module, x)
     for key, wanted in module.state_dict().items():
         torch.testing.assert_close(trained[kind, name][key], wanted, rtol=1e-10, atol=1e-12)
-        moved = name in REPLICATED and key.endswith("original")  # into the base
+        moved = name in REPLICATED and key.endswith("original")  # its value moves into the base
         assert key not in before or moved or not torch.equal(wanted, before[key])

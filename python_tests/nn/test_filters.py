@@ -1,4 +1,4 @@
-"""Filters of the input projection: their recursions, what momentum adds to the dynamics, layouts, other options."""
+"""Filters of the input projection: their equations, the effect of momentum on the dynamics, layouts, other options."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ F64 = torch.float64
 GIVEN = {"momentum": Momentum(0.6, 0.5), "adam": Adam(0.6, 0.5, 0.9), "rmsprop": RMSprop(0.5, 0.9), "nag": NAG(0.5, 4)}
 kinds = pytest.mark.parametrize("kind", GIVEN)
 CLASSES = {"momentum": LSTM, "adam": GRU, "rmsprop": ExpRNN, "nag": RNN}
-"""Each filter on another module: what they share does not ask which."""
+"""Each filter is tested on another module, because their common code does not depend on the module."""
 
 
 def made(kind, cls=None, **options):
@@ -27,7 +27,7 @@ def made(kind, cls=None, **options):
 
 
 def filtered(kind, u):
-    """The recursions, step by step; u (T, B, G*H)."""
+    """The equations as a loop over time; u (T, B, G*H)."""
     mu, s, beta, every = {
         "momentum": (0.6, 0.5, None, 1), "adam": (0.6, 0.5, 0.9, 1), "rmsprop": (0, 0.5, 0.9, 1), "nag": (0, 0.5, 0, 4),
     }[kind]  # fmt: skip
@@ -67,7 +67,7 @@ def states(hidden):
 
 @kinds
 def test_layouts_layers_directions_and_resets(kind):
-    """Every sequence alone, every episode alone, and two halves one whole."""
+    """Compares with each sequence alone, each episode alone, and two halves that are run one after the other."""
     x, starts, lengths = torch.randn(T, B, I, dtype=F64), torch.zeros(T, B, dtype=torch.bool), [4, 9, 6]
     starts[5, 1] = starts[2, 0] = starts[3, 2] = True
     module = made(kind, num_layers=2, bidirectional=True)
@@ -84,7 +84,7 @@ def test_layouts_layers_directions_and_resets(kind):
     whole, last = one(x)
     episodes = one(x, reset=torch.arange(T)[:, None].expand(T, B) == 4)[0]
     torch.testing.assert_close(episodes, torch.cat([one(x[:4])[0], one(x[4:])[0]]))
-    _, between = one(x[:4])  # 4 is where Nesterov's schedule restarts, too
+    _, between = one(x[:4])  # Nesterov's schedule restarts at 4 too
     with torch.no_grad():
         rest, end = one(x[4:5], between)
         torch.testing.assert_close(rest, whole[4:5].detach())
@@ -99,7 +99,7 @@ def test_layouts_layers_directions_and_resets(kind):
 
 
 def joint(module, x, h, v):
-    """The step of (h, v) and its Jacobian."""
+    """One step of (h, v) and its Jacobian."""
 
     def step(h, v):
         _, (h_n, v_n) = module(x.view(1, 1, -1), (h.view(1, 1, -1), v.view(1, 1, -1)))
@@ -110,7 +110,7 @@ def joint(module, x, h, v):
 
 
 def test_momentum_adds_h_eigenvalues_mu_and_h_exponents_ln_mu():
-    """In the joint state (h, v) exactly so, beside those of D R."""
+    """This holds exactly for the joint state (h, v), in addition to the eigenvalues of D R."""
     module, mu = MomentumRNN(I, H, mu=0.7, dtype=F64), 0.7
     h, v = torch.randn(2, H, dtype=F64)
     Q, exponents = torch.eye(2 * H, dtype=F64), torch.zeros(2 * H, dtype=F64)
@@ -130,7 +130,7 @@ def test_momentum_adds_h_eigenvalues_mu_and_h_exponents_ln_mu():
 
 
 def test_momentum_does_not_enter_the_gradient_through_h():
-    """dL/dh_0 is the product of D R: v does not depend on h."""
+    """dL/dh_0 is the product of the D R, because v does not depend on h."""
     module, x = MomentumRNN(I, H, dtype=F64), torch.randn(T, 1, I, dtype=F64)
     h0 = torch.randn(1, 1, H, dtype=F64, requires_grad=True)
     output, _ = module(x, (h0, torch.randn(1, 1, H, dtype=F64)))
@@ -142,7 +142,7 @@ def test_momentum_does_not_enter_the_gradient_through_h():
 
 
 def test_the_slope_at_zero_is_ten_times_the_step():
-    """The published 1e-16 under the root makes it 6e7 of s = 0.6."""
+    """With the published epsilon of 1e-16 it would be 6e7 for s = 0.6."""
     module = RNN(1, 1, nonlinearity="identity", bias=False, filter=Adam(0.6, 0.6, 0.9), dtype=F64)
     module.weight_ih_l0.data.fill_(1)
     x = torch.zeros(1, 1, 1, dtype=F64, requires_grad=True)
@@ -183,7 +183,7 @@ def test_what_equals_what():
     ],
 )
 def test_other_options_stay(options):
-    """In training, at one seed, a filter that does nothing changes nothing."""
+    """In training and with the same seed, a filter without effect changes nothing."""
     plain, module = LSTM(I, H, dtype=F64, **options), LSTM(I, H, dtype=F64, filter=Momentum(0.0, 1.0), **options)
     module.load_state_dict(plain.state_dict())
     results = []
@@ -205,7 +205,7 @@ def test_copies_compiler_autocast_and_explain():
         output, (_, _, v) = module(x)
         again, _ = module(x, (torch.zeros(1, B, H), torch.zeros(1, B, H), v * 0))
     assert (output.dtype, v.dtype) == (torch.bfloat16, torch.float32)
-    for each in (output, again):  # a v of zeros is none: the two ways to compute it
+    for each in (output, again):  # a v of zeros equals no v, but is computed in another way
         torch.testing.assert_close(each.float(), wanted, rtol=0.02, atol=0.01)
     (choice,) = rnnkern.ops.explain(module, x)
     assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")

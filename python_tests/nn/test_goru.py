@@ -1,4 +1,4 @@
-"""The GORU against the loop that its equations are, and as a module."""
+"""GORU against a loop over its equations, and as a module."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
 @torch.no_grad()
 def made(*args, by=0.3, dtype=F64, **options):
-    """With A away from zero."""
+    """A GORU with a nonzero A."""
     module = GORU(*(args or (I, H)), dtype=dtype, **options)
     for name, p in module.named_parameters():
         if name.endswith("original0"):

@@ -1,4 +1,4 @@
-"""h-detach: recurrent_grad_dropout of LSTM."""
+"""h-detach: the option recurrent_grad_dropout of LSTM."""
 
 import copy
 
@@ -17,7 +17,7 @@ def build(*args, **options):
 
 
 def twins(rate, *args, **options):
-    """With the option and without, of equal weights."""
+    """Two LSTMs with the same weights, with and without the option."""
     plain = build(*args, **options)
     ours = build(*args, recurrent_grad_dropout=rate, **options)
     ours.load_state_dict(plain.state_dict())
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_mask_that_torch_draws():
 
 
 def test_at_1_h_is_detached_at_every_step():
-    """As the paper has it: a loop over torch's cell that detaches h."""
+    """Compares with a loop over torch.nn's cell that detaches h, as in the paper."""
     ours, x = build(recurrent_grad_dropout=1), torch.randn(T, B, I, dtype=torch.float64)
     cell = torch.nn.LSTMCell(I, H, dtype=torch.float64)
     cell.load_state_dict({name.removesuffix("_l0"): p for name, p in ours.state_dict().items()})
@@ -73,7 +73,7 @@ def test_off_in_evaluation_and_at_0(options):
     ours, plain = twins(0.7, **options)
     x = torch.randn(T, B, I, dtype=torch.float64)
     wanted, found = gradients(plain, x), gradients(ours, x)
-    torch.testing.assert_close(found[0], wanted[0])  # the forward is that of any LSTM
+    torch.testing.assert_close(found[0], wanted[0])  # the forward pass is unchanged
     assert not all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
     assert equal(gradients(ours.eval(), x), wanted)
     never, plain = twins(0.0, **options)

@@ -15,7 +15,7 @@ CLASSES = ("LSTM", "GRU")
 
 
 def build(cls, *args, **kwargs):
-    """With parameters that are not what they begin as."""
+    """A module with parameters that differ from their initial values."""
     module = getattr(rnnkern.nn, cls)(*args, layer_norm=True, **kwargs)
     with torch.no_grad():
         for name, p in module.named_parameters():
@@ -24,7 +24,7 @@ def build(cls, *args, **kwargs):
 
 
 def direction(module, suffix, x, state):
-    """One layer and direction as one writes it, from the first row of x to the last."""
+    """A simple loop for one layer and direction."""
     parameters = dict(module.named_parameters())
     W, R, b_ih, b_hh, ln_ih, ln_hh, *ln_c = (
         parameters.get(f"{name}_{suffix}")
@@ -105,7 +105,7 @@ def test_packed_unbatched_batch_first_and_reset(cls):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cls", CLASSES)
 def test_one_step_without_derivatives(cls, bias):
-    """As where torch.nn's parameters take a short way."""
+    """Without layer_norm, such calls use a fast path."""
     module = build(cls, I, H, bias=bias)
     x, h = torch.randn(1, B, I), torch.randn(1, B, H)
     hx = (h, torch.randn(1, B, H)) if cls == "LSTM" else h

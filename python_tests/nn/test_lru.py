@@ -1,4 +1,4 @@
-"""LRU: its equations, its ring, layouts, state, resets, and what any module of torch.nn can."""
+"""LRU: its equations, the initial eigenvalues, layouts, state, resets, and general behavior of modules."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ def layer(**options):
 
 
 def loop(module, x, h=0.0, starts=None):
-    """The published equations, one step after the other; x (T, B, I)."""
+    """The published equations as a loop over time; x (T, B, I)."""
     nu, theta = module.nu_log.exp(), module.theta_log.exp()
     factors = torch.polar((-nu).exp(), theta)
     gamma = (1 - factors.abs().square()).sqrt()
@@ -78,12 +78,13 @@ def test_it_begins_on_the_ring(low, high):
     assert ((moduli >= low - 1e-12) & (moduli <= high + 1e-12)).all()
     assert ((angles > 0) & (angles < math.pi / 10)).all()
     assert abs(angles.mean() - math.pi / 20) < 0.01
-    middle = math.sqrt((low**2 + high**2) / 2)  # half of the area lies within
+    middle = math.sqrt((low**2 + high**2) / 2)  # the radius that divides the area of the ring in half
     assert low == high or abs((moduli < middle).double().mean() - 0.5) < 0.05
 
 
 def test_a_variance_of_one_stays_one():
-    """What gamma is for: white noise of variance 1 gives each unit that of its row of B, however slow it is."""
+    """The purpose of gamma: for white noise of variance 1, the variance of each unit is that of its row of B, for any
+    eigenvalue."""
     module = LRU(1, 64, r_min=0.5, r_max=0.9, dtype=F64)
     gamma = (1 - module.eigenvalues().abs().square()).sqrt()
     h = torch.randn(400, 64, dtype=torch.complex128)

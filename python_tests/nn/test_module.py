@@ -1,4 +1,4 @@
-"""The modules inside the rest of PyTorch: copies, parametrizations, functional calls, explain."""
+"""The modules with other parts of PyTorch: copies, parametrizations, functional calls; and explain."""
 
 import copy
 import pickle
@@ -133,11 +133,11 @@ def test_symbolic_trace_takes_a_module_as_a_leaf():
     assert torch.equal(traced(x)[0], model(x)[0])
 
 
-# ---- the operator calls
+# ---- calls of the operator
 
 
 class Spy:
-    """Stands for the operator and writes down what it is asked, in a forward and in `_choose`."""
+    """Replaces the operator and records its arguments, in a forward pass and in `_choose`."""
 
     def __init__(self, operator):
         self.operator, self.ran, self.asked = operator, [], []

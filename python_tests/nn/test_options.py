@@ -1,4 +1,4 @@
-"""What torch.nn has not: heads, more nonlinearities, the reset gate before the product."""
+"""Options that torch.nn lacks: heads, more nonlinearities, and the reset gate before the product."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def build(cls, *args, **kwargs):
 
 
 def block_diagonal(heads, gates):
-    """(K, G*D, D) to (G*H, H): unit k*D+d of gate g."""
+    """Converts (K, G*D, D) to (G*H, H); unit k*D+d of each gate belongs to head k."""
     count, _, d = heads.shape
     dense = heads.new_zeros(gates, count, d, count, d)
     for g in range(gates):
@@ -94,7 +94,7 @@ def test_wrong_options(cls, kwargs, kind, words):
 
 
 def loop(module, x, h, step, k=0):
-    """A plain loop over one layer and direction of a dense module."""
+    """A simple loop for one layer and direction of a module without heads."""
     W, R, b, c = (getattr(module, f"{n}_l{k}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     outputs = []
     for x_t in x:

@@ -1,4 +1,4 @@
-"""Orthogonal networks against the loop that their equations are, and as modules."""
+"""Orthogonal networks against loops over their equations, and as modules."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ constrained = pytest.mark.parametrize("cls", CONSTRAINED, ids=lambda cls: cls.__
 
 @torch.no_grad()
 def made(cls, *args, dtype=F64, by=0.2, **options):
-    """With A, T and the moduli away from their beginning."""
+    """A module whose A, T and moduli differ from their initial values."""
     module = cls(*(args or (I, H)), dtype=dtype, **options)
     for name, p in module.named_parameters():
         if "original" in name:
@@ -31,7 +31,7 @@ def made(cls, *args, dtype=F64, by=0.2, **options):
 
 
 def recurrent_weight(module, suffix):
-    """From the parameters, by the reference."""
+    """The recurrent weight, computed from the parameters by the reference."""
     name = f"weight_hh_{suffix}"
     if isinstance(module, OrthogonalInitRNN):
         return getattr(module, name)
@@ -55,7 +55,7 @@ def recurrent_weight(module, suffix):
 
 
 def loop(module, x, h0=None, reset=None, lengths=None):
-    """h_t = modrelu(W x_t + R h_{t-1}; b), layer by layer, direction by direction, step by step; (T, B, I)."""
+    """h_t = modrelu(W x_t + R h_{t-1}; b), by layer, direction and step; input (T, B, I)."""
     directions = 2 if module.bidirectional else 1
     finals, lengths = [], lengths or [x.shape[0]] * x.shape[1]
     for layer in range(module.num_layers):
@@ -123,8 +123,8 @@ def test_the_loop(cls, kind, flags):
 
 @modules
 def test_gradients_in_float32_against_float64(cls):
-    """Of A, theta, gamma, T and all others, by the closeness rule."""
-    module = made(cls, 8, 40, dtype=torch.float32, by=0.01)  # T and gamma must not make the state explode
+    """Gradients of A, theta, gamma, T and all other parameters, compared with assert_close."""
+    module = made(cls, 8, 40, dtype=torch.float32, by=0.01)  # small T and gamma: the state must not explode
     exact = copy.deepcopy(module).double()
     x = torch.randn(20, 4, 8)
     actual = gradients(module, *module(x))

@@ -1,4 +1,4 @@
-"""The modules against torch.nn's, in float64: values, gradients, parameters, errors."""
+"""The modules against those of torch.nn in float64: values, gradients, parameters, errors."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ INPUTS = ["batched", "one_step", "unbatched", "packed_sorted", "packed_unsorted"
 
 
 def pair(cls, *args, **kwargs):
-    """torch.nn's module and ours from one seed."""
+    """torch.nn's module and rnnkern's, from the same seed."""
     modules = []
     for package in (torch.nn, rnnkern.nn):
         torch.manual_seed(1)
@@ -36,7 +36,7 @@ def pair(cls, *args, **kwargs):
 
 
 def make_input(kind, batch_first):
-    """A leaf, and a function that makes of it what the module is given."""
+    """A leaf, and a function that makes the module's input from it."""
     steps = 1 if kind == "one_step" else T
     shape = (steps, I) if kind == "unbatched" else (B, steps, I) if batch_first else (steps, B, I)
     leaf = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -55,7 +55,8 @@ def make_state(module, kind):
 
 
 def results(module, leaf, given, state, weights):
-    """Outputs, final states and the gradient of a weighted sum of all of them by every input and parameter."""
+    """Output, final states, and the gradients of a weighted sum of all of them with respect to every input and
+    parameter."""
     hx = state if not state else tuple(state) if isinstance(module, torch.nn.LSTM) else state[0]
     output, hidden = module(given(), hx) if state else module(given())
     named = {}
@@ -193,7 +194,7 @@ def test_empty(cls, steps, batch):
         assert steps or torch.equal(s, hx)
 
 
-# ---- errors: torch.nn's own, in type and words
+# ---- errors: type and message are those of torch.nn
 
 
 def error(f):
@@ -272,7 +273,7 @@ def test_state_of_the_other_kind(cls):
 
 @pytest.mark.parametrize("cls", ["RNN", "LSTM", "GRU"])
 def test_packed_errors_name_the_sizes(cls):
-    """torch.nn checks the state of a packed batch late or not at all; here always and first."""
+    """torch.nn checks the state of a packed batch late or not at all; here it is always checked first."""
     _, ours = pair(cls, I, H)
     packed = pack_padded_sequence(zeros(T, B, I), torch.tensor([2, 5, 4]), enforce_sorted=False)
     for batch in (B - 1, B + 1):

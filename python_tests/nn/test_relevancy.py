@@ -36,7 +36,7 @@ def inputs(*shape):
 
 
 def same(a, b):
-    """Two states to a few bits: the same events, the same values."""
+    """Checks that two states agree: equal events, and almost equal values."""
     for x, y in zip(a, b, strict=True):
         assert (x is None) == (y is None)
         if x is not None:
@@ -44,7 +44,7 @@ def same(a, b):
 
 
 def of_reference(layer, x, dtype, **rest):
-    """Output and gradients of the definition."""
+    """Output and gradients of the reference."""
     weights = {name: p.detach().to(dtype).requires_grad_() for name, p in layer.named_parameters()}
     u = torch.nn.functional.linear(x.to(dtype), weights["weight_ih_l0"], weights.get("bias_ih_l0"))
     names = ("weight_query_l0", "weight_key_l0", "weight_score_l0")
@@ -115,7 +115,7 @@ def test_chunks_are_the_whole(cls, options, cut):
     whole, wanted = layer(x)
     first, state = layer(x[:cut])
     second, state = layer(x[cut:], state)
-    torch.testing.assert_close(torch.cat([first, second]), whole)  # to the bit but for the product with U
+    torch.testing.assert_close(torch.cat([first, second]), whole)  # exact except for rounding in the product with U
     assert torch.equal(state.ids, wanted.ids)
     same(state, wanted)
     grads = [torch.autograd.grad(out.square().sum(), list(layer.parameters()))
@@ -153,7 +153,7 @@ def test_random_screening_draws_from_torchs_generator():
     assert not torch.equal(outputs[0], outputs[2])
 
 
-# ---- the weight V
+# ---- the recurrent weight
 
 
 def test_v_begins_orthogonal():
@@ -166,7 +166,7 @@ def test_v_begins_orthogonal():
 
 @pytest.mark.parametrize("held", [parametrizations.orthogonal, parametrizations.schur])
 def test_v_takes_a_parametrization(held):
-    """RelRNN with the weight of expRNN, and of nnRNN."""
+    """RelRNN with the parametrizations of expRNN and of nnRNN."""
     layer, x = build(RelRNN, buffer_size=3, relevant_size=2), inputs()
     held(layer, "weight_hh_l0")
     optimiser = torch.optim.Adam(rnnkern.optim.param_groups(layer, 1e-2))
@@ -185,7 +185,7 @@ def test_v_takes_a_parametrization(held):
     assert not torch.allclose(layer.weight_hh_l0, V)
 
 
-# ---- as every module
+# ---- general behavior of modules
 
 
 @every

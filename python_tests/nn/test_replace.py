@@ -1,4 +1,4 @@
-"""replace and restore: a module's class changes, and nothing that anybody holds of it."""
+"""replace and restore change the class of a module, and references to the module and its parts stay valid."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ layers = pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS.keys())
 
 
 class Model(torch.nn.Module):
-    """Layers at several depths, one of them at two places, and one that is not torch.nn's alone."""
+    """Layers at several depths: one of them is registered twice, and one is a subclass of torch.nn's."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ def flat(result):
 
 
 def results(module, x):
-    """What a forward gives and the gradients of the parameters, with the same dropout each time."""
+    """Output, and gradients of the parameters; dropout is the same in each call."""
     torch.manual_seed(1)
     values = flat(module(x))
     return values, torch.autograd.grad(sum(v.square().sum() for v in values), list(module.parameters()))
@@ -71,7 +71,7 @@ def ours(module):
     return type(module).__module__.startswith("rnnkern.nn")
 
 
-# ---- what stays
+# ---- what does not change
 
 
 @layers
@@ -216,7 +216,7 @@ def test_a_compiled_model_takes_the_kernel():
         assert entered() == before + 1
 
 
-# ---- weights that are computed
+# ---- parametrized weights
 
 
 class Doubled(torch.nn.Module):
@@ -266,7 +266,7 @@ def test_weights_that_hooks_compute(change):
         assert_same(results(gru, x), wanted)
 
 
-# ---- what is left
+# ---- layers that are not replaced
 
 
 class Residual(torch.nn.LSTM):
@@ -303,7 +303,7 @@ LEFT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")  # of quantized tensors
+@pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")  # for quantized tensors
 @pytest.mark.parametrize(("build", "reason"), LEFT.values(), ids=LEFT.keys())
 def test_what_is_left_is_named_with_its_reason(build, reason):
     layer = build()
@@ -369,7 +369,7 @@ def test_only_modules(change):
         change([torch.nn.LSTM(I, H)])
 
 
-# ---- what runs a layer
+# ---- explain
 
 
 @pytest.fixture

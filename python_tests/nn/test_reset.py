@@ -1,4 +1,4 @@
-"""A sequence with resets is its episodes, each run alone, in both directions; nothing leaks between them."""
+"""A sequence with resets equals its episodes run separately, in both directions, and nothing leaks between them."""
 
 import itertools
 
@@ -10,7 +10,7 @@ import rnnkern
 import rnnkern.nn
 
 T, B, I, H = 7, 4, 3, 4  # noqa: E741
-STARTS = [[3], [], [0, 1, 6], [2, 5]]  # per sequence: the first step, the last step, none, neighbours
+STARTS = [[3], [], [0, 1, 6], [2, 5]]  # starts of episodes for each sequence
 
 BUILD = {
     "lstm": lambda **kw: rnnkern.nn.LSTM(I, H, dtype=torch.float64, **kw),
@@ -47,7 +47,8 @@ def as_states(hidden):
 
 
 def episodes(module, x, state, starts):
-    """x (T, I), states (rows, H): every episode alone, without `reset`; the output and the final states."""
+    """x (T, I), states (rows, H): runs each episode separately without `reset`; returns the output and the final
+    states."""
     directions = 2 if module.bidirectional else 1
     backward = (torch.arange(state[0].shape[0]) % directions == 1).unsqueeze(1)
     bounds = sorted({0, *starts, len(x)})
@@ -113,7 +114,7 @@ def test_batched(build, flags):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("lengths", [[7, 6, 6, 3], [3, 6, 7, 6]], ids=["sorted", "unsorted"])
 def test_packed(build, lengths, batch_first):
-    """In the caller's batch order; a reset at or beyond a sequence's end has no effect."""
+    """`reset` is in the caller's batch order; a reset at or beyond the end of a sequence has no effect."""
     module = build(num_layers=2, bidirectional=True, batch_first=batch_first)
     x, state = torch.randn(T, B, I, dtype=torch.float64, requires_grad=True), states(module, B)
     starts = [[t for t in s if t < n] for s, n in zip(STARTS, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Layers of rotations inside the recurrence of EURNN and UnitaryRNN: the same network as with their matrix."""
+"""Rotation layers inside the recurrence of EURNN and UnitaryRNN compute the same as their matrix."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def entered():
 
 
 def pair(cls, *args, **options):
-    """The layers inside and the matrix, of the same parameters."""
+    """Two modules with the same parameters: one applies the rotation layers, the other forms the matrix."""
     inside = cls(*args, fused=True, **options)
     matrix = copy.deepcopy(inside)
     matrix.fused = False

@@ -1,4 +1,4 @@
-"""SABLSTM: layouts, state, resets, and what any module of torch.nn can."""
+"""SABLSTM: layouts, state, resets, and general behavior of modules."""
 
 import io
 import pickle
@@ -102,7 +102,7 @@ def test_attention_says_what_is_attended_to():
     module, x = layer(), torch.randn(T, B, I, dtype=torch.float64)
     weights, slots = module.attention(x)
     assert weights.shape == slots.shape == (T, B, 2)
-    assert slots[0].tolist() == [[0, -1]] * B  # one memory
+    assert slots[0].tolist() == [[0, -1]] * B  # a single memory
     assert (slots[4:] >= 0).all()
     assert (slots.amax(-1) <= torch.arange(T).unsqueeze(1) // 2).all()
 

@@ -1,4 +1,4 @@
-"""Directions and layers run side by side; nothing else about a module changes."""
+"""Directions and layers run concurrently; nothing else about a module changes."""
 
 import pytest
 import torch

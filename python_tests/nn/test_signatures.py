@@ -1,4 +1,4 @@
-"""What an editor sees of a class's parameters, and what an unknown keyword is told."""
+"""Signatures of the classes as editors show them, and errors for unknown keywords."""
 
 import inspect
 import typing
@@ -10,7 +10,7 @@ from rnnkern.nn import options
 
 CLASSES = {name: getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)}
 OF_CELL = {"Recurrent": [cells.mgu]}
-"""What a class takes before the sizes."""
+"""Arguments that a class takes before the sizes."""
 PASSED_ON = {"RNNOptions": nn.RNN, "LSTMOptions": nn.LSTM, "RelevancyOptions": nn.RelRNN, "MemoryOptions": nn.MemLSTM}
 
 

@@ -1,4 +1,4 @@
-"""A module called for one step without derivatives takes a short way: the same numbers, the same errors."""
+"""A call for one step without derivatives uses a fast path with the same results and errors."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ OPTIONS = {"plain": {}, "no bias": {"bias": False}, "batch first": {"batch_first
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether calls took the short way, in order."""
+    """For each call, in order, whether it used the fast path."""
     seen = []
     whole = nn.recurrent.RecurrentBase._step
 

@@ -1,4 +1,4 @@
-"""TorchScript's tracer, which torch.onnx.export uses too: it works, or says what does."""
+"""TorchScript's tracer, which torch.onnx.export uses too: tracing works, or the error names an alternative."""
 
 import importlib.util
 import io
@@ -46,7 +46,7 @@ def test_a_trace_without_gradients_is_for_any_length_and_batch(layer):
         buffer.seek(0)
         loaded = torch.jit.load(buffer)
         for p in layer.parameters():
-            p.add_(0.1)  # of the layer's own: the loaded one has copies
+            p.add_(0.1)  # changes the layer only: the loaded module has copies
         for shape in ((T, B, I), (T + 2, B + 1, I)):
             x = torch.randn(shape)
             torch.testing.assert_close(traced(x)[0], layer(x)[0])
@@ -65,7 +65,7 @@ def test_an_export_to_onnx_is_refused(layer, export):
 
 
 def test_a_step_to_onnx_is_refused():
-    """Which inference takes another way to the kernel."""
+    """A single step in inference uses another path to the kernel."""
     layer, x = rnnkern.nn.GRU(I, H), torch.randn(1, B, I)
     with pytest.raises(NotImplementedError, match=r"call rnnkern.restore\(model\) first"):
         EXPORTS["export without gradients"](layer, x, torch.zeros(1, B, H))

@@ -1,4 +1,4 @@
-"""The modules under torch.func: ensembles, gradients per sample, derivatives of functional calls."""
+"""The modules under torch.func: ensembles, per-sample gradients, derivatives of functional calls."""
 
 import copy
 
@@ -44,7 +44,7 @@ def loss(result):
 
 
 def per_member(run, cls, options, seeds, xs):
-    """What ``run`` makes of torch.nn's module and of each member's input, stacked: in float32 and in float64."""
+    """The results of ``run`` for torch.nn's module of each member, stacked; in float32 and in float64."""
     results = []
     for dtype in (torch.float32, torch.float64):
         members = [
@@ -118,12 +118,12 @@ def test_second_derivatives_where_u_is_not_kept(cls, options):
         torch.testing.assert_close(found, second(x))
     module.float()
     leaves = [x, *module.parameters()]
-    in_16_bits = second(x.float(), torch.bfloat16)  # u is kept: computed again it would be of another dtype
+    in_16_bits = second(x.float(), torch.bfloat16)  # u is saved: recomputed, it would have another dtype
     assert [g.shape for g in in_16_bits] == [g.shape for g in found]
 
 
 def test_hessian_by_the_input_in_reverse_mode():
-    """torch.nn has it by reverse mode too; there is no forward mode in either."""
+    """torch.nn supports it in reverse mode too; neither supports forward mode."""
     module, theirs = build("GRU", {}), build("GRU", {}, torch.nn)
     (x,) = samples({}, 1)
     actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
@@ -144,7 +144,7 @@ def test_dropout_takes_the_randomness_of_vmap():
 
 @pytest.mark.parametrize("given", [False, True], ids=["no state", "state"])
 def test_a_single_step_without_gradients(given):
-    """The short way of inference is not taken."""
+    """The fast path of inference is not used."""
     module, x, h = build("GRU", {}), torch.randn(N, 1, B, I), torch.randn(1, B, H)
     hx = h if given else None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Unitary networks against the loop that their equations are, and as modules."""
+"""Unitary networks against loops over their equations, and as modules."""
 
 import pytest
 import torch
@@ -26,7 +26,8 @@ def one_way(module, end, x, h, reset):
 
 
 def loop(module, x, h0, reset):
-    """Backwards a step takes its state from the next one: an episode that starts there ends here."""
+    """The loop over time. In the reverse direction a step takes its state from the next one, so an episode that starts
+    there ends here."""
     ends_here, rows, finals = torch.cat([reset[1:], torch.zeros_like(reset[:1])]), iter(h0), []
     for layer in range(module.num_layers):
         output, final = one_way(module, f"l{layer}", x, next(rows), reset)
@@ -72,7 +73,7 @@ def test_layouts():
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_packed_is_each_sequence_alone(bidirectional, batch_first):
-    """In the caller's order, with states and resets; values and gradients."""
+    """In the caller's batch order, with states and resets; compares values and gradients."""
     module = UnitaryRNN(I, H, 2, bidirectional=bidirectional, batch_first=batch_first, dtype=F64)
     rows, lengths = 4 if bidirectional else 2, (3, 6, 1, 4)
     sequences = [torch.randn(length, I, dtype=F64, requires_grad=True) for length in lengths]
@@ -106,7 +107,7 @@ def test_explain_and_autocast():
 
 @maps
 def test_training_keeps_it_unitary_and_learns(options):
-    """The sum of inputs of the past, from the parts of h."""
+    """The target is a sum of past inputs, predicted from the real and imaginary parts of h."""
     torch.manual_seed(0)
     module = UnitaryRNN(1, 8, **options)
     head = torch.nn.Linear(16, 1)
