@@ -9,7 +9,8 @@ if not _extension.available:
 
 @pytest.fixture(autouse=True)
 def nan_memory():
-    """Uninitialised memory is NaN, in allocations made in C++ too: whatever is not written shows."""
+    """Fills uninitialized memory with NaN, also in allocations of C++ code, so that values that are never written are
+    noticed."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield

@@ -1,21 +1,23 @@
-"""Derives the polynomials of skew_exp and writes them where C++ and Python read them.
+"""Derives the polynomials of skew_exp and writes them to the C++ header and the Python module that contain them.
 
     python python_tests/ops/derive_skew_schemes.py
 
-The eigenvalues of a skew-symmetric S lie on i[-rho, rho]. There exp(z) - 1 = z q(z), and q is the Chebyshev series of
-(exp(z) - 1) / z, cut off: 2^degree times closer than Taylor's on the same interval. That is the largest interval on
-which q is off by no more than the unit roundoff, so that small angles keep all their digits. The scheme serves up to
-0.95 of it: nearer the ends the derivative of a Chebyshev series is off by up to degree^2 times as much.
+The eigenvalues of a skew-symmetric S are in i[-rho, rho]. On this interval exp(z) - 1 = z q(z), where q is the
+truncated Chebyshev series of (exp(z) - 1) / z, whose error is 2^degree times smaller than that of Taylor's polynomial.
+rho is the largest value for which the error of q is at most the unit roundoff, so that small angles keep full relative
+accuracy. A scheme is used up to 0.95 rho: near the ends of the interval the error of the derivative of a Chebyshev
+series is up to degree^2 times larger.
 
-A scheme evaluates z q(z) in few products. Each multiplies two linear combinations of S and of earlier products and adds
-a third; the last one is exp(S) - I:
+A scheme evaluates z q(z) with few matrix products. Each product multiplies two linear combinations of S and earlier
+products, and adds a third; the last product is exp(S) - I:
 
-- degree 4 by 2 products, for what is small;
-- degree 8 by 3 (Bader, Blanes and Casas 2019, section 3: the form; here with Chebyshev's coefficients);
-- degree 12 by 4 (the same, section 3: p = b1 + (b2 + P) P with P = b3 + b4^2; here solved by a square root of series).
+- degree 4 with 2 products, for small norms;
+- degree 8 with 3 products (the form of Bader, Blanes and Casas 2019, section 3, with Chebyshev coefficients);
+- degree 12 with 4 products (the same section: p = b1 + (b2 + P) P with P = b3 + b4^2; solved here by a square root of
+  series).
 
-How the 2-norm is bounded stands here too (``BOUND``; csrc/orthogonal/cpu/bound.h says what it is), so that the CPU's
-kernels and a GPU's have one rule.
+The constants of the bound on the 2-norm (``BOUND``, explained in csrc/orthogonal/cpu/bound.h) are defined here too, so
+that CPU and GPU kernels use the same ones.
 """
 
 from pathlib import Path
@@ -27,11 +29,12 @@ HEADER = ROOT / "csrc/orthogonal/cpu/schemes.h"
 MODULE = ROOT / "rnnkern/ops/_orthogonal/schemes.py"
 ROUNDOFF = {"float": mpf(2) ** -24, "double": mpf(2) ** -53}
 SCHEMES = {"float": ((4, 1), (8, 1), (8, 16)), "double": ((4, 1), (8, 1), (12, 1))}
-"""Degrees, and what part of the roundoff the series may be off by: the last is squared, which takes its error along."""
+"""Degrees, and the divisor of the roundoff that the error of the series must not exceed: the result of the last scheme
+of float is squared repeatedly, which increases its error."""
 NAMES = {"float": "float32", "double": "float64"}
 BOUND = {"power_steps": 6, "doublings": 3, "inside": 0.95, "rounding": 1e-5}
-"""Steps of the power method on S^2; the most doublings of Chebyshev's polynomial T_2, whose interval is that part of
-what the steps find; what is added for what rounding may take from a bound."""
+"""Number of steps of the power method on S^2; largest number of doublings of the Chebyshev polynomial T_2; its interval
+as a fraction of the result of the power method; and what is added for rounding errors of the bound."""
 NODES = 40
 INNER = mpf("0.95")
 
@@ -43,10 +46,10 @@ def phi(z):
 
 
 def chebyshev(rho, degree: int) -> list:
-    """Coefficients c_0..c_degree of z q(z), c_0 = 0, by discrete orthogonality at Chebyshev's nodes."""
+    """Coefficients c_0..c_degree of z q(z), c_0 = 0, by discrete orthogonality at the Chebyshev nodes."""
     nodes = [cos(pi * (k + mpf(1) / 2) / NODES) for k in range(NODES)]
     values = [phi(mpc(0, rho * t)) for t in nodes]
-    T = [[mpf(1)], [mpf(0), mpf(1)]]  # polynomials in t, by coefficients
+    T = [[mpf(1)], [mpf(0), mpf(1)]]  # coefficients of polynomials in t
     while len(T) < degree:
         twice, before = [mpf(0), *(2 * c for c in T[-1])], [*T[-2], mpf(0), mpf(0)]
         T.append([a - b for a, b in zip(twice, before, strict=True)])
@@ -60,14 +63,14 @@ def chebyshev(rho, degree: int) -> list:
 
 
 def error(rho, degree: int):
-    """The largest of |q - phi| on the interval."""
+    """The largest |q - phi| on the interval."""
     q = chebyshev(rho, degree)[:0:-1]
     points = [mpc(0, rho * k / 24) for k in range(1, 25)]
     return max(abs(polyval(q, z) - phi(z)) for z in points)
 
 
 def limit(roundoff, degree: int):
-    """The largest rho, to three digits downwards, at which the series is as good as exact."""
+    """The largest rho, rounded down to three digits, for which the error of the series is at most the roundoff."""
     low, high = mpf("1e-5"), mpf(8)
     while high / low > mpf("1.0002"):
         middle = sqrt(low * high)
@@ -80,8 +83,8 @@ def downwards(x):
     return mp.floor(x / digit) * digit
 
 
-# ---- schemes: a product is (left, right, added), each its coefficients of S and of the products before; I is added on
-# the right alone, as the last coefficient of `right`.
+# ---- schemes: a product is (left, right, added). Each of them contains the coefficients of S and of earlier products;
+# the coefficient of I is the last one of `right`.
 
 
 def scheme4(c, rho):
@@ -115,9 +118,10 @@ def scheme8(c, rho):
 
 
 def scheme12(c, rho):
-    """p = (P + b2 / 2)^2 - (b2 / 2)^2 + b1, P of degree 6, b1 and b2 of degree 3: the leading coefficients of a square
-    root of p make P + b2 / 2, and b2 makes up for the rest. Its own leading coefficient is free: of a grid, the one
-    with the smallest sums of absolute terms. Its constant makes that of P zero."""
+    """p = (P + b2 / 2)^2 - (b2 / 2)^2 + b1, with P of degree 6, and b1 and b2 of degree 3. The leading coefficients of
+    a square root of p determine P + b2 / 2, and b2 accounts for the others. The leading coefficient of b2 is free: the
+    value on a grid with the smallest sums of absolute terms is chosen. The constant of b2 is chosen such that that of P
+    is zero."""
     candidates = (_scheme12(c, mpf(k) / 100, rho) for k in range(-100, 101) if k)
     _, b1, b2, b3, b4 = min(candidates, key=lambda found: found[0])
     return [
@@ -157,7 +161,7 @@ SOLVERS = {4: scheme4, 8: scheme8, 12: scheme12}
 
 
 def derived() -> dict[str, list[tuple[int, float, list]]]:
-    """For float and double: the schemes as (degree, limit, products), the shortest first."""
+    """For float and double: the schemes as (degree, limit, products), by increasing degree."""
     found = {}
     for dtype, wanted in SCHEMES.items():
         found[dtype] = []

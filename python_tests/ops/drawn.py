@@ -1,4 +1,4 @@
-"""What Hypothesis draws calls of operators from: layouts of tensors, packed lengths, machines."""
+"""Hypothesis strategies for calls of operators: layouts of tensors, packed lengths, SIMD levels and threads."""
 
 from contextlib import contextmanager
 
@@ -22,7 +22,7 @@ def machine(level, threads):
 
 @st.composite
 def spread(draw, values):
-    """The same values, their dimensions in any order in memory, with NaN between them."""
+    """The same values with their dimensions in any order in memory, and with NaN between them."""
     sizes = values.shape
     order = draw(st.permutations(range(len(sizes))))
     gaps = draw(st.tuples(*(st.integers(1, 3) for _ in sizes)))
@@ -35,13 +35,13 @@ def spread(draw, values):
 
 @st.composite
 def laid_out(draw, *sizes, scale=1.0, dtype=torch.float64):
-    """Random values, spread, or one row for all."""
+    """Random values in any memory layout, or one row that is expanded."""
     values = draw(spread(scale * torch.randn(sizes, dtype=dtype)))
     return values[:1].expand(sizes) if draw(st.integers(0, 4)) == 0 and sizes[0] > 0 else values
 
 
 @st.composite
 def batch_sizes_of(draw, steps, batch):
-    """Never growing, with sequences that have no step and steps that have no sequence."""
+    """Non-increasing batch sizes, including sequences without steps and steps without sequences."""
     sizes = draw(st.lists(st.integers(0, batch), min_size=steps, max_size=steps))
     return torch.tensor(sorted(sizes, reverse=True), dtype=torch.int64)

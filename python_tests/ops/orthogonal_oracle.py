@@ -1,4 +1,4 @@
-"""exp of skew-symmetric matrices by their eigenvalues in float64, with which no kernel has anything in common."""
+"""exp of skew-symmetric matrices by their eigenvalues in float64, an algorithm that is unlike those of the kernels."""
 
 import math
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def whole(A: Tensor) -> Tensor:
-    """The skew-Hermitian matrix whose strict lower triangle (and imaginary diagonal) ``A`` holds."""
+    """The skew-Hermitian matrix whose strict lower triangle (and imaginary diagonal) is in ``A``."""
     lower = A.tril(-1)
     diagonal = torch.diag_embed(1j * A.diagonal(dim1=-2, dim2=-1).imag) if A.is_complex() else 0
     return lower - lower.mH + diagonal
 
 
 class Spectrum:
-    """Of one skew-symmetric matrix, whose multiples are exact in float32: its entries have 11 bits, its factors 12."""
+    """A skew-symmetric matrix whose multiples are exact in float32: its entries have 11 bits, and the factors 12."""
 
     def __init__(self, size: int):
         self.matrix = torch.randn(size, size, dtype=torch.float64).half().double().tril(-1)
@@ -22,7 +22,7 @@ class Spectrum:
         self.norm = self.values.abs().max().item()
 
     def factor(self, rho: float) -> float:
-        """At most ``rho`` over the 2-norm."""
+        """A factor that scales the 2-norm to at most ``rho``."""
         if self.norm == 0:
             return 1.0
         mantissa, exponent = math.frexp(rho / self.norm)
@@ -36,7 +36,8 @@ class Spectrum:
         return ((self.vectors * (-2j * torch.sin(factor * self.values / 2) * half)) @ self.vectors.mH).real
 
     def gradient(self, factor: float, upstream: Tensor) -> Tensor:
-        """Of what is read of A (Daleckii and Krein), divided differences as means of exponentials times sinc."""
+        """The gradient with respect to the entries of A that are read (Daleckii and Krein); divided differences are
+        computed as means of exponentials times sinc."""
         angles = factor * self.values
         mean, difference = ((angles[:, None] + angles) / 2, (angles[:, None] - angles) / 2)
         divided = torch.exp(1j * mean) * torch.sinc(difference / math.pi)

@@ -1,4 +1,4 @@
-"""Random calls of relevancy_recurrence, and all that one gives, by name."""
+"""Random calls of relevancy_recurrence, and all their results and gradients by name."""
 
 import random
 from typing import Any, NamedTuple
@@ -63,9 +63,12 @@ def call_of(
     dtype: torch.dtype = torch.float64,
     scale: float = 1.0,
 ) -> Call:
-    """A call whose values are drawn from torch's generator. Packed lengths fall from ``steps`` to 0; ``reset`` is its
-    probability; ``carried`` is how many steps a former call had that the state comes from; ``relevance`` may be "given"
-    for a tensor of scores; ``scale`` multiplies v."""
+    """A call with values drawn from torch's generator.
+
+    Packed lengths decrease from ``steps`` to 0. ``reset`` is the probability of a reset, ``carried`` the number of
+    steps of an earlier call whose state is passed in. ``relevance`` may be "given" for a tensor of scores, and
+    ``scale`` multiplies v.
+    """
     gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
 
     def draw(*shape):
@@ -94,7 +97,7 @@ def call_of(
 
 
 def random_call(draw: random.Random) -> Call:
-    """One of the configurations that the operator serves."""
+    """A call with a random configuration that the operator supports."""
     steps = draw.choice([0, 1, 2, 5, 8, 12])
     return call_of(
         draw.choice(["tanh", "relu", "modrelu", "lstm"]), steps, draw.choice([0, 1, 2, 3]),
@@ -107,8 +110,8 @@ def random_call(draw: random.Random) -> Call:
 
 
 def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts: int = 0) -> dict[str, Tensor]:
-    """Results and, for random gradients of h, or s, and of the new state, those of all leaves. With ``parts`` these
-    gradients are multiples of its inverse, which any dtype has exactly."""
+    """Results, and the gradients of all leaves for random gradients of h or s and of the new state. With ``parts``
+    these random gradients are multiples of 1 / ``parts``, which every dtype represents exactly."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for output in ("h", "s"):
@@ -129,12 +132,12 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts
 
 
 def same_selection(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """All that says which events were where."""
+    """Whether both selected the same events in the same slots."""
     return all(torch.equal(a[name], b[name]) for name in ("ids", "last ids", "last buffer_ids", "last time"))
 
 
 def with_leaves(call, leaves):
-    """The call on other tensors in the places of its leaves."""
+    """The call with other leaves."""
     cell, _, _, state, _ = call.args
     if isinstance(state, RelevancyState):
         state = state._replace(**{name: leaves[name] for name in PASSED_ON if name in leaves})

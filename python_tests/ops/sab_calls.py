@@ -1,4 +1,4 @@
-"""Calls of sab_recurrence to test it with, and all that comes of them."""
+"""Sample calls of sab_recurrence, and all their results and gradients."""
 
 import random
 from typing import Any, NamedTuple
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """``function(u, R, state, attention_weights, **options)`` of named tensors."""
+    """``function(u, R, state, attention_weights, **options)`` with tensors by name."""
 
-    leaves: dict[str, Tensor]  # u, R, h0, c0, w and perhaps W, bias
+    leaves: dict[str, Tensor]  # u, R, h0, c0, w; optionally W and bias
     options: dict[str, Any]
 
     def __call__(self, function, leaves=None, state=None, **options):
@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
 
 def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, resets=False, scale=1.0, **options):
-    """A call of ``width`` for the mlp, None for separable scores."""
+    """A call; ``width`` is that of the MLP, None for separable scores."""
     sizes = sorted((random.randint(0, batch) for _ in range(steps)), reverse=True) if packed else [batch] * steps
     shape = (sum(sizes),) if packed else (steps, batch)
     shapes = {"u": (*shape, 4 * hidden), "R": (4 * hidden, hidden), "h0": (batch, hidden), "c0": (batch, hidden)}
@@ -44,7 +44,7 @@ def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, reset
 
 
 def outcomes(function, call):
-    """Values and gradients of all that a call returns, by name; and what it attended to."""
+    """Values and gradients of all results by name, and what each step attended to."""
     out, state, memory = call(function, return_memory=True)
     values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
     generator = torch.Generator().manual_seed(1)

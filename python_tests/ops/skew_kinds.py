@@ -1,4 +1,4 @@
-"""Skew-symmetric matrices of many kinds of spectra, for what is to bound their 2-norm."""
+"""Skew-symmetric matrices with different kinds of spectra, for tests of the bound on the 2-norm."""
 
 import math
 
@@ -9,7 +9,7 @@ from python_tests.ops.orthogonal_oracle import whole
 
 
 def turned(sigma: Tensor, size: int) -> Tensor:
-    """With these eigenvalues +-i sigma, in a random basis; the rest are 0."""
+    """A matrix with eigenvalues +-i sigma in a random basis; the other eigenvalues are 0."""
     Q, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))
     return whole((Q @ blocks(sigma, size) @ Q.mT).tril(-1))
 
@@ -22,15 +22,15 @@ def blocks(sigma: Tensor, size: int) -> Tensor:
 
 
 def first_vector(size: int) -> Tensor:
-    """Where the power method begins."""
+    """The start vector of the power method."""
     mixed = (torch.arange(1, size + 1) * 2654435761) & 0xFFFFFFFF
     mixed = mixed ^ (mixed >> 15)
     return (mixed - ((mixed >> 31) << 32)).double()
 
 
 def unseen(size: int, below: float) -> Tensor:
-    """The largest eigenvectors are orthogonal to where the power method begins, the other eigenvalues ``below`` of
-    theirs: six steps cannot find what rounding leaves of them."""
+    """The largest eigenvectors are orthogonal to the start vector of the power method, and the other eigenvalues are
+    ``below`` times theirs: six steps cannot find them from rounding errors alone."""
     pairs = (size - 1) // 2
     if pairs < 1:
         return torch.zeros(size, size, dtype=torch.float64)
@@ -39,7 +39,7 @@ def unseen(size: int, below: float) -> Tensor:
     Q, _ = torch.linalg.qr(basis)
     sigma = below * torch.ones(pairs, dtype=torch.float64)
     sigma[0] = 1
-    Q = Q.roll(-1, 1)  # the first vector comes last
+    Q = Q.roll(-1, 1)  # the start vector becomes the last column
     return whole((Q @ blocks(sigma, size) @ Q.mT).tril(-1))
 
 
@@ -75,7 +75,7 @@ KINDS = {
     "one row": lambda size: whole((torch.arange(size) == 0) * torch.randn(size, size, dtype=torch.float64)),
     "nearly zero": lambda size: 1e-30 * whole(torch.randn(size, size, dtype=torch.float64)),
 }
-"""From N."""
+"""Functions of N."""
 
 
 def of_norm(S: Tensor, rho: float) -> Tensor:

@@ -35,7 +35,7 @@ def function_of_leaves(sample, **more):
 FEW = [
     f"{cell}-{option}" for cell in ("goru", "complex_modrelu") for option in ("plain", "packed-reset-reverse", "heads")
 ]
-"""Of cells whose every option runs the same code as another cell's: gru's, and those of one gate."""
+"""Cells whose options all run the same code as those of another cell: GRU variants, and cells with one gate."""
 DIFFERENTIATED = [
     s
     for s in SAMPLES
@@ -45,7 +45,7 @@ DIFFERENTIATED = [
 
 @pytest.mark.parametrize("sample", DIFFERENTIATED, ids=lambda s: s.name)
 def test_first_and_second_derivatives(sample):
-    """The second ones in random directions; the test below has whole matrices."""
+    """Second derivatives are tested in random directions; the next test uses full matrices."""
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
     assert gradcheck(function_of_leaves(sample), leaves)
     assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves, fast_mode=True)
@@ -60,7 +60,7 @@ def test_second_derivatives_by_every_element(cell):
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_second_derivatives_with_grad_scale(cell):
-    """No finite difference knows of grad_scale: what autograd makes of the reference is the truth."""
+    """Finite differences do not include grad_scale, so the derivatives of the reference by autograd are the truth."""
     sample = recurrence_sample(cell, 3, 2, 3, grad_scale=2, requires_grad=True)
 
     def second(op):
@@ -112,8 +112,7 @@ def test_third_derivative():
 
 
 WITHOUT_AOT = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""What opcheck does in hundredths of a second. "test_aot_dispatch_dynamic" takes seconds, and is for one call of a
-cell."""
+"""The fast tests of opcheck. "test_aot_dispatch_dynamic" takes seconds and runs for one call of each cell."""
 TRACED = [s for s in SAMPLES if s.name.endswith("-plain")]
 IN_16_BITS = [s.to(torch.bfloat16)._replace(name=f"{s.name}-bfloat16") for s in SAMPLES if s.name.endswith("-plain")]
 
@@ -129,8 +128,8 @@ def test_opcheck_by_tracing(sample):
 
 
 def check_operators(sample, checks):
-    """The forward has no autograd of its own. The backward has; tracing it needs the lengths of packed input, which a
-    fake tensor does not have, so that there it is checked as a plain operator."""
+    """Runs opcheck on both operators. Only the backward operator has registered derivatives. Tracing it needs the
+    lengths of packed input, which fake tensors lack, so for packed input it is checked without them."""
     cell, u, R, state = sample.args
     k = sample.kwargs
     common = (u, R, list(state), k["bias"], list(k["params"]), k["batch_sizes"], k.get("reset"), k["reverse"])
@@ -168,14 +167,14 @@ def test_gates_computed_again_give_the_same_bits(cell, dtype, inputs):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
-    """They see h as it was stored."""
+    """The recomputation reads h with 16 bits."""
     for inputs in (0, 7):
         check_recurrence(again, recurrence_sample(cell, **LONG | {"steps": 40}, inputs=inputs, dtype=dtype))
 
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_a_frozen_weight_or_input_changes_no_other_gradient(cell):
-    """What is not asked for is not computed, beside what is."""
+    """Gradients that are not requested are not computed, and the others do not change."""
     sample = recurrence_sample(cell, 5, 3, 6, inputs=4, dtype=torch.float32, requires_grad=True)
     wanted = outputs_and_gradients(recurrence, sample)
     named = {"u": sample.args[1], "R": sample.args[2], "weight_ih": sample.kwargs["weight_ih"]}

@@ -1,4 +1,5 @@
-"""Bits that docs/numerics.md promises beside those of test_recurrence.py, test_autograd.py and test_pair.py."""
+"""Bitwise guarantees of docs/numerics.md, in addition to those in test_recurrence.py, test_autograd.py and
+test_pair.py."""
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_single_steps_of_five_sequences_and_more_give_the_bits_of_the_whole():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_sigmoid_does_not_reach_0(dtype):
-    """As the forget gate over c = 1, beside i = 0."""
+    """Measured as the forget gate with c = 1 and i = 0."""
     u = torch.zeros(1, 8, 4, dtype=dtype)
     u[..., 1] = -1000
     R, ones = torch.zeros(4, 1, dtype=dtype), torch.ones(8, 1, dtype=dtype)
@@ -64,7 +65,7 @@ def test_second_derivatives_are_the_references_in_the_dtype_of_the_tensors():
     assert torch.equal(second(recurrence, save_u=True), second(reference.recurrence))
 
 
-# ---- avx512_bf16, which multiplies bfloat16
+# ---- avx512_bf16, which has bfloat16 products
 
 
 @needs_bf16
@@ -79,7 +80,7 @@ def test_avx512_bf16_is_avx512_for_other_dtypes(dtype, simd):
 
 @needs_bf16
 def test_at_avx512_bf16_gates_computed_again_give_the_same_gradients(simd):
-    """Its products took h as it is stored forward too."""
+    """The products of the forward pass also read h with 16 bits."""
     simd("avx512_bf16")
     sample = drawn(torch.bfloat16)
     assert_same_bits(*(outputs_and_gradients(op, sample) for op in (recurrence, again)))

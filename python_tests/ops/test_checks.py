@@ -1,4 +1,5 @@
-"""Bad input of the recurrence is refused before anything is computed: which argument, what was wanted, what came."""
+"""The recurrence rejects wrong arguments before it computes anything; messages name the argument, the expected value
+and the actual one."""
 
 import re
 
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rnnkern.ops import explain, recurrence
 from rnnkern.reference import CELLS
 
-T, B, H, K = 3, 2, 4, 2  # packed: lengths 3 and 1, four rows
+T, B, H, K = 3, 2, 4, 2  # packed: lengths 3 and 1, so 4 rows
 
 
 def zeros(*sizes, **options):
@@ -48,7 +49,7 @@ ONE_PARAM = "`params` of the cell 'modrelu' must be (modrelu_bias), 1 tensors, g
 INT64 = "`batch_sizes` must be an int64 tensor on the CPU, got "
 SCALES = "`grad_scale` must be (T,) = (3,) or (T, B) = (3, 2), got "
 
-# A good call, the change that spoils it, the error, and its message, where "..." stands for anything.
+# A valid call, the change that makes it invalid, the error, and its message, where "..." stands for any text.
 REFUSED = [
     # the cell
     ({}, {"cell": "elman"}, SHAPE, "`cell` must be one of ['complex_modrelu', ... rnnkern.cell made, got 'elman'"),
@@ -155,7 +156,7 @@ REFUSED = [
 ]  # fmt: skip
 
 GROWS = "`batch_sizes` must not increase and must start with at most B = 2, the rows of `state[0]`, got "
-# Lengths are wrong by their values, which a fake tensor has not.
+# Wrong lengths; fake tensors have no values to check.
 REFUSED_VALUES = [
     ([1, 2, 1], GROWS + "[1, 2, 1]"),
     ([2, 0, 2], GROWS + "[2, 0, 2]"),
@@ -188,7 +189,7 @@ def pattern(message):
 
 
 class Operators(TorchDispatchMode):
-    """Writes down what PyTorch is asked to compute."""
+    """Records the operators that run."""
 
     def __init__(self):
         super().__init__()
@@ -207,7 +208,7 @@ def test_what_the_table_spoils_is_good(base):
     assert operators.seen
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         args, kwargs = fake(mode, args), {name: fake(mode, x) for name, x in kwargs.items()}
-        if base not in (PACKED, PROJECTED, NORMALISED):  # the reference reads the lengths; T of fake tensors is known
+        if base not in (PACKED, PROJECTED, NORMALISED):  # the reference would read packed lengths
             recurrence(*args, **kwargs)
         explain(recurrence, *args, **kwargs)
 
@@ -254,7 +255,7 @@ def raw(base, change):
     return torch.ops.rnnkern.recurrence.default(*(a[name] for name in names))
 
 
-# What the kernel itself must refuse, for it would read or write where it may not.
+# Arguments that the kernel itself must reject, because it would read or write out of bounds.
 UNSAFE = [
     ({}, {"cell": "elman"}, "the cell `elman` has no kernel"),
     ({}, {"u": zeros(T, 4 * H)}, "`u` must be (T, B, C), or (rows, C) with `batch_sizes`; it has 2 dimensions"),
@@ -281,7 +282,7 @@ UNSAFE = [
 ]  # fmt: skip
 
 
-# Dtypes: these are within bounds as they stand here, but others of their kind would not be.
+# Wrong dtypes: these calls stay within bounds, but similar ones would not.
 UNSAFE += [
     ({}, {"R": zeros(4 * H, H, **F64)}, "`R`"),
     ({}, {"state": (zeros(B, H), zeros(B, H, **F64))}, "`state`"),

@@ -1,4 +1,4 @@
-"""The recurrence of complex numbers: against the plain complex formula, at zero, and what it does not take."""
+"""The recurrence with complex numbers: compared with the complex formula, at zero, and unsupported options."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ C128 = torch.complex128
 
 
 def complex_sample(option="plain", steps=5, batch=4, hidden=6, dtype=C128, **options):
-    """Of two real ones."""
+    """A complex sample, made of two real ones."""
     options = RECURRENCE_OPTIONS[option] | options
     one, other = (recurrence_sample("modrelu", steps, batch, hidden, **options, dtype=torch.float64) for _ in range(2))
 
@@ -43,7 +43,7 @@ def cast(sample, dtype):
 
 
 def results(op, sample):
-    """h, the final state and all gradients, of a loss that looks at both parts."""
+    """h, the final state and all gradients, of a loss that depends on real and imaginary parts."""
     h, (final,) = op(*sample.args, **sample.kwargs)
     torch.manual_seed(1)
     weights = [torch.randn(y.shape, dtype=C128).to(y.dtype) for y in (h, final)]
@@ -77,7 +77,7 @@ def test_first_and_second_derivatives():
         return h, final
 
     with torch.no_grad():
-        u[0, 0, 0] = -bias[0] - (R @ h0[0])[0] * ~sample.kwargs["reset"][0, 0]  # z = 0, and stays for any small step
+        u[0, 0, 0] = -bias[0] - (R @ h0[0])[0] * ~sample.kwargs["reset"][0, 0]  # z = 0
         b[0] = -0.5
     assert gradcheck(function, (u, R, h0, bias, b))
     assert gradgradcheck(function, (u, R, h0, bias, b))

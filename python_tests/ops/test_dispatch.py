@@ -1,4 +1,4 @@
-"""Which implementation runs: what `explain` says is held to the counters of the kernels that were entered."""
+"""Choice of the implementation: the result of `explain` is compared with counters of kernels that ran."""
 
 import json
 import threading
@@ -62,7 +62,7 @@ def test_threads_that_count_at_once_miss_no_call():
 
 
 def spread(sample):
-    """The sample as the arguments that the operator and `explain` take."""
+    """The arguments of a sample, as the operator and `explain` take them."""
     return (recurrence, *sample.args), sample.kwargs
 
 
@@ -256,7 +256,7 @@ def test_use_raises_where_the_implementation_cannot_serve(forced, why):
 
 
 def test_use_is_for_the_thread_that_entered_it():
-    """Blocks that overlap in time leave nothing behind, and neither thread sees the other's."""
+    """Blocks that overlap in time leave no state behind, and threads do not affect each other."""
     entered_first, left_first, seen = threading.Event(), threading.Event(), []
 
     def first():
@@ -289,8 +289,8 @@ def test_use_is_for_the_thread_that_entered_it():
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12), reason="torch 2.11 keeps no context for them"
 )
 def test_use_reaches_the_threads_that_autograd_runs_a_backward_in():
-    """On a GPU the backward of a checkpoint, which computes the forward again, runs in one. Here a thread is given what
-    autograd gives to its own."""
+    """On a GPU, autograd's own threads run the backward pass of a checkpoint, which recomputes the forward pass. Here a
+    thread receives the same context that autograd passes to its threads."""
     seen = []
 
     def device_thread(context):

@@ -1,4 +1,4 @@
-"""Forks while other threads are inside operators. In subprocesses, which may hang."""
+"""Forks while other threads run operators; in subprocesses, which may hang."""
 
 import os
 import subprocess

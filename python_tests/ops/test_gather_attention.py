@@ -1,4 +1,5 @@
-"""gather_attention against its reference: values, derivatives, all kinds of lists, what a recurrence attended to."""
+"""gather_attention against its reference: values, derivatives, all kinds of lists, and the ids of a relevancy
+recurrence."""
 
 import json
 
@@ -15,7 +16,7 @@ from rnnkern.testing import assert_close
 
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+"""Tests of opcheck; the other one takes half a minute to compile the reference's second derivative."""
 
 _operators = torch.ops.rnnkern
 
@@ -30,7 +31,7 @@ def everything(function, tensors, dtype=None, **options):
 
 
 def check(tensors, **options):
-    """By the closeness rule; float64, where the reference is the truth, to 1e-10."""
+    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance of 1e-10."""
     actual = everything(gather_attention, tensors, **options)
     naive = everything(reference.gather_attention, tensors, **options)
     truth = everything(reference.gather_attention, tensors, torch.float64, **options)
@@ -56,7 +57,7 @@ def test_values_and_gradients(alignment, dtype):
 
 
 def test_int64_indices_are_those_of_int32():
-    """As the ids of a relevancy state are."""
+    """The ids of a relevancy state are int64."""
     q, u, h, idx, v = gather_sample(2, 5, 7, 4, 9)
     wide = torch.where(idx < 0, torch.tensor(-(2**40)), idx.long())
     assert torch.equal(gather_attention(q, u, h, wide, v), gather_attention(q, u, h, idx, v))
@@ -74,7 +75,7 @@ def test_every_simd_level(level, dtype, simd):
 @pytest.mark.parametrize("scale", [1e-4, 30.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_that_hardly_differ_and_that_leave_one(dtype, scale):
-    q, u, h, idx, v = gather_sample(8, 200, 30, 8, 40, dtype=dtype)  # many: with few one is lucky
+    q, u, h, idx, v = gather_sample(8, 200, 30, 8, 40, dtype=dtype)  # many values: errors of few may be small by chance
     check((q * min(scale, 1), u * min(scale, 1), h, idx, v * max(scale, 1)))
 
 
@@ -139,7 +140,7 @@ def test_16_bits_are_computed_in_float32_and_rounded_once(dtype):
             *(x.float() if x.is_floating_point() else x for x in tensors)).to(dtype))  # fmt: skip
 
 
-# ---- what lists mean
+# ---- contents of lists
 
 
 def test_what_lists_mean():
@@ -287,7 +288,7 @@ def test_members_of_vmap(dims):
 
 
 def test_what_the_backward_keeps():
-    """A number per query; alpha is computed again."""
+    """One number per query is saved; alpha is recomputed."""
     q, u, h, idx, v = gather_sample(2, 30, 12, 8, 40, requires_grad=True)
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
@@ -296,7 +297,7 @@ def test_what_the_backward_keeps():
     assert sum(x.numel() for place, x in kept.items() if place not in given) == 2 * 30
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 Q, U, IDX = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4), torch.zeros(2, 3, 6, dtype=torch.int32)
 
@@ -329,7 +330,7 @@ def test_errors_name_the_argument(error, changed, said):
 
 
 def test_the_operator_reads_no_memory_that_is_not_there():
-    """It is given what nobody has checked."""
+    """The operator receives unchecked arguments."""
     q, u, h, idx, v = gather_sample(2, 4, 3, 3, 5)
     wild = torch.where(idx == 1, torch.tensor([2**31 - 1, -(2**31), 3] * 4).view(1, 4, 3), idx).int()
     tame = torch.where(idx == 1, -1, idx).int()

@@ -25,7 +25,7 @@ SAMPLES = [
     ("butterfly", (32, 5, 33)),
     ("butterfly", (128, 9, 17, 2, 2)),
 ]
-"""Style, and N, L, R and the batch."""
+"""Style, N, L, R and the batch shape."""
 
 _operators = torch.ops.rnnkern
 
@@ -39,7 +39,7 @@ def results(function, dtype, angles, x=None, **options):
 
 
 def judge(dtype, *args, **options):
-    """By the closeness rule; in float64, which is the truth's own, by the size of a rounding."""
+    """Compares with assert_close; in float64, where the reference is the truth, with the rounding error."""
     found = results(givens_product, dtype, *args, **options)
     naive, truth = (results(reference.givens_product, kind, *args, **options) for kind in (dtype, F64))
     for k, (actual, plain, true) in enumerate(zip(found, naive, truth, strict=True)):
@@ -79,7 +79,7 @@ def test_a_plane_by_hand():
 
 
 def pairs_of(style, size, layer):
-    """Who moves in a layer, as the matrix shows it."""
+    """The entries that a layer changes, according to its matrix."""
     angles = torch.zeros(layer + 1, size // 2, dtype=F64)
     angles[layer] = 0.5
     W = givens_product(angles, style=style, size=size)
@@ -120,7 +120,7 @@ def test_a_thousand_layers_stay_orthogonal(dtype):
 
 
 def test_what_the_backward_rotates_back_is_what_came():
-    """1,000 layers of rounding, there and back."""
+    """Rounding errors of 1,000 layers, forward and back."""
     angles, x = (t.float() for t in givens_sample(40, 1000, 20))
     judge(torch.float32, angles, x)
 

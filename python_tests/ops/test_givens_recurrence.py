@@ -1,4 +1,4 @@
-"""givens_recurrence against its reference, which forms the matrix: values, derivatives, every kind of call."""
+"""givens_recurrence against its reference, which forms the matrix: values, derivatives, all kinds of calls."""
 
 import json
 
@@ -28,7 +28,7 @@ _operators = torch.ops.rnnkern
 
 
 def calls(sample, requires_grad=False):
-    """The sample's tensors and, of the rest, a function of them."""
+    """The sample's tensors, and a function of them with its other arguments."""
     leaves = {name: y.detach().requires_grad_(requires_grad) for name, y in sample.leaves().items()}
     return list(leaves.values()), lambda *given: givens_recurrence(
         **dict(zip(leaves, given, strict=True)), **sample.kwargs
@@ -40,7 +40,8 @@ def calls(sample, requires_grad=False):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients(dtype):
-    """Of two units luck decides in single precision, where the closeness rule holds; in double the reference does."""
+    """With two units, errors in single precision depend on chance, so assert_close_over_draws is used; double precision
+    is compared with the reference."""
     tiny = [("tunable", 1), ("tunable", 2), ("butterfly", 2)] if dtype in (F64, C128) else []
     factors = {
         "steps": [0, 1, 2, 40], "batch": [0, 1, 3, 17, 40], "layers": [1, 2, 7, 30],
@@ -79,7 +80,7 @@ def test_the_equation_by_hand():
 
 @pytest.mark.parametrize("style", STYLES)
 def test_layers_in_pieces_are_the_layers(style):
-    """Vectors that are longer than what stays in the cache, through more layers than that has numbers."""
+    """Vectors that are larger than the cache, with more layers than a block of layers."""
     for size, layers, dtype in ((256, 11, C128), (300 if style == "tunable" else 512, 150, F64)):
         sample = givens_recurrence_sample(2, 3, size, layers, style=style, dtype=dtype)
         check_givens_recurrence(givens_recurrence, sample)
@@ -87,7 +88,7 @@ def test_layers_in_pieces_are_the_layers(style):
 
 @pytest.mark.parametrize("dtype", [F32, C64])
 def test_a_complex_number_of_zero_and_one_of_nearly_zero(dtype):
-    """Where |z| is 0 nothing divides by it; where it is tiny its direction still counts."""
+    """There is no division by |z| = 0, and for tiny |z| the direction is still exact."""
     sample = givens_recurrence_sample(3, 2, 4, dtype=dtype)
     tensors = sample.tensors | {"state": torch.zeros_like(sample.tensors["state"])}
     tensors["u"] = tensors["u"] * torch.tensor([0.0, 1e-30, 1e-6, 1.0])
@@ -233,7 +234,7 @@ def test_members_of_vmap(dims, option):
 
 
 def test_what_the_backward_keeps_does_not_depend_on_the_layers():
-    """u and h; of the layers nothing but their angles."""
+    """u and h are saved; of the layers only their angles."""
     for layers in (1, 9):
         leaves, call = calls(givens_recurrence_sample(30, 2, 6, layers), requires_grad=True)
         kept = {}
@@ -244,7 +245,7 @@ def test_what_the_backward_keeps_does_not_depend_on_the_layers():
         assert set(kept) == {y.data_ptr() for y in (*leaves, h)}
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 U, ANGLES, H0, BIAS = (torch.zeros(shape) for shape in ((3, 2, 4), (5, 2), (2, 4), (4,)))
 SIZES = torch.tensor([2, 1])
@@ -300,7 +301,7 @@ def test_errors_of_phases():
     ],
 )  # fmt: skip
 def test_the_operator_reads_no_memory_that_is_not_there(changed, said):
-    """It is given what nobody has checked."""
+    """The operator receives unchecked arguments."""
     given = {"u": U, "angles": ANGLES, "phases": None, "diagonal": None, "bias": BIAS, "h0": H0, "batch_sizes": None,
              "reset": None} | changed  # fmt: skip
     with pytest.raises(RuntimeError, match=said):

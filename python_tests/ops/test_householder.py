@@ -31,7 +31,7 @@ def value_and_gradient(function, V, dtype):
 
 
 def judge(V, dtype):
-    """By the closeness rule; in float64, which is the truth's own, by the size of a rounding."""
+    """Compares with assert_close; in float64, where the reference is the truth, with the rounding error."""
     exact = torch.complex128 if dtype.is_complex else torch.float64
     found = value_and_gradient(householder_product, V, dtype)
     naive = value_and_gradient(reference.householder_product, V, dtype)
@@ -76,7 +76,7 @@ def test_gradients(sizes, dtype):
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("kind", ["alike", "nearly alike", "orthogonal", "tiny", "huge"])
 def test_vectors_that_are_hard(kind, dtype):
-    """Dependent ones, where U^H U is singular, and lengths whose squares the dtype does not hold."""
+    """Linearly dependent vectors, for which U^H U is singular, and lengths whose squares overflow or underflow."""
     V = torch.randn(40, 12, dtype=torch.float64)
     if kind in ("alike", "nearly alike"):
         V[:, 1::2] = V[:, ::2] + (1e-6 if kind == "nearly alike" else 0) * torch.randn(40, 6).double()

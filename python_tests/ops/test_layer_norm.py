@@ -1,4 +1,4 @@
-"""The normalised cells against plain loops with torch.nn.functional.layer_norm, and where variances vanish."""
+"""Cells with LayerNorm against simple loops with torch.nn.functional.layer_norm, and variances near zero."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ KINDS = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def loop(cell, u, R, state, bias, params, **_):
-    """All of a call without options."""
+    """A simple loop, without options."""
     outputs = []
     for u_t in u:
         r = F.layer_norm(F.linear(state[0], R), (R.shape[0],), params[0], bias)
@@ -42,7 +42,7 @@ def test_a_plain_loop_gives_the_same(cell, hidden, bias, save_gates):
 
 @pytest.mark.parametrize("hidden", [1, 4, 33])
 def test_without_a_product_the_norm_leaves_the_bias_alone(hidden):
-    """Variance 0: the cell is a GRU whose R is zero, and so is the gain's gradient."""
+    """The variance is 0, so the cell is a GRU whose R is zero, and the gradient of the gain is zero."""
     _, (cell, u, R, state), kwargs = recurrence_sample("gru_layer_norm", 5, 3, hidden, requires_grad=True)
     R = torch.zeros_like(R, requires_grad=True)
     (gain,), bias = kwargs["params"], kwargs["bias"]
@@ -58,7 +58,7 @@ def test_without_a_product_the_norm_leaves_the_bias_alone(hidden):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_constant_rows(cell):
-    """All of R h alike, and c too: what remains of a variance is eps."""
+    """All elements of R h are equal, and those of c too, so eps is all that remains of a variance."""
     _, (name, u, R, state), kwargs = recurrence_sample(cell, 4, 3, 8)
     row = torch.randn(1, 8, dtype=R.dtype)
     R = row.expand_as(R)
@@ -76,7 +76,7 @@ def test_constant_rows(cell):
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_mean_far_above_the_deviation(cell, dtype):
-    """A variance as the difference of two large sums would be lost."""
+    """A variance computed as the difference of two large sums would lose all digits."""
     _, (name, u, R, state), kwargs = recurrence_sample(cell, 3, 19, 36)
     state = (state[0] * 0 + 1, *(s + 30 for s in state[1:]))
     sample = recurrence_sample(cell)._replace(args=(name, u, R + 2, state), kwargs=kwargs)

@@ -1,4 +1,4 @@
-"""linear_scan against its reference: values, derivatives, every kind of call."""
+"""linear_scan against its reference: values, derivatives, all kinds of calls."""
 
 import json
 
@@ -22,13 +22,13 @@ from rnnkern.testing import as_reals, assert_close
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+"""Tests of opcheck; the other one takes half a minute to compile the reference's second derivative."""
 
 _operators = torch.ops.rnnkern
 
 
 def check(sample, name=""):
-    """By the closeness rule; in double precision, where the reference is the truth, to 1e-10."""
+    """Compares with assert_close; in double precision, where the reference is the truth, with a tolerance of 1e-10."""
     if sample.x.dtype not in (torch.float64, torch.complex128):
         return check_scan(linear_scan, sample, name)
     found, wanted = (scan_outputs_and_gradients(op, sample) for op in (linear_scan, reference.linear_scan))
@@ -38,7 +38,7 @@ def check(sample, name=""):
 
 
 def calls(sample, requires_grad=False):
-    """The sample's tensors and, of the rest, a function of them."""
+    """The sample's tensors, and a function of them with its other arguments."""
     leaves = {name: y.detach().requires_grad_(requires_grad) for name, y in sample.leaves().items()}
     return list(leaves.values()), lambda *given: linear_scan(**dict(zip(leaves, given, strict=True)), **sample.kwargs)
 
@@ -67,7 +67,7 @@ def test_every_simd_level(level, dtype, simd):
 
 
 def test_a_reference_in_closed_form():
-    """h_T of constant a and x is (1 - a^T) / (1 - a) x, and its derivative by a what calculus says."""
+    """For constant a and x, h_T = (1 - a^T) / (1 - a) x; its derivative with respect to a is known too."""
     a = torch.tensor([0.5, -0.25, 1.5], dtype=torch.float64, requires_grad=True)
     h, last = linear_scan(a, torch.ones(10, 1, 3, dtype=torch.float64))
     torch.testing.assert_close(last[0], (1 - a**10) / (1 - a))
@@ -93,7 +93,7 @@ def test_two_halves_are_the_whole(option):
 
 
 def test_what_packed_means():
-    """Each sequence alone, at its own length."""
+    """Equal to each sequence alone, with its own length."""
     for name in ("packed", "packed-reverse", "packed-reset-reverse", "per step-packed"):
         sample = scan_sample(9, 4, 3, **SCAN_OPTIONS[name])
         sizes, reverse = sample.kwargs["batch_sizes"], sample.kwargs["reverse"]
@@ -111,7 +111,7 @@ def test_what_packed_means():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_threads_do_not_change_a_bit(dtype, threads):
-    # The first two are a narrow share of each of five threads, and a wide one of one, in short vectors and in long.
+    # The first two give each of five threads few channels, and one thread many; with vectors of different lengths.
     for steps, batch, channels in ((1700, 1, 80), (800, 1, 200), (100, 3, 1024), (100, 70, 30)):
         for name in ("constant", "per step", "reset", "packed-reset-reverse"):
             sample = scan_sample(steps, batch, channels, dtype=dtype, **SCAN_OPTIONS[name])
@@ -275,7 +275,7 @@ def test_resets_that_differ_from_member_to_member():
 
 
 def test_what_the_backward_keeps():
-    """h, which is there anyway; x is not kept."""
+    """h, which exists anyway; x is not saved."""
     a, x, h0, _ = scan_sample(30, 2, 5, requires_grad=True)
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda y: kept.setdefault(y.data_ptr(), y), lambda y: y):
@@ -283,7 +283,7 @@ def test_what_the_backward_keeps():
     assert set(kept) == {y.data_ptr() for y in (a, h0, h)}
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 A, X, H0, SIZES = torch.zeros(4), torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
 
@@ -334,7 +334,7 @@ def test_errors_name_the_argument(error, changed, said):
     ],
 )  # fmt: skip
 def test_the_operator_reads_no_memory_that_is_not_there(changed, said):
-    """It is given what nobody has checked."""
+    """The operator receives unchecked arguments."""
     given = {"a": A, "x": X, "h0": H0, "batch_sizes": None, "reset": None} | changed
     with pytest.raises(RuntimeError, match=said):
         _operators.linear_scan(*given.values(), False, True)

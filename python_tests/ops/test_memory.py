@@ -1,4 +1,4 @@
-"""The memory contract: what a call keeps for its backward, in elements per step and sequence."""
+"""Memory that a call saves for the backward pass, in elements per step and sequence."""
 
 import pytest
 import torch
@@ -22,13 +22,14 @@ def kept(call) -> list[torch.Tensor]:
 
 
 def kept_of_rows(call) -> float:
-    """Elements of the distinct tensors of a call's rows, inputs among them, by what their memory holds."""
+    """Number of elements in the storages of distinct saved tensors with one row per step and sequence, including
+    inputs."""
     tensors = [x for x in kept(call) if x.shape[:2] == (STEPS, BATCH)]
     return sum(x.untyped_storage().nbytes() // x.element_size() for x in tensors) / (STEPS * BATCH)
 
 
 def per_row(sample, save_gates) -> int:
-    """Values of a step and sequence: h, for an LSTM c, and the gates if they are saved."""
+    """Values per step and sequence: h, for an LSTM c, and the gates if they are saved."""
     cell, _, _, state = sample.args
     gates = KERNEL_CELLS[cell]["saved"] if save_gates else 0
     return sum(s.shape[1] for s in state) + gates * HIDDEN
@@ -61,7 +62,7 @@ def test_a_module_may_be_told_to_compute_its_gates_again():
     ("module", "values"),
     [
         (rnnkern.nn.LSTM(5, HIDDEN), 5 + 6 * HIDDEN),
-        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 2 + 14 * HIDDEN),  # x's product with W and its mean and deviation
+        (rnnkern.nn.LSTM(5, HIDDEN, layer_norm=True), 2 + 14 * HIDDEN),  # W x, its mean and its standard deviation
         (rnnkern.nn.RNN(5, HIDDEN, filter=Adam(0.6, 0.6, 0.99)), 2 * HIDDEN),
         (rnnkern.nn.UnitaryRNN(5, HIDDEN), 8 * HIDDEN),
     ],
@@ -77,7 +78,7 @@ def test_inference_keeps_nothing(cell):
     assert kept(lambda: recurrence(*sample.args, **sample.kwargs)) == []
     bias, params = sample.kwargs["bias"], sample.kwargs["params"]
     outputs = torch.ops.rnnkern.recurrence(*sample.args, bias, params, None, None, False, False, False)
-    assert len(outputs) == 1 + KERNEL_CELLS[cell]["states"]  # h and the final state, neither c nor gates
+    assert len(outputs) == 1 + KERNEL_CELLS[cell]["states"]  # h and the final state; neither c nor gates
 
 
 @pytest.mark.parametrize("save_gates", [True, False])
@@ -90,7 +91,7 @@ def test_with_the_projection_inside_the_input_is_kept_in_place_of_u(cell, save_g
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_the_backward_makes_no_u_in_place_of_the_one_that_is_not_kept(cell):
-    """It allocates the gradient of u, and nothing else that grows with time."""
+    """The backward pass allocates the gradient of u, and nothing else that grows with time."""
 
     def grown(steps):
         sample = recurrence_sample(cell, steps, BATCH, HIDDEN, dtype=torch.float32, requires_grad=True)
@@ -105,7 +106,7 @@ def test_the_backward_makes_no_u_in_place_of_the_one_that_is_not_kept(cell):
 
 
 def peak(call) -> int:
-    """The most bytes that a call holds at once."""
+    """Peak bytes of a call."""
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         call()
     held = most = 0
@@ -119,7 +120,7 @@ def peak(call) -> int:
 @pytest.mark.parametrize("save_gates", [True, False])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
-    """h, c, the gates if they are saved, and the gradient of x: neither u nor its gradient, nor that of r."""
+    """h, c, the gates if they are saved, and the gradient of x; not u, its gradient or that of r."""
 
     def sample_of(steps):
         return recurrence_sample(cell, steps, BATCH, HIDDEN, inputs=5, dtype=torch.float32, requires_grad=True)
@@ -135,14 +136,14 @@ def test_forward_and_backward_grow_with_time_by_nothing_else(cell, save_gates):
         call()
         return peak(call)
 
-    steps = 300  # several chunks, and less than what is kept for the next call
+    steps = 300  # several chunks; too small to be cached
     values = 5 + per_row(sample_of(1), save_gates)
     assert abs(grown(2 * steps) - grown(steps) - 4 * values * steps * BATCH) < 1000
 
 
-# ---- large tensors are kept for the next call
+# ---- large buffers are cached
 
-LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates of 9 MB, c of a quarter of that
+LARGE = {"steps": 70, "batch": 64, "hidden": 128}  # gates need 9 MB, c a quarter of that
 
 
 def saved_of(sample):
@@ -170,7 +171,7 @@ def test_what_is_freed_serves_the_next_call_and_what_is_alive_does_not():
     assert fourth.data_ptr() == place
     assert torch.equal(fourth, values)
     del second, third, fourth
-    one_c = bytes_of_one // 4  # each call took the one that the call before had done with
+    one_c = bytes_of_one // 4  # each call reused the buffer of the previous call
     assert rnnkern.release_memory() == 3 * bytes_of_one + one_c
     assert rnnkern.release_memory() == 0
 
@@ -187,19 +188,19 @@ def test_what_is_in_use_is_counted_and_a_small_tensor_takes_no_large_block():
     rnnkern.release_memory()
 
     def kept_for(steps):
-        # c stays below what is kept
+        # c is too small to be cached
         return saved_of(recurrence_sample("lstm", **LARGE | {"steps": steps, "batch": 32}, dtype=torch.float32))
 
     small, large = kept_for(30), kept_for(60)
     bytes_of_small, bytes_of_large = small.nbytes, large.nbytes
     del small, large
-    small = kept_for(30)  # the large block stays, for both were in use at once
+    small = kept_for(30)  # the large block stays cached, because both were in use at once
     assert rnnkern.release_memory() == bytes_of_large
     del small
     assert rnnkern.release_memory() == bytes_of_small
     large = kept_for(60)
     del large
-    small = kept_for(30)  # by a block of its own: the two would be more than the most in use at once
+    small = kept_for(30)  # a new block replaces it: both would exceed the peak
     assert rnnkern.release_memory() == 0
     del small
     assert rnnkern.release_memory() == bytes_of_small

@@ -1,4 +1,4 @@
-"""moment_filter against its reference: values, derivatives, every kind of call."""
+"""moment_filter against its reference: values, derivatives, all kinds of calls."""
 
 import json
 
@@ -21,13 +21,13 @@ from rnnkern.ops import explain, linear_scan, moment_filter
 from rnnkern.ops._scan.moment_filter import EVERY
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+"""Tests of opcheck; the other one takes half a minute to compile the reference's second derivative."""
 
 _operators = torch.ops.rnnkern
 
 
 def check(sample, name=""):
-    """By the closeness rule; in float64, where the reference is the truth, to 1e-10."""
+    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance of 1e-10."""
     if sample.u.dtype != torch.float64:
         return check_filter(moment_filter, sample, name)
     found, wanted = (filter_outputs_and_gradients(op, sample) for op in (moment_filter, reference.moment_filter))
@@ -37,7 +37,7 @@ def check(sample, name=""):
 
 
 def calls(sample, requires_grad=False):
-    """The sample's tensors and, of the rest, a function of them."""
+    """The sample's tensors, and a function of them with its other arguments."""
     leaves = {name: y.detach().requires_grad_(requires_grad) for name, y in sample.leaves().items()}
 
     def call(*given):
@@ -81,7 +81,7 @@ def test_momentum_alone_is_a_linear_scan():
 
 @pytest.mark.parametrize("option", ["adam", "momentum-reset-reverse", "reset-no state"])
 def test_two_halves_are_the_whole(option):
-    cut = 2 * EVERY  # so that pieces are the same, and with them all bits
+    cut = 2 * EVERY  # so that blocks of steps, and therefore all bits, are equal
     sample = filter_sample(cut + 7, 3, 5, **FILTER_OPTIONS[option])
     y, v, q = filtered(moment_filter, *sample[:3], **sample.kwargs)
     state, found = sample[1:3], {}
@@ -96,7 +96,7 @@ def test_two_halves_are_the_whole(option):
 
 
 def test_what_packed_means():
-    """Each sequence alone, at its own length."""
+    """Equal to each sequence alone, with its own length."""
     for name in ("packed", "packed-reset-reverse"):
         sample = filter_sample(2 * EVERY + 3, 4, 3, **FILTER_OPTIONS[name])
         sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
@@ -112,7 +112,7 @@ def test_what_packed_means():
 
 
 def test_threads_do_not_change_a_bit(threads):
-    # A narrow share of each of five threads and a wide one of one; then wide ones.
+    # Few channels for each of five threads and many for one; then many for all.
     for steps, batch, channels in ((1700, 1, 80), (100, 3, 1024), (100, 70, 30)):
         for name in ("adam", "momentum", "packed-reset-reverse"):
             sample = filter_sample(steps, batch, channels, dtype=torch.float32, **FILTER_OPTIONS[name])
@@ -143,7 +143,7 @@ def test_any_layout(layout):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("option", ["adam", "momentum"])
 def test_16_bits_are_computed_in_float32_and_rounded_once(option, dtype):
-    """What comes back for y is what is rounded of the gradient, too."""
+    """The gradient of y is rounded too."""
     sample = filter_sample(40, 3, 9, dtype=dtype, **FILTER_OPTIONS[option])
     found = filter_outputs_and_gradients(moment_filter, sample)
     with rnnkern.use("reference"):
@@ -263,7 +263,7 @@ def test_members_of_vmap(dims, option):
 
 @pytest.mark.parametrize(("option", "rows"), [("adam", 1 + 2 * 2 / 40), ("momentum", 0)])
 def test_what_the_backward_keeps(option, rows):
-    """u, and v and q at each sixteenth step of 40; of momentum alone nothing."""
+    """u, and v and q at each sixteenth of 40 steps; nothing for momentum alone."""
     leaves, call = calls(filter_sample(40, 2, 5, **FILTER_OPTIONS[option]), requires_grad=True)
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda y: kept.setdefault(y.data_ptr(), y), lambda y: y):
@@ -273,7 +273,7 @@ def test_what_the_backward_keeps(option, rows):
     assert sum(y.numel() for y in kept.values()) == rows * 40 * 2 * 5
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 U, V0, SIZES = torch.zeros(3, 2, 4), torch.zeros(2, 4), torch.tensor([2, 1])
 
@@ -317,7 +317,7 @@ def test_errors_name_the_argument(error, changed, said):
     ],
 )  # fmt: skip
 def test_the_operator_reads_no_memory_that_is_not_there(changed, said):
-    """It is given what nobody has checked."""
+    """The operator receives unchecked arguments."""
     given = {"u": U, "v0": V0, "q0": None, "batch_sizes": None, "reset": None, "reverse": False}
     given |= {"mu": 0.5, "s": 1.0, "beta": 0.9, "eps": 0.01, "every": EVERY} | changed
     with pytest.raises(RuntimeError, match=said):

@@ -1,5 +1,5 @@
-"""Zoneout and recurrent dropout: what is drawn. That kernels and reference agree is the matter of the other tests,
-whose samples have both."""
+"""Zoneout and recurrent dropout: properties of the random draws. Other tests compare kernels with the reference, with
+samples that have both."""
 
 import math
 
@@ -26,13 +26,14 @@ SEED = torch.tensor(2**40 + 17)
     ],
 )
 def test_philox_has_the_known_answers(counter, key, wanted):
-    """Those that its authors publish with it."""
+    """Test vectors that its authors published."""
     words = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert " ".join(f"{int(word):08x}" for word in words) == wanted
 
 
 def kept_by_zoneout(rate, steps=50, batch=20, hidden=37, seed=SEED):
-    """(T, B, H): whether the kernel let a unit keep its old value. Each step would make h the step's number."""
+    """(T, B, H): whether a unit kept its previous value. Without zoneout, each step would set h to the number of the
+    step."""
     u = torch.arange(1.0, steps + 1)[:, None, None].expand(steps, batch, hidden)
     h0 = torch.zeros(batch, hidden)
     h, _ = recurrence("identity", u, torch.zeros(hidden, hidden), (h0,), zoneout=rate, seed=seed)
@@ -40,7 +41,7 @@ def kept_by_zoneout(rate, steps=50, batch=20, hidden=37, seed=SEED):
 
 
 def dropped(rate, batch=20, hidden=37, seed=SEED, steps=1):
-    """(T, B, H): what is left after each step of ones that are multiplied by the mask alone."""
+    """(T, B, H): the result of each step for a state of ones, multiplied by the mask only."""
     u, h0 = torch.zeros(steps, batch, hidden), torch.ones(batch, hidden)
     return recurrence("identity", u, torch.eye(hidden), (h0,), dropout=rate, seed=seed)[0]
 
@@ -87,7 +88,7 @@ def test_without_a_seed_zoneout_takes_the_mean_and_nothing_is_dropped():
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "tanh"])
 def test_draws_are_the_same_for_any_team_and_any_company(cell, threads):
-    """A sequence's draws depend on its row and not on how many there are."""
+    """The draws of a sequence depend on its row, not on the number of sequences or threads."""
     sample = recurrence_sample(cell, 6, 40, 48, zoneout=0.3, dropout=0.3, requires_grad=True)
     results = []
     for number in (1, 2, 3):
@@ -111,7 +112,8 @@ def test_a_rate_too_small_to_draw_is_none():
 
 @pytest.mark.parametrize(("cell", "mean"), [("lstm", 0), ("gru", 0), ("tanh", 1)])
 def test_no_mask_is_kept_for_the_backward(cell, mean):
-    """The mean alone keeps h as it was before, where the cell keeps nothing else to find it by."""
+    """With the mean, h before zoneout is saved, but only for cells whose backward pass needs it and cannot compute
+    it."""
 
     def kept(**noise):
         sample = recurrence_sample(cell, 5, 3, 4, requires_grad=True)

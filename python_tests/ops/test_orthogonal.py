@@ -23,7 +23,7 @@ def off_orthogonal(V):
 
 
 def judge(function, naive, *leaves, dtype, **keywords):
-    """Value and gradients by the closeness rule."""
+    """Compares value and gradients with assert_close."""
 
     def results(function, dtype):
         torch.manual_seed(1)
@@ -181,7 +181,7 @@ def test_project_orthogonal_squares_the_error(dtype):
     B = V + 1e-4 * torch.randn_like(V)
     rounding = 20 * torch.finfo(dtype).eps
     errors = [off_orthogonal(project_orthogonal(B, steps=steps)) for steps in (0, 1, 2)]
-    assert errors[1] <= 30 * errors[0] ** 2 + rounding  # the largest element is up to N times less than the 2-norm
+    assert errors[1] <= 30 * errors[0] ** 2 + rounding  # the largest element is up to N times smaller than the 2-norm
     assert errors[2] <= 30 * errors[1] ** 2 + rounding
     assert torch.equal(project_orthogonal(B), project_orthogonal(B, steps=2))
 

@@ -1,5 +1,5 @@
-"""Both directions at once, and two layers, are two calls: values, gradients, bits, and the rule that says when they are
-side by side."""
+"""Both directions, or two layers, in one call equal two calls: values, gradients, bits; and the conditions for running
+concurrently."""
 
 import json
 from collections import Counter
@@ -23,9 +23,10 @@ LEAVES = ("weight_ih", "bias_ih", "R", "bias")
 
 
 class Pair(NamedTuple):
-    """Two recurrences at once; what is called returns (h, final state) of each, h None where it is not to be had."""
+    """Two recurrences in one call and in two calls. Both functions return (h, final state) of each recurrence; h is
+    None if it is not available."""
 
-    op: Callable  # the public function, with its `_choose`
+    op: Callable  # the public function, which has `_choose`
     at_once: Callable
     two_calls: Callable
     how: str
@@ -62,7 +63,7 @@ ROWS = covering_rows(
         "threads": [2, 1, 3, 4],
         "steps": [131, 0, 1, 40],
         "batch": [9, 0, 1, 64],
-        "hidden": [96, 33],  # layers run at the same time from 2 million multiplications on
+        "hidden": [96, 33],  # layers run concurrently from 2 million multiplications
         "dtype": [torch.float32, torch.bfloat16],
         "packed": [False, True],
         "reset": [False, True],
@@ -120,13 +121,13 @@ def run(call, cell, x, *arguments):
 
 
 def is_sum(cell, name):
-    """Over all rows, in an order that follows the threads."""
+    """Whether a gradient is a sum over all rows, whose order depends on the number of threads."""
     projection = cell == "lstm_projected" and "params" in name
     return projection or name.startswith(tuple(f"grad of {leaf} " for leaf in LEAVES))
 
 
 class Operators(TorchDispatchMode):
-    """Our operators that ran."""
+    """Records the operators of rnnkern that run."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +188,7 @@ def test_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, pair, thre
             assert_close(actual[name], naive[name], truth[name], name)
 
 
-# ---- the rule
+# ---- conditions for one call
 
 
 @pairs
@@ -408,7 +409,7 @@ def test_a_backward_under_vmap(pair, threads):
 
 @pairs
 def test_what_the_backward_keeps(pair, threads):
-    """The input once, and of each recurrence h, c and the gates."""
+    """The input once, and h, c and the gates of each recurrence."""
     threads(2)
     call = sample(pair, "lstm", 7, 3, 16, requires_grad=True)
     saved = {}

@@ -1,4 +1,4 @@
-"""What the process does to a call: memory that is not there, and forks. In subprocesses, which may crash or hang."""
+"""Failed allocations and forks; in subprocesses, which may crash or hang."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def says(script: str) -> str:
     return done.stdout
 
 
-# Whichever allocation comes to fail: the limit grows until the call fits.
+# The memory limit grows until the call succeeds, so that every allocation fails once.
 LIMITED = """
 sample = recurrence_sample("lstm", 64, 128, 256, inputs=8, dtype=torch.float32, requires_grad=True)
 _, u, *rest = sample.args
@@ -109,5 +109,6 @@ for way in (lambda: by_fork(2), by_pool, by_loader):
 
 
 def test_forks_after_a_call_by_a_team():
-    """By os.fork, a pool, a DataLoader: had the team not ended before, a child would wait for its threads for ever."""
+    """os.fork, a pool and a DataLoader: if the threads of the parent's call still existed, a child would wait for them
+    forever."""
     assert says(FORKED) == "True True\n" * 3

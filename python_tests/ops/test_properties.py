@@ -1,4 +1,4 @@
-"""Whatever is asked of the recurrence, kernel and reference give the same numbers: calls drawn by Hypothesis."""
+"""For random calls of the recurrence, drawn by Hypothesis, kernel and reference agree."""
 
 import torch
 from hypothesis import assume, given, settings
@@ -23,7 +23,7 @@ USES = {
     "transposed": lambda h, final: (h.mT, tuple(s.mT for s in final)),
     "sums": lambda h, final: (h.sum(0), tuple(s.sum(0) for s in final)),
 }
-"""What becomes of the results: gradients that are there or not, strided, or expanded."""
+"""What happens to the results: gradients are missing, strided or expanded."""
 
 
 RATES = st.just(0.0) | st.floats(0, 0.9)
@@ -31,7 +31,7 @@ RATES = st.just(0.0) | st.floats(0, 0.9)
 
 @st.composite
 def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
-    """`inputs` draws I, or 0 for a call that is given u; None: all are."""
+    """Strategy for calls. `inputs` draws I, or 0 for a call with u; None draws all kinds."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     cell = draw(st.sampled_from(list(cells)))
     T, B, H = draw(steps), draw(batches), draw(units)
@@ -47,7 +47,7 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
     scale = draw(st.sampled_from([None, (T,), (T, B)]))
     dense = only_dense or (heads == 1 and draw(st.booleans()))
     R = draw(laid_out(*((gates * H, P) if dense else (heads, gates * d, d)), scale=0.8 / d**0.5))
-    if reference.CELLS[cell].normalised:  # of equal rows the norm is rounding alone
+    if reference.CELLS[cell].normalised:  # for constant rows, LayerNorm returns rounding errors only
         R = R + torch.randn(R.shape, dtype=R.dtype)
     kwargs = {
         "bias": draw(st.none() | laid_out(gates * H)),
@@ -81,9 +81,9 @@ def used(op, use, **options):
 
 
 def check(call, use, level, threads, dtype=torch.float64):
-    """In float64 to the last digits but a few, else by the closeness rule."""
+    """Compares float64 with a small tolerance, and other dtypes with assert_close."""
     sample, save_gates = call
-    assume(use != "h" or sample.args[1].shape[0] > 0)  # without steps h depends on nothing
+    assume(use != "h" or sample.args[1].shape[0] > 0)  # without steps, h depends on no input
     if dtype == torch.float64:
         for leaf in sample.leaves():
             leaf.requires_grad_()
@@ -97,7 +97,7 @@ def check(call, use, level, threads, dtype=torch.float64):
     if dtype == torch.float64:
         for name, value in wanted.items():
             scale = value.detach().abs().max().item() if value.numel() else 0
-            close = max(1e-11 * scale, 1e-13)  # a norm over one unit has no gradient but rounding
+            close = max(1e-11 * scale, 1e-13)  # LayerNorm over one unit has rounding errors as gradient
             torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=close, msg=lambda m, n=name: f"{n}: {m}")
     else:
         truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
@@ -125,7 +125,7 @@ def test_small_calls(call, use, level, threads):
     st.integers(2, 3),
 )
 def test_calls_large_enough_for_a_team(call, use, level, threads):
-    """Small ones run in one thread whatever is asked for."""
+    """Smaller calls run in one thread, regardless of the number of threads."""
     check(call, use, level, threads)
 
 
@@ -138,7 +138,7 @@ def test_calls_large_enough_for_a_team(call, use, level, threads):
     st.integers(1, 3),
 )
 def test_small_calls_in_low_precision(call, use, dtype, level, threads):
-    """Where the input is projected inside, no u can be moved off a cell's kinks."""
+    """If the input projection is computed inside, u cannot be moved away from kinks."""
     check(call, use, level, threads, dtype)
 
 

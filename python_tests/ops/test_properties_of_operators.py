@@ -1,5 +1,5 @@
-"""Whatever is asked of an operator, kernel and reference give the same numbers: calls drawn by Hypothesis. Those of the
-recurrence are in test_properties.py."""
+"""For random calls of the other operators, drawn by Hypothesis, kernel and reference agree. Those of the recurrence are
+in test_properties.py."""
 
 import random
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
     def to(self, dtype: torch.dtype) -> "Call":
-        """In the same layout, as new leaves."""
+        """In another dtype with the same memory layout, as new leaves."""
         return self._replace(leaves={name: as_dtype(x, dtype) for name, x in self.leaves.items()})
 
     def contiguous(self) -> "Call":
@@ -38,7 +38,7 @@ class Call(NamedTuple):
         return self._replace(leaves={name: x.requires_grad_() for name, x in leaves.items()})
 
     def results(self) -> dict[str, Tensor]:
-        """Values, and gradients for transposed ones of all that is differentiable."""
+        """Values, and gradients of everything differentiable for transposed upstream gradients."""
         found = self.operator(**self.leaves, **self.options)
         outputs = [y for y in (found if isinstance(found, tuple) else (found,)) if y is not None]
         generator = torch.Generator().manual_seed(1)
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 
 def gradients(flowing, leaves):
-    """Zeros too, where nothing flows: a recurrence without steps."""
+    """Returns zeros for leaves without a gradient, as in a recurrence without steps."""
     if not flowing:
         return [torch.zeros_like(x) for x in leaves]
     outputs, upstream = zip(*flowing, strict=True)
@@ -60,7 +60,8 @@ def gradients(flowing, leaves):
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """With the same strides and what lies between; complex numbers of double or single precision."""
+    """In a dtype with the same strides and the same values between elements; complex numbers in double or single
+    precision."""
     if x.is_complex():
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     size = x.untyped_storage().nbytes() // x.element_size()
@@ -68,7 +69,7 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return whole.as_strided(x.shape, x.stride(), x.storage_offset()).requires_grad_()
 
 
-# ---- what is drawn
+# ---- strategies
 
 
 SEEDS = st.integers(0, 2**31)
@@ -77,7 +78,7 @@ FEW_SIZES = st.integers(0, 3)
 
 
 def rows_of(draw, most_steps):
-    """Leading sizes of a sequence, packed or not, and what else says how it is laid out."""
+    """Leading sizes of a sequence, packed or not, and the other arguments that define its layout."""
     T, B = draw(st.integers(0, most_steps)), draw(st.integers(0, 5))
     sizes = draw(st.none() | batch_sizes_of(T, B))
     reset = torch.rand(B, T).t() < 0.3 if draw(st.booleans()) else None
@@ -193,8 +194,9 @@ KINDS = {
 }  # fmt: skip
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 FEWER = {"givens_recurrence": DTYPES[:1], "moment_filter": DTYPES[:2]}
-"""Where |z| is near 0 its direction, and with it the recurrence, is luck in less than double precision; the filter has
-states of 32 bits where the sequence has 16. Their own tests have the other dtypes."""
+"""Dtypes of operators that do not test all. For tiny |z| the direction, and so the recurrence, depends on chance in
+less than double precision; the filter has float32 states for 16-bit sequences. Other dtypes are covered by tests of
+these operators."""
 CASES = [(kind, dtype) for kind in KINDS for dtype in FEWER.get(kind, DTYPES)]
 MACHINE = {"level": st.sampled_from(LEVELS), "threads": st.integers(1, 3)}
 
@@ -203,8 +205,8 @@ MACHINE = {"level": st.sampled_from(LEVELS), "threads": st.integers(1, 3)}
 @FEW
 @given(data=st.data(), seed=SEEDS, **MACHINE)
 def test_any_call_gives_the_references_numbers(kind, dtype, data, seed, level, threads):
-    """In float64 to the last digits but a few; else within a multiple of the reference's own error, since some results
-    have few elements: the rule itself is held elsewhere, where there are many."""
+    """float64 has a small tolerance. Other dtypes may have a multiple of the reference's own error, because some
+    results have few elements; other tests use assert_close for many elements."""
     torch.manual_seed(seed)
     call = KINDS[kind](data.draw).to(dtype)
     with ops.use("reference"):

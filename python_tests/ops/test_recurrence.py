@@ -24,16 +24,16 @@ from rnnkern.testing import assert_close
 
 HEADS = {1: 1, 33: 3, 128: 4, 200: 8, 257: 257}
 KINKED = {"relu", "hardtanh", "modrelu", "complex_modrelu", "goru"}
-"""Their gradients jump where rounding decides on which side of a kink a unit lies. Over many steps some unit does in
-one computation and not in the other, and the comparison is one of luck: in low precision u keeps away from the kinks;
-float64, below, goes near them over many steps."""
+"""Cells whose gradients jump if rounding decides the side of a kink. Over many steps this happens to some unit in one
+computation and not in the other, so the comparison would depend on chance. In low precision u therefore stays away from
+kinks; the tests in float64 come close to them over many steps."""
 UNBOUNDED = {"identity", "euler", *KINKED} - {"hardtanh"}
-"""What dropout leaves it makes larger, and a single unit's weight may be above 1: their state grows from step to step
-until errors are those of its last values, or the gradient of R no longer fits 16 bits."""
+"""Cells whose state can grow over time: dropout scales the units that it keeps, and the weight of a single unit may be
+above 1. Errors would then be those of the last values, or the gradient of R would not fit into 16 bits."""
 HALF = [torch.bfloat16, torch.float16]
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=7, batch=19, hidden=38))
-"""At no level are rows of whole vectors, in float64 either, nor are those of a head."""
+"""Rows are not whole vectors at any level, also in float64 and for heads."""
 
 COVERING = covering_rows(
     {
@@ -59,7 +59,7 @@ COVERING = covering_rows(
 
 
 def assert_same(actual, wanted, tolerance, name):
-    """Within a tolerance of the largest element."""
+    """Compares with a tolerance relative to the largest element."""
     scale = wanted.detach().abs().max().item()
     torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance * scale, msg=name)
 
@@ -84,7 +84,7 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     single = half and row["hidden"] == 1
     if row["cell"] in UNBOUNDED and (row["dropout"] or single):
         row["steps"] = min(row["steps"], 2)
-    if single:  # the error of a single sum is luck: as many heads of one unit have many
+    if single:  # the error of one sum depends on chance: use many heads
         row["hidden"] = 257
         row["heads"] = 257 if with_heads else 1
     sample = off_kinks(recurrence_sample(**row, requires_grad=True))
@@ -95,7 +95,7 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("batch", "hidden"), [(19, 36), (2, 1)])
 def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
-    """Whatever is stored, c and the gates in float32 too, is what float32 gives, rounded."""
+    """Stored values, also c and gates in float32, are those of float32 after rounding."""
     if (level, dtype) == ("avx512_bf16", torch.bfloat16):
         pytest.skip("its products take h as it is stored")
     simd(level)
@@ -120,7 +120,8 @@ def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
     ("batch", "heads", "units", "inputs"), [(1, 1, 1, 1), (5, 3, 11, 7), (19, 1, 35, 16), (8, 2, 32, 33)]
 )
 def test_what_bfloat16_products_take(level, save_gates, batch, heads, units, inputs, simd):
-    """The state and its gradient as they are carried, or rounded; sums of integers are exact in any order."""
+    """Whether products read the state and its gradient in float32 or rounded; sums of integers are exact in any
+    order."""
     simd(level)
     taken = torch.Tensor.bfloat16 if level == "avx512_bf16" else torch.Tensor.float
     generator = torch.Generator().manual_seed(1)
@@ -161,7 +162,7 @@ def test_what_bfloat16_products_take(level, save_gates, batch, heads, units, inp
 @each_level
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_every_value_of_16_bits_crosses_memory_and_is_rounded_as_pytorch_rounds(dtype, level, simd):
-    """Subnormal numbers, infinity, NaN and ties: identity over a zero R gives u + bias."""
+    """Subnormal numbers, infinity, NaN and ties: the cell identity with R = 0 returns u + bias."""
     simd(level)
     u = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     R, h0 = u.new_zeros(u.numel(), 1, 1), u.new_zeros(1, u.numel())
@@ -210,7 +211,7 @@ def test_two_halves_equal_one_whole_bit_for_bit(cell, reverse):
 def test_same_bits_for_any_number_of_threads_and_any_neighbours(cell, batch, dtype, threads):
     sample = recurrence_sample(cell, 12, batch, 96, packed=True, dtype=dtype, requires_grad=True)
     results = []
-    sums = {"grad of R", "grad of bias"}  # over all rows, in an order that follows the threads
+    sums = {"grad of R", "grad of bias"}  # sums over all rows, in an order that depends on the threads
     sums |= {"grad of params[0]"} if cell == "lstm_projected" else set()
     for count in (1, 2, 3):
         threads(count)
@@ -287,10 +288,10 @@ def test_modrelu_at_its_kinks():
 
 @pytest.mark.proof
 def test_offsets_are_64_bit():
-    """More than 2^31 elements of u, the last ones not zero."""
+    """u has more than 2^31 elements, and the last ones are not zero."""
     if os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") < 16 * 2**30:
         pytest.skip("needs 16 GiB of free memory")
-    torch.use_deterministic_algorithms(False)  # no NaN into so much memory
+    torch.use_deterministic_algorithms(False)  # does not fill so much memory with NaN
     u = torch.zeros(2**15 + 1, 1024, 64)
     u[-1] = torch.arange(64) % 5
     R, state = torch.zeros(64, 16), (torch.zeros(1024, 16), torch.zeros(1024, 16))

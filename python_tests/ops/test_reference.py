@@ -1,4 +1,4 @@
-"""The reference, every kernel's truth: against torch.nn, and against equations written out number by number."""
+"""The reference, to which all kernels are compared: tests against torch.nn, and against scalar equations."""
 
 import math
 
@@ -12,7 +12,7 @@ from rnnkern.reference import CELLS, recurrence
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 DENSE = sorted(set(CELLS) - {"lstm_projected", "lstm_layer_norm", "gru_layer_norm"})
-"""The cells whose R may be heads."""
+"""Cells whose R may have heads."""
 
 
 # ---- against torch.nn
@@ -65,7 +65,7 @@ def test_both_directions_are_torch_nns(cell, packed):
     )
 
 
-# ---- against the equations, unit by unit, in Python's numbers
+# ---- against the equations of single units, in Python floats
 
 
 def s(x):
@@ -77,7 +77,7 @@ def dot(row, h):
 
 
 def elman(phi):
-    """h_j = phi_j(u_j + R_j h + b_j), with h_j before and the unit's parameter at hand."""
+    """h_j = phi_j(u_j + R_j h + b_j), where phi_j may depend on the previous h_j and the unit's parameter."""
 
     def step(u, R, b, h, p):
         return [phi(u[j] + dot(R[j], h) + b[j], h[j], p[j]) for j in range(len(h))]
@@ -204,11 +204,11 @@ def test_numbers_that_need_no_computer():
     assert one_unit("modrelu", [1.0, -3.0, 0.25, 0.0], 1.0, 0.0, params=[-0.5]) == [0.5, -2.0, -1.25, -0.75]
     assert one_unit("modrelu", [0.0, 0.5, 0.0], 0.0, 1.0, params=[0.5]) == [0.0, 1.0, 0.0]
     assert one_unit("euler", [0.0, 0.0, 40.0], 0.0, 2.0, params=[0.5]) == [2.0, 2.0, 2.5]
-    # Both gates half open, n = tanh(0): half of h stays.
+    # Both gates are 1/2 and n = tanh(0): half of h stays.
     h, _ = recurrence("gru_reset_before", torch.zeros(2, 1, 3), torch.zeros(3, 1), (torch.ones(1, 1),))
     assert h.flatten().tolist() == [0.5, 0.25]
-    # The reset gate shut, the update gate shut: n sees no h, though R would have it. After the product, it is b_n that
-    # the gate shuts out, too.
+    # Reset and update gates are 0: n does not depend on h, although R is not zero. With the reset after the product,
+    # the gate also removes b_n.
     u, R, h0 = torch.tensor([[[-200.0, -200.0, 0.0]]]), torch.tensor([[0.0], [0.0], [9.0]]), torch.ones(1, 1)
     bias = torch.tensor([0.0, 0.0, 0.5])
     assert recurrence("gru_reset_before", u, R, (h0,), bias=bias)[0].item() == pytest.approx(math.tanh(0.5))
@@ -219,7 +219,7 @@ def test_numbers_that_need_no_computer():
 
 
 def block_diagonal(R, gates):
-    """(K, G*D, D) to (G*H, H): row g*D+d of head k is row g*H+k*D+d."""
+    """Converts (K, G*D, D) to (G*H, H); row g*D+d of head k becomes row g*H+k*D+d."""
     heads, rows, d = R.shape
     hidden = heads * d
     dense = R.new_zeros(gates * hidden, hidden)
@@ -250,7 +250,7 @@ def test_heads_are_a_block_diagonal_matrix(cell, heads):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_reset_starts_from_zeros(cell, reverse):
-    """The steps from a reset on, in processing order, are those of a sequence of their own; no gradient crosses it."""
+    """The steps after a reset, in processing order, equal a separate sequence, and no gradient crosses the reset."""
     sample = recurrence_sample(cell, 5, 2, 4, reverse=reverse, requires_grad=True)
     name, u, R, state = sample.args
     reset = torch.zeros(5, 2, dtype=torch.bool)
@@ -281,7 +281,7 @@ def test_reset_of_packed_sequences_counts_steps_and_sequences():
     torch.testing.assert_close(h, wanted[alive], **CLOSE)
 
 
-# ---- edges
+# ---- edge cases
 
 
 @pytest.mark.parametrize("cell", CELLS)

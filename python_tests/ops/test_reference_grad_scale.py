@@ -1,4 +1,4 @@
-"""The reference's grad_scale, against equations in which h is detached or its gradient scaled by hand."""
+"""grad_scale of the reference, against equations that detach h or scale its gradient explicitly."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from rnnkern.reference import CELLS, recurrence
 
 
 class Scaled(torch.autograd.Function):
-    """x, and its gradient times a factor."""
+    """Identity whose gradient is multiplied by a factor."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -103,7 +103,7 @@ DETACHED = {
 @pytest.mark.parametrize("scale", ["zeros", "some steps", "(T,)", "(T, B)"])
 @pytest.mark.parametrize("cell", DETACHED)
 def test_grad_scale_is_h_detach(cell, scale):
-    """The product sees h without (or with less of) its gradient; what reaches h and c elsewhere stays."""
+    """Only the gradient of h through the product is removed or reduced; other gradients of h and c do not change."""
     sample = recurrence_sample(cell, 5, 2, 3, requires_grad=True)
     mask = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     factors = {

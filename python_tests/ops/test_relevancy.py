@@ -1,4 +1,4 @@
-"""relevancy_recurrence: the kernels against the reference, which is the definition itself."""
+"""relevancy_recurrence: the kernels against the reference, which implements the definition."""
 
 import json
 import random
@@ -26,7 +26,7 @@ OPTIONS = {
 }
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler cannot trace the reference's second derivative, which reads what is selected."""
+"""Tests of opcheck; the other one cannot trace the reference's second derivative, which reads the selected events."""
 
 _operators = torch.ops.rnnkern
 
@@ -36,7 +36,7 @@ def equal(a, b):
 
 
 def outputs(call, **more):
-    """What gradients flow from."""
+    """The results through which gradients flow."""
     out, state, *_ = relevancy_recurrence(*call.args, **call.kwargs, **more)
     return (out, *(x for name, x in state._asdict().items() if name in PASSED_ON and x is not None))
 
@@ -56,7 +56,7 @@ def test_500_random_calls_in_float64_are_the_references():
 
 
 def hold_to_the_rule(call):
-    """In float32, by the rule of rnnkern.testing; the selection first."""
+    """Compares the selected events, then the values in float32 with rnnkern.testing."""
     found = everything(relevancy_recurrence, call)
     naive, truth = (everything(reference.relevancy_recurrence, call.to(d)) for d in (torch.float32, torch.float64))
     assert same_selection(found, truth)
@@ -79,7 +79,7 @@ def test_other_sizes_in_float32(batch, hidden):
 
 @each_level
 def test_every_level_computes_the_same(level, simd):
-    """In float32 by the rule, in float64 as the reference."""
+    """float32 is compared with rnnkern.testing, float64 with the reference."""
     simd(level)
     draw = random.Random(1)
     for _ in range(20):
@@ -125,7 +125,7 @@ def test_first_and_second_derivatives(cell, options):
 
 
 def test_a_gradient_penalty_is_the_references():
-    """Second derivatives where the first ones are outputs of the graph, for each leaf by itself."""
+    """Second derivatives of first derivatives that are part of the graph, for each leaf separately."""
     call = call_of("lstm", 5, 2, 3, reset=0.2)
 
     def penalty(op):
@@ -171,7 +171,7 @@ def test_the_compiler_takes_it_whole():
 
 @pytest.mark.parametrize("op", [relevancy_recurrence, reference.relevancy_recurrence], ids=["kernel", "reference"])
 def test_events_of_a_long_run_keep_their_ids(op):
-    """After more steps than 32 bits count."""
+    """The number of steps exceeds 32 bits."""
     call = call_of("tanh", carried=4)
     begin = 2**32 * call.kwargs["buffer_size"]
 
@@ -242,18 +242,18 @@ def test_members_of_vmap_are_calls(cell):
 
 @pytest.mark.parametrize("time", [-1, 4])
 def test_a_time_that_no_state_can_have_is_refused(time):
-    """It would say a slot that the buffer does not have."""
+    """It would address a slot outside the buffer."""
     call = call_of("tanh", 2, 1, 3, buffer_size=9, carried=2)
     state = call.args[3]._replace(time=torch.tensor([time]))
     with pytest.raises(RuntimeError, match=r"`state\.time` must be as"):
         relevancy_recurrence(*call.args[:3], state, call.args[4], **call.kwargs)
 
 
-# ---- the same bits
+# ---- bitwise equality
 
 
 def halves(call, first):
-    """h and the state of a call that is made in two."""
+    """h and the state of a call that is split into two."""
     cell, u, R, state, attention = call.args
     kwargs = dict(call.kwargs)
     cut = {name: kwargs.pop(name) for name in ("reset", "relevance")}
@@ -306,7 +306,7 @@ def test_threads_do_not_change_a_bit(cell, options, threads):
 
 
 def kept(call):
-    """Elements that a call keeps for its backward, beside its inputs and what it returns of the new state."""
+    """Number of elements that a call saves for the backward pass, besides its inputs and the returned state."""
     inputs = {x.data_ptr() for x in (*call.leaves().values(), *call.kwargs["params"])}
     saved = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):

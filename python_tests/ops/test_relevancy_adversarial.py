@@ -1,4 +1,4 @@
-"""relevancy_recurrence on what breaks a selection: ties, infinities, NaN, the smallest and the largest memory."""
+"""relevancy_recurrence with difficult selections: ties, infinities, NaN, the smallest and the largest memory."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ STEPS, BATCH = 14, 3
 
 
 def hold(call, gradients=True):
-    """The selection first, then all else, NaN where the reference has NaN."""
+    """Compares the selection, then all values; NaN must be in the same places as in the reference."""
     found = everything(relevancy_recurrence, call, gradients)
     truth = everything(reference.relevancy_recurrence, call, gradients)
     assert same_selection(found, truth)
@@ -30,7 +30,7 @@ def with_scores(scores, **options):
 @pytest.mark.parametrize("sizes", [(3, 2), (1, 1), (1, 4), (5, 3), (20, 2)])
 @pytest.mark.parametrize("alignment", ["additive", "dot"])
 def test_equal_scores_everywhere(sizes, alignment):
-    """v = 0: every weight is one over how many there are, and the first of equals stays."""
+    """v = 0: all weights are equal, and of events with equal scores the first stays."""
     buffer_size, relevant_size = sizes
     call = call_of("tanh", STEPS, BATCH, 4, buffer_size=buffer_size, relevant_size=relevant_size, scale=0.0,
                    alignment=alignment)  # fmt: skip
@@ -54,7 +54,7 @@ def test_of_equal_least_scores_the_first_goes():
 @pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("seed", range(5))
 def test_scores_that_are_no_numbers(odd, seed):
-    """A comparison with NaN is false: one that is in stays, one that would come in does not."""
+    """Comparisons with NaN are false, so an event with score NaN stays in the relevant set but cannot enter it."""
     draw = torch.Generator().manual_seed(seed)
     scores = torch.rand(STEPS, BATCH, generator=draw, dtype=torch.float64)
     scores[torch.rand(STEPS, BATCH, generator=draw) < 0.5] = odd
@@ -68,7 +68,7 @@ def test_scores_that_are_never_numbers(odd):
 
 @pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
 def test_an_alignment_that_is_no_number(odd):
-    """Its weights are NaN, and so is all that follows, in the same places."""
+    """Its weights are NaN, and so are all later values, in the same places."""
     call = call_of("tanh", 6, 2, 4, buffer_size=2)
     v = call.args[4][2].detach().clone()
     v[1] = odd

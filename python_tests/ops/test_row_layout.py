@@ -1,4 +1,5 @@
-"""Packed input of every family: the operators read `batch_sizes` as it lies in memory and refuse what does not fit."""
+"""Packed input in every family: the operators accept any memory layout of `batch_sizes` and reject inconsistent
+sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""sab_recurrence against its reference: values, gradients, memory, chunks, and which implementation runs."""
+"""sab_recurrence against its reference: values, gradients, memory, chunks, and the choice of the implementation."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def test_random_calls_are_the_reference_s(first):
 
 
 def release(call, b):
-    """One sample as the published code goes, step by step, its memories in a list."""
+    """One sample, computed as in the published code: step by step, with the memories in a list."""
     x, (k, every, truncation) = call.leaves, (call.options[name] for name in ("top_k", "attend_every", "truncation"))
     h, c, M, outputs = x["h0"][b], x["c0"][b], [x["h0"][b]], []
     for t, u in enumerate(x["u"][:, b]):
@@ -101,9 +101,9 @@ def test_every_simd_level(width, level, simd):
 @each_level
 @pytest.mark.parametrize("width", [None, 19])
 def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
-    """Over several draws, each in units of plain PyTorch's own error: where scores come near to each other, a sample's
-    error is many times another's, in plain PyTorch or in the kernel. Scores stay below one, since raw ones above are
-    weights that make all errors grow from step to step."""
+    """Uses several draws, each normalized by plain PyTorch's own error: if scores are almost equal, the error of a
+    sample can be many times larger than that of another, in plain PyTorch or in the kernel. Scores are below one:
+    larger scores, used as weights, would let errors grow over time."""
     simd(level)
     runs = [(sab_recurrence, torch.float32), (reference.sab_recurrence, torch.float32),
             (reference.sab_recurrence, torch.float64)]  # fmt: skip
@@ -113,7 +113,7 @@ def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
         results = [outcomes(function, call.to(dtype))[0] for function, dtype in runs]
         for name in results[0]:
             found, naive, truth = (result[name].flatten() for result in results)
-            unit = 2.0 ** (naive.double() - truth).square().mean().log2().div(2).round().item()  # exact
+            unit = 2.0 ** (naive.double() - truth).square().mean().log2().div(2).round().item()  # a power of two, exact
             piles.setdefault(name, []).append([x / unit for x in (found, naive, truth)])
     for name, pile in piles.items():
         assert_close(*map(torch.cat, zip(*pile, strict=True)), name)
@@ -131,7 +131,7 @@ def test_16_bits_are_computed_and_carried_on_in_float32(dtype):
 
 
 def test_equal_scores_are_ranked_by_age():
-    """The threshold is everyone's score, so that nothing is attended to; the oldest k are named."""
+    """All scores equal the threshold, so all weights are zero; the ids are those of the k oldest."""
     call = make(7, 2, 4, top_k=2).to(torch.float64)
     call.leaves["w"].data.zero_()
     agree(call)
@@ -142,7 +142,7 @@ def test_equal_scores_are_ranked_by_age():
 
 def test_scores_that_are_equal_but_for_their_sign_take_the_largest():
     call = make(30, 3, 1, width=1, top_k=2).to(torch.float64)
-    call.leaves["W"].data[:] = torch.tensor([[0.0, 50.0]])  # tanh is 1 or -1: ties at both ends
+    call.leaves["W"].data[:] = torch.tensor([[0.0, 50.0]])  # tanh is 1 or -1, which gives ties
     agree(call)
 
 
@@ -204,7 +204,7 @@ def test_nothing_flows_past_the_cuts_but_through_memory():
     call = make(9, 1, 4, truncation=3, attend_every=50, top_k=1).to(torch.float64)
     out, _ = call(sab_recurrence)
     (du,) = torch.autograd.grad(out[7].sum(), call.leaves["u"])
-    assert not du[:5].any()  # step 6 of 1..9 is cut from step 5
+    assert not du[:5].any()  # the gradient is cut between steps 5 and 6
     assert du[5:8].any(dim=-1).all()
     remembered = make(9, 1, 4, truncation=3, attend_every=2, top_k=5).to(torch.float64)
     (du,) = torch.autograd.grad(remembered(sab_recurrence)[0][7].sum(), remembered.leaves["u"])
@@ -224,7 +224,7 @@ def test_threads_do_not_change_a_bit(width, threads):
 
 
 def test_what_is_kept_for_the_backward():
-    """Beside its arguments and what it returns: c, a divisor, and of k memories the weights and slots."""
+    """Besides arguments and results: c, a divisor, and the weights and slots of k memories."""
     steps, batch, hidden, k = 50, 4, 64, 3
     call, kept = make(steps, batch, hidden, top_k=k).to(torch.float32), {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x) is x or x, lambda x: x):
@@ -235,7 +235,7 @@ def test_what_is_kept_for_the_backward():
     assert {memory.weights.data_ptr(), memory.slots.data_ptr()} <= kept.keys()
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 
 def change(name, value):

@@ -1,4 +1,4 @@
-"""Derivatives of sab_recurrence: of every order, by torch's own checks, under transforms and the compiler."""
+"""Derivatives of sab_recurrence of all orders: gradcheck, opcheck, transforms and torch.compile."""
 
 import random
 
@@ -11,7 +11,7 @@ from rnnkern import reference
 from rnnkern.ops import sab_recurrence
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes long over the reference's second derivative."""
+"""Tests of opcheck; the other one takes long to compile the reference's second derivative."""
 
 _operators = torch.ops.rnnkern
 

@@ -1,4 +1,4 @@
-"""The errors that csrc/common/simd_math.h states, measured at every SIMD level through the public operator."""
+"""Measures the errors that csrc/common/simd_math.h states, at every SIMD level through the public operator."""
 
 import re
 from functools import cache
@@ -17,18 +17,19 @@ STATED = {
     for dtype, errors in re.findall(r"(float|double): ((?:\w+ \d+(?:, )?)+)[;.]", HEADER)
     for function, ulp in re.findall(r"(\w+) (\d+)", errors)
 }
-"""Units in the last place, by dtype and function."""
+"""Errors in units in the last place, by dtype and function."""
 
 LIMITS = dict(zip((torch.float32, torch.float64), map(float, re.findall(r"limit = ([\d.]+)", HEADER)), strict=True))
-"""Where exp(-x) is still a normal number, and sigmoid(-x) comes to rest."""
+"""The largest x for which exp(-x) is a normal number; sigmoid(-x) is constant beyond it."""
 
 WIDTH = 16
-"""Whole vectors at every level."""
+"""A multiple of the vector length at every level."""
 
 
 def through_the_operator(function, x):
-    """tanh(x) as a step of the cell tanh, sigmoid(x) as an LSTM's forget gate over c = 1: the product of a zero R adds
-    nothing, not even to -0.0 where its zeros are negative (and where it is not the unpacked one of a few rows)."""
+    """tanh(x) as a step of the cell tanh, and sigmoid(x) as the forget gate of an LSTM with c = 1. All elements of R
+    are -0.0, so that its product does not change -0.0; there are at least five rows, because fewer would use an
+    unpacked R."""
     rows = max(-(-x.numel() // WIDTH), 5)
     padded = torch.cat([x, x.new_zeros(rows * WIDTH - x.numel())]).view(1, rows, WIDTH)
     gates = 1 if function == "tanh" else 4
@@ -44,7 +45,7 @@ def through_the_operator(function, x):
 
 @cache
 def arguments(dtype):
-    """Finite values: a sweep over all bit patterns, and denser where the functions bend."""
+    """Finite values: a sweep over all bit patterns, denser where the functions are nonlinear."""
     if dtype == torch.float32:  # every 4,093rd float
         swept = torch.arange(-(2**31), 2**31, 4093).to(torch.int32).view(torch.float32)
         dense = torch.cat([torch.linspace(-100, 100, 200_001), torch.linspace(-2, 2, 200_001)])
@@ -59,14 +60,14 @@ def arguments(dtype):
 
 
 def exact(function, x):
-    if function == "tanh":  # below 1e-30 mpmath would need many digits to say x
+    if function == "tanh":  # below 1e-30, mpmath would need many digits
         return x if abs(x) < 1e-30 else mpmath.tanh(min(max(x, -1000), 1000))
     return 1 / (1 + mpmath.exp(-min(max(x, -5000), 5000)))
 
 
 @cache
 def truth(function, dtype):
-    """As a sum of two float64, of which the second is what the first leaves over."""
+    """The exact value as a sum of two float64 numbers; the second is the rounding error of the first."""
     x = arguments(dtype)
     if dtype == torch.float32:
         x = x.double()
@@ -80,7 +81,8 @@ def truth(function, dtype):
 
 
 def unit_in_the_last_place(values, dtype):
-    """Of a number of the dtype that has these magnitudes; that of the smallest normal numbers below them."""
+    """Unit in the last place of numbers of the dtype with these magnitudes; below the smallest normal number it is
+    constant."""
     digits = {torch.float32: 23, torch.float64: 52}[dtype]
     _, exponent = torch.frexp(values.abs().clamp_min(torch.finfo(dtype).tiny))
     return torch.ldexp(torch.ones_like(values), exponent - 1 - digits)
@@ -103,7 +105,7 @@ def test_the_yardstick():
     assert 0 < (low.abs() / unit_in_the_last_place(high, torch.float64)).max() <= 0.5
     x = arguments(torch.float64)
     naive = errors("tanh", torch.float64, torch.tanh(x), x.isfinite())
-    assert 0.5 < naive.max() < 2  # the C library's
+    assert 0.5 < naive.max() < 2  # the error of the C library
 
 
 @each_level
@@ -165,7 +167,7 @@ def test_tanh_is_odd_and_exact_where_it_is_its_argument(dtype, level, simd):
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_lanes_do_not_matter(dtype, simd):
-    """A vector's last, partly filled place computes the same as a whole one."""
+    """The last, partly filled vector gives the same result as a full one."""
     x = torch.randn(WIDTH, dtype=dtype)
     for level in LEVELS:
         simd(level)

@@ -1,5 +1,5 @@
-"""Loads and stores of part of a vector, which end rows that are no whole vector long: through the operators a byte too
-many would mostly go unnoticed."""
+"""Partial vector loads and stores at the ends of rows, tested directly: tests of operators would rarely notice access
+to one byte too many."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""The scheme of skew_exp follows from a bound of the 2-norm, which no matrix exceeds, and which is close."""
+"""The scheme of skew_exp is chosen by a bound on the 2-norm, which must hold for every matrix and be tight."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ _operators = torch.ops.rnnkern
 
 
 def limits(A):
-    """Of what is chosen for each matrix: the 2-norm that it serves."""
+    """For each matrix, the largest 2-norm that the chosen scheme and number of squarings support."""
     plan = _operators.skew_exp(A, False, True)[2]
     schemes = torch.tensor([limit for _, limit, _ in SCHEMES[str(A.dtype).removeprefix("torch.")]], dtype=torch.float64)
     return schemes[plan[..., 0]] * 2.0 ** plan[..., 1]
@@ -55,7 +55,7 @@ def test_no_norm_of_any_spectrum(sigma, log, seed):
 
 
 def ratio(S, dtype):
-    """Of the bound to the 2-norm, where the choice falls: at the largest norm that needs no squaring."""
+    """The ratio of the bound to the 2-norm at the largest norm that needs no squaring."""
     limit = max(limit for _, limit, _ in SCHEMES[str(dtype).removeprefix("torch.")])
     low, high = 0.2, 1.01
     while high - low > 1e-3:
@@ -66,7 +66,7 @@ def ratio(S, dtype):
 
 
 USUAL = {"random": 1.065, "henaff": 1.001, "henaff, turned": 1.07, "cayley": 1.07}
-"""Kinds of weights, and what their bounds are not above up to N = 512: at a norm of 1 nothing is squared."""
+"""Kinds of weights, with an upper limit of their ratio for N up to 512: at norm 1 nothing is squared."""
 
 
 @pytest.mark.parametrize("size", [32, 128, 512])

@@ -1,4 +1,4 @@
-"""skew_exp against eigenvalues in float64: bounds, derivatives, what is read, and the polynomials behind it."""
+"""skew_exp against eigenvalues in float64: error bounds, derivatives, entries that are read, and its polynomials."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ NORMS += [
 ]
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-"""Of torch's; the compiler takes half a minute over the reference's second derivative."""
+"""Tests of opcheck; the other one takes half a minute to compile the reference's second derivative."""
 
 _operators = torch.ops.rnnkern
 
@@ -84,7 +84,7 @@ def test_a_scheme_is_as_close_as_its_limit_promises(dtype):
             for left, right, added in products:
                 L, R, more = (sum(c * b for c, b in zip(f, basis, strict=False)) for f in (left, right, added))
                 basis.append(L * (R + right[-1]) + more)
-            rounding = 4 * torch.finfo(torch.float64).eps  # of the coefficients
+            rounding = 4 * torch.finfo(torch.float64).eps  # rounding of the coefficients
             assert abs((basis[-1] - (exp(z) - 1)) / z) <= roundoff + rounding
 
 
@@ -106,7 +106,8 @@ def test_float32_keeps_its_bounds_at_and_under_every_limit(size):
         assert relative(V[k].detach(), spectrum.exp(c)) <= 3e-7, f"value at {norms[k]}"
         assert relative(E[k], spectrum.expm1(c)) <= 5e-7, f"expm1 at {norms[k]}"
         truth = spectrum.gradient(c, upstream.double())
-        # Of a few elements the gradient may cancel to nothing; it is then judged by what it is given.
+        # For small matrices the gradient may almost cancel; its error is then compared with the norm of the upstream
+        # gradient.
         size_of = truth if size >= 16 else max(truth, upstream, key=torch.Tensor.norm)
         assert relative(grads[k], truth, size_of) <= 1e-6, f"gradient at {norms[k]}"
 
@@ -129,7 +130,7 @@ def test_float64_is_as_good_as_the_eigenvalues(size):
 @pytest.mark.parametrize("rho", [30.0, 300.0, 1000.0])
 @pytest.mark.parametrize("size", [2, 33, 100])
 def test_large_norms_lose_what_their_angles_lose(size, rho):
-    """An angle of rho has an error of rho times the roundoff already."""
+    """The rounding error of an angle rho is already rho times the roundoff."""
     spectrum = Spectrum(size)
     factor = spectrum.factor(rho)
     A = (factor * spectrum.matrix).float().requires_grad_()
@@ -170,7 +171,7 @@ def test_the_size_of_a_gradient_changes_no_bit():
     upstream = torch.randn(40, 40)
     V = skew_exp(A)
     (wanted,) = torch.autograd.grad(V, A, upstream, retain_graph=True)
-    for scale in (2.0**-20, 2.0**-10, 2.0**10, 2.0**20):  # 1e-6 to 1e6
+    for scale in (2.0**-20, 2.0**-10, 2.0**10, 2.0**20):  # about 1e-6 to 1e6
         assert torch.equal(torch.autograd.grad(V, A, scale * upstream, retain_graph=True)[0], scale * wanted)
 
 
@@ -204,7 +205,7 @@ def test_threads_do_not_change_a_bit(shape, threads):
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
 
 
-# ---- what is read, and dtypes
+# ---- entries that are read, and dtypes
 
 
 def test_only_the_strict_lower_triangle_is_read():
@@ -353,7 +354,7 @@ def test_transforms_and_the_compiler():
     torch.testing.assert_close(again.grad, wanted)
 
 
-# ---- errors, and which implementation runs
+# ---- errors, and the choice of the implementation
 
 
 @pytest.mark.parametrize(

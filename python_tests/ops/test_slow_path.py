@@ -1,4 +1,4 @@
-"""A call that takes the reference for want of a kernel warns once, and says what to do."""
+"""A call that runs the reference because a kernel is missing warns once, and the warning names a remedy."""
 
 import threading
 import warnings
@@ -47,7 +47,7 @@ def test_the_first_call_warns_and_no_other():
         "find a compiler. To silence this warning, call inside `with rnnkern.use('reference')`."
     )
     assert warned(run) == []
-    assert warned(lambda: ops.skew_exp(R)) == []  # for the same reason
+    assert warned(lambda: ops.skew_exp(R)) == []  # no second warning for the same reason
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -123,8 +123,8 @@ def test_a_cuda_tensor_without_its_kernel(version, remedy, monkeypatch, tmp_path
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_compiler, "nvrtc", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", version)
-    monkeypatch.setattr(_extension, "_cuda_refusal", _extension._cuda_refusal.__wrapped__)  # which remembers
-    monkeypatch.setattr(rnnkern.reference, "recurrence", lambda *_, **__: None)  # which needs a device
+    monkeypatch.setattr(_extension, "_cuda_refusal", _extension._cuda_refusal.__wrapped__)  # without its cache
+    monkeypatch.setattr(rnnkern.reference, "recurrence", lambda *_, **__: None)  # would need a device
     with FakeTensorMode():
         x, weight, state = (torch.empty(t.shape, device="cuda") for t in (u, R, h0))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,7 +1,7 @@
-"""Random calls, one after the other in one process: 200 here, RNNKERN_SOAK of them under `make sanitize`.
+"""Random calls, one after the other in one process: 200 by default, or RNNKERN_SOAK, as in `make sanitize`.
 
-What a call leaves behind (memory used again, counters, a team of threads) meets every other kind of call. Values are
-the other tests' matter, and only looked at now and then.
+Each kind of call meets the state that other calls leave behind (cached memory, counters, thread teams). Most results
+are not compared, because other tests do that.
 """
 
 import os
@@ -17,15 +17,15 @@ from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 CALLS = int(os.environ.get("RNNKERN_SOAK", "200"))
 COMPARED = 20
-"""Every so many calls one is in float64, and compared with the reference."""
+"""One in this many calls is in float64 and compared with the reference."""
 GROWING = ("identity", "relu", "modrelu", "complex_modrelu", "goru")
-"""What dropout leaves over is scaled up: over many steps these cells would leave float16."""
+"""Cells whose state would overflow float16 over many steps, because dropout scales the kept units."""
 
 
 def a_call(draw: random.Random, dtype: torch.dtype):
     cell = draw.choice(list(KERNEL_CELLS))
     heads = draw.choice([1, 1, 2, 3]) if takes(cell, {"heads"}) else 1
-    large = draw.random() < 0.1  # enough for a team
+    large = draw.random() < 0.1  # large enough for several threads
     steps, dropout = draw.choice([0, 1, 1, 2, 5, 140 if large else 9]), draw.choice([0, 0, 0.3])
     sample = recurrence_sample(
         cell,

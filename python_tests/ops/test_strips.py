@@ -1,5 +1,5 @@
-"""The CPU engine with cells that it has never seen: strips that another library fills (csrc/cells/strip.h), without
-torch, with three tensors of state and a gate that has no recurrent part, and with no recurrent weight at all."""
+"""The CPU engine with cells from another library, through the interface of csrc/cells/strip.h: without torch, with
+three state tensors, with a gate without recurrent part, and without a recurrent weight."""
 
 import ctypes
 import subprocess

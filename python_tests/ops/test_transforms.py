@@ -1,4 +1,4 @@
-"""torch.func and torch.vmap over the operator: what they make of the kernel against what they make of the reference."""
+"""torch.func and torch.vmap over the operator: results of the kernel against those of the reference."""
 
 import json
 
@@ -40,7 +40,7 @@ class Call:
         return sum(y.sin().sum() for y in self(**leaves))
 
     def members(self, *names):
-        """Values for each of MEMBERS members, the first dimension theirs."""
+        """Values for each of MEMBERS members, in the first dimension."""
         generator = torch.Generator().manual_seed(0)
         draw = lambda x: torch.randn(MEMBERS, *x.shape, generator=generator) / 2  # noqa: E731
         return {name: draw(self.leaves[name]).to(self.leaves[name]) for name in names}
@@ -67,7 +67,7 @@ def gradient_through_members(call):
 
 
 def backward_through_members(call):
-    """By autograd, outside all transforms."""
+    """By autograd, outside of all transforms."""
     leaves = {name: x.detach().requires_grad_() for name, x in (call.leaves | call.members("u")).items()}
     others = {name: x for name, x in leaves.items() if name != "u"}
     results = vmap(lambda u: call(u=u, **others))(leaves["u"])
@@ -107,7 +107,7 @@ ROWS = [
 def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
     transform = TRANSFORMS[row["transform"]]
     draws = []
-    for _ in range(4 if "layer_norm" in row["cell"] else 1):  # of few units a norm may divide by little: luck decides
+    for _ in range(4 if "layer_norm" in row["cell"] else 1):  # LayerNorm of few units: a single call depends on chance
         sample = recurrence_sample(row["cell"], 3, 3, 6, **RECURRENCE_OPTIONS[row["option"]])
         single, double = sample.to(torch.float32), sample.to(torch.float64)
         calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
@@ -120,7 +120,7 @@ def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
 
 
 def entered(run):
-    """How many kernels ran."""
+    """Number of kernels that ran."""
     before = sum(json.loads(torch.ops.rnnkern.kernel_counts()).values())
     run()
     return sum(json.loads(torch.ops.rnnkern.kernel_counts()).values()) - before

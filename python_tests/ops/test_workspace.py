@@ -1,5 +1,5 @@
-"""The workspace of a CPU call is measured with pointers that are null, on which no arithmetic is defined. Clang's
-sanitizer sees that, GCC's does not."""
+"""The size of a CPU call's workspace is computed with null pointers, for which pointer arithmetic is undefined. Clang's
+sanitizer detects such arithmetic, GCC's does not."""
 
 import shutil
 import subprocess
@@ -50,7 +50,7 @@ int main() {
 @pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++, whose sanitizer sees arithmetic on null")
 def test_measuring_adds_nothing_to_null(tmp_path):
     flags = ["-std=c++20", "-O0", "-w", "-Icsrc", "-fsanitize=pointer-overflow", "-fsanitize-trap=all"]
-    flags += ["-D_Float16=__fp16"]  # which clang has before its version 15 too
+    flags += ["-D_Float16=__fp16"]  # clang before version 15 lacks _Float16
     subprocess.run(
         ["clang++", *flags, "-x", "c++", "-", "-o", tmp_path / "measure"],
         cwd=ROOT,
