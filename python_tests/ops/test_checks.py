@@ -208,7 +208,7 @@ def test_what_the_table_spoils_is_good(base):
     assert operators.seen
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         args, kwargs = fake(mode, args), {name: fake(mode, x) for name, x in kwargs.items()}
-        if base not in (PACKED, PROJECTED, NORMALISED):  # the reference would read packed lengths
+        if base not in (PACKED, PROJECTED, NORMALISED):  # the others are only explained
             recurrence(*args, **kwargs)
         explain(recurrence, *args, **kwargs)
 
