@@ -34,7 +34,7 @@ def without_product(u, r, h):
     return f * h + (1 - f) * u.n
 
 
-CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc]
+CELLS = [several, reset_before, oscillators, without_product, rnnkern.cells.slstm, rnnkern.cells.brc, rnnkern.cells.nas]
 
 
 def call(

@@ -169,10 +169,13 @@ def test_without_a_compiler_the_function_runs_as_a_loop(monkeypatch, tmp_path):
         never_compiled.compile()
 
 
-def test_eight_gates_in_one_product_run_as_a_loop():
-    nas = rnnkern.cells.nas
+def test_many_gates_in_one_product_run_as_a_loop():
+    @rnnkern.cell(gates=13)
+    def wide(u, r, h):
+        return torch.tanh(sum(u[k] * r[k] for k in range(13))) + 0 * h
+
     choice = rnnkern.ops.explain(
-        rnnkern.ops.recurrence, nas, torch.zeros(1, 1, 8), torch.zeros(8, 1), [torch.zeros(1, 1)] * 2
+        rnnkern.ops.recurrence, wide, torch.zeros(1, 1, 13), torch.zeros(13, 1), [torch.zeros(1, 1)]
     )
     assert choice.implementation == "reference"
-    assert "at most 4 gates" in choice.reason
+    assert "at most 12 gates" in choice.reason

@@ -10,6 +10,7 @@ import torch
 
 import rnnkern
 from python_tests.cells import samples
+from python_tests.cells.test_derivation import random_cell
 from python_tests.gpu import standin
 from python_tests.gpu.conftest import running
 from python_tests.gpu.recurrences import FAMILY
@@ -19,7 +20,7 @@ from rnnkern._cells import library
 from rnnkern.ops import programs
 from rnnkern.testing import assert_close_over_draws
 
-CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran, rnnkern.cells.nas]
+CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran]
 STEPWISE = {"without_product", "brc", "nas"}
 """R has no gates, or more than a kernel that keeps it can hold."""
 DRAWS = 8
@@ -86,6 +87,20 @@ def test_kernels_compute_the_function(cell, dtype, options, kernel, name, nan_me
                     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
             else:
                 assert_close_over_draws(list(zip(found, naive, truth, strict=True)), cell.name)
+
+
+@pytest.mark.parametrize("name", ["interpret", "cuda"])
+@pytest.mark.parametrize("seed", [40, 41])
+def test_random_expressions(seed, name, nan_memory):
+    """Sixteen of them; eight states."""
+    cell, text = random_cell(seed)
+    with running(name, "stepwise") as place:
+        if name == "interpret":
+            interpreted(cell)
+        found = samples.call(cell, op=place, device=place.device)
+        expected = samples.call(cell, op=reference.recurrence, device=place.device)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
 
 
 NVRTC = pytest.mark.skipif(_compiler.nvrtc() is None, reason="no NVRTC")

@@ -20,8 +20,8 @@ from rnnkern._torch_private import constant_when_compiled
 
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
-MOST_GATES = 4
-"""Of one product on a CPU: max_vectors of csrc/cpu/gemm.h."""
+MOST_GATES = 12
+"""Of one product on a CPU: a row of results is at most `accumulators` vectors (csrc/cpu/gemm.h)."""
 
 
 class Known(NamedTuple):

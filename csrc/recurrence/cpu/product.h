@@ -49,14 +49,15 @@ struct Product {
       : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
     outputs = transposed ? matrix.columns : matrix.units;
     vectors = (outputs + width - 1) / width;
-    const int64_t per_panel = gates ? max_vectors / columns() : 1;  // no gates: a product that the cell does not have
+    // No gates: a product that the cell does not have.
+    const int64_t per_panel = gates ? larger(max_vectors / columns(), 1) : 1;
     panels_per_head = (vectors + per_panel - 1) / per_panel;
     if (matrix.heads == 1) panels_per_head = smaller((panels_per_head + me.size - 1) / me.size * me.size, vectors);
     segments = transposed && matrix.heads > 1 ? gates : 1;
     stride = matrix.heads * matrix.units;
     length = !transposed ? matrix.columns : matrix.heads == 1 ? gates * matrix.units : matrix.units;
     if (!matrix.values || !gates) return;
-    const int64_t lanes = (streamed ? max_vectors : matrix.heads * vectors * columns()) * width;
+    const int64_t lanes = (streamed ? larger(max_vectors, columns()) : matrix.heads * vectors * columns()) * width;
     packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc(lanes * depth());
     init = streamed ? workspace.alloc(lanes, me) : workspace.alloc(lanes);
   }
@@ -110,7 +111,11 @@ struct Product {
           dot(q, index / panels_per_head, operand(begin) + q.operand, out);
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
-          tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init, out);
+          if (tile_vectors <= max_vectors)
+            tile_of<ProductTile, F>(int(end - begin), tile_vectors)(a, segments, stride, length, q.weights, q.init,
+                                                                    out);
+          else
+            run_in_groups(int(end - begin), q, a, out);
         }
         // In one place, inline: what surrounds the equations would take as long as they do.
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
@@ -120,6 +125,20 @@ struct Product {
 
  private:
   static constexpr int64_t rows_to_dot = 4;  // more are worth packing for
+
+  // Gates go through the tile in groups of at most max_vectors, each of which is packed by itself.
+  int group_size(int first) const { return int(smaller(max_vectors, gates - first)); }
+
+  [[gnu::noinline]] void run_in_groups(int rows, const Panel<T>& q, const F* const* a, T* out) const {
+    alignas(64) T some[accumulators * width];
+    for (int first = 0; first < gates; first += max_vectors) {
+      const int64_t size = group_size(first) * width;
+      tile_of<ProductTile, F>(rows, group_size(first))(a, segments, stride, length, q.weights + first * width * depth(),
+                                                       q.init + first * width, some);
+      for (int row = 0; row < rows; ++row)
+        std::memcpy(out + (int64_t(row) * gates + first) * width, some + row * size, sizeof(T) * size);
+    }
+  }
 
   // The results of one row, from weights that are not packed: sums over k in as many parts as a vector has lanes.
   void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
@@ -157,11 +176,11 @@ struct Product {
 
   // One panel of the matrix, and of the bias, padded with zeros.
   void pack(const Panel<T>& q, int64_t head) const {
-    const int64_t first = q.unit - head * outputs, row = q.vectors * columns() * width;
-    const int64_t units = matrix.units, depth = matrix.columns;
+    const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
     const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
     T* out = const_cast<T*>(q.weights);
     if (transposed) {
+      const int64_t row = q.vectors * width;
       const bool padded = q.units < q.vectors * width;
       for (int64_t k = 0; k < segments * length; ++k) {
         const T* from = values + k * depth + first;
@@ -177,17 +196,21 @@ struct Product {
       return;
     }
     T* bias = const_cast<T*>(q.init);
+    const bool in_groups = gates > max_vectors;  // then a panel has one vector of units
     for (int g = 0; g < gates; ++g) {
+      const int group = in_groups ? g / max_vectors * max_vectors : 0;
+      const int64_t row = (in_groups ? group_size(group) : q.vectors * gates) * width;
+      T* const to = out + group * width * this->depth();
       for (int v = 0; v < q.vectors; ++v) {
-        const int64_t unit = first + v * width, column = (int64_t(v) * gates + g) * width;
+        const int64_t unit = first + v * width, column = (int64_t(v) * gates + g - group) * width;
         const int64_t lanes = smaller(units - unit, width);
         const T* from = values + (g * units + unit) * depth;
         constexpr int64_t most = width * k_pack<F>;
         for (int64_t k = 0; k < depth; k += most)
-          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), out + k / k_pack<F> * row + column, row);
+          transpose<F>(from + k, depth, lanes, smaller(depth - k, most), to + k / k_pack<F> * row + column, row);
         Vec<T> start(T(0));
         if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);
-        start.store(bias + column);
+        start.store(bias + group * width + column);
       }
     }
   }
