@@ -1,24 +1,23 @@
-"""The demo's pictures: curves that lie on one another and what an epoch costs; what is recalled after how long."""
+"""The pictures of the demo: digits (learning curves and time per epoch), and recall (accuracy and memory)."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
-from perf.figure import STYLE, plt, save
+from perf.figure import LAYER_COLOURS, STYLE, numbered, plt, save
 from perf.harness import OURS
 from perf.record import Row
 
 COLOURS = (("#9ecae8", "#08519c"), ("#fdc38d", "#b63c02"))
-"""For each network its peer's and ours."""
-LAYER_COLOURS = {"LSTM": "#08519c", "RelRNN": "#b63c02", "MemRNN": "#7b3294"}
+"""For each network the colours of its peer and of rnnkern."""
 SIZE = (13, 4.2)
 
 
 def digits(path: Path, pairs: Mapping, spread: Mapping[str, np.ndarray], about: str) -> None:
-    """Draws ``network -> provider -> training``; the peer stands first in each pair. Of ``spread`` a band."""
+    """Draws ``network -> provider -> training``, with the peer first in each pair, and a band from ``spread``."""
     with plt.rc_context(STYLE):
         figure, (loss, accuracy, cost) = plt.subplots(1, 3, figsize=SIZE, layout="constrained")
         for (network, pair), colours in zip(pairs.items(), COLOURS, strict=True):
@@ -35,14 +34,15 @@ def digits(path: Path, pairs: Mapping, spread: Mapping[str, np.ndarray], about: 
                 label = f"{network.peer_name}, {len(found)} other seeds"
                 accuracy.fill_between(epochs, found.min(0), found.max(0), color=colours[0], alpha=0.35, linewidth=0,
                                       label=label)  # fmt: skip
-        loss.set(ylabel="training loss, nats", xlabel="epoch", ylim=(0, None))
-        loss.legend(frameon=False, handlelength=2.5)
+        loss.set(ylabel="training loss, nats", xlabel="epoch", yscale="log")
+        loss.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        loss.legend(frameon=False, handlelength=2.5, loc="lower left")
         accuracy.set(ylabel="test accuracy, %", xlabel="epoch", ylim=(0, 100))
         if spread:
             accuracy.legend(frameon=False, loc="lower right")
         grids(loss, accuracy)
         bars(cost, pairs)
-        figure.suptitle("Handwritten digits, two pixels at a step: the same weights, the same batches", fontsize=13)
+        figure.suptitle("Handwritten digits, two pixels per step: same initial weights, same batches", fontsize=13)
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 
@@ -56,7 +56,7 @@ def bars(axes: plt.Axes, pairs: Mapping) -> None:
             ticks.append((x, provider))
         peer, ours = (np.array(training.seconds) for training in pair.values())
         axes.annotate(
-            f"{statistics.median(peer / ours):.1f}x\nas fast",
+            f"{statistics.median(peer / ours):.1f} times\nas fast",
             (left + 1, statistics.median(ours)),
             (0, 4),
             textcoords="offset points",
@@ -73,7 +73,7 @@ def bars(axes: plt.Axes, pairs: Mapping) -> None:
 
 
 def recall(path: Path, curves: Sequence[Row], memories: Sequence[Row], about: str) -> None:
-    """Draws what ``perf.demo_recall`` has found; a layer has one colour everywhere."""
+    """Draws the results of ``perf.demo_recall``."""
     last = curves[-1]
     with plt.rc_context(STYLE):
         figure, (left, right, *more) = plt.subplots(1, 2 + bool(memories), figsize=SIZE, layout="constrained")
@@ -83,14 +83,14 @@ def recall(path: Path, curves: Sequence[Row], memories: Sequence[Row], about: st
                 own = [row for row in curves if (row["model"], row["phase"]) == (model, phase)]
                 values = [100 * row["measured"] for row in own]
                 axes.plot([row[x] for row in own], values, marker=marker, color=LAYER_COLOURS[name], label=name)
-        left.set(xlabel="update", ylabel=f"right in training, at T = {last['trained_length']}, %", ylim=(0, 102))
-        left.legend(frameon=False, loc="upper left")
-        right.set(xlabel="T, blank steps", ylabel="right after training, %", xscale="log", ylim=(0, 102))
-        numbered(right, [row["length"] for row in curves if row["phase"] == "test"])
+        left.set(xlabel="update", ylabel=f"accuracy in training, T = {last['trained_length']}, %", ylim=(0, 102))
+        left.legend(frameon=False, loc="center right")
+        right.set(xlabel="T in the test", ylabel="accuracy in the test, %", xscale="log", ylim=(0, 102))
+        numbered(right.xaxis, [row["length"] for row in curves if row["phase"] == "test"])
         for axes in more:
             kept(axes, memories)
         grids(left, right, *more)
-        figure.suptitle(f"Recall: {last['copied']} symbols are read, and said again after T blank steps", fontsize=13)
+        figure.suptitle(f"Copy memory: {last['copied']} symbols must be repeated after T blank steps", fontsize=13)
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 
@@ -99,21 +99,13 @@ def kept(axes: plt.Axes, rows: Sequence[Row]) -> None:
     for layer, form in dict.fromkeys((row["layer"], row["form"]) for row in rows):
         own = [row for row in rows if (row["layer"], row["form"]) == (layer, form)]
         line = {"color": LAYER_COLOURS[layer], "marker": "o", "linestyle": "-" if form == "fused" else "--"}
-        label = f"{layer}, {OURS if form == 'fused' else 'Python loop'}"
+        label = layer if form == "fused" else f"{layer}, Python loop"
         axes.plot([row["T"] for row in own], [row["saved_bytes"] / 1e6 for row in own], label=label, **line)
-    axes.set(xlabel="T, steps of a sequence", ylabel="kept for the backward, MB", xscale="log", yscale="log")
-    numbered(axes, [row["T"] for row in rows])
+    axes.set(xlabel="T", ylabel="kept for the backward pass, MB", xscale="log", yscale="log")
+    numbered(axes.xaxis, [row["T"] for row in rows])
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
     axes.legend(frameon=False, fontsize=9)
-
-
-def numbered(axes: plt.Axes, ticks: Sequence[int]) -> None:
-    """Plain numbers at these alone on a logarithmic axis."""
-    axes.set_xticks(sorted(set(ticks)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", which="minor", length=0)
 
 
 def grids(*panels: plt.Axes) -> None:

@@ -1,5 +1,5 @@
-"""The demo's second part: RelRNN and an LSTM learn to copy symbols over few steps and are tested over more; beside it
-what layers keep for the backward."""
+"""Second part of the demo: RelRNN and an LSTM learn to copy symbols over few steps and are tested over more steps. Also
+measures the memory that layers keep for the backward pass."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ LAYERS = (("LSTM", "fused"), ("RelRNN", "fused"), ("RelRNN", "loop"), ("MemRNN",
 
 
 def run(updates: int) -> list[Row]:
-    """The rows of training and of the tests, of at most so many updates."""
+    """Trains for at most ``updates`` updates; returns the rows of training and tests."""
     settings = SCALE.settings._asdict() | {"trained_length": SCALE.settings.length, "copied": SCALE.copied}
     facts = settings | {"task": TASK, "enough": SCALE.enough}
     found = transfer.learn(TASK, SCALE, list(SCALE.models), [0], updates, LENGTHS, CPU)
@@ -72,7 +72,7 @@ def memory_table(memories: Sequence[Row]) -> list[Row]:
 
 
 def summary(curves: Sequence[Row], memories: Sequence[Row]) -> list[str]:
-    """In plain words."""
+    """The summary in words."""
     lines = []
     for model in dict.fromkeys(row["model"] for row in curves):
         found = tests(curves, model)
@@ -83,7 +83,9 @@ def summary(curves: Sequence[Row], memories: Sequence[Row]) -> list[str]:
             f"{percent(1 / RECALL[TASK].symbols)} %."
         )
     kept = {(row["layer"], row["form"]): row["saved_bytes"] for row in memories if row["T"] == MEMORY_LENGTHS[-1]}
-    if kept:
+    if {("RelRNN", "loop"), ("RelRNN", "fused")} <= kept.keys():  # a busy machine leaves out long loops
         times = kept["RelRNN", "loop"] / kept["RelRNN", "fused"]
-        lines.append(f"For the backward a Python loop of RelRNN keeps {times:.1f} times the memory that rnnkern keeps.")
+        lines.append(
+            f"For the backward pass, a Python loop of RelRNN keeps {times:.1f} times the memory that rnnkern keeps."
+        )
     return lines

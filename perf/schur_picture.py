@@ -1,4 +1,4 @@
-"""Draws the Schur form that a NonNormalRNN has learnt, as perf.train keeps it.
+"""Draws the learned Schur form of a NonNormalRNN, from a file that perf.train has saved.
 
 ``python -m perf.train --task copy --models rnnkern.NonNormalRNN --seeds 0 --keep build/learnt``
 ``python -m perf.schur_picture build/learnt/rnnkern.NonNormalRNN-0.pt docs/images/schur-copy.png``
@@ -14,17 +14,17 @@ from matplotlib.colors import LogNorm
 from torch import Tensor
 
 import rnnkern
-from perf.figure import STYLE, plt, save
+from perf.figure import COLOURS, STYLE, plt, save
 
 LEAST = 1e-4
-"""What is smaller is drawn as this."""
+"""Smaller values are drawn as this one."""
 
 
 def schur_form(state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Theta = Lambda + T, the angles and the moduli of the first weight in Schur form.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no weight is in Schur form.
     """
     names = [name.removesuffix("original3") for name in state if name.endswith(".original3")]
     if not names:
@@ -43,18 +43,18 @@ def draw(path: Path, state: dict[str, Tensor], title: str) -> None:
     Theta, theta, gamma = schur_form(state)
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(13, 4.2), layout="constrained")
-        axes = figure.add_subplot(1, 3, 1, title="|Θ|")
+        axes = figure.add_subplot(1, 3, 1, xlabel="column", ylabel="row")
         magnitudes = Theta.abs().clamp(min=LEAST).numpy()
         image = axes.imshow(magnitudes, cmap="magma", norm=LogNorm(LEAST, 1), interpolation="nearest")
-        figure.colorbar(image, ax=axes, shrink=0.8)
-        axes = figure.add_subplot(1, 3, 2, projection="polar", title="eigenvalues of Λ")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="|Θ|, magnitude of an entry")
+        axes = figure.add_subplot(1, 3, 2, projection="polar")
         pairs = gamma[: len(theta)]
-        axes.scatter(torch.cat([theta, -theta]).numpy(), torch.cat([pairs, pairs]).numpy(), s=8, color="#08519c")
-        axes.set_ylim(0, 1.1 * gamma.abs().max().item())
-        axes.set_yticks([0.5, 1])
-        axes = figure.add_subplot(1, 3, 3, title="mean |Θ| of each diagonal")
-        axes.semilogy(np.maximum(below(Theta), LEAST), color="#08519c")
-        axes.set(xlabel="below the main diagonal", xlim=(0, len(Theta) - 1))
+        axes.scatter(torch.cat([theta, -theta]).numpy(), torch.cat([pairs, pairs]).numpy(), s=8, color=COLOURS[0])
+        axes.set(ylim=(0, 1.1 * gamma.abs().max().item()), yticks=[0.5, 1], xlabel="eigenvalues of Λ: angle, modulus")
+        axes = figure.add_subplot(1, 3, 3)
+        axes.semilogy(np.maximum(below(Theta), LEAST), color=COLOURS[0])
+        axes.set(xlabel="distance below the main diagonal", ylabel="mean |Θ| of a diagonal", xlim=(0, len(Theta) - 1),
+                 ylim=(1e-2, 1))  # fmt: skip
         axes.grid(color="#eeeeee")
         figure.suptitle(title, fontsize=12)
         save(figure, path)
@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(__doc__)
     source, path = map(Path, argv)
     state = torch.load(source, map_location="cpu", weights_only=True)
-    draw(path, state, source.stem)
+    model, _, seed = source.stem.rpartition("-")
+    draw(path, state, f"{model}, seed {seed}")
     Theta, _, gamma = schur_form(state)
     diagonals = below(Theta)
     print(f"mean gamma {gamma.mean():.4f}; mean |Theta|: 1 below the main diagonal {diagonals[1]:.2g}, "
