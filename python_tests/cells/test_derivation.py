@@ -1,5 +1,5 @@
-"""The derivation: random expressions against autograd, and the built-in cells' headers against what is derived from
-their formulas."""
+"""The derivation of kernels: random expressions against autograd, and hand-written headers of built-in cells against
+headers derived from their formulas."""
 
 import random
 
@@ -41,11 +41,11 @@ def expression(draw: random.Random, depth: int) -> str:
 
 
 def random_cell(seed: int):
-    """Eight expressions of depth 1 to 6 to a cell, so that as many compile at once."""
+    """Eight expressions of depth 1 to 6 per cell, so that they compile together."""
     draw = random.Random(seed)
     extra = "dfgijk"
     lines = [f"    x{k} = {expression(draw, 1 + k % 6)}" for k in range(8)]
-    # Whatever is not used is, and nothing grows from step to step.
+    # Uses all inputs, and keeps the state from growing over time.
     use = " + ".join(["u.a", "u.b", "r.a", "r.b", "p", "c", *extra])
     states = ", ".join(f"torch.tanh(x{k})" for k in range(1, 8))
     last = f"    return torch.tanh(x0) + 0.01 * torch.sin({use}), {states}"
@@ -88,7 +88,7 @@ KINKED = [
 
 @pytest.mark.parametrize("first", [0, 8])
 def test_gradients_at_kinks(first):
-    """Those of autograd, where a function has a kink or two arguments are equal."""
+    """Equal to those of autograd at kinks of functions, and for equal arguments of max and min."""
     names = "abcdefg"
     text = "\n".join([
         f"def kinks_{first}(u, r, h, {', '.join(names)}):", f"    x = u + r + 0 * ({' + '.join(names)})",
@@ -114,7 +114,7 @@ def test_gradients_at_kinks(first):
 
 
 class _ByGate:
-    """`u`, or a product, of several gates at once, as the reference's formulas take them apart."""
+    """`u`, or a product, of several gates, in the form that the reference's formulas split."""
 
     def __init__(self, gates):
         self.gates = gates
@@ -129,7 +129,7 @@ class _ByGate:
 
 
 def as_function(name):
-    """The reference's formula of a built-in cell, in the form that rnnkern.cell takes."""
+    """The reference's formula of a built-in cell as a function for rnnkern.cell."""
     formula = rnnkern.reference.CELLS[name]
     G, params = formula.gates, ", ".join(formula.params)
     states = ", ".join("hc"[: formula.states])
@@ -158,7 +158,8 @@ NAMES = ["tanh", "relu", "identity", "hardtanh", "modrelu", "euler", "lstm", "gr
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_by_hand_is_the_derived_one(name, dtype):
-    """One step of built-in and derived kernel: values and gradients within one rounding of what enters them."""
+    """Compares one step of the built-in and the derived kernel: values and gradients agree within one rounding of their
+    inputs."""
     function, gates = as_function(name)
     made = cell(function, gates=gates)
     torch.manual_seed(0)
@@ -177,8 +178,8 @@ def test_a_header_by_hand_is_the_derived_one(name, dtype):
 
 
 def test_what_is_kept():
-    """As by hand, but for the LSTM's tanh(c'), which the hand-written header computes again, and what comes before a
-    modReLU, which it finds from the new state."""
+    """Equal to the hand-written headers except for tanh(c') of the LSTM, which the header recomputes, and for the
+    argument of modReLU, which it computes from the new state."""
     derived = {}
     for name in NAMES:
         function, G = as_function(name)

@@ -1,4 +1,4 @@
-"""Cells that rnnkern.cell made: their kernels against the function itself, and all that a layer does with them."""
+"""Cells made by rnnkern.cell: their kernels against the function itself, and all options of layers with them."""
 
 import copy
 import pickle
@@ -66,7 +66,7 @@ def test_verify(cell):
 
 
 def test_verify_finds_a_wrong_kernel(monkeypatch):
-    """The kernel of another function under this one's name."""
+    """The kernel of another function is registered under this function's name."""
 
     @rnnkern.cell
     def right(u, r, h):
@@ -240,7 +240,7 @@ def test_vmap():
     torch.testing.assert_close(torch.vmap(one)(u), torch.stack([one(member) for member in u]))
 
 
-# ---- torch.nn's layers with functions that torch.nn has not
+# ---- layers of torch.nn with activation functions that torch.nn lacks
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "leaky_relu", "softplus"])

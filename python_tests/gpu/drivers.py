@@ -1,4 +1,4 @@
-"""Drivers of CUDA kernels as operators that tests call: on a GPU, or on the interpreter with CPU tensors."""
+"""Drivers of CUDA kernels as operators for tests: on a GPU, or on the interpreter with CPU tensors."""
 
 import functools
 import json
@@ -19,14 +19,14 @@ OWN = (
 
 
 class Family(NamedTuple):
-    """Kernels and drivers that make one library; operators of these names have the schemas of torch.ops.rnnkern."""
+    """Kernels and drivers of one library. Its operators have the schemas of those in torch.ops.rnnkern."""
 
     name: str
     sources: tuple[str, ...]
     operators: tuple[str, ...]
 
     def build(self, flags: tuple[str, ...] = ()) -> Path:
-        """For the interpreter."""
+        """Builds the library for the interpreter."""
         own, libraries = builder.with_torch()
         name = self.name + "".join(flag.partition("=")[2].replace(",", "_") for flag in flags)
         common = [f"csrc/common/{name}.cpp" for name in ("counters", "row_layout", "tensor")] + ["csrc/cuda/plans.cpp"]
@@ -52,7 +52,7 @@ def interpreted(family: Family, flags: tuple[str, ...] = ()):
 
 
 class Place:
-    """Where a family's drivers run: "cuda" or "interpret"."""
+    """The backend of a family's drivers: "cuda" or "interpret"."""
 
     def __init__(self, name: str, family: Family, facts: tuple[int, ...], operators=None):
         self.name, self.device = name, "cuda" if name == "cuda" else "cpu"
@@ -61,7 +61,7 @@ class Place:
         self.set_seed(0)
 
     def set_facts(self, *facts: int) -> None:
-        """Hardware has its own."""
+        """Sets the device facts of the interpreter; hardware keeps its own."""
         if self.name == "interpret":
             self.operators.set_facts(*facts)
 

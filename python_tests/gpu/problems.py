@@ -1,5 +1,5 @@
-"""What CUDA kernels are told, byte by byte, written down a second time: the structures of csrc/*/cuda/*problem.h, as a
-C compiler lays them out. Pointers are numbers."""
+"""A second definition of the arguments of CUDA kernels, byte by byte: the structures of csrc/*/cuda/*problem.h in the
+layout of a C compiler. Pointers are numbers."""
 
 import ctypes
 from typing import Any
@@ -9,13 +9,13 @@ Float, Unsigned = ctypes.c_float, ctypes.c_uint32
 
 
 def of(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    """A structure. A field whose name has words in it is as many of this type."""
+    """A structure type. A field name that consists of several words defines one field per word."""
     each = [(name, type) for names, type in fields for name in names.split()]
     return type("Problem", (ctypes.Structure,), {"_fields_": each})
 
 
 def read(kind: type[ctypes.Structure], parameter: bytes) -> dict[str, Any]:
-    """Its fields by name."""
+    """The fields of a kernel's parameter, by name."""
     assert ctypes.sizeof(kind) == len(parameter), "the kernel takes another structure"
     return plain(kind.from_buffer_copy(parameter))
 
@@ -27,7 +27,7 @@ def plain(x: Any) -> Any:
 
 
 class Somewhere:
-    """Equals any pointer but null, and remembers it: memory that a driver takes for itself."""
+    """Equals any pointer except null and records it: stands for memory that a driver allocates."""
 
     def __init__(self) -> None:
         self.pointers: list[int] = []
@@ -39,7 +39,7 @@ class Somewhere:
     __hash__ = None
 
     def one(self) -> int:
-        """Where all that was compared with it lies, one place."""
+        """The single address with which it was compared."""
         (pointer,) = set(self.pointers)
         return pointer
 
@@ -48,7 +48,7 @@ class Somewhere:
 
 
 def eight(*pointers: object) -> list[object]:
-    """As many as a cell can have states or parameters; those that it does not have are null."""
+    """Pads with null pointers to the largest number of states or parameters of a cell."""
     return [*pointers, *[0] * (8 - len(pointers))]
 
 

@@ -1,4 +1,4 @@
-"""The recurrence's CUDA kernels as a function that tests can call: on a GPU, or on the interpreter with CPU tensors."""
+"""The CUDA kernels of the recurrence as a function for tests: on a GPU, or on the interpreter with CPU tensors."""
 
 import json
 import shutil
@@ -35,13 +35,13 @@ FACTS = {
     "grid": (9, 0, 5, 232448),
     "stepwise": (7, 5, 1, 65536),
 }
-"""What the interpreter pretends to be, for each kernel."""
+"""Device facts for the interpreter, for each kernel."""
 FACE = sys.modules["rnnkern.ops._recurrence.recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops._recurrence.autograd"]
 
 
 def lacks(name: str) -> str:
-    """What this machine lacks to run the recurrence's kernels there, or nothing."""
+    """What this machine lacks for running the recurrence's kernels on a backend; empty if nothing."""
     if not _extension.available:
         return _extension.reason
     if name == "interpret":
@@ -74,14 +74,14 @@ class Place(drivers.Place):
         return plan(cell, dtype, (steps, batch, hidden, heads), self.facts, noisy, tf32, self.operators)
 
     def sample(self, sample: Sample) -> Sample:
-        """The same on the place's device, its leaves new."""
+        """The sample on this device, with new leaves."""
         return moved(sample, self.device)
 
 
 @contextmanager
 def routed(place: Place) -> Iterator[Place]:
-    """Inside, the public face calls the place's operators, which take the place's kernel where it can serve, float32
-    exact."""
+    """Context manager in which the public function calls the operators of ``place``, which use its kernel for every
+    call that the kernel supports; TF32 is disabled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
@@ -125,7 +125,7 @@ MARGIN = 0.25
 
 
 def off_elman(kink):
-    """u that keeps z = u + r away from where |z| is kink(*params)."""
+    """Moves u such that |z| is not near kink(*params), where z = u + r."""
 
     def move(u, r, *params):
         z, at = u + r, kink(*params)
@@ -162,8 +162,8 @@ KINKS = {
 
 
 def off_kinks(sample: Sample) -> Sample:
-    """The sample with u moved where an argument of the nonlinearity lies within MARGIN of a kink: rounding, which is
-    smaller, decides nowhere on which side a unit lies. Other cells' samples as they are."""
+    """The sample with u moved if an argument of the nonlinearity is within MARGIN of a kink. Rounding errors, which are
+    smaller, then never decide the side of a kink. Samples of other cells are unchanged."""
     cell, u, R, state = sample.args
     if cell not in KINKS:
         return sample

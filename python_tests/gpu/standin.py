@@ -1,5 +1,5 @@
-"""A CUDA driver without a device (libcuda.cpp) and the package's CUDA drivers on it, as torch.ops.rnnkern_stub for CPU
-tensors: kernels are compiled and loaded as for a GPU, and instead of starting they are told."""
+"""A stand-in for the CUDA driver without a device (libcuda.cpp), and the package's CUDA drivers linked to it, as
+torch.ops.rnnkern_stub for CPU tensors. Kernels are compiled and loaded as for a GPU, and launches are recorded."""
 
 import ctypes
 import functools
@@ -22,15 +22,15 @@ OPERATORS = (
 )  # fmt: skip
 OWN = (
     "enter(int device) -> ()",
-    "start(int blocks, int shared_bytes=0, int cluster=1, bool cooperative=False) -> ()",  # of AloneKernel
+    "start(int blocks, int shared_bytes=0, int cluster=1, bool cooperative=False) -> ()",  # launches AloneKernel
 )
 H100 = (9, 0, 132, 232448, 16, 7)
-MULTIPROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # what the driver calls these facts
+MULTIPROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # the driver's numbers of these attributes
 INVALID_IMAGE = 200
 
 
 class Launch(NamedTuple):
-    """A kernel that would have started."""
+    """A recorded launch of a kernel."""
 
     symbol: str
     blocks: int
@@ -39,18 +39,18 @@ class Launch(NamedTuple):
     cluster: int
     cooperative: bool
     stream: int
-    parameter: bytes  # as many as the cubin says that the kernel has
+    parameter: bytes  # as many bytes as the cubin specifies
 
 
 def missing() -> str:
-    """What this machine lacks, or has too much, for the stand-in; or nothing."""
+    """The reason why the stand-in cannot be used on this machine; empty if it can."""
     if shutil.which(builder.compiler()[0]) is None:
         return "no C++ compiler"
     return "this process may have a driver" if torch.cuda.is_available() else ""
 
 
 def link(name: str, sources: Sequence[str], flags: Sequence[str], options: Sequence[str], file: str) -> Path:
-    """A library of these sources in a folder of its own."""
+    """Builds a library from these sources, in a folder of its own."""
     folder = FOLDER / name
     compiler = [*builder.compiler(), "-std=c++20", "-O1", "-fPIC", "-Wall", *flags]
     lines = [f"builddir = {folder}", "rule cpp", f" command = {shlex.join(compiler)} -MD -MF $out.d -c $in -o $out"]
@@ -63,12 +63,12 @@ def link(name: str, sources: Sequence[str], flags: Sequence[str], options: Seque
 
 
 def build_driver() -> Path:
-    """libcuda.so.1, in a folder that has nothing else by such a name."""
+    """Builds libcuda.so.1, in a folder without other libraries of that name."""
     return link("driver", ["python_tests/gpu/libcuda.cpp"], [], ["-Wl,-soname,libcuda.so.1"], "libcuda.so.1")
 
 
 def build_drivers() -> Path:
-    """The package's own, and all that they need."""
+    """Builds the package's drivers and everything they need."""
     folder = Path(torch.__file__).parent
     families = [path for name in ("cuda", "*/cuda") for path in sorted((builder.ROOT / "csrc").glob(f"{name}/*.cpp"))]
     common = [builder.ROOT / f"csrc/common/{name}.cpp" for name in ("counters", "fork", "row_layout", "tensor")]
@@ -81,7 +81,7 @@ def build_drivers() -> Path:
 
 
 class Driver:
-    """The stand-in, in this process. Nothing that was loaded, asked or set before it is made matters to it."""
+    """The stand-in in this process. It starts without any state of earlier tests."""
 
     made = 0
 
@@ -105,18 +105,18 @@ class Driver:
         self.library.standin_clusters(*clusters or (0, 0))
 
     def fail(self, name: str, error: int, times: int = 1) -> None:
-        """The next calls of a function fail, so many times."""
+        """Lets the next ``times`` calls of a function fail."""
         self.library.standin_fail(name.encode(), error, times)
 
     def set_capturing(self, captures: bool) -> None:
         self.library.standin_capturing(int(captures))
 
     def calls(self) -> list[list[Any]]:
-        """All since the last time: names, each with what went in."""
+        """All calls since the last query: names and arguments."""
         return json.loads(self.library.standin_calls())
 
     def launches(self) -> list[Launch]:
-        """The same, of launches alone."""
+        """Like :meth:`calls`, for launches only."""
         return [launch_of(call) for call in self.calls() if call[0] == "cuLaunchKernelEx"]
 
 
@@ -137,7 +137,7 @@ FUNCTIONS = (
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Both libraries; the package's opens the stand-in by the name that it has in this process."""
+    """Loads both libraries; the package's library finds the stand-in by its name in this process."""
     library = ctypes.CDLL(str(build_driver()), mode=ctypes.RTLD_GLOBAL)
     definitions = torch.library.Library("rnnkern_stub", "DEF")
     for name in OPERATORS:

@@ -1,5 +1,5 @@
-"""Calls on a driver without a device, and by hand what they start: names, shapes, attributes and every field of what
-kernels are told."""
+"""Calls on a stand-in for the driver, compared with launches that were derived by hand: names, shapes, attributes, and
+every field of the kernels' arguments."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 @pytest.fixture
 def driver(monkeypatch) -> standin.Driver:
-    """Of an H100 that has nothing loaded; float32 is exact."""
+    """The stand-in with the facts of an H100 and nothing loaded; TF32 is disabled."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
     return standin.Driver(standin.load(), H100)
@@ -26,19 +26,19 @@ def at(x: torch.Tensor | None, element: int = 0) -> int:
 
 def forward(cell, u, R, state, *, bias=None, params=(), sizes=None, reset=None, reverse=False, training=False,
             zoneout=None, dropout=0.0, seed=None):  # fmt: skip
-    """The operator's results; gates are kept in training."""
+    """The operator's results; in training it saves the gates."""
     return torch.ops.rnnkern_stub.recurrence(
         cell, u, R, state, bias, params, sizes, reset, reverse, training, training, None, None, zoneout, dropout, seed
     )
 
 
 def shape(launch: standin.Launch) -> tuple:
-    """Blocks, threads, bytes of shared memory, blocks of a cluster, whether it is cooperative."""
+    """Blocks, threads, bytes of shared memory, blocks per cluster, whether the launch is cooperative."""
     return (launch.blocks, launch.threads, launch.shared_bytes, launch.cluster, launch.cooperative)
 
 
 def settings(calls) -> list[tuple]:
-    """Attributes that functions were given."""
+    """Attributes that were set for functions."""
     return [tuple(call[1:]) for call in calls if call[0] == "cuFuncSetAttribute" and call[1] != "cuda_AloneKernel"]
 
 
@@ -48,7 +48,8 @@ def sequence(count, batch, hidden, heads=1, offsets=0, lengths=0, reset=None, re
 
 
 def test_block(driver):
-    """An LSTM of two heads of 64 units, bfloat16, forward and backward, which adds up over heads."""
+    """An LSTM with two heads of 64 units in bfloat16, forward and backward; the backward pass accumulates the gradients
+    of both heads."""
     steps, batch, heads, hidden = 3, 20, 2, 128
     u, R = torch.randn(steps, batch, 4 * hidden, dtype=BF16), torch.randn(heads, 256, 64, dtype=BF16)
     h0, c0, bias = (torch.randn(*size, dtype=BF16) for size in ((batch, hidden), (batch, hidden), (4 * hidden,)))
@@ -101,7 +102,7 @@ def test_block(driver):
 
 
 def test_a_cluster_of_8(driver):
-    """Packed: 16 clusters run at once, so each has 7 of 100 sequences, and there are 15."""
+    """Packed input: 16 clusters run at once, so each gets 7 of 100 sequences, which makes 15 clusters."""
     sizes, hidden = torch.tensor([100, 100, 70, 1]), 250
     u, R = torch.randn(271, 4 * hidden, dtype=BF16), torch.randn(4 * hidden, hidden, dtype=BF16)
     h0, c0 = torch.randn(2, 100, hidden, dtype=BF16)
@@ -112,7 +113,7 @@ def test_a_cluster_of_8(driver):
     # Two groups of 8 sequences, each with sums of 2 parts, (8, 132), and twice h, (8, 264); 4 barriers; the bias of 32
     # units; and what waits: length, h and c.
     assert shape(launch) == (120, 256, 2 * (2 * 8 * 132 * 4 + 2 * 8 * 264 * 2) + 32 + 512 + 3072, 8, False)
-    assert settings(calls) == []  # neither is more than any kernel may have
+    assert settings(calls) == []  # within the limits of all kernels
     table = Somewhere()
     found = read(problems.ClusterForward, launch.parameter)
     lengths = found["call"]["sequence"].pop("lengths")
@@ -125,11 +126,12 @@ def test_a_cluster_of_8(driver):
         },
         "columns": 7,
     }  # fmt: skip
-    assert lengths == table.one() + 5 * 8  # behind the first row of each step, and the number of rows
+    assert lengths == table.one() + 5 * 8  # after the first row of each step and the number of rows
 
 
 def test_a_cluster_of_16(driver):
-    """Exact float32, which asks for more of both than is given unasked: 7 clusters, 5 of 30 sequences each."""
+    """Exact float32, which exceeds the default limits of cluster size and shared memory: 7 clusters, 5 of 30 sequences
+    each."""
     hidden = 500
     u, R, h0 = torch.randn(2, 30, 3 * hidden), torch.randn(3 * hidden, hidden), torch.randn(30, hidden)
     bias = torch.randn(3 * hidden)
@@ -152,7 +154,7 @@ def test_a_cluster_of_16(driver):
 
 
 def test_a_grid(driver):
-    """1,040 units, 16 for each of 65 blocks: two groups of them, each with 8 of 12 sequences at most."""
+    """1,040 units, 16 for each of 65 blocks; two groups of blocks, each with at most 8 of 12 sequences."""
     hidden = 1040
     u, R = torch.randn(3, 12, hidden, dtype=BF16), torch.randn(hidden, hidden, dtype=BF16)
     h0, own = torch.randn(12, hidden, dtype=BF16), torch.randn(hidden, dtype=BF16)
@@ -174,7 +176,8 @@ def test_a_grid(driver):
 
 
 def test_stepwise_with_noise(driver):
-    """The mask of dropout, what R sees of the first state, and then after its product each step, the last one first."""
+    """The dropout mask, the masked initial state, and then a kernel after each step's product; the backward pass starts
+    with the last step."""
     steps, batch, hidden = 2, 60, 10
     u, R = torch.randn(steps, batch, 4 * hidden), torch.randn(4 * hidden, hidden)
     h0, c0 = torch.randn(2, batch, hidden)
@@ -184,7 +187,7 @@ def test_stepwise_with_noise(driver):
     )  # fmt: skip
     mask, x, r = Somewhere(), Somewhere(), Somewhere()
     draw, drop, *each = driver.launches()
-    assert (draw.symbol, shape(draw)) == ("MaskKernel_float", (3, 256, 0, 1, False))  # 600 numbers
+    assert (draw.symbol, shape(draw)) == ("MaskKernel_float", (3, 256, 0, 1, False))  # 600 elements
     assert read(problems.Mask, draw.parameter) == {
         "batch": batch, "hidden": hidden, "below": 3 << 30, "scale": 4.0, "seed": at(seed), "mask": mask
     }  # fmt: skip
@@ -194,7 +197,7 @@ def test_stepwise_with_noise(driver):
     }  # fmt: skip
     for t, launch in zip((1, 0), each, strict=True):
         assert (launch.symbol, shape(launch)) == ("StepForwardKernel_Lstm_float_true", (3, 256, 0, 1, False))
-        state = eight(at(last_h), at(last_c))  # which every step reads and writes
+        state = eight(at(last_h), at(last_c))  # read and written at every step
         assert read(problems.StepForward, launch.parameter) == {
             "rows": batch, "hidden": hidden, "heads": 1, "u": at(u, t * batch * 40), "r": r, "bias": 0,
             "params": eight(), "reset": at(reset, t * batch), "state": state, "previous": 0, "next": state,
@@ -210,7 +213,7 @@ def test_stepwise_with_noise(driver):
 
 
 def relevancy(cell, hidden, batch=3, steps=3):
-    """A call that begins with two events in a buffer of four and two that are relevant: its tensors by name."""
+    """A call that starts with two events in a buffer of four and two relevant events; its tensors by name."""
     gates, states = (4, 2) if cell == "lstm" else (1, 1)
     found = {
         "u": torch.randn(steps, batch, gates * hidden), "V": torch.randn(gates * hidden, hidden),
@@ -247,7 +250,7 @@ def assert_remembers(launch, given, memory, batch, hidden):
 
 
 def test_a_block_for_each_sample(driver):
-    """An LSTM of 100 units, whose weights come packed: 16 pieces of 4 KB of each of six matrices."""
+    """An LSTM with 100 units and packed weights: 16 blocks of 4 KB of each of six matrices."""
     given, made = relevancy("lstm", 100)
     calls = driver.calls()
     remember, pack, loop = (standin.launch_of(call) for call in calls if call[0] == "cuLaunchKernelEx")
@@ -301,7 +304,7 @@ def test_attention_step_by_step(driver, monkeypatch):
 
 
 def test_rotations(driver):
-    """Three layers over 100 numbers, of which a lane has 4: 64 pairs to a layer, forward and backward."""
+    """Three layers over 100 numbers, 4 per lane: 64 pairs per layer, forward and backward."""
     steps, batch, size = 2, 5, 100
     u, angles, bias = torch.randn(steps, batch, size), torch.randn(3, size // 2), torch.randn(size)
     h0, grad_h = torch.randn(batch, size), torch.randn(steps, batch, size)

@@ -1,4 +1,4 @@
-"""What a call of the recurrence's CUDA kernels may be given, what it leaves undone, and what it keeps."""
+"""Arguments of the recurrence's CUDA kernels: which are supported, what is not computed, and what is saved."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ NOISE = {"zoneout": 0.3, "dropout": 0.4}
 
 
 def backward_call(place, sample, grad_h=None, needs=(True, True)):
-    """A call of the operator alone, which gives [du, dR, dbias, *dstate, *dparams]."""
+    """Calls the operator directly, which returns [du, dR, dbias, *dstate, *dparams]."""
     cell, u, R, state = sample.args
     rest = [sample.kwargs.get(key) for key in ("bias", "params", "batch_sizes", "reset", "reverse")]
     h, *others = place.operators.recurrence(cell, u, R, state, *rest, True, False, None, None, *sample.noise())
@@ -48,7 +48,7 @@ def backward(*args, **kwargs):
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_drawn_calls(place, call, dtype):
-    """Of any layout, lengths down to none, any number of heads."""
+    """Any memory layout, lengths down to 0, any number of heads."""
     sample, save_gates = call
     sample = place.sample(off_kinks(sample.to(getattr(torch, dtype), requires_grad=True)))
     check_recurrence(lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates), sample)
@@ -75,7 +75,7 @@ def test_layouts_do_not_matter(cell, place):
 @pytest.mark.parametrize("of", ["h", "state", "one state", "both, expanded"])
 @pytest.mark.parametrize("cell", ["euler", "lstm", "gru", "gru_reset_before"])
 def test_gradients_of_some_outputs(cell, of, place):
-    """Those that are missing count as zero."""
+    """Missing gradients count as zero."""
     sample = place.sample(recurrence_sample(cell, 5, 9, 6, reset=True, packed=True, requires_grad=True))
     got = []
     for op in (place, reference.recurrence):
@@ -89,7 +89,7 @@ def test_gradients_of_some_outputs(cell, of, place):
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_steps(cell, packed, place):
-    """The final state is the initial one, its gradient goes through, and weights get zero."""
+    """The final state is the initial state and passes its gradient on; weights get zero."""
     sample = place.sample(recurrence_sample(cell, 0, 3, 6, packed=packed, dtype=torch.float32, requires_grad=True))
     h, final = place(*sample.args, **sample.kwargs)
     assert h.numel() == 0
@@ -120,7 +120,7 @@ def test_sequences_without_steps_keep_their_state(cell, reverse, sizes, place):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "relu", "hardtanh", "modrelu", "euler", "lstm", "gru", "gru_reset_before"])
 def test_nan_and_infinity_pass_through_as_in_pytorch(cell, dtype, place):
-    """And stay in their sequence."""
+    """They do not reach other sequences."""
     sample = place.sample(recurrence_sample(cell, 3, 6, 5, dtype=dtype))
     u = sample.args[1]
     u[1, 0, 0], u[1, 1, 0], u[1, 2, 0], u[0, 3, 0] = float("nan"), float("inf"), -float("inf"), 0.0
@@ -213,7 +213,7 @@ def test_modules_agree_with_those_of_torch(name, options, place):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-# ---- which kernels, and what a call keeps
+# ---- the kernels that run, and what a call saves
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -241,7 +241,7 @@ def described(tensors):
 
 
 def h_and_c(sample):
-    """Tensors like those of all steps."""
+    """Tensors with the sizes of h and c at all steps."""
     _, u, _, (h0, *rest) = sample.args
     wide = torch.promote_types(u.dtype, torch.float32)
     return [s.expand(u.shape[0], *s.shape) for s in (h0, *(c.to(wide) for c in rest))]
@@ -261,7 +261,7 @@ def test_by_default_h_and_c_are_kept_and_nothing_else(cell, dtype, place):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_of_noise_nothing_is_kept_but_what_a_mean_took(cell, dtype, place):
-    """That is h before zoneout, of cells whose backward would read it of h."""
+    """Only h before zoneout is saved, for cells whose backward pass needs it."""
     for options in (NOISE, {"zoneout": 0.3, "drawn": False}):
         sample = place.sample(recurrence_sample(cell, 7, 3, 16, **options, dtype=dtype, requires_grad=True))
         inputs = {x.data_ptr() for x in (*sample.leaves(), sample.kwargs.get("seed")) if x is not None}

@@ -1,12 +1,13 @@
-"""Breaks the kernels in the ways of mutants.py, one at a time in a copy of the tree, and prints what the tests missed.
+"""Mutation tests: applies the changes of mutants.py one at a time to a copy of the tree, and prints those that no test
+detects.
 
     python -m python_tests.mutation [--jobs N] [--only WORD] [--quick]
 
-A test that fails, a crash and a hang kill a mutant. Ends with 1 if one survives that the table does not explain, if one
-that it explains is killed, or if one cannot be judged: its text is no longer in the sources, it does not build, or its
-tests fail on the unbroken sources too. One that names a SIMD level is built and judged at that one, and only counted
-where the processor does not have it. With --quick the listed tests of `make test` alone run, and it ends with 1 if they
-kill less than 90 % of what is broken in CPU kernels and Python.
+A failed test, a crash or a hang kills a mutant. The exit status is 1 if a mutant survives without an explanation in the
+table, if one with an explanation is killed, or if one cannot be judged: its text is not in the sources, it does not
+build, or its tests also fail on the original sources. A mutant of a SIMD level is built and tested at that level, and
+skipped if the processor does not support it. With --quick only tests of `make test` run, and the exit status is 1 if
+they kill less than 90 % of the mutants in CPU kernels and Python.
 """
 
 import argparse
@@ -37,13 +38,13 @@ COPIES = ROOT / "build/mutate"
 TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILT_HERE = (".h", ".cpp")
 NO_TESTS = 5  # pytest's exit status
-LEAST = 0.9  # of what --quick runs
-SIMD_LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each processor has all before its highest
-LONGEST = 900  # seconds: a test that takes longer hangs
+LEAST = 0.9  # with --quick
+SIMD_LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each level includes the previous ones
+LONGEST = 900  # seconds after which a test counts as hanging
 ENVIRONMENT = {
     "PYTHONPATH": ".",
-    "RNNKERN_CXXFLAGS": "-O0",  # kernels and interpreter: compilers take longer than tests
-    "OMP_NUM_THREADS": "1",  # copies share the cores
+    "RNNKERN_CXXFLAGS": "-O0",  # compiling takes longer than the tests
+    "OMP_NUM_THREADS": "1",  # the copies share the cores
     "OMP_WAIT_POLICY": "passive",
 }
 
@@ -56,25 +57,25 @@ class Copy(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        # Without the second, rnnkern says at import that the processor could do more.
+        # RNNKERN_SIMD avoids the warning at import that the processor supports more.
         return ENVIRONMENT | {"RNNKERN_SIMD_LEVELS": self.level, "RNNKERN_SIMD": self.level}
 
 
 def processor_levels() -> tuple[str, ...]:
-    """Those that code can run at here."""
+    """The SIMD levels that this processor supports."""
     facts = json.loads(torch.ops.rnnkern.build_info())
     return SIMD_LEVELS[: SIMD_LEVELS.index(facts["processor_simd_level"]) + 1]
 
 
 def sources() -> dict[Path, str]:
-    """The tree, by relative path."""
+    """The files of the tree, by relative path."""
     paths = [p for name in TAKEN for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))]
     endings = {".py", ".h", ".cpp", ".cuh", ".toml", ".md", ".txt", ""}
     return {p.relative_to(ROOT): p.read_text() for p in paths if p.is_file() and p.suffix in endings}
 
 
 def run(copy: Copy, *command: str, **env: str) -> tuple[int | str, str]:
-    """The exit status, or "hang", and what was said. What it began and left behind ends with it."""
+    """The exit status, or "hang", and the output. Remaining child processes are killed."""
     process = subprocess.Popen(
         command, cwd=copy.folder, env=os.environ | copy.environment | env, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -92,14 +93,14 @@ def run(copy: Copy, *command: str, **env: str) -> tuple[int | str, str]:
 
 
 def build(copy: Copy, jobs: int = 1) -> str:
-    """What the compiler says if it fails."""
+    """The output of a failed build; empty on success."""
     status, said = run(copy, sys.executable, "setup.py", "-q", "build_ext", "--inplace", MAX_JOBS=str(jobs))
     return said if status else ""
 
 
 def build_first_dtype(copy: Copy) -> bool:
-    """Compiles what changed, of the recurrence's CPU kernels those of float64 alone, and links it with the others as
-    they are: a quarter of the time. Whether that worked."""
+    """Compiles what has changed, of the recurrence's CPU kernels only those for float64, and links it with the other,
+    unchanged objects; this takes a quarter of the time. Returns whether it succeeded."""
     ninja = [sys.executable, "-m", "ninja", "-f", "build/ninja/build.ninja"]
     status, commands = run(copy, *ninja, "-t", "commands", "-s", "build/ninja/_C.so")
     if status or not commands.strip():
@@ -117,7 +118,7 @@ def test(copy: Copy, tests: tuple[str, ...], quick: bool) -> tuple[int | str, st
 
 
 def make_copy(folder: Path, texts: dict[Path, str]) -> None:
-    """Writes what differs alone: objects of an earlier run serve again."""
+    """Writes only files that differ, so that object files of an earlier run are reused."""
     for path in [p for name in TAKEN for p in (folder / name).rglob("*") if p.is_file()]:
         if path.suffix != ".so" and path.relative_to(folder) not in texts:
             path.unlink()
@@ -129,7 +130,7 @@ def make_copy(folder: Path, texts: dict[Path, str]) -> None:
 
 
 def fate(mutant: Mutant, copy: Copy, text: str, quick: bool) -> tuple[str, str]:
-    """ "killed", "survived" or "invalid", and by what."""
+    """The result ("killed", "survived" or "invalid") and the reason."""
     place, polluted = copy.folder / mutant.place, False
     place.write_text(text.replace(mutant.old, mutant.new))
     try:
@@ -147,12 +148,12 @@ def fate(mutant: Mutant, copy: Copy, text: str, quick: bool) -> tuple[str, str]:
         return "killed", {"hang": "a hang", 1: "a test"}.get(status, "a crash")
     finally:
         place.write_text(text)
-        if polluted:  # the next mutant links objects that it does not compile
+        if polluted:  # the next mutant would link these objects
             build(copy)
 
 
 def unfit(mutants: list[Mutant], texts: dict[Path, str], copy: Copy, jobs: int, quick: bool) -> dict[Mutant, str]:
-    """Mutants that cannot be judged, and why."""
+    """Mutants that cannot be judged, with the reason."""
     found = {}
     for mutant in mutants:
         text = texts.get(Path(mutant.place), "")
@@ -171,7 +172,7 @@ def unfit(mutants: list[Mutant], texts: dict[Path, str], copy: Copy, jobs: int, 
 def judge(
     mutants: list[Mutant], level: str, texts: dict[Path, str], jobs: int, quick: bool
 ) -> tuple[Counter, dict[Mutant, str]]:
-    """How many ended how and were explained or not, and what is wrong with whom, all of them at one level."""
+    """Numbers of mutants by result and explanation, and the faults; all mutants have one SIMD level."""
     copies = [Copy(COPIES / level / str(number), level) for number in range(min(jobs, len(mutants)))]
     make_copy(copies[0].folder, texts)
     if said := build(copies[0], jobs):

@@ -1,4 +1,4 @@
-"""What a row of the tables of mutants is: what is broken, and the tests that are to notice."""
+"""A row of the tables of mutants: a change of the sources, and the tests that must detect it."""
 
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ def interpreted(words: str, file: str = ON_A_GPU) -> tuple[str, ...]:
 
 
 class Mutant(NamedTuple):
-    file: str  # below csrc, or of rnnkern
-    old: str  # stands there once
+    file: str  # relative to csrc, or starts with rnnkern/
+    old: str  # occurs exactly once in the file
     new: str
     breaks: str
     tests: tuple[str, ...]
-    explained: str = ""  # why no test can notice
-    level: str = "plain"  # the SIMD level that it is built and judged at
+    explained: str = ""  # why no test can detect the change
+    level: str = "plain"  # the SIMD level at which it is built and tested
 
     @property
     def place(self) -> str:

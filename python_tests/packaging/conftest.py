@@ -1,4 +1,4 @@
-"""Builds and installs the package from a copy of its sources, each way once."""
+"""Builds and installs the package from a copy of its sources, once in each way."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 QUICK = ("test_build_info", "test_programs", "test_sass", "test_sass_relevancy")
-"""Files of which `make test` has something: the others build and install."""
+"""Files with tests that `make test` runs; the others build and install."""
 
 
 def pytest_collection_modifyitems(items):
@@ -26,14 +26,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def shared(request, tmp_path_factory) -> Path:
-    """A folder of this run of tests, the same in all its processes."""
+    """A folder of this test run, the same in all its processes."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if hasattr(request.config, "workerinput") else folder
 
 
 @pytest.fixture(scope="session")
 def once(shared):
-    """Makes a folder in the process that asks first; the others wait for it."""
+    """Creates a folder in the first process that requests it; the others wait."""
 
     def make(name: str, fill: Callable[[Path], None]) -> Path:
         folder, begun = shared / name, shared / f"{name}.begun"
@@ -56,7 +56,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sources(once) -> Path:
-    """A copy of what the build reads, with the objects of the last build, so that little compiles again."""
+    """A copy of the files that a build reads, with the object files of the last build, so that little is recompiled."""
 
     def copy(folder: Path) -> None:
         for name in ("Makefile", "setup.py", "pyproject.toml", "LICENSE", "README.md"):
@@ -71,10 +71,10 @@ def sources(once) -> Path:
 
 @pytest.fixture(scope="session")
 def pip(sources, shared):
-    """Runs pip on the copy, without isolation and with the given environment variables; returns what it prints."""
+    """Runs pip on the copy, without isolation and with the given environment variables; returns its output."""
 
     def run(command: str, *arguments: str | Path, **environment: str) -> str:
-        with locked(shared / "pip.lock"):  # in one folder, one at a time
+        with locked(shared / "pip.lock"):  # one process at a time
             done = subprocess.run(
                 [sys.executable, "-m", "pip", command, sources, "-v", "--no-deps", "--no-build-isolation", *arguments],
                 env=os.environ | environment,
@@ -90,9 +90,9 @@ def pip(sources, shared):
 
 @pytest.fixture(scope="session")
 def wheel(sources, shared, once) -> Path:
-    """What `make wheel` makes of the copy, for the levels of this run: its objects are there."""
+    """The result of `make wheel` in the copy, for the SIMD levels of this run, whose object files exist."""
     pytest.importorskip("auditwheel", reason="auditwheel is not installed: `make wheel` installs it")
-    there = Path(sys.prefix, ".wheel")  # what is installed counts as it is
+    there = Path(sys.prefix, ".wheel")  # tools that are already installed are used
     command = ["make", "wheel", f"VENV={sys.prefix}", f"--assume-old={there}"]
     levels = {"RNNKERN_SIMD_LEVELS": os.environ.get("RNNKERN_SIMD_LEVELS", "host")}
 
@@ -111,13 +111,13 @@ def wheel(sources, shared, once) -> Path:
 
 @pytest.fixture(scope="session")
 def pure(pip, once) -> Path:
-    """The folder of a pure-Python install."""
+    """The folder of a pure-Python installation."""
     return once("pure", lambda folder: pip("install", "--target", folder, RNNKERN_CPP="0"))
 
 
 @pytest.fixture
 def python():
-    """Runs Python code in a process of its own, with `rnnkern` from the given folder; returns what it prints."""
+    """Runs Python code in a separate process, with `rnnkern` from the given folder; returns its output."""
 
     def run(code: str, folder: Path = ROOT, **environment: str) -> str:
         done = subprocess.run(

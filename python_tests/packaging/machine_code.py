@@ -1,5 +1,5 @@
-"""The kernels' machine code, as NVRTC makes it, and what cuobjdump prints of it. Both are kept in build/machine_code by
-the hash of all that a kernel is made of: what has not changed is not compiled again."""
+"""Machine code of the kernels from NVRTC, and the output of cuobjdump for it. Both are cached in build/machine_code by
+a hash of all inputs, so unchanged kernels are not recompiled."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ needs_compiler = pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compil
 
 
 def compiled(program: Program) -> Path:
-    """The file that keeps a program's cubin. What was kept of it before a change goes."""
+    """The file with a program's cubin; older versions are deleted."""
     with mock.patch.dict(os.environ, {"RNNKERN_CACHE_DIR": str(BUILD)}):
         path = _compiler.place_of(program)
         if not path.exists():
@@ -43,7 +43,7 @@ def compiled(program: Program) -> Path:
 
 
 def dump(program: Program, what: str) -> Iterator[str]:
-    """The lines that cuobjdump prints for one of its options."""
+    """The lines that cuobjdump prints with one of its options."""
     path = compiled(program)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(_compiler._read(path))
@@ -60,8 +60,7 @@ def resources(program: Program) -> Resources:
 
 
 def spills(programs: Iterable[Program]) -> list[str]:
-    """Compiles them all, and says which need memory for what registers do not hold. Where there is nothing to read
-    machine code with, the test ends here, skipped."""
+    """Compiles all programs and lists those that spill registers to memory. Skips the test if cuobjdump is missing."""
     for program in programs:
         compiled(program)
     if CUOBJDUMP is None:
@@ -70,7 +69,7 @@ def spills(programs: Iterable[Program]) -> list[str]:
 
 
 def function(program: Program) -> Function:
-    """The kernel's machine code."""
+    """The machine code of a kernel."""
     kept = compiled(program).with_suffix(".sass")
     text = _compiler._read(kept)
     if text is None:

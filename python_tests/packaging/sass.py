@@ -1,9 +1,10 @@
-"""Reads what cuobjdump prints of the kernels, and says what is wrong with them.
+"""Parses the output of cuobjdump and reports problems of the kernels.
 
-The loop of a block kernel is found in the machine code as the backward branch over a barrier and a product, that of a
-cluster kernel as the one over a store into another block and a product. Its only calls are the rare cases of a
-reciprocal, in cells with sigmoids. A grid kernel has loops within its loop, and branches back into it from code laid
-aside: its own is the shortest that has all barriers and words, and fetches input."""
+The time loop of a block kernel is the backward branch over a barrier and a matrix product; that of a cluster kernel is
+the backward branch over a store into another block and a product. Its only calls are rare cases of the reciprocal, in
+cells with sigmoids. A grid kernel has loops inside its time loop, and branches back into it from code that was moved
+out of line: its time loop is the shortest one that contains all barriers and words, and loads the input.
+"""
 
 import itertools
 import re
@@ -27,13 +28,13 @@ class Kernel(NamedTuple):
     family: str  # Block, Cluster, Grid or Step
     backward: bool
     cell: str
-    storage: str  # or tfloat32, as which float32 is multiplied
+    storage: str  # or tfloat32, for float32 products in TF32
     head_size: int | None = None
     noisy: bool = False
 
 
 def kernel(type: str, cells: Iterable[str]) -> Kernel | None:
-    """None for kernels that are no cell's of the recurrence. C++ spells cells without underscores."""
+    """None for kernels that are not of the recurrence's cells. C++ names of cells have no underscores."""
     name, arguments = spelled(type)
     if not (found := re.fullmatch(r"(?:Normalised)?(Block|Cluster|Grid|Step)(Forward|Backward)Kernel", name)):
         return None
@@ -71,7 +72,7 @@ class Resources(NamedTuple):
 
 
 def read_report(lines: Iterable[str]) -> dict[str, Resources]:
-    """By the function's name."""
+    """Resources by the name of the function."""
     report, name = {}, None
     for line in lines:
         if found := re.match(r"\s*Function (\S+):", line):
@@ -91,7 +92,7 @@ def report_faults(name: str, used: Resources) -> list[str]:
 @dataclass
 class Function:
     name: str
-    code: list[tuple[int, str]] = field(default_factory=list)  # addresses and instructions, predicates left out
+    code: list[tuple[int, str]] = field(default_factory=list)  # addresses and instructions without predicates
 
 
 def read_functions(lines: Iterable[str]) -> Iterator[Function]:
@@ -108,12 +109,12 @@ def read_functions(lines: Iterable[str]) -> Iterator[Function]:
 
 
 def count(code: Iterable[tuple[int, str]]) -> Counter:
-    """By what comes before the first dot of the instruction."""
+    """Counts instructions by the part before the first dot."""
     return Counter(re.match(r"\w+", text)[0] for _, text in code)
 
 
 def loops_over(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tuple[int, str]]]:
-    """Every branch back over such an instruction and a product."""
+    """Every backward branch over such an instruction and a product."""
     loops = []
     for last, (address, text) in enumerate(code):
         target = re.match(r"BRA\b.*?\b0x([0-9a-f]+)", text)
@@ -125,8 +126,8 @@ def loops_over(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tupl
 
 
 def time_loops(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tuple[int, str]]]:
-    """Of loops within each other the outer one. What is rare lies behind the function's end and branches back into the
-    loop; it belongs to it."""
+    """The outer one of nested loops. Rare code is placed after the end of the function and branches back into the loop;
+    it counts as part of the loop."""
     loops = []
     for body in loops_over(code, over):
         first = body[0][0]
@@ -141,7 +142,7 @@ def time_loops(code: list[tuple[int, str]], over: str = "BAR") -> list[list[tupl
 
 
 def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
-    """Whether the function at this address, up to its return, converts integers, as a division of them does."""
+    """Whether the function at this address converts integers before its return, as an integer division does."""
     for _, text in itertools.takewhile(
         lambda line: not line[1].startswith("RET"), (c for c in code if c[0] >= address)
     ):
@@ -152,14 +153,15 @@ def divides_integers(code: list[tuple[int, str]], address: int) -> bool:
 
 @dataclass
 class Bounds:
-    """Of one step in one thread. The numbers are those of csrc/recurrence/cuda/block_tile.cuh and cluster_tile.cuh."""
+    """Expected numbers of instructions per step and thread, from csrc/recurrence/cuda/block_tile.cuh and
+    cluster_tile.cuh."""
 
     barriers: int
     global_loads: int
-    products: int  # HMMA, or at least so many FFMA
+    products: int  # HMMA, or the minimum number of FFMA
     matrices: int  # LDSM
-    shared_loads: int = 0  # others
-    stores: int = 0  # STAS, at least
+    shared_loads: int = 0  # other shared loads
+    stores: int = 0  # minimum number of STAS
 
 
 def bounds(key: Kernel, facts: dict) -> Bounds:
@@ -208,7 +210,7 @@ def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
 
 
 def input_loads(code: list[tuple[int, str]]) -> int:
-    """From global memory, but for the words that blocks pass on."""
+    """Number of loads from global memory, without the words that blocks exchange."""
     return sum(bool(re.match(r"LDG?\b(?!.*STRONG)", text)) for _, text in code)
 
 
@@ -231,12 +233,12 @@ def grid_faults(function: Function, key: Kernel, facts: dict) -> list[str]:
         "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] in (2, 3) else 1),
     }
     faults = [f"{key}: {kind} {kinds[kind]} times in the loop" for kind, right in held.items() if not right]
-    # A word comes with its tag, or not at all, where one load has both.
+    # A word and its tag must be read by one load.
     return [*faults, f"{key}: {narrow} words in parts"] if narrow else faults
 
 
 def code_faults(function: Function, key: Kernel | None, cells: dict[str, dict]) -> list[str]:
-    """What is wrong with a kernel; with one that is no cell's, None, that it spills alone."""
+    """Problems of a kernel; for kernels without a cell (None) only spills."""
     kinds, name = count(function.code), key or function.name
     faults = [f"{name}: {kind} {kinds[kind]} times" for kind in ("LDL", "STL") if kinds[kind]]
     if key and key.family == "Grid":
@@ -255,14 +257,14 @@ def code_faults(function: Function, key: Kernel | None, cells: dict[str, dict]) 
         "HMMA": kinds["HMMA"] == (0 if key.storage == "float" else wanted.products),
         "STAS": kinds["STAS"] >= wanted.stores,
     }
-    if key.head_size < 128:  # weights are in registers
+    if key.head_size < 128:  # weights fit into registers
         held["LDS"] = kinds["LDS"] <= wanted.shared_loads
         held["FFMA"] = key.storage != "float" or kinds["FFMA"] >= wanted.products
     faults += [f"{name}: {kind} {kinds[kind]} times in the loop; {wanted}" for kind, right in held.items() if not right]
     for _, text in loops[0]:
         called = re.match(r"CALL\.REL\S* .*?0x([0-9a-f]+)", text)
         if called and int(called[1], 16) == loops[0][-1][0] + 16:
-            continue  # how sm_80 leaves a loop
+            continue  # the way in which code for sm_80 leaves a loop
         if text.startswith("CALL") and (not called or divides_integers(function.code, int(called[1], 16))):
             faults.append(f"{name}: in the loop, {text}")
     return faults

@@ -1,4 +1,4 @@
-"""What the installed package says of its build, and the choice of the SIMD level."""
+"""Build information of the installed package, and the choice of the SIMD level."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Installs with and without the compiled part: what works, and what is said."""
+"""Installation with and without the compiled extension: what works, and the messages."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_pure_python_says_why(pure, python):
 
 
 def test_pure_python_computes(pure, python):
-    """Through the reference, with gradients."""
+    """The reference computes results and gradients."""
     code = """
 import torch
 from rnnkern.ops import explain, recurrence
@@ -51,7 +51,7 @@ def test_no_compiler_says_so_and_installs(pip, python, tmp_path):
 
 
 def test_a_compiler_without_the_vector_extensions_is_a_reason():
-    """As clang: it builds a Python module and stops in the SIMD header."""
+    """For example clang, which can build a Python module but not the SIMD header."""
     environment = os.environ | {"CXX": "c++ -D__builtin_shuffle=missing"}
     done = subprocess.run(
         [sys.executable, "setup.py", "--name"], cwd=ROOT, env=environment, check=True, capture_output=True, text=True

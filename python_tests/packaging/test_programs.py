@@ -1,4 +1,4 @@
-"""The plans choose all kernels that are written down, and no others; and what they choose compiles."""
+"""The plans choose exactly the kernels of a list, and all of them compile."""
 
 import itertools
 
@@ -38,7 +38,7 @@ OTHERS = {
         if S == "float" or parts * each <= 16
     ),
 }
-"""Kernels that have no loop over time, or of rotations."""
+"""Kernels without a loop over time, or with rotations."""
 
 
 def plain(type: str) -> str:
@@ -47,7 +47,7 @@ def plain(type: str) -> str:
 
 
 def test_every_kernel_is_planned():
-    """The relevancy recurrence's that keep weights are in test_sass_relevancy.py."""
+    """Kernels of relevancy_recurrence that keep weights on chip are listed in test_sass_relevancy.py."""
     found = {program.type for program in programs("sm_90")}
     cells = {type: kernel(type, CELLS) for type in found}
     assert set(cells.values()) - {None} == expected(CELLS)
@@ -62,7 +62,8 @@ def test_no_cluster_before_compute_capability_9():
 
 
 def has_code_read(program):
-    """Of targets other than sm_90, whose code has a test of its own."""
+    """Whether the machine code is read: of bfloat16 block kernels for targets other than sm_90, for which test_sass.py
+    reads it."""
     key = kernel(program.type, CELLS)
     return key and key.family == "Block" and key.storage == "bfloat16" and program.arch in ("sm_80", "sm_100")
 
@@ -83,7 +84,7 @@ def check(chunk):
     *chunks(sample("sm_120", 2)),
 ])  # fmt: skip
 def test_a_sample_for_other_targets(chunk):
-    """Two of every template and dtype compile, and nothing spills. For sm_90 test_sass.py has them all."""
+    """Two programs of every template and dtype compile without spills. For sm_90, test_sass.py tests all of them."""
     check(chunk)
 
 

@@ -1,4 +1,4 @@
-"""What the compiler made of the recurrence's kernels, and of those that rotate pairs."""
+"""Machine code of the recurrence's kernels, and of those with rotations."""
 
 import pytest
 
@@ -20,7 +20,8 @@ from python_tests.packaging.sass import (
 
 
 def has_code_read(program):
-    """Of kernels without a loop over time the report says enough, and float16's are bfloat16's templates."""
+    """Whether the machine code is read: for kernels without a loop over time the compiler's report suffices, and
+    float16 has the templates of bfloat16."""
     key = kernel(program.type, CELLS)
     return key and key.family != "Step" and key.storage != "float16"
 
@@ -29,7 +30,7 @@ def has_code_read(program):
 @pytest.mark.proof
 @pytest.mark.parametrize("chunk", chunks(p for p in programs("sm_90") if not p.header.startswith("relevancy/")))
 def test_machine_code(chunk):
-    """All kernels compile, nothing spills, and their loops over time hold what a step needs."""
+    """All kernels compile without spills, and their time loops contain the instructions that a step needs."""
     faults = spills(chunk)
     for program in chunk:
         if has_code_read(program):
@@ -37,7 +38,7 @@ def test_machine_code(chunk):
     assert faults == []
 
 
-# ---- the readers find faults
+# ---- the parsers find problems
 
 TANH = {"gates": 1, "states": 1, "params": 0, "saved": 0, "first_gates": 1, "joint": True, "resident": True}
 KEY = Kernel("Block", False, "tanh", "bfloat16", 32)
@@ -159,7 +160,8 @@ def test_code_with_a_fault(code, fault):
 
 
 def cluster_code(**changed: int) -> str:
-    """Of the loop of the tanh cell at H = 256, with so many instructions of a kind, and what is rare behind the end."""
+    """Machine code of a time loop of the tanh cell at H = 256, with the given numbers of instructions, and with rare
+    code after the end."""
     kinds = {"BAR.SYNC": 1, "LDSM.16": 2, "HMMA.16816": 4, "STAS.128": 1, "LDG.E.U16": 4} | {
         kind.replace("_", "."): times for kind, times in changed.items()
     }
@@ -180,7 +182,7 @@ def test_code_of_a_cluster_is_read():
 
 
 def test_code_of_a_cluster_in_tf32_is_read():
-    """Fragments are half as deep, and eight lanes have two words to send."""
+    """Fragments have half as many columns, and eight lanes send two words."""
     code, rounded = cluster_code(LDSM_16=4, HMMA_16816=8, STAS_128=2), CLUSTER._replace(storage="tfloat32")
     assert faults_of(code, rounded) == []
     assert len(faults_of(cluster_code(), rounded)) == 3
@@ -198,7 +200,8 @@ def test_code_of_a_cluster_with_a_fault(kind, times, fault):
 
 
 def grid_code(wide: str = "LDG.E.128.STRONG.GPU", **changed: int) -> str:
-    """Of the loop of the tanh cell, with so many instructions of a kind, and one that waits for words within it."""
+    """Machine code of a time loop of the tanh cell, with the given numbers of instructions, and with an inner loop that
+    waits for words."""
     kinds = {"LDG.E.U16": 2, "BAR.SYNC": 1, "HMMA.16816": 4} | {
         kind.replace("_", "."): times for kind, times in changed.items()
     }

@@ -1,5 +1,5 @@
-"""What the compiler made of the relevancy recurrence's kernels: all are there, nothing spills, and the block and the
-cluster kernels' loops over time fetch no weights from global memory but those that a block streams."""
+"""Machine code of the kernels of relevancy_recurrence: all exist and none spills, and the time loops of block and
+cluster kernels load no weights from global memory except those that a block streams."""
 
 import re
 from typing import NamedTuple
@@ -11,25 +11,26 @@ from python_tests.packaging.machine_code import function, needs_compiler, spills
 from python_tests.packaging.sass import count, time_loops
 
 CELLS = {"Tanh": 1, "Relu": 1, "ModRelu": 1, "Lstm": 4}
-"""Gates."""
+"""Number of gates per cell."""
 BARRIERS = 5
-"""Of a block in one step, where weights stay on the chip; of a cluster's backward one is for alpha that is not kept."""
+"""Number of barriers per step of a block whose weights stay on chip. The backward pass of a cluster has another one,
+for alpha, which it recomputes."""
 CLUSTERS = {1: (256, 384, 512), 4: (128, 256, 384)}
-"""Sizes, by the number of gates."""
+"""Sizes by number of gates."""
 STORED = {"float": "float", "bfloat16": "16 bits", "float16": "16 bits"}
-"""How a block holds weights."""
+"""Storage format of the weights in a block."""
 SAMPLES = {("float", 1): (64, 128), ("float", 4): (64, 128), ("16 bits", 1): (256,), ("16 bits", 4): (128,)}
-"""Sizes, by that and the number of gates."""
+"""Sizes by storage format and number of gates."""
 HELD = {
     **{("float", gates, 64): (gates + 2) * 4 for gates in (1, 4)}, ("float", 1, 128): 40, ("float", 4, 128): 45,
     ("16 bits", 1, 256): 40, ("16 bits", 4, 128): 30,
 }  # fmt: skip
-"""16 bytes of weights each that a thread of the block kernel keeps in registers, forward."""
+"""Number of 16-byte pieces of weights that a thread of the block kernel keeps in registers in the forward pass."""
 STREAMED = {("float", 4, 128): 5, ("16 bits", 1, 256): 2}
-"""Likewise what a turn of the loop over streamed weights fetches: one of each matrix, V's gates and W_a."""
+"""Number of such pieces per iteration of the loop over streamed weights: one of each matrix, the gates of R and W_a."""
 RECALLED = 28
-"""What a cluster fetches backward beside what a cell's gates keep: who was in a slot, an event that comes back or, at a
-reset, all of them, and what came to h, s and alpha. Its weights would be 96 and more."""
+"""Number of loads in the backward pass of a cluster besides the saved gates: ids of slots, a returning event or, at a
+reset, all events, and the gradients of h, s and alpha. Loading the weights would need 96 or more."""
 
 
 class Kernel(NamedTuple):
@@ -37,11 +38,11 @@ class Kernel(NamedTuple):
     backward: bool
     cell: str
     size: int
-    stored: str | None = None  # of a block
+    stored: str | None = None  # for block kernels
 
 
 def kernel(type: str) -> Kernel | None:
-    """None for kernels that keep no weights."""
+    """None for kernels that do not keep weights on chip."""
     name, arguments = spelled(type)
     if not (found := re.fullmatch("relevancy::(PerSequence|Cluster)(Forward|Backward)Kernel", name)):
         return None
@@ -68,7 +69,7 @@ PROGRAMS = [program for program in programs("sm_90") if program.header.startswit
 
 
 def test_every_kernel_is_planned():
-    """The others keep no weights, and are listed in test_programs.py."""
+    """The other kernels keep no weights and are listed in test_programs.py."""
     assert {kernel(program.type) for program in PROGRAMS} - {None} == expected()
 
 
@@ -84,16 +85,17 @@ def test_machine_code(chunk):
 
 
 def check_loop(key, function):
-    """Over barriers, or of a cluster over stores into other blocks."""
+    """Checks the time loop, which contains barriers, or in a cluster stores into other blocks."""
     (body,) = time_loops(function.code, "STAS" if key.family == "Cluster" else "BAR")
     loop, P, gates, cluster = count(body), key.size, CELLS[key.cell], key.family == "Cluster"
     kind = STORED.get(key.stored), gates, P
     weights = (gates + 2) * P // 8 if cluster else (4 if key.stored == "float" else 8) * HELD[kind]
     assert loop["BAR"] == BARRIERS, key
-    # Forward h and parts of scores; backward parts of dalpha, U_a^T dkey and ds.
+    # Exchanged values: forward h and partial scores; backward partial sums of dalpha, U_a^T dkey and ds.
     assert loop["STAS"] == (0 if not cluster else 3 if key.backward else 2), key
     assert loop["FFMA"] >= weights, key
-    # Input, a given score, a reset, the first row of a step and the next, which a cluster reads with each gate.
+    # Loads: input, a given score, a reset, and the first rows of this and the next step, which a cluster reads for each
+    # gate.
     if key.backward:
         assert loop["LDG"] + loop["LD"] <= RECALLED + 3 * gates, key
     else:

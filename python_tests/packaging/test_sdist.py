@@ -1,4 +1,4 @@
-"""The source distribution is complete: it has what git tracks, and a build from it starts."""
+"""The source distribution contains everything that git tracks, and a build from it starts."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def unpacked(tracked, tmp_path_factory) -> Path:
-    """Of a repository with the same files, so that the build leaves nothing in this one."""
+    """An unpacked source distribution, made in another repository with the same files, so that this one stays clean."""
     pytest.importorskip("build", reason="build is not installed: `make wheel` installs it")
     folder = tmp_path_factory.mktemp("sdist")
     for name in tracked:
@@ -54,7 +54,7 @@ def test_it_has_what_git_tracks(unpacked, tracked):
 
 
 def test_a_build_from_it_starts(unpacked, tmp_path):
-    """setup.py writes its ninja file, and ninja finds every source that it names; nothing is compiled."""
+    """setup.py writes the ninja file, and ninja finds every source in it; nothing is compiled."""
     (tmp_path / "ninja.py").write_text("raise SystemExit('not now')")
     build = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext"],

@@ -1,7 +1,8 @@
-"""The sources and the library against the oldest PyTorch that is supported: its headers compile them, and its libraries
-have what ours asks for.
+"""Compatibility with the oldest supported PyTorch: its headers compile the sources, and its libraries export the
+symbols that the extension needs.
 
-The wheel is that of RNNKERN_TORCH_2_11_WHEEL, or pip downloads it, half a gigabyte for Linux; pip's cache keeps it.
+The wheel is that of RNNKERN_TORCH_2_11_WHEEL. Without this variable pip downloads it, half a gigabyte for Linux, and
+caches it.
 """
 
 import os
@@ -51,7 +52,7 @@ def headers(torch_wheel, tmp_path_factory) -> Path:
 
 
 def includes_torch(path: Path) -> bool:
-    """Directly or by one of ours."""
+    """Whether a file includes PyTorch's headers, directly or through headers of the package."""
     text = path.read_text()
     ours = [CSRC / name for name in re.findall(r'#include "([^"]+/[^"]+)"', text)]
     return "#include <torch/" in text or any(map(includes_torch, ours))
@@ -67,7 +68,7 @@ def test_what_is_compiled_for_a_device_needs_no_torch():
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_compile(source, headers):
-    """What is for the interpreter as it is built there."""
+    """Sources for the interpreter are compiled with its flags."""
     mode = ["-DRNNKERN_INTERPRET"] if "interpreter" in source else []
     flags = ["-std=c++20", "-fvisibility=hidden", "-fopenmp", *mode]
     flags += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030b0000", "-Icsrc", f"-I{headers}"]
@@ -78,7 +79,7 @@ def test_sources_compile(source, headers):
 
 
 def symbols(library: Path, which: str) -> dict[str, str]:
-    """Each with its kind, C++ names demangled."""
+    """Symbols with their kinds; C++ names are demangled."""
     command = ["nm", "-D", "-C", which, library]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     found = (re.fullmatch(r"[0-9a-f]* *(\w) (.+?)(@.*)?", line) for line in lines)

@@ -1,4 +1,5 @@
-"""What the wheel holds, what its library asks of PyTorch and of CPython, and a training by it where no compiler is."""
+"""Contents of the wheel, the symbols that its library needs from PyTorch and CPython, and training with it on a machine
+without a compiler."""
 
 import json
 import platform
@@ -13,8 +14,8 @@ import pytest
 import torch
 from packaging.utils import parse_wheel_filename
 
-ALLOWED_PYTHON = {"PyModule_Create2"}  # all of it in the limited API of 3.11
-LATER = {"torch_exception_get_what_without_backtrace"}  # what torch 2.13 adds, used where it is there
+ALLOWED_PYTHON = {"PyModule_Create2"}  # part of the limited API of 3.11
+LATER = {"torch_exception_get_what_without_backtrace"}  # new in torch 2.13; used only if available
 LARGEST = 10_000_000  # bytes
 TRAIN = """
 import json, re, rnnkern, torch
@@ -62,7 +63,7 @@ def library(wheel, names, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def undefined(library) -> dict[str, str]:
-    """The symbols that the library takes from elsewhere, C++ ones demangled: "U" strong, "w" weak."""
+    """Undefined symbols of the library, C++ names demangled: "U" strong, "w" weak."""
     lines = subprocess.run(
         ["nm", "-D", "-C", "--undefined-only", library], check=True, capture_output=True, text=True
     ).stdout.splitlines()
@@ -71,7 +72,7 @@ def undefined(library) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def offered() -> tuple[set[str], set[str]]:
-    """What torch 2.11 exports: in every build, and in builds with CUDA only."""
+    """Symbols that torch 2.11 exports: in every build, and only in builds with CUDA."""
     text = Path(__file__).with_name("torch_2_11_symbols.txt").read_text()
     cpu, cuda = text.split("# libtorch_cuda.so")
     return tuple(set(re.findall(r"^\w+$", part, re.M)) for part in (cpu, cuda))
@@ -79,8 +80,8 @@ def offered() -> tuple[set[str], set[str]]:
 
 @pytest.fixture(scope="module")
 def trained(wheel, tmp_path_factory) -> dict[str, Any]:
-    """What a process says that trains with the installed wheel, in an environment of its own with the PyTorch of this
-    one, and with no program on PATH but Python. A warning, such as of a slower level than could be, ends it."""
+    """Output of a process that trains with the installed wheel, in a new environment with this PyTorch, and with only
+    Python on PATH. Warnings, such as that of a slow SIMD level, are errors."""
     venv = tmp_path_factory.mktemp("trained") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")

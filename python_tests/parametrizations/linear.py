@@ -1,4 +1,4 @@
-"""A layer whose weight is kept orthogonal, and the weight's formula."""
+"""A linear layer with an orthogonal weight, and the formula of the weight."""
 
 import torch
 
@@ -17,7 +17,7 @@ def made():
 
 @torch.no_grad()
 def move(module):
-    """Away from A = 0, where nothing is computed."""
+    """Moves A away from 0, at which nothing is computed."""
     skew_of(module).add_(torch.randn(N, N) / 2)
 
 
@@ -26,6 +26,6 @@ def skew_of(module):
 
 
 def plain(module, A=None):
-    """The weight by its formula, through autograd alone."""
+    """The weight by its formula, with plain autograd."""
     B = module.parametrizations.weight[0].base
     return B + B @ rnnkern.reference.skew_exp(skew_of(module) if A is None else A, form="expm1")

@@ -1,4 +1,4 @@
-"""Layers of a square orthogonal weight, and how far it is from orthogonal."""
+"""Layers with a square orthogonal weight, and its distance from orthogonality."""
 
 import torch
 
@@ -12,13 +12,13 @@ def made(size=6, dtype=F64, **options):
 
 
 def distance(V):
-    """max |V^T V - I|, judged in float64."""
+    """max |V^T V - I|, computed in float64."""
     V = V.detach().double()
     return (V.mT @ V - torch.eye(V.shape[-1], dtype=F64)).abs().max().item()
 
 
 def parts(module):
-    """The parametrization, and A."""
+    """The parametrization and A."""
     found = module.parametrizations.weight
     return found[0], found.original
 

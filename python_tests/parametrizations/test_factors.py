@@ -1,4 +1,4 @@
-"""Weights that are products of reflections or of layers of rotations: initial values, gradients, training, copies."""
+"""Weights that are products of reflections or rotation layers: initial values, gradients, training, copies."""
 
 import copy
 import io
@@ -68,8 +68,8 @@ def test_an_odd_number_reflects_the_last_axis():
 
 
 def test_haar_columns_are_uniform():
-    """Of a column of a uniformly random orthogonal matrix each entry has mean 0 and variance 1 / N, and no two
-    correlate."""
+    """In a column of a uniformly random orthogonal matrix, each entry has mean 0 and variance 1 / N, and entries are
+    uncorrelated."""
     heads = torch.nn.Parameter(torch.empty(4000, 3, 3, dtype=F64))
     module = torch.nn.Module()
     module.weight = heads
@@ -156,7 +156,7 @@ def test_10_000_updates_of_angles_stay_orthogonal():
     assert distance(module.weight) < 3e-6
 
 
-# ---- both
+# ---- reflections and rotations
 
 
 @pytest.mark.parametrize(("made", "kind"), [(made, Householder), (turned, Givens)])

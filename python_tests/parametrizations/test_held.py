@@ -1,4 +1,4 @@
-"""A weight is computed once per optimiser step, and whoever uses it gets the value and the gradients of the formula."""
+"""A weight is computed once per optimizer step, and all users get the value and the gradients of the formula."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ from rnnkern.parametrizations import orthogonal
 
 @pytest.fixture
 def computed(monkeypatch):
-    """How often the exponential was computed, and how often its gradient."""
+    """Counts how often the exponential and its gradient are computed."""
     counts = {"values": 0, "gradients": 0}
     skew_exp, gradients = ops.skew_exp, held._Computation.gradients
 
@@ -134,7 +134,7 @@ def test_gradients_are_the_formula_s(run, linear, computed):
     wanted = gradients_of(linear, lambda: run(lambda: plain(linear)))
     found = gradients_of(linear, lambda: run(lambda: linear.weight))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert computed["values"] <= 1 + (run in (within_inference, after_no_grad))  # nothing is saved without gradients
+    assert computed["values"] <= 1 + (run in (within_inference, after_no_grad))  # without gradients nothing is cached
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -260,7 +260,7 @@ def test_a_compiled_step_is_seen(linear):
 
 
 def test_what_writes_past_the_versions_is_seen_after_a_step(linear):
-    """As fully_shard does with what it gathers."""
+    """fully_shard writes gathered parameters in this way."""
 
     class Writer(torch.optim.Optimizer):
         def step(self, closure=None):
@@ -300,7 +300,7 @@ def test_functional_call_and_transforms(linear):
     wanted = gradients_of(linear, lambda: (X @ plain(linear).T + linear.bias).sin().sum().backward())
     found = grad(loss)(parameters)
     torch.testing.assert_close([found[key] for key, _ in linear.named_parameters()], wanted, rtol=1e-4, atol=1e-5)
-    # A transform over something else, with the module's own weight inside.
+    # A transform with respect to another tensor, which uses the module's weight.
     torch.testing.assert_close(grad(lambda x: linear(x).sum())(X), linear.weight.sum(0).expand(3, N))
     models = [linear, copy.deepcopy(linear)]
     move(models[1])
@@ -351,7 +351,7 @@ def test_autocast_does_not_reach_into_the_weight(linear):
 
 
 def test_threads_share_a_module(linear):
-    """Some ask while others have it computed anew."""
+    """Some threads read the weight while others invalidate it."""
     wanted, failed = plain(linear).detach(), []
 
     def ask():

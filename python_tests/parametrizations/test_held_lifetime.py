@@ -1,4 +1,4 @@
-"""How long a weight that was computed stays, and what goes with it."""
+"""How long a cached weight is kept, and what is released with it."""
 
 import copy
 import gc
@@ -50,7 +50,7 @@ def test_second_derivatives_outlive_the_module():
 
 
 def test_what_is_computed_from_other_tensors_is_not_held(linear):
-    """Their graph would stay in memory, and what is held for the module's own parameter would go."""
+    """It would keep their graph in memory and replace the value cached for the module's own parameter."""
     own, leaf = linear.weight, skew_of(linear).detach().requires_grad_()
     A = 2 * leaf
     functional_call(linear, {"parametrizations.weight.original": A}, (X,)).sum().backward()
@@ -74,7 +74,7 @@ def test_leaves_of_a_functional_call_are_not_held(linear):
 
 
 def test_nothing_is_kept_alive():
-    """The collector sees through those of autograd's nodes that nothing else holds."""
+    """The garbage collector can traverse autograd nodes that nothing else references."""
     module = orthogonal(torch.nn.Linear(N, N), "weight", base="dynamic")
     move(module)
     module(X).sum().backward()

@@ -1,4 +1,5 @@
-"""Writes that no version counts, as by `parameter.data`: a weight follows them as torch's own parametrizations do."""
+"""Writes that do not change a tensor's version, such as to `parameter.data`: the weight follows them, as with torch's
+own parametrizations."""
 
 import copy
 
@@ -37,7 +38,7 @@ def written(module, update):
 
 
 def train(module, step, count=4):
-    """By hand, as before there were optimisers."""
+    """Gradient descent without an optimizer."""
     for _ in range(count):
         module.zero_grad()
         loss_of(module).backward()
@@ -60,7 +61,7 @@ def test_descent_through_data(make, rule):
 
 
 def test_descent_through_numpy(linear):
-    """Versions know as little of an array over the same memory."""
+    """Writes to a NumPy array that shares the memory do not change the version either."""
     before = linear.weight.detach().clone()
     skew_of(linear).detach().numpy()[...] *= 2
     assert not torch.equal(linear.weight, before)
@@ -82,7 +83,7 @@ def test_an_average_that_is_swapped_in(make, graph, rule):
 
 
 def test_the_first_step_away_from_zero_through_data(rule):
-    """At A = 0 nothing is computed, which is remembered too."""
+    """At A = 0 nothing is computed, and this fact is cached too."""
     linear = orthogonal(torch.nn.Linear(N, N), "weight")
     linear(X).sum().backward()
     skew_of(linear).data.add_(torch.randn(N, N))

@@ -34,7 +34,7 @@ def test_henaff_and_cayley_are_what_the_map_makes_of_skew_blocks():
         s = math.pi * (2 * u - 1) if init == "henaff" else torch.sqrt((1 - t.cos()) / (1 + t.cos()))
         assert ((low <= s) & (s <= high)).all()
         for k in range(3):
-            A[2 * k + 1, 2 * k] = -s[k]  # of blocks (0, s; -s, 0)
+            A[2 * k + 1, 2 * k] = -s[k]  # blocks (0, s; -s, 0)
         for orthogonal_map, formula in (("exp", rnnkern.reference.skew_exp), ("cayley", rnnkern.reference.cayley)):
             torch.manual_seed(3)
             V = orthogonal_matrix(A, init, orthogonal_map)
@@ -42,7 +42,8 @@ def test_henaff_and_cayley_are_what_the_map_makes_of_skew_blocks():
 
 
 def test_haar_is_uniform():
-    """The trace of a random rotation has mean 0 and variance 1 (Diaconis and Shahshahani 1994), also after a turn."""
+    """The trace of a random rotation has mean 0 and variance 1 (Diaconis and Shahshahani 1994), also after
+    multiplication by a fixed rotation."""
     V = orthogonal_matrix(torch.empty(4000, 5, 5), "haar").double()
     turn = orthogonal_matrix(torch.empty(5, 5, dtype=F64), "haar")
     for sample in (V, V @ turn):
@@ -82,7 +83,7 @@ def test_at_zero_nothing_is_computed(monkeypatch):
     for step in range(3):
         module.weight.square().sum().backward()
         assert len(counted) == step
-        optimiser.step()  # B exp(A), once
+        optimiser.step()  # computes B exp(A) once
     assert len(counted) == 3
 
 
@@ -159,7 +160,7 @@ def test_a_checkpoint_resumes_to_the_same_bits(base, when, assign):
 def test_an_orthogonal_matrix_may_be_assigned(orthogonal_map):
     module = moved(made(orthogonal_map=orthogonal_map, dtype=torch.float32))
     V = torch.linalg.qr(torch.randn(6, 6))[0]
-    V[:, 0] *= -torch.linalg.det(V).sign()  # what no exponential is
+    V[:, 0] *= -torch.linalg.det(V).sign()  # determinant -1, which no exponential has
     module.weight = V
     assert torch.equal(module.weight, V)
     assert not parts(module)[1].any()

@@ -1,4 +1,5 @@
-"""Orthogonal weights on bases that move: after which steps, under which optimisers, and how little they drift."""
+"""Orthogonal weights with dynamic bases: when the base moves, with which optimizers, and the drift from
+orthogonality."""
 
 import copy
 
@@ -22,7 +23,7 @@ def test_a_dynamic_base_moves_after_every_k_th_step(orthogonal_map, rebase_every
     for step in range(1, 8):
         module.weight.square().sin().sum().backward()
         with torch.no_grad():
-            A.sub_(0.01)  # somebody else moves A too: no step
+            A.sub_(0.01)  # A also changes without an optimizer step
         optimiser.step()
         assert parametrization.steps == step
         assert (not A.any()) == (step % rebase_every == 0)
@@ -49,7 +50,7 @@ def test_only_steps_of_an_optimiser_that_has_the_parameter_count():
 
 
 def test_one_step_of_lbfgs_is_one():
-    """Within a step its line search goes back to where it was."""
+    """Within a step, the line search returns to earlier points."""
     module = made(base="dynamic")
     target = orthogonal_matrix(torch.empty(6, 6, dtype=F64), "haar")
     with torch.no_grad():
@@ -126,7 +127,7 @@ def test_copies_of_a_dynamic_one_move_by_themselves():
 @pytest.mark.parametrize("orthogonal_map", ["exp", "scaled_cayley"])
 @pytest.mark.parametrize("base", BASES)
 def test_10_000_updates_stay_orthogonal(base, orthogonal_map):
-    """Steps as RMSprop takes them: of the learning rate's size in every entry."""
+    """Steps like those of RMSprop: every entry changes by about the learning rate."""
     size, lr = 24, 1e-3
     parametrization = Orthogonal(torch.empty(size, size), orthogonal_map, "haar", base)
     A = torch.nn.Parameter(parametrization.draw())
@@ -143,7 +144,8 @@ def test_10_000_updates_stay_orthogonal(base, orthogonal_map):
 
 @pytest.mark.parametrize("orthogonal_map", ["exp", "scaled_cayley"])
 def test_small_moves_lose_no_digits(orthogonal_map):
-    """1 - 1e-8 is 1 in float32: 1,000 such moves by a rounded V would lose 1e-5. Nothing is projected here."""
+    """1 - 1e-8 is 1 in float32, so 1,000 such moves of a rounded V would lose 1e-5. There is no projection in this
+    test."""
     module = made(16, torch.float32, orthogonal_map=orthogonal_map, base="dynamic")
     parametrization, A = parts(module)
     generator = torch.Generator().manual_seed(0)

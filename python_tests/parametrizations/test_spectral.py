@@ -1,4 +1,4 @@
-"""Weights whose singular values stay within a margin: values, gradients, drift, assignment, errors."""
+"""Weights whose singular values stay within a margin of 1: values, gradients, drift, assignment, errors."""
 
 import copy
 import pickle

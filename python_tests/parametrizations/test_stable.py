@@ -99,13 +99,13 @@ def test_it_begins_with_its_timescales(stable_map):
         taus = -1 / rates
         assert taus.min() > 2 * (1 - 1e-9)
         assert taus.max() < 50 * (1 + 1e-9)
-        assert abs((taus < 10).double().mean() - 0.5) < 0.3  # log-uniform: 10 is the middle
+        assert abs((taus < 10).double().mean() - 0.5) < 0.3  # log-uniform with median 10
         reset_parameters(module, "weight")
         assert not torch.equal(module.weight, W)
 
 
 def test_the_step_is_exact_where_forward_euler_diverges():
-    """dt |g| = 3: the exact state falls, Euler's doubles from step to step and turns its sign."""
+    """dt |g| = 3: the exact state decays; that of Euler's method doubles and changes its sign at every step."""
     module, dt = made((1,), "exp", dt=3.0), 3.0
     module.weight = torch.tensor([math.exp(-dt)], dtype=F64)
     g = module.parametrizations.weight[0].rates(*originals(module))

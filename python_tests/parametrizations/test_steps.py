@@ -1,4 +1,4 @@
-"""Steps in one thread while another makes modules."""
+"""Optimizer steps in one thread while another creates modules."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ class Listener:
 
 @pytest.fixture
 def switching():
-    """Threads take turns as often as they can."""
+    """Threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -138,7 +138,7 @@ def test_10_000_updates_stay_unitary(options):
 def test_every_unitary_matrix_is_reached_by_rotations():
     target, reached = unitary_matrix(torch.empty(3, 3, dtype=C128)), []
     assert distance(target) < 1e-14
-    for _ in range(3):  # some beginnings may lead to other minima
+    for _ in range(3):  # some initial values lead to other minima
         module = made(3, 3, unitary_map="givens")
         optimiser = torch.optim.LBFGS(module.parameters(), max_iter=100, line_search_fn="strong_wolfe")
 
@@ -154,7 +154,8 @@ def test_every_unitary_matrix_is_reached_by_rotations():
 
 
 def test_random_matrices_are_uniform():
-    """Of an entry the mean is 0 and the variance 1 / N, and so is its square's mean: no phase is preferred."""
+    """An entry has mean 0 and variance 1 / N, and the mean of its square is 0, because all phases are equally
+    likely."""
     entries = unitary_matrix(torch.empty(4000, 3, 3, dtype=C128))[:, 0, 0]
     assert entries.mean().abs() < 0.04
     assert abs(entries.abs().square().mean() - 1 / 3) < 0.02

@@ -1,4 +1,5 @@
-"""What is orthogonal to the last digit of one dtype is not so in a wider one, unless it is made so."""
+"""A matrix that is orthogonal up to rounding in one dtype is not so in a wider dtype, unless it is corrected after the
+conversion."""
 
 import copy
 
@@ -9,7 +10,7 @@ import rnnkern
 from rnnkern.parametrizations import orthogonal, orthogonal_gate, schur, spectral_margin, stable
 
 N = 20
-LIMIT = 1e-14  # of max |B^T B - I| in float64
+LIMIT = 1e-14  # limit of max |B^T B - I| in float64
 KINDS = {
     "exp": orthogonal,
     "cayley": lambda module, name: orthogonal(module, name, orthogonal_map="scaled_cayley"),

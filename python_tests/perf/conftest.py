@@ -12,7 +12,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def threads():
-    """One, which does not mind what else runs; and gives back what a benchmark has set."""
+    """One thread, so that other load matters less; restores settings that a benchmark changed."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""The published cases: which they are, and what stands in them that no other test sees."""
+"""The published cases: their selection, and properties that no other test checks."""
 
 import pytest
 import torch

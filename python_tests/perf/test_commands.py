@@ -1,4 +1,4 @@
-"""Every command of perf/ starts and says what it takes."""
+"""Every command in perf/ starts and prints its help."""
 
 import subprocess
 import sys

@@ -24,7 +24,7 @@ def data() -> Images:
 
 @pytest.fixture
 def few(data) -> Images:
-    """Three updates per epoch."""
+    """Data for three updates per epoch."""
     return data._replace(
         train_x=data.train_x[:, : 3 * demo_digits.BATCH], train_y=data.train_y[: 3 * demo_digits.BATCH]
     )

@@ -1,4 +1,4 @@
-"""The stages of ``make gpu``, without a GPU: what they would run, and how the runner treats what goes wrong."""
+"""The stages of ``make gpu``, without a GPU: their commands, and how the runner handles failures."""
 
 import os
 import shlex
@@ -124,7 +124,7 @@ def test_make_uses_the_python_that_is_there(given, wanted):
     assert " ".join(done.stdout.replace("\\\n", "").split()) == f"python9 -m perf.gpu {wanted}"
 
 
-# ---- what stages run
+# ---- commands of the stages
 
 
 def test_stages_come_in_order_and_alone():
@@ -190,7 +190,7 @@ def test_memcheck_and_racecheck_run(monkeypatch):
 
 @pytest.mark.parametrize("mark", ["smoke", "sanitize"])
 def test_every_family_has_a_first_call_and_one_for_the_sanitizer(mark):
-    """Pytest fails where nothing is selected."""
+    """Pytest fails if no test is selected."""
     command = [sys.executable, "-m", "pytest", "python_tests/gpu", "--collect-only", "-q", "-m", mark]
     environment = os.environ | {"RNNKERN_GPU_TESTS": "cuda"}
     done = subprocess.run(command, cwd=record.ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -233,7 +233,7 @@ def impatient(monkeypatch):
 
 
 def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(impatient, tmp_path):
-    """Even where it does not mind being interrupted."""
+    """Even if it ignores interrupts."""
     marker = tmp_path / "alive"
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
     child = f"{deaf}; import pathlib; time.sleep(4); pathlib.Path({str(marker)!r}).touch()"
@@ -292,7 +292,7 @@ def test_every_command_of_a_stage_runs_with_a_log_of_its_own(tmp_path):
 
 
 def test_commands_run_at_once(tmp_path):
-    """Each waits for what the other writes."""
+    """Each command waits for output of the other."""
     code = (
         "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:])\nmine.touch()\n"
         "while not other.exists(): time.sleep(0.01)"
@@ -318,7 +318,7 @@ def test_logs_stay_small(tmp_path):
     assert text.endswith("y\n")
 
 
-# ---- the whole script, on a device that is pretended
+# ---- the whole script, on a simulated device
 
 PRETENDED = """
 import sys, torch

@@ -14,7 +14,7 @@ TRUTH = torch.linspace(1, 2, 100, dtype=torch.float64)
 
 
 def case(name: str = "a", *, ours: float = 0.0, peer: float = 0.0, wrong_seeds=range(99), kinked: bool = False) -> Case:
-    """A call and its peer, wrong by the given amounts in the last element."""
+    """A call and its peer, whose last elements are wrong by the given amounts."""
 
     def value(error: float):
         y = TRUTH.float()
@@ -90,7 +90,7 @@ def test_calls_take_turns_whose_first_call_is_dropped(monkeypatch):
     [
         ([2.0] * 14, False),
         ([2.0] * 15, True),
-        ([2.0] * 10 + [9.0] * 3 + [0.1] * 2, True),  # the quartiles are what counts
+        ([2.0] * 10 + [9.0] * 3 + [0.1] * 2, True),  # only the quartiles count
         ([2.0] * 10 + [2.3] * 5, False),
         ([2.0] * 10 + [1.7] * 5, False),
     ],
@@ -101,7 +101,7 @@ def test_a_ratio_is_steady(found, steady):
 
 @pytest.mark.parametrize("settles", [True, False])
 def test_measuring_goes_on_until_ratios_are_steady_or_gives_up(settles, monkeypatch):
-    """The peer takes 1 or 3 seconds by turns, and after its tenth turn 2, if ever."""
+    """The peer alternately takes 1 and 3 seconds, and 2 seconds after its tenth turn if it ever settles."""
     turns = itertools.count()
 
     def seconds(call, device, repeats=1):
@@ -124,7 +124,7 @@ def test_rounds_fill_the_time():
 
 
 def test_a_turn_is_the_median_of_the_calls_that_fill_it(monkeypatch):
-    now, taken = 0.0, itertools.cycle([1.0, 1.0, 9.0, 2.0, 2.0, 2.0])  # in a warm-up two, then one that is dropped
+    now, taken = 0.0, itertools.cycle([1.0, 1.0, 9.0, 2.0, 2.0, 2.0])  # two warm-up calls, then one not timed
 
     def call():
         nonlocal now
@@ -241,7 +241,7 @@ def test_peak_bytes_counts_what_is_held_at_once():
         c = torch.empty(7 * kilo)
         return b.clone(), c, held
 
-    assert harness.peak_bytes(call, CPU) == 17_000  # b, its copy and c; more than a and b
+    assert harness.peak_bytes(call, CPU) == 17_000  # b, its copy and c, which exceed a and b
 
 
 def test_quantiles():

@@ -1,4 +1,4 @@
-"""What the GPU's measurements would measure, and the measuring itself on a CPU."""
+"""The cases of the GPU measurements, and a complete run on a CPU."""
 
 import csv
 import itertools
@@ -34,7 +34,7 @@ NAMES = (
     "givens_recurrence",
     "gather_attention",
 )
-"""Of the CSVs that have a table."""
+"""Names of the CSVs that have a table."""
 
 compiled_part = pytest.mark.skipif(not KERNEL_CELLS, reason="the compiled part is missing: nothing to measure")
 
@@ -70,13 +70,13 @@ def test_the_other_cases():
 
 
 def test_skew_exp_is_measured_on_every_way_of_a_gpu():
-    """A program per matrix, products of Triton in both sizes of tile, and ATen's."""
+    """One program per matrix, Triton's products with both tile sizes, and ATen's products."""
     assert [shape[-1] for shape in orthogonal.GPU_SHAPES] == [32, 64, 128, 256, 512, 1024]
     assert orthogonal.GPU_SHAPES[0] == (256, 32, 32)
 
 
 def test_relevancy_attention_is_measured_on_every_kernel():
-    """A block, a cluster, and, where they are more than either takes, a few kernels per step."""
+    """The block kernel, the cluster kernel and, for sizes that neither supports, the stepwise kernels."""
     todo = relevancy.cases(RELEVANCY_CELLS, relevancy.GPU_SHAPES, "float32", CPU, relevancy.GPU_PEERS, True)
     assert all(case.proof for case in todo)
     found = {(case.labels["cell"], case.labels["shape"]) for case in todo}
@@ -106,7 +106,7 @@ def test_labels_tell_all_cases_apart():
     assert Spec("lstm", 16, 12, 64).labels["shape"] == "1024x16x12x64"
 
 
-# ---- what a case is made of
+# ---- contents of a case
 
 
 def test_values_are_the_same_in_every_dtype():
@@ -148,7 +148,7 @@ def test_variants_compute_what_their_peers_compute(spec):
 
 
 def test_a_kernel_that_could_serve_too_is_measured_alone(monkeypatch):
-    """The rule chooses the cluster kernel, as it were."""
+    """The test pretends that the plan chooses the cluster kernel."""
     chosen = lambda: os.environ.get("RNNKERN_CUDA_KERNELS")  # noqa: E731
     ran, run = [], providers.module
     monkeypatch.delenv("RNNKERN_CUDA_KERNELS", raising=False)
@@ -230,7 +230,7 @@ def test_the_compiled_loop_computes_the_same():
     torch.testing.assert_close(cases.compiled(naive).inference(drawn.x)["h"], naive.inference(drawn.x)["h"])
 
 
-# ---- FlashRNN, played by an LSTM of its layout
+# ---- FlashRNN, replaced by an LSTM with its layout
 
 
 def other_lstm(Wx, R, b, states, function, backend):
@@ -369,7 +369,7 @@ def test_tables(tmp_path):
     assert line.split()[2:5] == ["2.0", "4.0", "9.0"]
     assert rival.split() == ["lstm", "1024x16x768", "bfloat16", "2.0", "1.5"]
     (line,) = (line for line in lines if line.startswith("bfloat16  16  fwd "))
-    assert line.split()[3] == "2.0"  # of 4 and 1
+    assert line.split()[3] == "2.0"  # geometric mean of 4 and 1
     assert any(line.split()[-1] == "7.0" for line in lines if line.startswith("bfloat16  16  both"))
     (line,) = (line for line in lines if line.startswith("short"))
     assert line.split()[4] == "5.0"

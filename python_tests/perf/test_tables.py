@@ -1,4 +1,4 @@
-"""The tables of README and docs, made from CSVs."""
+"""The tables in README and docs, written from CSVs."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_the_smaller_ratio_of_packed_input_stands_first():
     alone = row("torch.nn", 9.0, case="packed", cell="lstm")
     found = text("docs/benchmarks.md", "packed", *rows, alone)
     assert "| `gru` | 5, 4, 3 | forward and backward | 1.50 | 8.00 | 1.50 |" in found
-    assert "lstm" not in found  # of which one form is missing
+    assert "lstm" not in found  # one of its forms is missing
 
 
 @pytest.mark.parametrize(

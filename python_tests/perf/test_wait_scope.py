@@ -1,4 +1,4 @@
-"""Both forms of the cluster kernels' wait compile, and are what is to be compared."""
+"""Both variants of the cluster kernels' wait compile and differ as intended."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def plan() -> dict:
 
 @pytest.fixture(scope="module")
 def cubins() -> dict[str, bytes]:
-    """Of the forward kernel, by scope."""
+    """Cubins of the forward kernel, by scope."""
     ((header, type),) = [program for program in plan()["programs"] if "ClusterForward" in program[1]]
     found = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def test_the_forms_of_the_wait_are_different_programs(cubins):
 
 @pytest.mark.skipif(CUOBJDUMP is None, reason="no cuobjdump")
 def test_only_the_wait_that_reaches_the_cluster_drops_the_l1_lines(cubins, tmp_path):
-    """What is left of the other stands outside of the loop, where blocks wait for each other."""
+    """The remaining instructions of the other variant are outside of the loop, at the barriers between blocks."""
     drops = {}
     for scope, cubin in cubins.items():
         path = tmp_path / f"{scope}.cubin"

@@ -1,5 +1,5 @@
-"""Builds the driver for a SIMD level with the thread sanitizer, and runs it. It is without torch: libgomp's own waiting
-would look like races."""
+"""Builds the driver for a SIMD level with the thread sanitizer and runs it, without torch: the sanitizer would report
+races in libgomp's waiting code."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ SOURCE = f"""
 
 
 def check_level(level: str, folder: Path) -> None:
-    """Fails where a team's bits differ from one thread's, or threads race."""
+    """Fails if several threads return other bits than one thread, or if there is a race."""
     made = folder / "driver"
     build = subprocess.run(
         ["c++", *FLAGS, f"-DRNNKERN_SIMD_LEVEL={level}", "-x", "c++", "-", "-o", made], cwd=ROOT, input=SOURCE,

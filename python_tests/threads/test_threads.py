@@ -1,4 +1,4 @@
-"""The thread sanitizer over the CPU kernels: `make proof` has the highest level, `make sanitize` all."""
+"""The thread sanitizer on the CPU kernels: `make proof` runs the highest SIMD level, `make sanitize` all levels."""
 
 import os
 
