@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from perf.figure import LAYER_COLOURS, STYLE, numbered, plt, save
 from perf.harness import OURS
@@ -36,6 +36,7 @@ def digits(path: Path, pairs: Mapping, spread: Mapping[str, np.ndarray], about: 
                                       label=label)  # fmt: skip
         loss.set(ylabel="training loss, nats", xlabel="epoch", yscale="log")
         loss.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        loss.yaxis.set_minor_formatter(NullFormatter())
         loss.legend(frameon=False, handlelength=2.5, loc="lower left")
         accuracy.set(ylabel="test accuracy, %", xlabel="epoch", ylim=(0, 100))
         if spread:
@@ -61,7 +62,7 @@ def bars(axes: plt.Axes, pairs: Mapping) -> None:
             (0, 4),
             textcoords="offset points",
             ha="center",
-            fontsize=12,
+            fontsize=10,
             fontweight="bold",
             color=colours[1],
         )
