@@ -1,4 +1,4 @@
-"""Cells of every shape that rnnkern.cell allows, and calls of them with their gradients."""
+"""Cells of all kinds that rnnkern.cell supports, and calls of them with gradients."""
 
 import torch
 
@@ -8,7 +8,7 @@ from rnnkern.ops import recurrence
 
 @rnnkern.cell(gates="fn", init={"leak": (0.1, 0.9)})
 def several(u, r, h, c, *, leak, dt=0.5):
-    """Two states, a parameter and a constant."""
+    """A cell with two states, a parameter and a constant."""
     f = torch.sigmoid(u.f + r.f)
     c = leak * c + dt * torch.tanh(u.n + f * r.n)
     return (1 - f) * h + f * c, c
@@ -23,7 +23,7 @@ def reset_before(u, r, h):
 
 @rnnkern.cell(gates="x", recurrent="xy")
 def oscillators(u, r, y, z, *, dt=0.1):
-    """A second product of the second state, without a gate of u."""
+    """A cell with a second product, which reads the second state and has no gate in u."""
     z = z + dt * (torch.tanh(u.x + r.x + r.y(z)) - y)
     return y + dt * z, z
 
@@ -41,7 +41,7 @@ def call(
     cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, heads=1, drawn_with=0, op=recurrence,
     device="cpu", **kwargs,
 ):  # fmt: skip
-    """Values and gradients of a call; what it is given is rounded to another dtype first."""
+    """Values and gradients of a call; its inputs are first rounded to another dtype."""
     torch.manual_seed(drawn_with)
     gates, recurrent = len(cell.gates), len(cell.recurrent)
 

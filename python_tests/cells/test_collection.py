@@ -1,4 +1,4 @@
-"""Each cell of rnnkern.cells against a loop that is written from the paper's equations alone, with matrices by name."""
+"""Each cell of rnnkern.cells against a loop that follows the paper's equations, with one matrix per product."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def s(z):
     return 1 / (1 + exp(-z))
 
 
-# Of each: U[k] x + b[k] is x(k), the k-th recurrent matrix times v is R(k, v); `p` are parameters by name.
+# In each function x(k) is U[k] x + b[k], R(k, v) is the k-th recurrent matrix times v, and `p` are parameters by name.
 
 
 def mgu(x, R, p, h):

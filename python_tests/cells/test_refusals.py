@@ -1,4 +1,5 @@
-"""What no kernel can be made of: each is refused where the cell is defined, with the line and the remedy."""
+"""Functions that rnnkern.cell does not support raise an error where the cell is defined, which names the line and a
+remedy."""
 
 import re
 

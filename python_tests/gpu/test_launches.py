@@ -110,8 +110,8 @@ def test_a_cluster_of_8(driver):
     calls = driver.calls()
     launch = standin.launch_of(calls[-1])
     assert launch.symbol == "ClusterForwardKernel_Lstm_bfloat16_256"
-    # Two groups of 8 sequences, each with sums of 2 parts, (8, 132), and twice h, (8, 264); 4 barriers; the bias of 32
-    # units; and what waits: length, h and c.
+    # Shared memory: two groups of 8 sequences, each with sums of 2 parts, (8, 132), and twice h, (8, 264); 4 barriers;
+    # the bias of 32 units; and the state that waits: length, h and c.
     assert shape(launch) == (120, 256, 2 * (2 * 8 * 132 * 4 + 2 * 8 * 264 * 2) + 32 + 512 + 3072, 8, False)
     assert settings(calls) == []  # within the limits of all kernels
     table = Somewhere()
@@ -139,8 +139,8 @@ def test_a_cluster_of_16(driver):
     calls = driver.calls()
     launch = standin.launch_of(calls[-1])
     assert launch.symbol == "ClusterForwardKernel_Gru_float_512"
-    # Of 48 pieces of a thread's weights 30 in registers; 4 sequences of each group, twice; barriers; the bias; and what
-    # waits: length and h.
+    # Shared memory: 18 of 48 pieces of each thread's weights, as 30 are in registers; 4 sequences of each group, twice;
+    # barriers; the bias; and the state that waits: length and h.
     shared_bytes = 18 * 256 * 16 + 2 * 2 * 4 * 512 * 4 + 32 + 3 * 32 * 4 + 2 * 256 * 4
     assert shape(launch) == (96, 256, shared_bytes, 16, False)
     assert settings(calls) == [(launch.symbol, 8, shared_bytes), (launch.symbol, 14, 1)]
@@ -162,7 +162,7 @@ def test_a_grid(driver):
     calls = driver.calls()
     launch = standin.launch_of(calls[-1])
     assert launch.symbol == "GridForwardKernel_ModRelu_bfloat16"
-    # Sums of 8 warps and 4 pairs of columns, 16 + 4 units each, twice; the state of 16 units; lengths.
+    # Shared memory: sums of 8 warps and 4 pairs of columns, 16 + 4 units each, twice; the state of 16 units; lengths.
     shared_bytes = 2 * 8 * 4 * 20 * 2 * 4 + 8 * 16 * 4 + 8 * 4
     assert shape(launch) == (130, 256, shared_bytes, 1, True)
     assert ["cuOccupancyMaxActiveBlocksPerMultiprocessor", launch.symbol, 256, shared_bytes] in calls
@@ -262,7 +262,8 @@ def test_a_block_for_each_sample(driver):
         "n": 100, "transposed": False, **weights, "gates": 4, "to": packed
     }  # fmt: skip
     assert loop.symbol == "relevancy_PerSequenceForwardKernel_Lstm_128_float"
-    # Of six members scores, weights, ids and places; their values and keys; four vectors; 46 pieces of weights.
+    # Shared memory: scores, weights, ids and slots of six events; their values and keys; four vectors; 46 pieces of
+    # weights.
     shared_bytes = 3 * 32 + 48 + 32 + 16 + 2 * 6 * 128 * 4 + 4 * 128 * 4 + 46 * 4096
     assert shape(loop) == (3, 256, shared_bytes, 1, False)
     assert settings(calls) == [(loop.symbol, 8, shared_bytes)]
@@ -292,7 +293,7 @@ def test_attention_step_by_step(driver, monkeypatch):
             "h": at(made["h"], t * 600), "now": now, "gates": 0, "cells": 0,
         }  # fmt: skip
         assert attend.symbol == "relevancy_StepwiseAttentionForwardKernel_float"
-        assert shape(attend) == (3, 256, 32 + 2 * 8 * 128 * 4 + 16, 1, False)  # sums of warps, by columns too; a slot
+        assert shape(attend) == (3, 256, 32 + 2 * 8 * 128 * 4 + 16, 1, False)  # sums of warps, also by columns; a slot
         assert read(problems.StepwiseAttentionForward, attend.parameter) == {
             "rows": 3, "hidden": hidden, "products": 400, "memory": memory, "h": now, "key": key, "r": r,
             "v": at(given["v"]), "reset": 0, "given": 0, "combine": 0.25, "dot": True, "state": at(made["last_s"]),
@@ -341,7 +342,7 @@ def test_rotations(driver):
     assert_turns(turn)
     sums = Somewhere()
     assert loop.symbol == "givens_BackwardKernel_float_1_4"
-    # Three rows to a step, one to write, the bias; and the sums: of 3 * 64 angles, and 128 numbers.
+    # Shared memory: three rows per step, one to write, and the bias; and the sums of 3 * 64 angles and 128 numbers.
     assert shape(loop) == (batch, 32, (3 * 4 + 1 + 1) * 160 * 4 + 320 * 4, 1, False)
     assert read(problems.GivensBackward, loop.parameter) == {
         **told, "h": at(h), "grad_h": at(grad_h), "grad_last": 0, "grad_u": at(du), "grad_h0": at(dh0), "sums": sums,

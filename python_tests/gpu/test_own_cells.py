@@ -1,4 +1,4 @@
-"""CUDA kernels of cells that rnnkern.cell made, on the interpreter and on a GPU, against the function itself."""
+"""CUDA kernels of cells that rnnkern.cell made, compared with the function itself, on the interpreter and on a GPU."""
 
 import ctypes
 import functools
@@ -22,7 +22,7 @@ from rnnkern.testing import assert_close_over_draws
 
 CELLS = [*samples.CELLS, rnnkern.cells.peephole_lstm, rnnkern.cells.ran]
 STEPWISE = {"without_product", "brc", "nas"}
-"""R has no gates, or more than a kernel that keeps it can hold."""
+"""Cells that only the stepwise kernels support: R has no gates, or more than the other kernels can hold on chip."""
 DRAWS = 8
 OPTIONS = {
     "plain": {},
@@ -35,7 +35,7 @@ OPTIONS = {
 
 
 def register(cell, drivers: str, *options: str) -> None:
-    """Compiles the list of a cell's kernels, and makes it known to a library of drivers."""
+    """Compiles the list of a cell's kernels and registers it with a library of drivers."""
     made = library.library_of(library._known[cell.name], True, options)
     entry = ctypes.CDLL(drivers).rnnkern_register_cell
     entry.restype = ctypes.c_char_p
@@ -44,7 +44,7 @@ def register(cell, drivers: str, *options: str) -> None:
 
 @functools.cache
 def interpreted(cell) -> None:
-    """The same for the interpreter, which compiles the kernels too."""
+    """The same for the interpreter, including the kernels themselves."""
     drivers = str(FAMILY.build())
     register(cell, drivers, "-DRNNKERN_INTERPRET", "-Wl,--no-as-needed", drivers)
 
@@ -128,7 +128,7 @@ def test_kernels_compile_for_hardware(cell):
 
 @NVRTC
 def test_the_launcher_compiles_and_starts_them():
-    """The library with a stand-in for the driver: the kernel that is loaded has the name of the cell."""
+    """Uses the library with a stand-in for the driver: the name of the loaded kernel contains that of the cell."""
     driver = standin.Driver(standin.load(), H100)
     register(samples.several, str(standin.build_drivers()))
     u, R, state, leak = torch.randn(3, 2, 8), torch.randn(8, 4), [torch.zeros(2, 4)] * 2, torch.rand(4)
@@ -148,7 +148,7 @@ def test_what_would_be_compiled_ahead():
 
 
 def test_without_a_compiler_a_gpu_runs_the_function(monkeypatch):
-    """The choice says why."""
+    """The choice contains the reason."""
 
     @rnnkern.cell
     def unmade(u, r, h):

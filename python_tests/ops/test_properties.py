@@ -23,7 +23,7 @@ USES = {
     "transposed": lambda h, final: (h.mT, tuple(s.mT for s in final)),
     "sums": lambda h, final: (h.sum(0), tuple(s.sum(0) for s in final)),
 }
-"""What happens to the results: gradients are missing, strided or expanded."""
+"""How the results are used: their gradients are missing, strided or expanded."""
 
 
 RATES = st.just(0.0) | st.floats(0, 0.9)

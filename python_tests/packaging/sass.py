@@ -172,7 +172,7 @@ def bounds(key: Kernel, facts: dict) -> Bounds:
         reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0)
     else:  # u and reset
         reads = gates + 1
-    global_loads = values * reads + 1  # and the first row of a step
+    global_loads = values * reads + 1  # plus the first row of the step
     if not scalar:
         depth = gates * D // 16 if key.backward else D // 16
         fragments = depth if key.backward else depth * gates * values // 4
@@ -190,7 +190,7 @@ def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     blocks = 8 if key.head_size <= largest else 16
     units, products = D // blocks, 1 + (first < gates)
     values = 1 if scalar else -(-units * 8 // 256)
-    # As a block kernel, and the first row of a step, for what is read, for what is written and of the state before.
+    # Loads of a block kernel, and the first row of the step for reading, for writing and for the previous state.
     reads = facts["saved"] + 4 + (3 if facts["states"] > 1 else 0) + 2 + products if key.backward else gates + 3
     barriers = 0 if scalar and not key.backward else products
     if scalar:
@@ -204,7 +204,7 @@ def cluster_bounds(key: Kernel, facts: dict) -> Bounds:
     row_warps = next(n for n in (4, 2, 1) if not any(row % n for row in rows))
     matrices = products * -(-(D // along * row_warps // 8) // 2)
     stores = values * products * blocks * 2 // along
-    # Of several values the compiler may write the input's loads twice, for packed sequences and for others.
+    # With several values per thread, the compiler may duplicate the loads of the input, for packed and other sequences.
     twice = values * (gates + 1) if values > 1 else 0
     return Bounds(barriers, values * reads + twice, sum(rows) * D // along // 8, matrices, stores=stores)
 
@@ -228,7 +228,7 @@ def grid_faults(function: Function, key: Kernel, facts: dict) -> list[str]:
     narrow = sum(bool(re.match(r"LD\S*STRONG", text)) and ".128" not in text for _, text in function.code)
     held = {
         "BAR": kinds["BAR"] == products * (2 if float32 else 1),
-        "LDG": 0 < input_loads(loop) <= reads + 2,  # and the rows of two steps
+        "LDG": 0 < input_loads(loop) <= reads + 2,  # plus the rows of two steps
         "HMMA": (kinds["HMMA"] == 0) == float32,
         "FFMA": not float32 or kinds["FFMA"] >= 128 * products // (2 if facts["gates"] in (2, 3) else 1),
     }

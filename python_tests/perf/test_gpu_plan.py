@@ -38,7 +38,7 @@ ROWS = ["9 lstm bfloat16 768 16 grid 0.8 1.5", "9 modrelu float32 1024 1 grid 0.
 
 
 def test_rows_are_those_of_the_kernel_that_takes_least(results, tmp_path):
-    """Of the times with the backward pass, for dense layers with one direction."""
+    """Compares times with the backward pass, for dense layers with one direction."""
     table = tmp_path / "table.h"
     table.write_text('// before\n"9 gru bfloat16 256 1 grid 1 1\\n"\n"10 gru bfloat16 256 1 grid 1 1\\n"\n')
     for _ in range(2):
