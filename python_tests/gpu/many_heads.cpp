@@ -68,9 +68,9 @@ std::vector<float> last_of(int64_t heads, bool backward) {
     p.sequence = sequence;
     p.steps = p.rows = 1;
     p.R = R;
-    p.cell_state = p.h = p.previous = h0;
+    p.cell_state[1] = p.h = p.previous = h0;
     p.grad_h = h0;
-    p.cells = memory.with<A>(hidden, some(d, 1));
+    p.cells[1] = memory.with<A>(hidden, some(d, 1));
     p.saved = memory.with<A>(hidden * Lstm::saved, {});
     for (int gate = 0; gate < Lstm::saved; ++gate) {
       for (int k = 0; k < d; ++k) const_cast<A*>(p.saved)[(gate + 1) * hidden - d + k] = 0.25f + float(k) / 256;
