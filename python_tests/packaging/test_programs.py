@@ -13,7 +13,8 @@ TENSORS = ("float", "bfloat16", "float16", "double")
 EXACT = ("float", "double")
 OTHERS = {
     "cuda::AloneKernel",
-    *(f"{name}Kernel<{S}>" for name in ("Previous", "Accumulate", "Mask", "Drop") for S in TENSORS),
+    *(f"{name}Kernel<{S}>" for name in ("Accumulate", "Mask", "Drop") for S in TENSORS),
+    *(f"PreviousKernel<{S}, {S}>" for S in TENSORS),
     *(
         f"StepProjected{way}Kernel<{S}, {noisy}>"
         for way, S, noisy in itertools.product(("", "Backward"), TENSORS, ("false", "true"))
