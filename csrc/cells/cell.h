@@ -2,9 +2,8 @@
 //
 //   name                 as users spell it
 //   gates, states        values of u per unit; the state's tensors, of which R multiplies the first
-//   recurrent            values of R h per unit: as many as gates, or fewer where the last gates have no recurrent
-//   part,
-//                        or more where the last products have no gate of u
+//   recurrent            values of R h per unit: as many as gates; fewer where the last gates have no recurrent part;
+//                        more where the last products have no gate of u
 //   params               the cell's own tensors, each (H,) but the first where R h is normalised
 //   saved                values per unit that the backward needs beside the states
 //   joint                u and r enter only as u + r, so that the gradients of u and of r are one

@@ -1,4 +1,4 @@
-// The contract between the engine (recurrence/cpu_*.h) and the equations of a cell: functions over a strip, units
+// The contract between the engine (recurrence/cpu) and the equations of a cell: functions over a strip, units
 // begin..end-1 of one sequence at one step. A cell of cells/list.h fills it through recurrence/cpu/cell.h; any library
 // may, without torch. Pointers are to unit 0 of the sequence's row; value g of several (a gate, something saved) is H
 // elements after value g - 1. T is float or double.

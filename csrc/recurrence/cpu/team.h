@@ -1,4 +1,4 @@
-// Who runs a call on a CPU: how many threads, what they share out, where their workspace is. Included by cpu.cpp.
+// The number of threads of a call on a CPU, how they share the work, and where their workspace is.
 #pragma once
 
 #include <optional>
