@@ -1,4 +1,4 @@
-// How the backward cuts its workspace. Included by kernels.h, once per SIMD level.
+// The layout of the backward's workspace. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include <optional>
@@ -9,17 +9,17 @@
 namespace rnnkern {
 namespace {
 
-// Workspace. A chunk of steps is kept, rows (slot, sequence), until the weights' gradients and dx have taken it: the
-// gradients of r and of u, the operands of a second product, what was projected and the gradient of what it became,
-// the gates where they are computed again.
+// A chunk of steps, in rows (slot, sequence), is kept until the gradients of the weights and dx have used it: the
+// gradients of r and of u, the operands of a second product, the input of the projection of h and the gradient of its
+// output, and gates that are recomputed.
 template <class S>
 struct BackwardPlan {
   using T = Arithmetic<S>;
   using F = OperandT<S>;
 
   int64_t chunk;              // steps
-  int64_t stride, dh_stride;  // elements between rows of dr and of du, and of dh, which are apart in the cache
-  int parts;                  // of the weights' gradients: every member fills its own, or its units' rows of the one
+  int64_t stride, dh_stride;  // elements between rows of dr and du, and of dh, padded to avoid cache conflicts
+  int parts;  // copies of the weight gradients: one per thread, or one of which each thread fills its units' rows
   Workspace<T> workspace;
   T* zeros;
   F *dr, *du, *operand, *dh, *m;
@@ -28,12 +28,12 @@ struct BackwardPlan {
   Product<F> first, second, input, projection;
   Zoneouts<T> zoneout;
   Dropout<T> dropout;
-  F* dropped;  // a member's rows of what R multiplied, where that was not h
+  F* dropped;  // per thread: rows of what R multiplied, where dropout made it differ from h
   std::optional<StepProducts<S>> recompute;
   T *u = nullptr, *saved = nullptr, *h_before = nullptr;
-  T* norms;  // a member's room of a normalised row
-  // A member's rows: what equations take in another form than memory holds it, what goes to the old state around them,
-  // the new state of equations that run again, and a gradient that goes nowhere.
+  T* norms;  // per thread: workspace of a normalised row
+  // Rows per thread: inputs of the equations converted to T, gradients that zoneout passes directly to the old state,
+  // the new state of recomputed equations, and a gradient that is discarded.
   T *du_row, *dr_row, *u_row, *old_row, *next_row, *grad_row, *operand_row, *around, *made, *lost;
 
   BackwardPlan(const Backward<S>& p, ThreadContext me)

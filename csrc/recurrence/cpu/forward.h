@@ -1,4 +1,4 @@
-// The recurrence over time, forward. Included by kernels.h, once per SIMD level.
+// The forward loop over time. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "recurrence/cpu/step.h"
@@ -11,15 +11,15 @@ struct ForwardPlan {
   using T = Arithmetic<S>;
   using F = OperandT<S>;
 
-  int64_t chunk;  // steps that are projected at once
+  int64_t chunk;  // number of steps that are projected together
   Workspace<T> workspace;
   StepProducts<S> products;
   Product<F> projection;
   Zoneouts<T> zoneout;
   Dropout<T> dropout;
   T *zeros, *carried, *saved, *u;
-  T *u_row, *m_row;  // a member's, where products take u and m in another form than equations
-  T* unmixed;        // a member's: what is new of the state but for h, until zoneout mixes it with the old
+  T *u_row, *m_row;  // per thread: u and m in T, where products use another type than the equations
+  T* unmixed;        // per thread: new states except h, before zoneout
   F *initial, *dropped, *operand, *m;
 
   ForwardPlan(const Forward<S>& p, ThreadContext me)
@@ -38,9 +38,11 @@ struct ForwardPlan {
     operand = cell.two_products() ? workspace.template alloc_as<F>(batch * hidden) : nullptr;
     saved = (cell.two_products() || cell.normalised) && !p.saved ? workspace.alloc(batch * cell.saved * hidden)
                                                                  : nullptr;  // of one step
-    carried = narrow<S> ? workspace.alloc(2 * state_size) : nullptr;         // h between two steps: h itself is rounded
+    carried = narrow<S> ? workspace.alloc(2 * state_size)
+                        : nullptr;  // h between two steps, because the h of the output is rounded
     u = p.x ? workspace.alloc(chunk * batch * cell.gates * hidden) : nullptr;
-    m = cell.projected ? workspace.template alloc_as<F>(batch * hidden) : nullptr;  // what is projected, of one step
+    m = cell.projected ? workspace.template alloc_as<F>(batch * hidden)
+                       : nullptr;  // input of the projection of h, of one step
     u_row = narrow<S> && !p.x ? workspace.alloc(cell.gates * hidden, me) : nullptr;
     m_row = cell.projected && has_bf16_dot<S> ? workspace.alloc(hidden, me) : nullptr;
     unmixed = p.noise.any() ? workspace.alloc(cell.states * hidden, me) : nullptr;
@@ -88,7 +90,7 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
     if (p.x) plan.products.project(p.x, share, chunk, projected);
     for (int64_t k = begin; k < chunk.end; ++k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
-      // Steps read one half of what is carried and write the other.
+      // Steps read one half of `carried` and write the other.
       T* const carried_next = narrow<S> ? plan.carried + ((k + 1) & 1) * state_size : nullptr;
       const PreviousState<T> h_before = [&] {
         if constexpr (narrow<S>)
@@ -107,14 +109,14 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
         else
           return h_before;
       }();
-      // Where the h of a sequence is made, in T.
+      // Where the new h of a sequence is stored, in T.
       auto h_row = [&](int64_t b) -> T* {
         if constexpr (narrow<S>)
           return carried_next + b * width;
         else
           return p.h + (row + b) * width;
       };
-      // What becomes of it there, between two columns.
+      // Applies zoneout and dropout to a range of columns of it.
       auto put_h = [&](int64_t b, int64_t first, int64_t last) RNNKERN_INLINE_LAMBDA {
         if (!narrow<S> && !plan.zoneout[0].on() && !plan.dropout.on()) return;
         T* const made = h_row(b);
@@ -189,7 +191,8 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
     if (p.progress && me.rank == 0) p.progress->reach(chunk.end);
   }
 
-  // h after each sequence's own last step, in processing order; a sequence without steps keeps its initial state.
+  // The final h is that of each sequence's last step in processing order; a sequence without steps keeps its initial
+  // state.
   for (int64_t b = share.copy0; b < share.copy1; ++b) {
     if (p.steps.count == 0 || b >= p.steps.rows(0)) continue;
     int64_t t = 0;

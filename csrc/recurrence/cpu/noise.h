@@ -1,4 +1,4 @@
-// Zoneout and dropout of a member's sequences and units. Included by kernels.h, once per SIMD level.
+// Zoneout and dropout for a thread's sequences and units. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "cpu/storage.h"
@@ -8,7 +8,7 @@
 namespace rnnkern {
 namespace {
 
-// For units begin..end-1 of sequence b at step t: `hit` where the draw is below the threshold, else `miss`.
+// For units begin..end-1 of sequence b at step t: `hit` if the draw is below the threshold, otherwise `miss`.
 template <class T>
 void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, int64_t units, int64_t begin,
           int64_t end, T hit, T miss, T* row) {
@@ -29,7 +29,7 @@ void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, 
   }
 }
 
-// Zoneout of one of the state's tensors.
+// Zoneout of one state tensor.
 template <class T>
 struct Zoneout {
   using V = Vec<T>;
@@ -38,7 +38,7 @@ struct Zoneout {
   uint64_t seed = 0;
   uint32_t below = 0, stream = 0;
   int64_t units = 0;
-  T* kept = nullptr;  // (B, units) of a step: 1 where the old value stays; null where the mean is taken
+  T* kept = nullptr;  // (B, units) of a step: 1 where the old value is kept; null if the expectation is used
 
   Zoneout() = default;
   Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Workspace<T>& workspace)
@@ -53,7 +53,7 @@ struct Zoneout {
 
   RNNKERN_INLINE bool on() const { return __builtin_expect(rate > 0, 0); }
 
-  // What a step draws for some of its units.
+  // Draws for some units of a step.
   void draw_step(int64_t t, int64_t row0, int64_t row1, int64_t begin, int64_t end) const {
     if (!kept || begin >= end) return;
     for (int64_t b = row0; b < row1; ++b)
@@ -70,7 +70,7 @@ struct Zoneout {
   }
 };
 
-// The zoneout of the state of a cell.
+// Zoneout of all state tensors of a cell.
 template <class T>
 struct Zoneouts {
   Zoneout<T> of[most_states];
@@ -84,8 +84,8 @@ struct Zoneouts {
 
   RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }
 
-  // What step t draws for a member: for the columns of h and the units that it computes, or, where rows are
-  // normalised, for whole rows.
+  // Draws of step t for a thread: for the columns of h and the units that it computes, or for whole rows if they are
+  // normalised.
   void draw_step(const CellNumbers& cell, const WorkRange& share, int64_t t, int64_t row1, Units columns,
                  Units units) const {
     int64_t row0 = share.row0;
@@ -100,7 +100,7 @@ struct Zoneouts {
   }
 };
 
-// Dropout of what R multiplies.
+// Dropout on the input of R (recurrent dropout, one mask per sequence).
 template <class T>
 struct Dropout {
   using V = Vec<T>;
@@ -126,7 +126,7 @@ struct Dropout {
   }
 };
 
-// What R multiplies of the h of sequence b.
+// The h of sequence b after dropout, as R multiplies it.
 template <class T, class S, class F>
 void drop(const Dropout<T>& dropout, int64_t b, const S* h, F* to) {
   for (int64_t unit = 0; unit < dropout.units; unit += Vec<T>::width) {

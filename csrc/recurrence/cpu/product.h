@@ -1,5 +1,5 @@
-// The serial loop's products: rows of a small matrix times R, packed once per call so that every load is a full vector.
-// Once per SIMD level.
+// The GEMMs inside the loop over time: a few rows times R, which is packed once per call so that every load is a full
+// vector. Included once per SIMD level.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -9,8 +9,8 @@
 namespace rnnkern {
 namespace {
 
-// to[k][j] = from[j][k] for j < rows and k < columns, with as many columns as go together in place of one, at most a
-// vector's width of both; the lanes beyond `rows` are zero.
+// to[k][j] = from[j][k] for j < rows and k < columns, both at most a vector's width; for bfloat16, pairs of columns
+// take the place of columns. Lanes beyond `rows` are zero.
 template <class F, class T>
 void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to, int64_t to_stride) {
   using V = Vec<T>;
@@ -20,7 +20,7 @@ void transpose(const T* from, int64_t from_stride, int64_t rows, int64_t columns
   for (int64_t k = 0; k * k_pack<F> < columns; ++k) v[k].store(to + k * to_stride);
 }
 
-// A run of outputs of one head: units, all gates of the product beside one another, or columns where it is transposed.
+// A range of outputs of one head: units with all gates of the product side by side, or columns of a transposed product.
 template <class T>
 struct Panel {
   int64_t unit, units;  // first output, how many there are (the last vector may be partly padding)
@@ -29,16 +29,16 @@ struct Panel {
   const T *weights, *init;
 };
 
-// A product of the loop by some gates of a matrix M: M h forward, M^T dr backward. F is what it multiplies.
+// A product with some gates of a matrix M: M h forward, M^T dr backward. F is the type of the factors.
 template <class F>
 struct Product {
   using T = Arithmetic<F>;
   static constexpr int width = Vec<T>::width;
 
   Matrix<T> matrix;
-  int first_gate, gates;  // of the gates of the matrix, those in this product
+  int first_gate, gates;  // the gates of the matrix that this product has
   bool transposed;
-  bool streamed;  // for a product that runs once: each panel is packed over the one before, or read where it lies
+  bool streamed;  // the product runs once: each panel is packed into the same memory, or read without packing
   int64_t outputs, vectors, panels_per_head;
   int64_t segments, stride, length;  // of the operand, see ProductTile
   T *packed = nullptr, *init = nullptr;
@@ -49,7 +49,7 @@ struct Product {
       : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
     outputs = transposed ? matrix.columns : matrix.units;
     vectors = (outputs + width - 1) / width;
-    // No gates: a product that the cell does not have.
+    // Without gates the cell does not have this product.
     const int64_t per_panel = gates ? larger(max_vectors / columns(), 1) : 1;
     panels_per_head = (vectors + per_panel - 1) / per_panel;
     if (matrix.heads == 1) panels_per_head = smaller((panels_per_head + me.size - 1) / me.size * me.size, vectors);
@@ -81,7 +81,7 @@ struct Product {
 
   int64_t first_unit(int64_t index) const { return index < panels() ? panel(index).unit : matrix.heads * outputs; }
 
-  // A member's share of the panels, which all members need.
+  // Packs a thread's share of the panels. All threads need all panels.
   void pack(ThreadContext me) const {
     if (streamed) return;
     const int64_t all = panels();
@@ -90,8 +90,8 @@ struct Product {
     }
   }
 
-  // For the panels and rows given: the tile of each, then finish(row, panel, results of the row), which are vectors of
-  // units, all gates of each beside one another.
+  // Computes the product for the given panels and rows, and calls finish(row, panel, results of the row). Results are
+  // vectors of units, with all gates of a vector side by side.
   template <class Operand, class Finish>
   RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
                           Finish finish) const {
@@ -117,14 +117,14 @@ struct Product {
           else
             run_in_groups(int(end - begin), q, a, out);
         }
-        // In one place, inline: what surrounds the equations would take as long as they do.
+        // One inlined call site: a function call would take as long as the equations.
         for (int64_t b = begin; b < end; ++b) finish(b, q, out + (b - begin) * tile_vectors * width);
       }
     }
   }
 
  private:
-  static constexpr int64_t rows_to_dot = 4;  // more are worth packing for
+  static constexpr int64_t rows_to_dot = 4;  // with more rows packing pays
 
   // Gates go through the tile in groups of at most max_vectors, each of which is packed by itself.
   int group_size(int first) const { return int(smaller(max_vectors, gates - first)); }
@@ -140,7 +140,7 @@ struct Product {
     }
   }
 
-  // The results of one row, from weights that are not packed: sums over k in as many parts as a vector has lanes.
+  // The results of one row from weights that are not packed. The sum over k has as many parts as a vector has lanes.
   void dot(const Panel<T>& q, int64_t head, const F* a, T* out) const {
     using V = Vec<T>;
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
@@ -174,7 +174,7 @@ struct Product {
     }
   }
 
-  // One panel of the matrix, and of the bias, padded with zeros.
+  // Packs one panel of the matrix and of the bias, padded with zeros.
   void pack(const Panel<T>& q, int64_t head) const {
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
     const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)

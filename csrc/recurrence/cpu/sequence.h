@@ -1,5 +1,5 @@
-// What both directions of the loop over time share: who does which part, the state that enters a step, rows of gates.
-// Included by kernels.h, once per SIMD level.
+// What the forward and the backward loop over time share: how threads divide the work, the previous state of a step,
+// and rows of gates. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "common/simd.h"
@@ -8,8 +8,8 @@
 namespace rnnkern {
 namespace {
 
-// What a member of the team works on: panels of a product (all of them, or its share) and sequences (its share, or
-// all).
+// What a thread works on: either all panels of a product and a share of the sequences, or a share of the panels and all
+// sequences.
 struct WorkRange {
   int64_t row0, row1;    // sequences it computes
   int64_t copy0, copy1;  // sequences whose states it copies in and out
@@ -23,7 +23,8 @@ struct WorkRange {
     row1 = split_hidden ? steps.batch : copy1;
   }
 
-  // The first sequence of a member, such that all have as many steps to do: sequences are sorted, longest first.
+  // The first sequence of a thread. Sequences are sorted by decreasing length and divided so that all threads have
+  // about equally many steps.
   static int64_t boundary(const Steps& steps, int rank, int size) {
     if (rank == size || !steps.offsets) return steps.batch * rank / size;
     int64_t low = 0, high = steps.batch;
@@ -43,7 +44,7 @@ struct WorkRange {
   int64_t first_panel(int64_t panels) const { return split_hidden ? panels * me.rank / me.size : 0; }
   int64_t last_panel(int64_t panels) const { return split_hidden ? panels * (me.rank + 1) / me.size : panels; }
 
-  // Everybody's results of a product are needed by everybody.
+  // Every thread needs the results of all threads.
   void barrier() const {
     if (split_hidden) me.barrier();
   }
@@ -53,13 +54,13 @@ struct Units {
   int64_t begin, end;
 };
 
-// Of a row that comes next: such short runs are not foreseen by the processor.
+// Prefetches the next row: hardware prefetchers do not follow such short runs.
 template <class T>
 RNNKERN_INLINE void prefetch(const T* row, Units units) {
   for (int64_t unit = units.begin; unit < units.end; unit += 64 / sizeof(T)) __builtin_prefetch(row + unit);
 }
 
-// With nothing to copy the pointers may be null, which the library's functions do not take.
+// memcpy does not allow null pointers even if there is nothing to copy.
 template <class T>
 void copy(T* to, const T* from, int64_t elements) {
   if (elements > 0) std::memcpy(to, from, sizeof(T) * elements);
@@ -70,7 +71,7 @@ void clear(T* to, int64_t elements) {
   if (elements > 0) std::memset(to, 0, sizeof(T) * elements);
 }
 
-// Steps that are taken at once: their rows are enough for a block of each member.
+// The number of steps that are projected together, enough rows for a block per thread.
 template <class Problem>
 int64_t chunk_steps(const Problem& p, const Progress* input, int team) {
   const int64_t wanted = int64_t(chunk_rows) * (p.split_hidden ? 1 : team) / larger(p.steps.batch, 1);
@@ -78,7 +79,7 @@ int64_t chunk_steps(const Problem& p, const Progress* input, int team) {
   return larger(smaller(smaller(wanted, chunk_rows), most), 1);
 }
 
-// Steps begin..end-1 in processing order, the rows of a member counted through.
+// Steps begin..end-1 in processing order, with a thread's rows numbered consecutively.
 struct Chunk {
   const Steps& steps;
   int64_t begin, end, row0;
@@ -91,13 +92,13 @@ struct Chunk {
   }
 
   int64_t rows() const { return start_[end - begin]; }
-  // The place of sequence b's row of step k among them.
+  // The number of the row of sequence b at step k.
   int64_t place(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
 
   struct Row {
     int64_t k, b, row;  // step in processing order, sequence, row of the (rows, columns) tensors
   };
-  // Cheap where places are asked for in order.
+  // Cheap if called with increasing numbers.
   Row at(int64_t place) const {
     while (place < start_[step_]) --step_;
     while (place >= start_[step_ + 1]) ++step_;
@@ -110,7 +111,7 @@ struct Chunk {
   mutable int64_t step_ = 0;
 };
 
-// The state of one sequence as it enters step t: from the step before, the initial state, or zeros after a reset.
+// The previous state of a sequence at step t: that of the step before, the initial state, or zeros after a reset.
 template <class S>
 struct PreviousState {
   const Steps& steps;
@@ -120,7 +121,7 @@ struct PreviousState {
   int64_t hidden, t, rows_before;
   const S* before;
 
-  // The states that entered are those in `carried` (B, H).
+  // Previous states are in `carried` (B, H).
   RNNKERN_INLINE PreviousState(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
                                int64_t t)
       : steps(steps),
@@ -132,7 +133,7 @@ struct PreviousState {
         rows_before(0),
         before(carried) {}
 
-  // They are in the (rows, H) of all steps.
+  // Previous states are in a tensor (rows, H) of all steps.
   RNNKERN_INLINE PreviousState(const Steps& steps, const S* initial, const S* sequence, const S* zeros,
                                const bool* reset, int64_t hidden, int64_t t)
       : PreviousState(steps, initial, zeros, reset, hidden, t) {

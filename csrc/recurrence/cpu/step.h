@@ -1,5 +1,5 @@
-// One step forward, which the backward takes again where gates were not kept, and the input projection of a chunk of
-// steps. Included by kernels.h, once per SIMD level.
+// One forward step, which the backward repeats where gates were not saved, and the input projection of a chunk of
+// steps. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "recurrence/cpu/noise.h"
@@ -10,18 +10,18 @@
 namespace rnnkern {
 namespace {
 
-// A cell behind its strips.
+// A cell that is called through its strip functions.
 template <class T>
 struct StripCell : CellNumbers, Strips<T> {};
 
-// The bias of a product that is normalised comes after the norm.
+// Layer norm is applied to R h without the bias, which is added after it.
 template <class T>
 Matrix<T> without_bias_if(bool normalised, Matrix<T> R) {
   if (normalised) R.bias = nullptr;
   return R;
 }
 
-// Units that a member computes: those of its panels, or its part of all where there is no product.
+// The units that a thread computes: those of its panels, or a share of all units where there is no product.
 template <class F>
 Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden) {
   const int64_t panels = product.panels();
@@ -30,7 +30,7 @@ Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden
   return {hidden * share.me.rank / share.me.size, hidden * (share.me.rank + 1) / share.me.size};
 }
 
-// The products of a step, R h by the gates of the first and of a second product, and of the input projection.
+// The GEMMs of a step: R h for the gates of the first product, of the second product, and the input projection.
 template <class S>
 struct StepProducts {
   using T = Arithmetic<S>;
@@ -40,9 +40,9 @@ struct StepProducts {
 
   const CellNumbers cell;
   Product<F> first, second, input;
-  T* widened;      // a member's rows of x in T, where products do not take them as they are stored
-  T* operand_row;  // a member's row of the second product's operand, where products take it in another form
-  T* norms;        // a member's room of a normalised row
+  T* widened;      // per thread: rows of x converted to T, where products cannot read them as stored
+  T* operand_row;  // per thread: a row of the second product's operand in T, before conversion
+  T* norms;        // per thread: workspace of a normalised row
 
   template <class Problem>
   StepProducts(const Problem& p, int64_t rows, bool streamed_R, bool streamed_W, Workspace<T>& workspace,
@@ -63,7 +63,7 @@ struct StepProducts {
     input.pack(me);
   }
 
-  // u (places of the chunk, G*H) = x W^T + b.
+  // u = x W^T + b for the rows of a chunk, (rows, G*H).
   void project(const S* x, const WorkRange& share, const Chunk& chunk, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
     const int gates = cell.gates;
@@ -86,10 +86,10 @@ struct StepProducts {
     share.barrier();
   }
 
-  // One step of a member's sequences up to row1 and of its units. factors(b) is the h that enters, as products take it;
-  // saved_row(b) is where gates are saved, or at least those of the first product until the second, or R h until its
-  // norm, or null. fill(strip, b) sets u and the old and new state; done(strip, b) takes the results. Members meet
-  // between products, not at the end.
+  // One step for a thread's sequences up to row1 and its units. factors(b) returns the previous h in the form that
+  // products read. saved_row(b) returns where gates are saved, or null; a cell with two products needs it between them,
+  // and a normalised one until its norm. fill(strip, b) sets u and the old and new state; done(strip, b) takes the
+  // results. Threads wait for each other between products, but not at the end.
   template <class Cell, class SavedRow, class Fill, class Done>
   RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const WorkRange& share, int64_t row1,
                            const PreviousState<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,

@@ -9,12 +9,12 @@
 namespace rnnkern {
 namespace {
 
-// Elements of the weights that every step multiplies by.
+// The number of weight elements that each step multiplies by.
 int64_t step_weights(const Call& call) { return call.R.numel() + (call.cell.projected ? call.params[0].numel() : 0); }
 
-// Threads share out sequences where there are enough of them, for then they never meet; but where R is larger than a
-// core's cache, and few sequences use what was loaded of it, they share out hidden units, and with them R. They do so
-// too where a part of dR for each thread would take too much memory.
+// Threads divide the sequences if there are enough of them, because they then never synchronize. If R does not fit a
+// core's cache and few sequences reuse what is loaded, they divide the hidden units instead, and R with them. They also
+// do so if a copy of dR per thread would take too much memory.
 bool split_hidden(const Call& call, int threads) {
   const int64_t bytes = step_weights(call) * int64_t(call.R.element_size()), batch = call.steps.batch;
   return batch < 4 * threads || call.steps.count == 1 || (bytes > (int64_t(1) << 20) && batch < 64 * threads) ||
@@ -26,8 +26,8 @@ int64_t row_work(const Call& call) { return step_weights(call) + (call.W ? call.
 
 constexpr int64_t worth_waking = 131072;  // multiplications
 
-// A thread for every 32,768 multiplications of a step: less work costs more to share out than to do. A call of one step
-// has to wake the team for it.
+// One thread per 32,768 multiplications of a step: dividing less work takes longer than doing it. A call of one step
+// also has to wake the threads.
 int64_t useful_threads(const Call& call) {
   const int64_t least = call.steps.count == 1 ? worth_waking : 32768;
   return 1 + call.steps.batch * row_work(call) / least;
@@ -35,12 +35,13 @@ int64_t useful_threads(const Call& call) {
 
 int team_size(const Call& call) { return at_most_all(useful_threads(call)); }
 
-// Of two such calls at once. Their halves of the team do not meet, so that all steps together have to be worth it.
+// The same for two calls at once. The two halves of the team do not synchronize with each other, so the work of all
+// steps counts.
 int team_size_of_both(const Call& call) {
   return call.rows * row_work(call) * 2 < worth_waking ? 1 : at_most_all(2 * useful_threads(call));
 }
 
-// Workspace of a small call: an allocation would be a good part of its time.
+// The workspace of a small call is on the stack, because an allocation would take a large part of its time.
 constexpr int64_t small_workspace = 1 << 16;  // bytes
 alignas(64) thread_local char small_rooms[small_workspace];
 
@@ -68,7 +69,7 @@ void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
   in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
 }
 
-// By half of a team each, of which neither meets the other.
+// Runs two problems, each by half of the team.
 template <class Problem>
 void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
   Problem* const problems[] = {&first, &second};
@@ -83,8 +84,8 @@ void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const C
             [&](int half, ThreadContext me) { kernel.run(*problems[half], me); });
 }
 
-// Two problems of the same sizes side by side, by half of the team each. An odd team shares out many sequences evenly
-// and would share out two problems unevenly: it takes one after the other.
+// Two problems of the same sizes run at the same time, each by half of the team. An odd number of threads runs them one
+// after the other, because it divides sequences more evenly than two problems.
 template <class Problem>
 void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call) {
   const int threads = team_size_of_both(call);
@@ -99,15 +100,15 @@ void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Cal
   run_halves(kernel, first, second, call, threads);
 }
 
-// Whether two layers are faster by half of the team each than one after the other by all of it: where sequences are too
-// few to share out, a core's cache holds a layer's weights as well as half of them, and there is work to overlap.
+// Whether two layers are faster if each is run by half of the team than one after the other by the whole team: if there
+// are too few sequences to divide, a core's cache holds the weights of a whole layer, and there is work to overlap.
 bool worth_in_turn(const Call& call, int threads) {
   const int64_t bytes = step_weights(call) * int64_t(call.R.element_size());
   return threads % 2 == 0 && call.steps.batch < 4 * threads && call.steps.count >= 4 * turns &&
          bytes <= (int64_t(1) << 18) && call.rows * row_work(call) >= (int64_t(1) << 21);
 }
 
-// Two problems of the same sizes, of which the second reads what the first makes and waits for it at `input`.
+// Two problems of the same sizes. The second reads the results of the first and waits for them at `input`.
 template <class Problem>
 void run_in_turn(Kernel<Problem> kernel, Problem& first, Problem& second, const Progress* Problem::* input,
                  const Call& call) {
