@@ -1,6 +1,6 @@
-// Zoneout and recurrent dropout: what is drawn, and how. Nothing is kept of it: a draw is a function of a seed and of
-// where it is used, Philox4x32-10 (Salmon et al. 2011), so that the backward, and any device, draws the same again.
-// The draws of B units of a row: one call gives those of unit n of each quarter, n < quarter(B).
+// Random draws of zoneout and recurrent dropout. No draw is stored: it is a function of the seed and of its position,
+// Philox4x32-10 (Salmon et al. 2011), so that the backward pass and every device repeat the same draws. One call of the
+// generator gives the draws of four units of a row: unit n of each quarter, n < quarter(B).
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 namespace rnnkern {
 
 struct Noise {
-  double zoneout[most_states];  // the rate with which a unit of each of the state's tensors keeps its old value
-  double dropout;               // the rate with which R does not see a unit of h
-  const int64_t* seed;          // on the device; null: nothing is drawn, zoneout takes the mean and dropout nothing
+  double zoneout[most_states];  // for each state tensor, the probability that a unit keeps its old value
+  double dropout;               // the probability that a unit of h is zero in the input of R
+  const int64_t* seed;          // on the device; null: no draws, zoneout uses its expectation and dropout is off
 
   bool any() const {
     for (const double rate : zoneout)
@@ -22,8 +22,7 @@ struct Noise {
   }
 };
 
-// The streams of a seed: draws for dropout, once, at step 0, and at each step for the zoneout of each of the state's
-// tensors.
+// The streams of a seed: dropout draws once, at step 0; zoneout of each state tensor draws at every step.
 constexpr uint32_t dropout_stream = 2;
 RNNKERN_CELL uint32_t zoneout_stream(int state) { return uint32_t(state) + (uint32_t(state) >= dropout_stream); }
 
@@ -42,7 +41,7 @@ RNNKERN_CELL void philox(uint64_t seed, uint32_t (&x)[4]) {
 
 RNNKERN_CELL int64_t quarter(int64_t units) { return (units + 3) / 4; }
 
-// A word below this is a hit. The rate is in [0, 1).
+// A draw below this threshold is a hit. The rate is in [0, 1).
 RNNKERN_CELL uint32_t threshold(double rate) { return uint32_t(rate * 4294967296.0); }
 
 }  // namespace rnnkern

@@ -1,6 +1,6 @@
-// What a recurrence kernel is told: pointers, sizes and strides, all checked and allocated by the caller. S is how the
-// rows of a sequence are stored, T = Arithmetic<S> what is computed in; whatever does not grow with the sequence is in
-// T.
+// The arguments of a recurrence kernel: pointers, sizes and strides, all checked and allocated by the caller. Rows of a
+// sequence are stored as S; T = Arithmetic<S> is the type of the arithmetic and of everything whose size does not
+// depend on the sequence length.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ using device::Arithmetic;
 template <class S>
 constexpr bool narrow = sizeof(S) < sizeof(Arithmetic<S>);
 
-// The sequence: which rows of the (rows, columns) tensors belong to step t. Row b of a step is sequence b.
+// The rows of the (rows, columns) tensors that belong to step t. Row b of a step is sequence b.
 struct Steps {
   int64_t count, batch;    // T, B
-  const int64_t* offsets;  // (T + 1,): the first row of each step, then the number of rows; null: B rows at each
+  const int64_t* offsets;  // (T + 1,): the first row of each step, then the number of rows; null: each step has B rows
   bool reverse;
 
   int64_t rows(int64_t t) const { return offsets ? offsets[t + 1] - offsets[t] : batch; }
   int64_t offset(int64_t t) const { return offsets ? offsets[t] : t * batch; }
-  // The k-th step in processing order, and the step whose state enters step t (outside 0..T-1 for the first).
+  // The k-th step in processing order, and the step before step t in that order (outside 0..T-1 for the first).
   int64_t at(int64_t k) const { return reverse ? count - 1 - k : k; }
   int64_t before(int64_t t) const { return reverse ? t + 1 : t - 1; }
   int64_t total() const { return offset(count); }
@@ -44,20 +44,20 @@ struct Matrix {
 
 template <class T>
 struct Weights {
-  int64_t hidden, width;         // H; P, the columns of h: H itself but where h is projected
+  int64_t hidden, width;         // H; P, the columns of h, equal to H unless h is projected
   Matrix<T> R;                   // (K, G*D, D), D = H / K; K = 1 is the dense (G*H, P)
-  Matrix<T> W;                   // (G*H, I); no values where the caller has projected the input
-  Matrix<T> W_hr;                // (P, H); no values where h is not projected
-  const T* params[most_params];  // (H,) each, but (G*H,) the first where R h is normalised
+  Matrix<T> W;                   // (G*H, I); no values if the caller has projected the input
+  Matrix<T> W_hr;                // (P, H); no values if h is not projected
+  const T* params[most_params];  // (H,) each; with layer norm the first is (G*H,)
 };
 
-// Rows of one product of the input projection, at most.
+// Maximum number of rows of one product of the input projection.
 constexpr int chunk_rows = 128;
 
-// Chunks at least of two problems that run at the same time, one reading what the other makes.
+// Minimum number of chunks of two problems that run at the same time, of which one reads the other's results.
 constexpr int turns = 8;
 
-// Of the state's tensors the first, h, is (B, P), or (rows, P) of all steps, all others (B, H) and (rows, H).
+// The first state, h, is (B, P), or (rows, P) for all steps; all others are (B, H) and (rows, H).
 template <class S>
 struct Forward {
   using T = Arithmetic<S>;
@@ -66,20 +66,20 @@ struct Forward {
   Strips<T> strips;
   Steps steps;
   Weights<T> weights;
-  bool split_hidden;  // threads share out hidden units and meet at every step, or share out sequences
-  const S* u;         // the projected input (rows, G*H), or where W is given
+  bool split_hidden;  // threads divide hidden units, with barriers in every step; otherwise they divide sequences
+  const S* u;         // the projected input (rows, G*H), or if W is given
   const S* x;         // the input itself (rows, I)
   const T* state[most_states];
   const bool* reset;  // (T, B) or null
   Noise noise;
   S* h;
   T* final_state[most_states];
-  T* states[most_states];  // of every step, but for h; or null
+  T* states[most_states];  // all states except h, of every step; or null
   T* saved;                // (rows, saved*H), or null
-  T* candidates;           // (rows, H), or null: h before zoneout took the mean, of a cell that saves nothing
-  const Progress* below;   // of what makes x at the same time, or null
-  Progress* progress;      // of h, for what reads it at the same time, or null; wants split_hidden, or one thread
-  T* workspace;            // workspace, as many elements as the kernel says
+  T* candidates;           // (rows, H), or null: h before zoneout's expectation, for a cell that saves nothing
+  const Progress* below;   // of the problem that produces x at the same time, or null
+  Progress* progress;  // of h, for a problem that reads it at the same time, or null; needs split_hidden or one thread
+  T* workspace;        // workspace, as many elements as the kernel says
 };
 
 template <class S>
@@ -93,40 +93,40 @@ struct Backward {
   bool split_hidden;
   const S *u, *x;               // one of them, as in Forward; u is read where `saved` is null
   const S* h0;                  // (B, P)
-  const T* state[most_states];  // the initial state but for h
+  const T* state[most_states];  // the initial states except h
   const bool* reset;            // (T, B) or null
   Noise noise;
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const S* h;  // (rows, P)
   const T* states[most_states];
-  const T* saved;  // null: computed again from h, a chunk of steps at a time
+  const T* saved;  // null: recomputed from h, a chunk of steps at a time
   const T* candidates;
   const S* grad_h;                   // (rows, P) or null
   const T* grad_state[most_states];  // or null
   S* du;                             // (rows, G*H), where u is given
-  S* dx;                             // (rows, I), where x is given and it is wanted
+  S* dx;                             // (rows, I), if x is given and dx is wanted
   T* dstate[most_states];
-  T* dparams[most_params];  // a row like `params` per sequence, to be summed over B
-  T *dR, *dW, *dW_hr;       // like the weights, or null where they are not wanted
-  const Progress* above;    // of what makes grad_h at the same time, or null
+  T* dparams[most_params];  // one row per sequence, which the caller sums over B
+  T *dR, *dW, *dW_hr;       // shaped like the weights, or null if not wanted
+  const Progress* above;    // of the problem that produces grad_h at the same time, or null
   Progress* progress;       // of dx, as in Forward
-  T *dbias, *dbias_ih;      // (G*H,) or null; of a joint cell both would be the same, and the second stays null
+  T *dbias, *dbias_ih;      // (G*H,) or null; equal for a joint cell, where the second is null
   T* workspace;             // workspace, as many elements as the kernel says
 };
 
-// One SIMD level's kernels for one storage type and one cell.
+// The kernels of one SIMD level for one storage type and one cell.
 template <class S>
 struct Kernels {
   Kernel<Forward<S>> forward;
   Kernel<Backward<S>> backward;
 
-  // Of the cell of a place in cells/list.h; defined by the level sources, once per SIMD level.
+  // For a cell by its index in cells/list.h; defined by the level sources, once per SIMD level.
   template <SimdLevel>
   static Kernels at(int place);
 };
 
-// The strips of the cell of a place in cells/list.h.
+// The strip functions of a cell by its index in cells/list.h.
 template <class T, SimdLevel level>
 Strips<T> strips_at(int place);
 

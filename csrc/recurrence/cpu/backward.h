@@ -1,4 +1,4 @@
-// The recurrence over time, backward. Included by kernels.h, once per SIMD level.
+// The backward loop over time. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "recurrence/cpu/backward_plan.h"
@@ -6,8 +6,8 @@
 namespace rnnkern {
 namespace {
 
-// The gates of a chunk, from the h that entered each step: over strips, whatever the cell, since it is a second copy of
-// the step.
+// Recomputes the gates of a chunk from the previous h of each step. It always calls strip functions, to avoid a second
+// inlined copy of each cell's step.
 template <class S>
 void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const WorkRange& share, const Chunk& chunk) {
   using T = Arithmetic<S>;
@@ -93,7 +93,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
   const int64_t panel0 = share.first_panel(first.panels()), panel1 = share.last_panel(first.panels());
   const Product<F>& by_units = equations.projected ? projection : first;
   const Units own_columns = units_of(first, share, width), own_units = units_of(by_units, share, hidden);
-  // Rows that are normalised are one member's as a whole.
+  // With layer norm, one thread takes a whole row.
   const Units of_bias = equations.normalised ? Units{0, hidden} : own_units;
   WeightGradient<F> first_dR(p.weights.R, 0, equations.first_gates, own_units.begin, own_units.end, dR,
                              plan.dR_workspace);
@@ -122,7 +122,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
       auto dr_row = [&](int64_t b) { return plan.dr + slot_row(k, b) * plan.stride; };
       auto du_row = [&](int64_t b) { return plan.du + slot_row(k, b) * plan.stride; };
       auto dh_row = [&](int64_t b) { return plan.dh + slot_row(k, b) * plan.dh_stride; };
-      // What flows back through R to what it multiplied.
+      // The gradient that R^T passes to the input of R.
       auto through_R = [&](const T* results, int64_t b, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V scale(p.grad_scale ? p.grad_scale[t * p.scale_step + b * p.scale_row] : T(1));
         return plan.dropout.apply(scale * V::load(results), b, unit, lanes);
@@ -130,7 +130,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
 
       plan.zoneout.draw_step(p.cell, share, t, row1, own_columns, own_units);
 
-      // The gradient of h, for columns of a sequence.
+      // The gradient of h for some columns of a sequence.
       auto dh_of = [&](int64_t b, int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
         const V later = V::load(p.dstate[0] + b * width + column, lanes);
         return p.grad_h ? later + load(p.grad_h + (row + b) * width + column, lanes) : later;
@@ -150,7 +150,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         strip.operand = nullptr;
         return strip;
       };
-      // The gradients of r and u as products take them and as the caller wants them, of so many gates.
+      // Stores the gradients of r and u of some gates, in the form that products read and in that of the results.
       auto put_gradients = [&](const BackwardStrip<T>& strip, int64_t b, int gates_of_r,
                                int gates) RNNKERN_INLINE_LAMBDA {
         if constexpr (has_bf16_dot<S>) {
@@ -159,7 +159,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         }
         if (p.du) copy_gates(equations.joint ? strip.dr : strip.du, p.du + (row + b) * columns, gates, hidden, strip);
       };
-      // The equations, for units of a sequence; of a projected h `dh` is the gradient of what was projected.
+      // Runs the equations for units of a sequence. If h is projected, `dh` is the gradient of the projection's input.
       auto pointwise = [&](int64_t b, Units units, T* dh) RNNKERN_INLINE_LAMBDA {
         BackwardStrip<T> strip = strip_of(b, units);
         strip.grad_h = nullptr;
@@ -186,7 +186,8 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
           strip.params[i] = p.weights.params[i];
           strip.dparams[i] = p.dparams[i] + b * (equations.normalised && i == 0 ? recurrent : hidden);
         }
-        // What zoneout gives to the old values goes around the equations. Norms want all of h's gradient in one place.
+        // Gradients that zoneout passes to the old values bypass the equations. Norms need the whole gradient of h in
+        // one row.
         const int first_state = equations.projected;
         auto zoned = [&](int s) { return plan.zoneout[s].on() || (s == 0 && equations.normalised); };
         for (int s = first_state; s < equations.states; ++s) {
@@ -225,7 +226,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         for (int64_t b = share.row0; b < row1; ++b) {
           for_vectors<V>(own_columns.begin, own_columns.end, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
             const V dh = dh_of(b, column, lanes);
-            V kept(0);  // all else that goes on goes through R
+            V kept(0);  // the rest of the gradient passes through R
             if (plan.zoneout[0].on()) kept = plan.zoneout[0].weight(b, column, lanes) * dh;
             store(dh - kept, dh_row(b) + column, lanes);
             (h_before.is_reset(b) ? V(0) : kept).store(p.dstate[0] + b * width + column, lanes);
@@ -255,7 +256,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
                      for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                        through_R(results + unit - q.unit, b, unit, lanes).store(plan.grad_row + unit, lanes);
                      });
-                     // After a reset nothing of this gradient goes on.
+                     // A reset stops this gradient.
                      strip.grad[0] = h_before.is_reset(b) ? plan.lost : p.dstate[0] + b * hidden;
                      for (int s = 1; s < equations.states; ++s) {
                        strip.old[s] = state_before(s)(b);
@@ -268,7 +269,8 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
                        if (!equations.joint) widened_gates(du_row(b), equations.gates, hidden, strip, plan.du_row);
                      }
                      equations.prepare_backward(strip);
-                     // Other members read the later gates' dr until they meet: only the earlier gates are written.
+                     // Until the next barrier other threads read dr of the later gates, so only earlier gates are
+                     // written.
                      put_gradients(strip, b, equations.first_gates,
                                    int(smaller(equations.first_gates, equations.gates)));
                      if (has_bf16_dot<S> || plan.dropout.on())
@@ -294,7 +296,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
       if (equations.normalised) share.barrier();
     }
 
-    // What waits for no step: the weights' gradients of the chunk, a block of rows at a time, and dx.
+    // After the steps of a chunk: the gradients of the weights, a block of rows at a time, and dx.
     const int64_t rows = chunk.rows();
     auto at_slot = [&](int64_t place) {
       const Chunk::Row r = chunk.at(place);
@@ -341,7 +343,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
               store(V::load(results + v * V::width), to + v * V::width, q.units - v * V::width);
           });
     }
-    share.barrier();  // all have done with what the next chunk writes over
+    share.barrier();  // all have done reading what the next chunk overwrites
     if (p.progress && me.rank == 0) p.progress->reach(p.steps.count - chunk.begin);
   }
   me.barrier();

@@ -1,5 +1,5 @@
-// The equations of a cell over strips (cells/strip.h), at the SIMD level of the file that includes this: from here on a
-// strip is vectors of units. Included by kernels.h and level_strips.cpp, once per SIMD level.
+// Runs the equations of a cell over strips (cells/strip.h) in SIMD vectors of units. kernels.h and level_strips.cpp
+// include this file once per SIMD level.
 #pragma once
 
 #include "cells/cell.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
 
-// `Equations` has the numbers of a cell as constants, and its functions inline.
+// `Equations` is a cell of cells/list.h: its numbers are constants and its functions are inlined.
 template <class T, class Equations>
 struct InlineCell {
   using V = Vec<T>;
@@ -61,7 +61,7 @@ struct InlineCell {
       V save[at_least_one(saved)], own[at_least_one(params)], dparams[at_least_one(params)];
       V old[states], next[states], grad[states], du[gates], dr[at_least_one(recurrent)];
       load_gates(save, saved, s.saved, s.hidden, unit, lanes);
-      // What the next sequence reads of this step comes from far: such short runs are not foreseen by the processor.
+      // Prefetches what the next sequence reads in this step: hardware prefetchers do not follow such short runs.
       for (int g = 0; g < saved; ++g) __builtin_prefetch(s.saved_ahead + g * s.hidden + unit);
       for (int i = 0; i < params; ++i) {
         own[i] = V::load(s.params[i] + unit, lanes);
@@ -95,7 +95,7 @@ struct InlineCell {
         for (int i = 0; i < states; ++i) grad[i] = V::load(s.grad[i] + unit, lanes);
         Equations::prepare_backward(save, old, V::load(s.doperand + unit, lanes), grad, du, dr, operand);
         for (int i = 0; i < states; ++i) grad[i].store(s.grad[i] + unit, lanes);
-        // Other members read the later gates' dr until they meet: only the earlier gates are written.
+        // Until the next barrier other threads read dr of the later gates, so only earlier gates are written.
         store_gates(dr, first_gates, s.dr, s.hidden, unit, lanes);
         if constexpr (!joint) store_gates(du, first_of_u, s.du, s.hidden, unit, lanes);
         if (s.dr_sum) add_gates(dr, 0, first_gates, s.dr_sum, s.hidden, unit, lanes);

@@ -1,7 +1,7 @@
-// The recurrence over time for one storage type at one SIMD level: the engine, forward and backward, for any cell over
-// its strips, and compiled once more for each of the cells that are used most, with their equations inline. A thread
-// runs the whole sequence and meets its team at barriers only when hidden units are shared out. Each storage type has a
-// level source of its own, which balances the build.
+// The recurrence over time for one storage type at one SIMD level, forward and backward: once for any cell, through its
+// strip functions, and once for each of the most used cells, with inlined equations. A thread runs the whole sequence
+// and synchronizes with the others only if hidden units are divided among threads. Each storage type has its own level
+// source, which balances the build.
 #pragma once
 
 #include "recurrence/cpu/includes.h"
@@ -16,8 +16,8 @@
 namespace rnnkern {
 namespace {
 
-// Of these cells calls of strips cost 2 to 8 % of a forward in float32 (AVX2), and nothing that was measured where 16
-// bits are storage alone.
+// The inlined cells. Calling strip functions costs them 2 to 8 % of a forward pass in float32 (AVX2), and nothing
+// measurable if 16-bit types are only stored.
 template <class S, class Cell>
 constexpr bool is_inline =
     (std::is_same_v<S, float> || has_bf16_dot<S>) && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
@@ -33,7 +33,7 @@ void any_backward(const Backward<S>& p, ThreadContext me) {
   backward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
 }
 
-// `Cell` is void of those that were compiled at run time.
+// `Cell` is void for cells compiled at run time.
 template <class S, class Cell>
 constexpr Kernels<S> kernels_of() {
   if constexpr (is_inline<S, Cell>) {

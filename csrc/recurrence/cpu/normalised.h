@@ -1,6 +1,6 @@
-// The strips of a cell whose product is normalised: rows as a whole. R h waits among what is saved until all of a row
-// is there; then one member takes the row's norms and equations, whoever took part in the product. Included once per
-// SIMD level.
+// The strip functions of a cell with layer norm, over whole rows. R h is stored with the saved values until the whole
+// row is there; then one thread computes the norms and equations of the row, regardless of which threads computed the
+// product. Included once per SIMD level.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ RNNKERN_INLINE Vec<T> first_lanes(Vec<T> x, int64_t lanes) {
   return lanes >= Vec<T>::width ? x : select(among_first<T>(lanes), x, Vec<T>(T(0)));
 }
 
-// The mean of f(i, lanes) over n elements, by four sums that do not wait for one another.
+// The mean of f(i, lanes) over n elements, with four independent sums.
 template <class T, class F>
 RNNKERN_INLINE T mean_of(int64_t n, F f) {
   using V = Vec<T>;
@@ -35,7 +35,7 @@ RNNKERN_INLINE T mean_of(int64_t n, F f) {
   return lanes[0] / T(n);
 }
 
-// (x - mean) / sqrt(variance + eps), of a row x of n elements.
+// (x - mean) / sqrt(variance + eps) of a row x of n elements.
 template <class T>
 struct Norm {
   using V = Vec<T>;
@@ -56,8 +56,7 @@ struct Norm {
 
   RNNKERN_INLINE V operator()(int64_t i, int64_t lanes) const { return (V::load(x + i, lanes) - mean) * rstd; }
 
-  // store(i, lanes, dL/dx), from the gradient of what the norm gave. The row of it may be written over by what is
-  // taken.
+  // Calls store(i, lanes, dL/dx), given the gradient of the output of the norm; `store` may overwrite that gradient.
   template <class Store>
   RNNKERN_INLINE void backward(const T* grad, Store store) const {
     const V level(mean_of<T>(n, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { return V::load(grad + i, lanes); }));
@@ -69,7 +68,7 @@ struct Norm {
   }
 };
 
-// norm * gain + bias; no bias where it is null.
+// norm * gain + bias, or without bias if it is null.
 template <class T>
 RNNKERN_INLINE Vec<T> affine(const Norm<T>& norm, const T* gain, const T* bias, int64_t i, int64_t lanes) {
   const Vec<T> scaled = norm(i, lanes) * Vec<T>::load(gain + i, lanes);
@@ -81,7 +80,7 @@ RNNKERN_INLINE void add(Vec<T> x, T* sum, int64_t lanes) {
   (Vec<T>::load(sum, lanes) + x).store(sum, lanes);
 }
 
-// forward of a cell whose product is normalised, of a whole row; c' waits in s.room for its norm.
+// The forward of a cell with layer norm, for a whole row; c' is kept in s.workspace until its norm.
 template <class Equations, class T>
 void normalised_forward(const ForwardStrip<T>& s) {
   using V = Vec<T>;
@@ -107,7 +106,7 @@ void normalised_forward(const ForwardStrip<T>& s) {
   }
 }
 
-// c' again.
+// Recomputes c'.
 template <class Equations, class T>
 void cells_again(const BackwardStrip<T>& s, T* to) {
   using V = Vec<T>;
@@ -119,7 +118,7 @@ void cells_again(const BackwardStrip<T>& s, T* to) {
   });
 }
 
-// What comes to c by way of its norm is added to grad[1]; s.grad[0] is dL/dh'.
+// Adds the gradient of c that passes through its norm to grad[1]; s.grad[0] is dL/dh'.
 template <class Equations, class T>
 void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_workspace) {
   using V = Vec<T>;
@@ -137,7 +136,7 @@ void output_backward(const BackwardStrip<T>& s, const Norm<T>& norm_c, T* dc_wor
                   [&](int64_t unit, auto lanes, V dc) RNNKERN_INLINE_LAMBDA { add(dc, s.grad[1] + unit, lanes); });
 }
 
-// backward of such a cell, of a whole row.
+// The backward of such a cell, for a whole row.
 template <class Equations, class T>
 void normalised_backward(const BackwardStrip<T>& s) {
   using V = Vec<T>;

@@ -1,4 +1,5 @@
-// The recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for the whole sequence.
+// The recurrence on a CPU: the checks needed for memory safety, allocation, and one team of threads for the whole
+// sequence.
 #include <array>
 #include <cstring>
 #include <utility>
@@ -11,7 +12,7 @@
 namespace rnnkern {
 namespace {
 
-// Of the level in use: a cell's kernels, and its strips.
+// A cell's kernels and strip functions for the SIMD level in use.
 template <class S>
 Kernels<S> kernels(int place) {
   constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
@@ -31,7 +32,7 @@ void count_kernel(const char* direction, const Call& call) {
   rnnkern::count_kernel("recurrence/cpu", direction, call.cell.name);
 }
 
-// In what S is computed in: x itself where it is so already.
+// Converts x to the arithmetic type of S; returns x itself if it already has that type.
 template <class S>
 Tensor widened(const Tensor& x) {
   if constexpr (!narrow<S>) return x;
@@ -40,7 +41,7 @@ Tensor widened(const Tensor& x) {
   return wide;
 }
 
-// As S is stored.
+// Converts x to the storage type S.
 template <class S>
 Tensor narrowed(const Call& call, const Tensor& wide) {
   if constexpr (!narrow<S>) return wide;
@@ -49,7 +50,7 @@ Tensor narrowed(const Call& call, const Tensor& wide) {
   return stored;
 }
 
-// All that does not grow with the sequence.
+// Converts all arguments whose size does not depend on the sequence length.
 template <class S>
 void widen(Call& call) {
   call.R = widened<S>(call.R);
@@ -60,8 +61,8 @@ void widen(Call& call) {
   if (call.bias) call.bias = widened<S>(*call.bias);
 }
 
-// A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and what makes the operator's
-// results of it when it has. `call` outlives all.
+// A problem that is ready to run, its kernel, its first result (h, or the gradient of u), and a function that returns
+// the operator's results after the run. `call` must outlive it.
 template <class Problem, class Collect>
 struct Prepared {
   Problem problem;
@@ -70,7 +71,7 @@ struct Prepared {
   Collect collect;
 };
 
-// h is written to `h` if it is given.
+// Writes h to `h` if it is given.
 template <class S>
 auto forward(const Call& call, bool training, bool save_gates, const OptionalTensor& h = {}) {
   using T = Arithmetic<S>;
@@ -109,12 +110,12 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
                   }};
 }
 
-// Which gradients are wanted of those that cost something by themselves.
+// Which of the gradients that cost extra work are wanted.
 struct Needs {
   bool x, R, bias, W, bias_ih;
 };
 
-// `call` is widened but for h0.
+// All arguments of `call` are converted, except h0.
 template <class S>
 auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
               const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
@@ -131,7 +132,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
 
-  Tensors kept;  // contiguous forms, alive until the end
+  Tensors kept;  // contiguous copies, kept until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
     kept.push_back(call.sized(name, x, elements));
     return read<S>(kept.back());
@@ -210,7 +211,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   return Prepared{p, kernels<S>(call.known.place).backward, first, std::move(collect)};
 }
 
-// Of a list that holds what belongs to the first problem and then as much of the second: one problem's.
+// One problem's half of a list that holds the tensors of the first problem and then those of the second.
 Tensors half(const Tensors& both, bool second) {
   STD_TORCH_CHECK(both.size() % 2 == 0, "recurrence_pair: a list has ", both.size(), " tensors");
   const auto middle = both.begin() + both.size() / 2;
@@ -226,7 +227,8 @@ OptionalTensor only(const OptionalTensors& both, bool second) {
   return both && !both->empty() ? OptionalTensor(only(*both, second)) : OptionalTensor();
 }
 
-// The calls of both problems. The second of two layers reads `between`, the h of the first: made here, or known.
+// The calls of both problems. The second of two stacked layers reads the h of the first, `between`, which is allocated
+// here unless given.
 std::array<Call, 2> both_calls(const std::string& cell, bool stacked, const Tensor& u, const Tensors& R,
                                const Tensors& state, const OptionalTensors& bias, const OptionalTensors& params,
                                const OptionalTensor& batch_sizes, const OptionalTensors& reset,

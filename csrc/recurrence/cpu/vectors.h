@@ -1,4 +1,4 @@
-// Rows as vectors of units, and rows of several values a unit. Included once per SIMD level.
+// Loads and stores rows of one or several values per unit as vectors of units. Included once per SIMD level.
 #pragma once
 
 #include "cpu/storage.h"
@@ -17,7 +17,8 @@ RNNKERN_INLINE void store_gates(const V* v, int count, S* row, int64_t hidden, i
   for (int g = 0; g < count; ++g) store(v[g], row + g * hidden + unit, lanes);
 }
 
-// Adds to the gradient of the bias. Steps are summed one by one and then up: errors grow with B + T, not with B T.
+// Adds to the gradient of the bias. The rows of each step are summed before they are added, so rounding errors grow
+// with B + T, not with B T.
 template <class V, class T>
 RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t hidden, int64_t unit, int64_t lanes) {
   for (int g = first; g < last; ++g) {
@@ -26,7 +27,7 @@ RNNKERN_INLINE void add_gates(const V* v, int first, int last, T* sums, int64_t 
   }
 }
 
-// Units begin..end-1 of a row as equations read them: the row itself, or what is widened of it into `room`.
+// Units begin..end-1 of a row in T: the row itself, or a copy converted into `workspace`.
 template <class S, class T, class Strip>
 RNNKERN_INLINE const T* widened_gates(const S* row, int gates, int64_t hidden, const Strip& strip, T* workspace) {
   if constexpr (std::is_same_v<S, T>) {
@@ -40,7 +41,7 @@ RNNKERN_INLINE const T* widened_gates(const S* row, int gates, int64_t hidden, c
   }
 }
 
-// Where equations write a row that is kept as F: there itself, or in `room`, for copy_gates to take it from.
+// Where equations write a row that is stored as F: the row itself, or `workspace`, from which copy_gates converts it.
 template <class F, class T>
 RNNKERN_INLINE T* in_arithmetic(F* row, T* workspace) {
   if constexpr (std::is_same_v<F, T>)
