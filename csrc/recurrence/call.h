@@ -1,4 +1,4 @@
-// The arguments that every driver of the recurrence takes, forward and backward, with the asserts that memory safety
+// The arguments of the CPU and CUDA drivers of the recurrence, forward and backward, with the checks that memory safety
 // needs.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace rnnkern {
 
-// f(S()), S as kernels store `dtype`.
+// Calls f(S()), where S is the storage type of `dtype`.
 template <class F>
 auto by_storage(ScalarType dtype, F f) {
   switch (dtype) {
@@ -28,20 +28,20 @@ auto by_storage(ScalarType dtype, F f) {
 template <class S>
 constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Double : ScalarType::Float;
 
-// The arguments that forward and backward share: found sound, measured, and but for `u` contiguous. `vector_bytes` is
-// the width of the SIMD level in use, or 0 on a CUDA device.
+// The arguments that forward and backward share, checked and, except `u`, contiguous. `vector_bytes` is the width of
+// the SIMD level in use, or 0 on a CUDA device.
 struct Call {
   KnownCell known;
   CellInfo cell;
-  Tensor u, R;  // u is the input itself where W is given; who reads it makes it dense
+  Tensor u, R;  // u is the input x if W is given; drivers that read u make it contiguous
   Tensors state, params;
   OptionalTensor bias, reset, W, bias_ih, seed;
-  ScalarType dtype;  // of u, and the device: asked once, for that adds up in a small call
+  ScalarType dtype;  // dtype and device of u, read once because each query costs time in a small call
   Device device;
   RowLayout layout;
-  Steps steps;  // as `layout` has them
+  Steps steps;  // from `layout`
   Noise noise{};
-  int64_t hidden, width, heads, rows;  // width: columns of h, H itself but where h is projected
+  int64_t hidden, width, heads, rows;  // width: columns of h, equal to H unless h is projected
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
@@ -56,7 +56,7 @@ struct Call {
                     "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.tensors()),
                     "recurrence: wrong number of tensors in `state` or `params`");
-    // (1, B, H) too, as modules have it: a view costs as much as a small step.
+    // Modules pass (1, B, H): creating a view would take as long as a small step.
     const int64_t rank = state_[0].dim();
     STD_TORCH_CHECK(rank == 2 || (rank == 3 && state_[0].size(0) == 1), "recurrence: `state[0]` must be (B, H)");
     STD_TORCH_CHECK(!cell.projected || params_[0].dim() == 2, "recurrence: `params[0]` must be (P, H)");
@@ -89,7 +89,7 @@ struct Call {
     STD_TORCH_CHECK(x.scalar_type() == wanted, "recurrence: `", name, "` is of another dtype than the call needs");
   }
 
-  // Contiguous, of the dtype of u unless another is named.
+  // Returns x contiguous, after checking its dtype (that of u unless another is given), device and size.
   Tensor sized(const char* name, const Tensor& x, int64_t elements, std::optional<ScalarType> dtype = {}) const {
     check_dtype(name, x, dtype.value_or(this->dtype));
     STD_TORCH_CHECK(x.device() == device, "recurrence: `", name, "` is on another device than `u`");
@@ -102,7 +102,7 @@ struct Call {
     if (seed_) seed = sized("seed", *seed_, 1, ScalarType::Long);
     auto rate = [](const char* name, double given) {
       STD_TORCH_CHECK(0 <= given && given < 1, "recurrence: `", name, "` must be in [0, 1), got ", given);
-      return threshold(given) > 0 ? given : 0;  // less is nothing in float32
+      return threshold(given) > 0 ? given : 0;  // smaller rates are 0 in float32
     };
     const double dropped = rate("dropout", dropout);
     noise = {{}, seed ? dropped : 0, seed ? read<int64_t>(*seed) : nullptr};
@@ -112,20 +112,21 @@ struct Call {
     for (size_t s = 0; zoneout && s < zoneout->size(); ++s) noise.zoneout[s] = rate("zoneout", (*zoneout)[s]);
   }
 
-  // Zoneout's mean is to be differentiated: what a cell that saves nothing would read of h is no longer in it.
+  // Whether the backward needs h before zoneout: with zoneout's expectation, a cell that saves nothing cannot recover
+  // it from the output.
   bool keeps_candidates() const { return !seed && noise.zoneout[0] > 0 && cell.saved == 0; }
 
-  // Whether a backward that is given `saved` reads u. Where it does not, u may be expanded: sizes without memory.
+  // Whether the backward reads u, given `saved`. If not, u may be an expanded tensor without memory of its own.
   bool backward_reads_u(const Tensors& saved) const {
     return W || (cell.saved > 0 && saved.size() == size_t(cell.states - 1));
   }
 
-  // Of (rows, columns) in the shape that the caller knows.
+  // The shape of a tensor (rows, columns) as the caller sees it.
   std::vector<int64_t> sizes_like_u(int64_t columns) const {
     if (layout.packed()) return {rows, columns};
     return {steps.count, steps.batch, columns};
   }
-  // Uninitialised, of the dtype of u unless another is named.
+  // An uninitialized tensor of that shape, with the dtype of u unless another is given.
   Tensor rows_like_u(int64_t columns, std::optional<ScalarType> dtype = {}) const {
     return empty(u, sizes_like_u(columns), dtype);
   }

@@ -1,4 +1,4 @@
-// The facts of every cell at run time: of those in the list, and of those that were compiled at run time.
+// The properties of cells at run time: built-in ones, and those compiled at run time.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace rnnkern {
 struct CellInfo : CellNumbers {
   const char* name;
 
-  // Tensors of the cell's own: where h is projected, that weight is one of them.
+  // Number of the cell's own tensors, including the weight that projects h.
   int tensors() const { return params + projected; }
 };
 
@@ -23,13 +23,14 @@ constexpr CellInfo cell_list[] = {RNNKERN_ALL_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 
 #define RNNKERN_ONE(Cell) +1
-constexpr int resident_cells = RNNKERN_CELLS(RNNKERN_ONE);  // the first of the list: those that a GPU keeps R for
+constexpr int resident_cells =
+    RNNKERN_CELLS(RNNKERN_ONE);  // the first cells of the list, which have CUDA kernels that keep R
 #undef RNNKERN_ONE
 
 RNNKERN_CELL_VISITOR(visit_cell, RNNKERN_ALL_CELLS)
 RNNKERN_CELL_VISITOR(visit_resident_cell, RNNKERN_CELLS)
 
-// Its place in the list, or -1.
+// The index of a cell in the list, or -1.
 inline int find_cell(const std::string& name) {
   int place = 0;
   for (const CellInfo& cell : cell_list) {
@@ -39,9 +40,9 @@ inline int find_cell(const std::string& name) {
   return -1;
 }
 
-constexpr int compiled_place = int(std::size(cell_list));  // of all cells that were compiled at run time
+constexpr int compiled_place = int(std::size(cell_list));  // stands for every cell compiled at run time
 
-// A cell that was compiled at run time, as one library has it.
+// A cell that was compiled at run time, for one SIMD level or for CUDA.
 struct RegisteredCell {
   std::string name;
   const CompiledCell* cell;
@@ -56,7 +57,7 @@ inline std::atomic<const RegisteredCell* (*)(const std::string&, int vector_byte
 struct KnownCell {
   int place = -1;  // in cells/list.h, or compiled_place; -1 if there is no such cell
   CellInfo info{};
-  const CompiledStrips* strips = nullptr;    // of a cell that was compiled at run time
+  const CompiledStrips* strips = nullptr;    // of a cell compiled at run time, or null
   const CompiledKernels* kernels = nullptr;  // likewise
 };
 
