@@ -8,8 +8,9 @@ import griffe
 
 BLOCK_MATH = re.compile(r"^( *)\.\. math::\n((?:\1 +.*\n?|\n)+)", re.M)
 INLINE_MATH = re.compile(r":math:`([^`]+)`")
-ROLE = re.compile(r":(?:class|func|meth|mod):`(~?)([^`]+)`")
-VERBATIM = re.compile(r"(``[^`]+``|`[^`]+`|\\\(.+?\\\)|\\\[.+?\\\])", re.S)
+ROLE = re.compile(r":(?:class|func|meth|mod|data):`(~?)([^`]+)`")
+LITERAL = re.compile(r"::\n\n((?: {4}.*\n|\n)+)")
+VERBATIM = re.compile(r"(```.+?```|``[^`]+``|`[^`]+`|\\\(.+?\\\)|\\\[.+?\\\])", re.S)
 EXAMPLE = re.compile(r"^>>> ", re.M)
 
 
@@ -25,7 +26,7 @@ def markdown(text: str) -> str:
     """Roles, formulas, ``G*H`` outside code, and examples from the first prompt to the end."""
     example = EXAMPLE.search(text)
     end = example.start() if example else len(text)
-    prose = ROLE.sub(name, INLINE_MATH.sub(r"\\(\1\\)", BLOCK_MATH.sub(display, text[:end])))
+    prose = ROLE.sub(name, INLINE_MATH.sub(r"\\(\1\\)", BLOCK_MATH.sub(display, LITERAL.sub(literal, text[:end]))))
     parts = VERBATIM.split(prose)
     parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
     return "".join(parts) + (f"```pycon\n{text[end:].rstrip()}\n```\n" if example else "")
@@ -33,6 +34,11 @@ def markdown(text: str) -> str:
 
 def name(found: re.Match) -> str:
     return f"`{found[2].rsplit('.', 1)[-1] if found[1] else found[2]}`"
+
+
+def literal(found: re.Match) -> str:
+    """The block of code that a double colon announces."""
+    return f":\n\n```python\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
 
 
 def display(found: re.Match) -> str:

@@ -33,8 +33,9 @@ def param_groups(
         triangular_weight_decay: weight decay of T of Schur forms.
 
     Returns:
-        Up to three dicts with ``params``, ``lr`` and ``weight_decay``: unconstrained parameters, parameters of
-        orthogonal weights, and T. Empty groups are omitted. Every parameter of the model is in exactly one group.
+        Up to three dicts with ``params``, ``lr`` and ``weight_decay``. The first has the unconstrained parameters, the
+        second those of orthogonal weights, and the third T. Empty groups are omitted. Every parameter of the model is
+        in exactly one group.
 
     Raises:
         TypeError: ``model`` is not a module.

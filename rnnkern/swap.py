@@ -43,7 +43,9 @@ class Replaced(NamedTuple):
     """Name of the module as in ``named_modules``, ``""`` for the model itself; the first name if the module occurs
     several times."""
     old: type[Module]
+    """Its class before."""
     new: type[Module]
+    """Its class now."""
 
     def __repr__(self) -> str:
         return f"{self.name or '(model)'}: {_path(self.old)} -> {_path(self.new)}"
@@ -55,7 +57,9 @@ class Left(NamedTuple):
     name: str
     """As in :class:`Replaced`."""
     cls: type[Module]
+    """Its class."""
     reason: str
+    """Why it was not changed."""
 
     def __repr__(self) -> str:
         return f"{self.name or '(model)'}: {_path(self.cls)} left: {self.reason}"
@@ -65,7 +69,9 @@ class Report(NamedTuple):
     """The result of :func:`replace` or :func:`restore`; prints one line per module."""
 
     replaced: tuple[Replaced, ...]
+    """The modules that were changed."""
     left: tuple[Left, ...]
+    """The recurrent modules that were not changed."""
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.replaced + self.left)) or "no recurrent layer"
@@ -147,7 +153,7 @@ def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, li
     """Returns which implementation each recurrent layer of a model uses, or one call, without running anything.
 
     Args:
-        model: any module; or, with arguments, a function of ``rnnkern.ops`` or a module of ``rnnkern.nn``.
+        model: any module; or, with arguments, a function of ``rnnkern.ops`` or one layer of ``rnnkern.nn``.
         args, kwargs: the arguments of the call, as in :func:`rnnkern.ops.explain`. Without arguments, the answer is for
             one step of one sequence, with the dtype and device of each layer's parameters.
 

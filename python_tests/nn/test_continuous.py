@@ -119,4 +119,6 @@ def test_wrong_arguments():
             layer(**options)
     with pytest.raises(TypeError, match="ContinuousRNN: `hx` must be a tensor, got tuple"):
         layer()(torch.randn(T, B, I, dtype=F64), (1,))
+    with pytest.raises(ValueError, match=r"ContinuousRNN: `hx` must be \(\d+, \d+\), got \(1, \d+, \d+\)"):
+        layer()(torch.randn(T, B, I, dtype=F64), torch.zeros(1, B, H, dtype=F64))
     assert "dt=0.2, nonlinearity=identity" in str(layer(dt=0.2, nonlinearity="identity"))

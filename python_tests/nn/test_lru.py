@@ -172,8 +172,9 @@ def test_wrong_arguments():
     for args, error, said in (
         ((x.float(),), TypeError, "dtype of the parameters, torch.float64, got torch.float32"),
         ((x[..., :2],), ValueError, r"LRU: `input` must be \(T, B, 4\)"),
-        ((x, torch.zeros(B, N, dtype=F64)), TypeError, "`state` must be of .*complex128"),
-        ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"`state` must be \(B, C\) = \(3, 6\)"),
+        ((x, torch.zeros(B, N, dtype=F64)), TypeError, "LRU: `hx` must be of dtype torch.complex128, got .*float64"),
+        ((x, torch.zeros(B, 2, dtype=torch.complex128)), ValueError, r"LRU: `hx` must be \(3, 6\), got \(3, 2\)"),
+        ((x[:, 0], torch.zeros(B, N, dtype=torch.complex128)), ValueError, r"LRU: `hx` must be \(6,\), got \(3, 6\)"),
         ((x, [1]), TypeError, "LRU: `hx` must be a tensor, got list"),
         ((x, None, torch.zeros(B, T, dtype=torch.bool)), ValueError, r"LRU: `reset` must be \(T, B\) = \(9, 3\)"),
     ):

@@ -161,6 +161,8 @@ def test_explain_refuses_what_the_call_would():
             TypeError, match=r"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn"
         ):
             explain(op)
+    with pytest.raises(TypeError, match=r"got LSTM; rnnkern.explain\(model\), without other arguments"):
+        explain(torch.nn.LSTM(1, 1), torch.randn(5, 2, 1))
 
 
 MODULES = [

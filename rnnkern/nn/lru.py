@@ -146,6 +146,12 @@ class LRU(SingleLayer):
             raise TypeError(f"LRU: `hx` must be a tensor, got {type(hx).__name__}")
         return self._time_first(input, None if hx is None else (hx,), reset)
 
+    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
+        super()._check_state(state, batch)
+        wanted = torch.complex64 if self._dtype == torch.float32 else torch.complex128
+        if state[0].dtype != wanted:
+            raise TypeError(f"LRU: `hx` must be of dtype {wanted}, got {state[0].dtype}")
+
     def _arguments(self, sequence: TimeFirst) -> tuple[tuple, dict[str, Any]]:
         x, (h0,), batch_sizes, reset = sequence
         gamma = (-torch.expm1(-2 * self.nu_log.exp())).sqrt()  # 1 - |lambda|^2 without cancellation

@@ -117,9 +117,9 @@ class Relevancy(Attending):
             input, hx, reset: as in :meth:`forward`.
 
         Returns:
-            ``weights``, shaped like ``input`` with K columns: alpha for the slots of the buffer, then of the
-            relevant set, 0 for an empty slot. ``ids``, int64: for each slot the step that created its event, -1 for
-            an empty slot.
+            ``weights`` and ``ids``, both shaped like ``input`` with K columns, one for each slot of the buffer and then
+            of the relevant set. A weight is alpha, and 0 for an empty slot. An id, int64, is the step that created
+            the event in the slot, and -1 for an empty slot. For packed input both are packed.
         """
         return self._attended(input, hx, reset)
 

@@ -137,8 +137,9 @@ class SABLSTM(Attending):
             input, hx, reset: as in :meth:`forward`.
 
         Returns:
-            ``weights``, shaped like ``input`` with ``top_k`` columns, and ``slots``, int32: the memory that each
-            weight belongs to. 0 is the first h, j is the h after ``j * attend_every`` steps, and -1 means none.
+            ``weights`` and ``slots``, both shaped like ``input`` with ``top_k`` columns. A slot, int32, is the memory
+            that the weight belongs to. 0 is the first h, j is the h after ``j * attend_every`` steps, and -1 means
+            none.
         """
         return self._attended(input, hx, reset)
 

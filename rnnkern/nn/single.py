@@ -107,6 +107,12 @@ class SingleLayer(Layers):
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
 
+    def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
+        """Checks the shape of ``hx``, (B, H) or without a batch (H,)."""
+        wanted = (self.hidden_size,) if batch is None else (batch, self.hidden_size)
+        if tuple(state[0].shape) != wanted:
+            raise ValueError(f"{type(self).__name__}: `hx` must be {wanted}, got {tuple(state[0].shape)}")
+
     @torch.no_grad()
     def _choose(self, input: Tensor | PackedSequence, hx: Any = None, reset: Tensor | None = None) -> list[Choice]:
         """A list with the :class:`Choice` for these arguments of :meth:`forward`, for :func:`rnnkern.ops.explain`. Runs

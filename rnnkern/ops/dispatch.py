@@ -160,6 +160,10 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
     'cpu'
     """
     if not hasattr(op, "_choose"):
-        raise TypeError(f"explain: `op` must be an operator of rnnkern.ops or a module of rnnkern.nn, got {op!r}")
+        wanted = "an operator of rnnkern.ops or a module of rnnkern.nn"
+        if isinstance(op, torch.nn.Module):
+            hint = "rnnkern.explain(model), without other arguments, lists the recurrent layers of any model"
+            raise TypeError(f"explain: `op` must be {wanted}, got {type(op).__name__}; {hint}")
+        raise TypeError(f"explain: `op` must be {wanted}, got {op!r}")
     with asking():
         return op._choose(*args, **kwargs)
