@@ -276,7 +276,7 @@ def test_wrong_options(cls, options, error, message):
         (lambda m: m([1.0]), TypeError, "must be a tensor or a PackedSequence, got list"),
         (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(T, B)), TypeError, "RelRNN: `reset` must be a bool"),
         (lambda m: m(torch.zeros(T, B, I), reset=torch.zeros(B, T) > 0), ValueError, r"must be \(T, B\) = \(9, 3\)"),
-        (lambda m: m(torch.zeros(T, B, I), (torch.zeros(B, 2),)), ValueError, r"RelRNN: `hx` must be \(3, 5\), got \(3, 2\)"),
+        (lambda m: m(torch.zeros(T, B, I), (torch.zeros(B, 2),)), ValueError, r"`hx` must be \(3, 5\), got \(3, 2\)"),
     ],
 )
 def test_wrong_calls(call, error, message):
