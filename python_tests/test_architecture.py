@@ -62,7 +62,7 @@ FLOORS = {
     "rnnkern.cells": {"rnnkern._cell"},
     "rnnkern._precompile": {"rnnkern._compiler", "rnnkern._extension", "rnnkern.ops"},
     "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
-    "rnnkern.analysis": set(),
+    "rnnkern.analysis": {"rnnkern.ops", "rnnkern.reference"},
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
     "rnnkern.nn": {"rnnkern._cell", "rnnkern.cells", "rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
