@@ -13,6 +13,7 @@ from rnnkern.reference._orthogonal import (
     skew_exp,
 )
 from rnnkern.reference._recurrence import CELLS, recurrence
+from rnnkern.reference._recurrence_tangent import Tangents, recurrence_tangent
 from rnnkern.reference._relevancy import (
     RelevancyMemory,
     RelevancyState,
@@ -28,6 +29,7 @@ __all__ = [
     "RelevancyState",
     "SABMemory",
     "SABState",
+    "Tangents",
     "begin_sab",
     "cayley",
     "empty_state",
@@ -41,6 +43,7 @@ __all__ = [
     "moment_filter",
     "project_orthogonal",
     "recurrence",
+    "recurrence_tangent",
     "relevancy_recurrence",
     "sab_recurrence",
     "sab_slots",

@@ -190,7 +190,11 @@ class _ScaleGradient(torch.autograd.Function):
         return grad * scale, None
 
 
-def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None) -> Product:
+def product_of(
+    R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None, added: Tensor | None = None
+) -> Product:
+    """The :data:`Product` of a step. ``scale`` multiplies the gradient of h, ``kept`` (B, P) is the mask of dropout, and
+    ``added`` (B, G*H) is added to R h, before its normalization."""
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // max(gates, 1)
 
     def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:
@@ -199,11 +203,14 @@ def _product(R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, k
         if kept is not None:
             h = h * kept[: h.shape[0]]
         if gain is not None:
-            return F.layer_norm(F.linear(h, R), gain.shape, gain, bias)
+            r = F.linear(h, R)
+            return F.layer_norm(r if added is None else r + added, gain.shape, gain, bias)
         rows = slice(first * hidden, last * hidden)
         b = None if bias is None else bias[rows]
+        if added is not None:
+            b = added[:, rows] if b is None else added[:, rows] + b
         if R.dim() == 2:
-            return F.linear(h, R[rows], b)
+            return F.linear(h, R[rows]) + b if added is not None else F.linear(h, R[rows], b)
         heads, _, d = R.shape
         blocks = R.reshape(heads, gates, d, d)[:, first:last]
         r = torch.einsum("bkd,kged->bgke", h.unflatten(1, (heads, d)), blocks).flatten(1)
@@ -252,7 +259,7 @@ def recurrence(
         if grad_scale is not None:
             scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
             scale = scale.detach()
-        new = step(inputs[t], _product(R, bias, recurrent, scale, kept), old, *params)
+        new = step(inputs[t], product_of(R, bias, recurrent, scale, kept), old, *params)
         pairs = zip(zoneout, old, new, strict=True)
         new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
         outputs[t] = new[0]
