@@ -193,8 +193,8 @@ class _ScaleGradient(torch.autograd.Function):
 def product_of(
     R: Tensor, bias: Tensor | None, gates: int, scale: Tensor | None, kept: Tensor | None, added: Tensor | None = None
 ) -> Product:
-    """The :data:`Product` of a step. ``scale`` multiplies the gradient of h, ``kept`` (B, P) is the mask of dropout, and
-    ``added`` (B, G*H) is added to R h, before its normalization."""
+    """The :data:`Product` of a step. ``scale`` multiplies the gradient of h, ``kept`` (B, P) is the mask of dropout,
+    and ``added`` (B, G*H) is added to R h before its normalization."""
     hidden = (R.shape[0] if R.dim() == 2 else R.shape[0] * R.shape[1]) // max(gates, 1)
 
     def product(h: Tensor, first: int = 0, last: int = gates, gain: Tensor | None = None) -> Tensor:

@@ -79,7 +79,7 @@ def recurrence_tangent(
             old, old_dots = (tuple(torch.where(reset[t, :n, None], 0, x) for x in xs) for xs in (old, old_dots))
 
         def step(u_t, added, bias, *rest, t=t):
-            params, old = rest[: len(rest) - len(state)], rest[len(rest) - len(state) :]
+            params, old = rest[: len(cell_facts.params)], rest[len(cell_facts.params) :]
             new = cell_facts.step(u_t, product_of(R, bias, cell_facts.recurrent, None, kept, added), old, *params)
             pairs = zip(zoneout, old, new, strict=True)
             return tuple(noise.zoned(seed, rate, t, i, *pair) for i, (rate, *pair) in enumerate(pairs))
