@@ -1,6 +1,7 @@
-// The recurrence on a CUDA device, backward, a chunk of steps at a time from the last one processed to the first: the
-// gates of the chunk again, by products over the known h; the serial loop, which has dpre and dh alone; dR and the
-// gradient of the bias, by products and sums over the chunk. What is added up over chunks is added in their order.
+// The backward of the recurrence on a CUDA device. It processes chunks of steps in reverse processing order. Per chunk:
+// recompute the gates with products over the known h; run the serial loop, which only computes the gradients of the
+// gates and of the state; then dR and the gradient of the bias, with products and sums over the chunk. Sums over chunks
+// are added in a fixed order.
 #include "recurrence/cuda/driver.h"
 #include "recurrence/recurrence.h"
 
@@ -22,15 +23,15 @@ struct BackwardDriver : CudaDriver<S> {
   const CellInfo& cell;
   const Gradients& grad;
   Tensor h, grad_h, grad_scale, saved, candidates;
-  Tensors cells;                                       // the states but the first of every step
-  bool recompute;                                      // compute the gates again
-  Tensor du, dR_sum, dbias_sum, dW_hr_sum;             // (K, G*D, D), (K, G*D), (P, H) in arithmetic precision
-  Tensors carry, dparams;                              // likewise; these, and some dbias_sum, as StepBackward has them
+  Tensors cells;                            // the states except the first, of every step
+  bool recompute;                           // recompute the gates
+  Tensor du, dR_sum, dbias_sum, dW_hr_sum;  // sums in arithmetic precision: (K, Q*D, D), (K, Q*D), (P, H)
+  Tensors carry, dparams;  // in arithmetic precision, shaped as in StepBackward (also dbias_sum with layer norm)
   Tensor previous, r, gates, dr, operand, dR_partial;  // of one chunk
-  Tensors old_states;        // of one chunk: the states but the first before each row, where gates need them
-  Tensor dh, dW_hr_partial;  // where h is projected
-  Tensor dropped;            // what R multiplied of `previous`; itself without dropout
-  // Of the stepwise loop: the step processed before, whose product is in from_R.
+  Tensors old_states;        // of one chunk: the states except the first before each row, if gates need them
+  Tensor dh, dW_hr_partial;  // if h is projected
+  Tensor dropped;            // `previous` times the dropout mask, the input of R; `previous` itself without dropout
+  // Of the stepwise loop. `finished` is the step processed before this one, whose product is in from_R.
   Tensor step_dr, from_R, step_dh, from_W_hr, workspace;
   int64_t finished = -1, finished_alive = 0;
   Multiplication first, second;
@@ -58,7 +59,7 @@ struct BackwardDriver : CudaDriver<S> {
   }
 
   bool has_operand() const { return cell.two_products() || cell.projected; }
-  // du serves as dr where the two are one and lie alike.
+  // Whether du is used as dr: they have the same values and the same layout.
   bool one_gradient() const { return cell.joint && call.heads == 1; }
 
   Tensors run() {
@@ -99,7 +100,7 @@ struct BackwardDriver : CudaDriver<S> {
                              : shaped(x, {call.heads, this->gate_columns(), head_size});
   }
 
-  // (K, G, D) to (G, K, D).
+  // From (K, Q, D) to (Q, K, D).
   Tensor bias_gradient() const {
     if (cell.normalised) return this->narrowed(sum(dbias_sum, 0));
     const Tensor by_head = shaped(dbias_sum, {call.heads, cell.recurrent, head_size});
@@ -194,7 +195,7 @@ struct BackwardDriver : CudaDriver<S> {
         .run();
   }
 
-  // What all kernels are told alike.
+  // Fills the fields that all kernels share.
   template <class Problem>
   Problem problem(int64_t rows, const A* chunk_gates) const {
     Problem p{};
@@ -223,7 +224,7 @@ struct BackwardDriver : CudaDriver<S> {
     return p;
   }
 
-  // The whole loop over the chunk by one kernel that keeps R.
+  // Runs all steps of the chunk in one kernel that keeps R.
   void run_resident(int64_t from, int64_t steps, int64_t rows, const A* chunk_gates) const {
     auto p = problem<BlockBackward<S>>(rows, chunk_gates);
     p.first = from;
@@ -239,7 +240,7 @@ struct BackwardDriver : CudaDriver<S> {
     }
   }
 
-  // Finishes the step before, and unless t is -1 processes step t.
+  // Finishes the step processed before; then processes step t, unless t is -1.
   void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
     auto p = problem<StepBackward<S>>(rows, chunk_gates);
     p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;

@@ -1,6 +1,6 @@
-// The block kernel, backward: dpre and dh alone, for a range of steps whose gates are there. A block has one head of a
-// few sequences as in the forward; R^T stays, gradients of the state are carried in registers, and dr goes through
-// shared memory, twice buffered as h is there.
+// The backward of the block kernel: the gradients of the gates and of the state, for a range of steps whose gates are
+// known. A block has one head of a few sequences, as in the forward. It keeps R^T; the gradients of the state stay in
+// registers; dr goes through shared memory, double-buffered like h in the forward.
 #pragma once
 
 #include "cells/list.h"
@@ -8,17 +8,17 @@
 
 namespace rnnkern {
 
-// What the pointwise part of one unit of one sequence reads at a step. Cells leave most of it unread, and what is
-// unread is not fetched.
+// The inputs of the pointwise part of one unit of one sequence at a step. Most cells use few of them; the compiler
+// removes the loads of the others.
 template <class Cell, class S>
 struct BackwardInput {
   using A = Arithmetic<S>;
 
-  A save[Cell::saved + 1], cell_old[Cell::states], cell_next[Cell::states];  // states: but of the first
+  A save[Cell::saved + 1], cell_old[Cell::states], cell_next[Cell::states];  // states: all but the first
   S h_old, h_next, grad_h, scale;
-  uint8_t reset;  // not yet compared: that would wait for the load
+  uint8_t reset;  // compared with 0 later, because a comparison would wait for the load
 
-  // `row` of all rows, `here` in arrays that begin with the range, both of this sequence; unit of a head of d.
+  // `row` counts all rows, `here` those of the range; both are of this sequence. `unit` counts in a head of d units.
   template <class P>
   RNNKERN_DEVICE void fetch(const P& p, int t, int64_t row, int64_t here, int b, int head, int unit, int d,
                             int length) {
@@ -27,7 +27,7 @@ struct BackwardInput {
     fetch_after(p, before < 0 ? -1 : seq.offset(before) + b, t, row, here, b, head, unit, d);
   }
 
-  // `row_before` is that of the state before, or -1 for the initial state.
+  // `row_before` is the row of the previous state, or -1 for the initial state.
   template <class P>
   RNNKERN_DEVICE void fetch_after(const P& p, int64_t row_before, int t, int64_t row, int64_t here, int b, int head,
                                   int unit, int d) {
@@ -65,7 +65,7 @@ struct BackwardInput {
   }
 };
 
-// The end of the gates of u that go with those of R h up to `last`: u may have fewer gates or more.
+// The end of the gates of u that correspond to the gates of R h before `last`; u may have fewer or more gates than R h.
 template <class Cell>
 RNNKERN_HOST_DEVICE constexpr int gates_of_u(int last) {
   return last == Cell::recurrent || last > Cell::gates ? Cell::gates : last;
@@ -80,10 +80,10 @@ struct BlockBackwardKernel {
   using Input = BackwardInput<Cell, S>;
   static constexpr int threads = Tile::threads, values = Tile::values;
   static constexpr int64_t shared_size = Tile::shared_size + 2 * Tile::x_size * sizeof(S);
-  // The gates whose gradients the cell's `backward` gives: those of the last product.
+  // The first gate of the last product. The cell's `backward` gives the gradients of this gate and the following ones.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0;
 
-  // Gradients of gates first..last-1 of one unit, to memory and to the product.
+  // Stores the gradients of gates first..last-1 of one unit, in memory and as the operand of the product.
   template <int first, int last>
   RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent], S* x,
                                   int column, int unit, int d, int head, int64_t row, int64_t here) {
@@ -132,8 +132,8 @@ struct BlockBackwardKernel {
     const int last = longest < end ? longest : end, steps = last > first ? last - first : 0;
     const auto at = [&](int k) { return seq.reverse ? first + k : last - 1 - k; };
     const int64_t origin = seq.offset(p.first);
-    // Rows of this step and of those after, of which the first two may lie outside the range: the cell's state before a
-    // step is one step on. Known so early that no load waits for another.
+    // The first rows of this step and of the next ones in processing order, which may lie outside the range: the state
+    // before a step is stored at the step processed next. They are loaded early, so that no load waits for another.
     const auto offset = [&](int k) { return at(k) >= 0 && at(k) < seq.count ? seq.offset(at(k)) : 0; };
     int64_t row = offset(0), ahead = offset(1), later = offset(2);
     Input input[values] = {};

@@ -1,6 +1,6 @@
-// The block kernel, forward: one block runs all steps of one head for a few sequences. R stays in registers and shared
-// memory, the state in registers; the only exchange is h, through shared memory, twice buffered: a step reads one
-// buffer and writes the other, and the barrier at its end says that both are done.
+// The forward of the block kernel: one block runs all steps of one head for a few sequences. It keeps R in registers
+// and shared memory, and the state in registers. Threads only exchange h, through double-buffered shared memory: a step
+// reads one buffer and writes the other, and ends with a barrier.
 #pragma once
 
 #include "cells/list.h"
@@ -8,14 +8,14 @@
 
 namespace rnnkern {
 
-// What the pointwise part of one unit of one sequence reads at a step, fetched a step ahead. All is kept as it lies in
-// memory: a conversion would wait for the load.
+// The inputs of the pointwise part of one unit of one sequence at a step, loaded a step ahead. They are kept in their
+// storage types, because a conversion would wait for the load.
 template <class Cell, class S>
 struct ForwardInput {
   S u[Cell::gates];
   uint8_t reset;
 
-  // `from` is the first gate of this unit and sequence.
+  // `from` points to the first gate of this unit and sequence.
   RNNKERN_DEVICE void fetch(const Sequence& seq, const S* from, int t, int b, bool alive) {
     reset = alive && seq.reset ? reinterpret_cast<const uint8_t*>(seq.reset)[t * seq.batch + b] : 0;
     RNNKERN_UNROLL
@@ -40,7 +40,7 @@ struct BlockForwardKernel {
     const int hidden = int(seq.hidden), first_unit = head * d;
     device::SharedArena arena{device::shared_memory()};
     char* memory = arena.alloc<char>(Tile::shared_size);
-    S* x = arena.alloc<S>(buffers * Tile::x_size);  // h of this step and of the next, and a second product's operand
+    S* x = arena.alloc<S>(buffers * Tile::x_size);  // h of this step and the next; operand of a second product
     S* operand = x + 2 * Tile::x_size;
     for (int i = device::thread(); i < buffers * Tile::x_size; i += threads) x[i] = S{};  // padding is multiplied too
     Tile tile;
@@ -70,11 +70,11 @@ struct BlockForwardKernel {
     }
     device::block_barrier();
 
-    const int steps = int(seq.length(b0));  // the longest of this block
+    const int steps = int(seq.length(b0));  // of the longest sequence of this block
     const auto at = [&](int k) { return seq.reverse ? steps - 1 - k : k; };
     int64_t row = steps ? seq.offset(at(0)) : 0, ahead = steps > 1 ? seq.offset(at(1)) : 0;
-    // Of the step whose first row is `first`, where a tensor with `per` times H columns has this thread's result 0, and
-    // how far from there result v is. One wide product serves all.
+    // place(first, per) is the index of this thread's result 0 at the step whose first row is `first`, in a tensor with
+    // `per` times H columns; apart(v, per) is the distance from there to result v. This needs a single 64-bit product.
     const auto place = [&](int64_t first, int per) {
       return (first + b[0]) * hidden * per + first_unit + Tile::unit(0);
     };

@@ -1,12 +1,12 @@
-// The product of a block kernel: weights of one head that a block keeps for all steps, and how its threads share out
-// the result. D is the head size padded to 32, 64 or 128; padding is zero in weights and in what they multiply.
+// The products of the block kernels: the weights of one head, which a block keeps for all steps, and the distribution
+// of the result over threads. D is the head size padded to 32, 64 or 128; the padding of weights and operands is zero.
 //
 // Every tile has
-//   threads, columns, values   of the block; sequences of the block; results per thread, each of one unit and column
-//   x_size                     elements of what is multiplied: (columns, pitch), in shared memory
+//   threads, columns, values   threads and sequences of a block; results per thread, each of one unit and column
+//   x_size                     elements of the operand, (columns, pitch), in shared memory
 //   unit(v), column(v)         of this thread's result v
-//   shared_size                bytes of weights in shared memory, on 16-byte boundaries
-//   load(R, d, memory)         fetches the weights, from (gates*d, d)
+//   shared_size                bytes of weights in shared memory, a multiple of 16
+//   load(R, d, memory)         loads the weights, (gates*d, d)
 #pragma once
 
 #include "recurrence/cuda/problem.h"
@@ -24,7 +24,7 @@ RNNKERN_DEVICE S weight(const S* R, int d, int gate, int unit, int column, int g
   return gate < gates && unit < d && column < d ? R[(gate * d + unit) * d + column] : S{};
 }
 
-// Where the R (gates*d, d) of a head begins: of many heads, more elements than an int counts.
+// The matrix (gates*d, d) of a head. With many heads, its offset exceeds an int.
 template <class S>
 RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
   return R + int64_t(head) * (gates * d * d);
@@ -32,8 +32,8 @@ RNNKERN_DEVICE const S* matrix_of_head(const S* R, int head, int gates, int d) {
 
 // ---- 16-bit storage: tensor cores, 8 sequences
 
-// A thread's share of the fragments of its warp: as many in registers as leave room for the rest of the kernel, and
-// what is left in shared memory, where each thread reads its own 16 bytes.
+// A thread's part of the fragments of its warp: as many in registers as the rest of the kernel allows, and the others
+// in shared memory, where each thread reads its own 16 bytes.
 template <int count, int threads, int registers = 24>
 struct MmaWeights {
   static constexpr int kept = count < registers ? count : registers;
@@ -43,13 +43,13 @@ struct MmaWeights {
   uint32_t a[kept][4] = {};
   device::Word16* rest;
 
-  // Taken in turns, so that a fragment comes from shared memory while those of registers are multiplied: of the first n
-  // fragments so many are in registers, and register fragment m is number nth(m).
+  // Fragments in registers and in shared memory alternate, so that loads from shared memory overlap with products of
+  // registers. before(n) of the first n fragments are in registers; fragment nth(m) is the m-th of these.
   RNNKERN_DEVICE static constexpr int before(int n) { return n * kept / count; }
   RNNKERN_DEVICE static constexpr int nth(int m) { return ((m + 1) * count - 1) / kept; }
 
-  // `weights(n, i)` is register i of fragment n. The loop is rolled, and picks the registers by comparing: unrolled,
-  // the compiler makes all addresses first, in more registers than there are.
+  // `weights(n, i)` is register i of fragment n. The loop is not unrolled, and comparisons select the registers: if it
+  // were unrolled, the compiler would compute all addresses first and run out of registers.
   template <class Weights>
   RNNKERN_DEVICE void load(char* memory, Weights weights) {
     rest = reinterpret_cast<device::Word16*>(memory) + device::thread();
@@ -89,21 +89,21 @@ struct MmaWeights {
   }
 };
 
-// Sums products of fragments in `chains` independent chains, so that one's latency hides behind the others.
+// Products of fragments are added in `chains` independent chains, which hides their latency.
 template <int tiles, int depth>
 struct MmaChains {
   static constexpr int wanted = tiles >= 4 ? 1 : tiles >= 2 ? 2 : 4;
   static constexpr int chains = wanted < depth ? wanted : depth;
 };
 
-// r = R h. A fragment's 16 rows are one gate of 16 units, or where gates are even in number and weights few, two gates
-// of 8 units: either way all gates of a unit meet in one thread. A product has the first `first_gates`, or the rest.
+// r = R h. The 16 rows of a fragment are one gate of 16 units or, with even numbers of gates and D < 128, two gates of
+// 8 units, so that a thread always gets all gates of a unit. A product has the first `first_gates` gates, or the rest.
 template <class S, int gates, int D, int first_gates>
 struct MmaForward {
   static constexpr int halves = gates % 2 || first_gates % 2 || D == 128 ? 2 : 1, warp_units = 8 * halves,
                        tiles = gates * halves / 2, depth = D / 16;
   static constexpr int threads = D / warp_units * 32, columns = 8, values = 2 * halves;
-  static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding: ldmatrix meets no bank twice
+  static constexpr int pitch = D + 8, x_size = columns * pitch;  // 16 bytes of padding avoid bank conflicts of ldmatrix
   using Weights = MmaWeights<tiles * depth, threads>;
   static constexpr int64_t shared_size = Weights::shared_size;
 
@@ -122,7 +122,7 @@ struct MmaForward {
     });
   }
 
-  // r[v][g] for gates first..last-1.
+  // Sets r[v][g] for gates first..last-1.
   template <int first, int last>
   RNNKERN_DEVICE void multiply(const S* x, float (&r)[values][gates]) const {
     static_assert(halves == 2 || (first % 2 == 0 && last % 2 == 0), "a fragment's two gates belong together");
@@ -161,7 +161,7 @@ struct MmaForward {
   }
 };
 
-// dh = R^T dr: fragments of 16 units over all gates.
+// dh = R^T dr, with fragments of 16 units, over all gates.
 template <class S, int gates, int D>
 struct MmaBackward {
   static constexpr int depth = gates * D / 16;
@@ -184,7 +184,7 @@ struct MmaBackward {
     });
   }
 
-  // dh[v], of gates first..last-1.
+  // Sets dh[v], from gates first..last-1.
   template <int first, int last>
   RNNKERN_DEVICE void multiply(const S* x, float (&dh)[values]) const {
     constexpr int from = first * D / 16, to = last * D / 16;
@@ -216,11 +216,12 @@ struct alignas(16) Float4 {
   float x[4];
 };
 
-// What a thread keeps of its weights, `rows` rows of `chunks` times 4 columns: as much in registers as leaves room for
-// the rest of the kernel, and what is left in shared memory, where each thread reads its own 16 bytes.
+// A thread's weights, `rows` rows of `chunks` times 4 columns: as many in registers as the rest of the kernel allows,
+// and the others in shared memory, where each thread reads its own 16 bytes.
 template <int rows, int chunks, int threads>
 struct FmaWeights {
-  // Registers of 4 bytes. Of few rows fewer: the compiler then aims at two blocks at once, with 64 per thread.
+  // 4-byte registers. Fewer for a single row, for which the compiler aims at 64 registers and two blocks per
+  // multiprocessor.
   static constexpr int registers = threads <= 256 ? 128 : rows > 1 ? 32 : 24;
   static constexpr int fits = registers / (4 * rows), kept = chunks < fits ? chunks : fits;
   static constexpr int64_t shared_size = int64_t(chunks - kept) * rows * threads * 16;
@@ -252,7 +253,7 @@ struct FmaWeights {
     }
   }
 
-  // acc[m][c] += sum over the chunks from..to-1 of weights times x; `at(j, c)` is where chunk j of column c lies.
+  // acc[m][c] += sum over chunks from..to-1 of weights times x; `at(j, c)` points to chunk j of column c.
   template <int from, int to, int first_row, int last_row, int columns, class At>
   RNNKERN_DEVICE void multiply(float (&acc)[last_row - first_row][columns], At at) const {
     RNNKERN_UNROLL
@@ -264,7 +265,7 @@ struct FmaWeights {
         for (int m = first_row; m < last_row; ++m) add(acc[m - first_row][c], w[j][m], x);
       }
     }
-    RNNKERN_ROLLED  // unrolled, x of many chunks is in flight at once, in more registers than there are
+    RNNKERN_ROLLED  // if unrolled, loads of x of many chunks are in flight at once and need too many registers
         for (int j = from > kept ? from : kept; j < to; ++j) {
       Float4 x[columns];
       RNNKERN_UNROLL
@@ -284,8 +285,8 @@ struct FmaWeights {
   }
 };
 
-// Adds up `count` sums over lanes that differ in bit `mask`: those with the bit clear keep the first half of them, the
-// others the second.
+// Adds `count` sums over pairs of lanes that differ in bit `mask`: the lane with the bit clear keeps the first half of
+// the sums, the other lane the second half.
 template <int count>
 RNNKERN_DEVICE void halve(float* sums, int mask) {
   const bool upper = device::lane() & mask;
@@ -372,7 +373,7 @@ struct FmaBackward {
   }
 };
 
-// ---- which tile a kernel takes
+// ---- the tiles of a kernel
 
 template <class S, int gates, int D, int first_gates>
 struct Tiles {

@@ -1,11 +1,12 @@
-// The cluster kernel, backward: dpre and dh alone, for a range of steps whose gates are there. Each block keeps the
-// rows of R of its own units, as the forward does. From dr of its own units it has a part of dh of all units; it sends
-// every block the part for that block's units, in float32, and these add up what came in the order of the blocks. Two
-// groups of sequences take turns: what came of a group's last exchange is taken in when its turn comes again. What
-// is written when, of which two each, taken in turns by the exchanges, parts by those of a group:
-//   dr of own units: a block's warps pass a barrier, when they have read it, before the next dr but one.
-//   parts of dh: a block sends those of exchange e + 2 when it has all of e + 1, to which every block has sent its
-//     share behind a barrier of its threads, which had then added up those of e.
+// The backward of the cluster kernel: the gradients of the gates and of the state, for a range of steps whose gates are
+// known. Each block keeps the rows of R of its own units, as in the forward. From dr of its units it computes a part of
+// dh of all units, and sends every block the part for that block's units, in float32; the receiver adds the parts in
+// the order of the blocks. Two groups of sequences alternate: a group's exchange is received when its next turn begins.
+// dr and the parts of dh have two buffers each, which alternate: dr in all exchanges, parts in the exchanges of a
+// group. No buffer is overwritten before it has been read:
+//   dr of own units: after reading it, a block's warps pass a barrier before the buffer is written again.
+//   parts of dh: a block sends exchange e + 2 after it has received all of exchange e + 1. Every block sends its
+//     part of e + 1 after a block barrier, before which its threads have added up the parts of e.
 #pragma once
 
 #include "recurrence/cuda/block_backward.cuh"
@@ -24,23 +25,24 @@ struct ClusterBackwardKernel {
   static constexpr int values = (units * Tile::columns + threads - 1) / threads;
   using Pairs = ClusterPairs<threads, units>;
   static constexpr int64_t parts_size = int64_t(cluster) * Tile::columns * units;
-  // What a thread has of a group in registers: gradients of the state and of the cell's own, and what scales the next.
+  // Values of a group that a thread keeps in registers: gradients of the state and the parameters, and the scale of the
+  // next product.
   static constexpr int carried = Cell::states + Cell::params + 1;
   static constexpr int64_t once_size = Tile::shared_size + 2 * Tile::x_size * sizeof(S) + 32;
   static constexpr int64_t waiting_size = int64_t(values) * (carried * 4 + 8) * threads;
   static constexpr int64_t two_size = once_size + 4 * parts_size * 4 + waiting_size;
-  // The registers of two groups are too many where two products are this large.
+  // With two products of this size, two groups need too many registers.
   static constexpr bool two_groups = two_size <= cluster_memory && !(Cell::two_products && D == 768);
   static constexpr int groups = two_groups ? 2 : 1, columns = groups * Tile::columns;
   static constexpr int64_t shared_size = groups == 2 ? two_size : once_size + 2 * parts_size * 4;
-  // The gates whose gradients the cell's `backward` gives: those of the last product.
+  // The first gate of the last product. The cell's `backward` gives the gradients of this gate and the following ones.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0, products = 1 + Cell::two_products;
 
-  // R^T dr of the gates first..last-1. A group's exchanges are numbered by `turn`, those of both by `all`.
+  // R^T dr of gates first..last-1. `turn` counts the exchanges of a group, `all` those of both groups.
   struct Exchange {
     Tile tile;
-    S* x;          // of two exchanges
-    float* parts;  // of two exchanges of each group, (cluster, columns, units) each
+    S* x;          // double-buffered
+    float* parts;  // two buffers for each group, (cluster, columns, units) each
     device::Mbarrier* arrived;
     int rank, all = 0;
 
@@ -78,7 +80,7 @@ struct ClusterBackwardKernel {
     }
   };
 
-  // Gradients of gates first..last-1 of one unit, to memory and to the product.
+  // Stores the gradients of gates first..last-1 of one unit, in memory and as the operand of the product.
   template <int first, int last>
   RNNKERN_DEVICE static void give(const Problem& p, const A (&du)[Cell::gates], const A (&dr)[Cell::recurrent], S* x,
                                   int v, int unit, int64_t row, int64_t origin) {
@@ -113,7 +115,7 @@ struct ClusterBackwardKernel {
     exchange.parts = arena.alloc<float>(groups * 2 * parts_size);
     exchange.arrived = arena.alloc<device::Mbarrier>(groups * 2);
     exchange.rank = device::cluster_rank();
-    // Of the group whose turn it is not, what a thread has of the other in registers.
+    // The register values of the group that is not running.
     A* waiting = arena.alloc<A>(groups == 2 ? values * carried * threads : 0) + device::thread();
     int* waiting_length = arena.alloc<int>(groups == 2 ? values * 2 * threads : 0) + device::thread();
     for (int i = device::thread(); i < 2 * Tile::x_size; i += threads) exchange.x[i] = S{};  // padding counts too
@@ -124,11 +126,11 @@ struct ClusterBackwardKernel {
       for (int k = 0; k < groups * 2; ++k) device::expect(exchange.arrived + k, exchange.bytes(rows.count(k / 2)));
     }
 
-    int g = 0;  // the group whose turn it is
+    int g = 0;  // the running group
     const auto unit = [&](int v) { return exchange.rank * units + Pairs::unit(v); };
     const auto sequence = [&](int v) { return rows.first(g) + Pairs::column(v); };
     const auto real = [&](int v) { return unit(v) < hidden && Pairs::column(v) < rows.count(g); };
-    // `scale` and `reset` are those of the step whose product is under way.
+    // `scale` and `reset` are those of the step whose product is being exchanged.
     int length[values], reset[values] = {};
     A carry[values][Cell::states], params[values][Cell::params + 1], dparams[values][Cell::params + 1] = {};
     A scale[values] = {};
@@ -168,10 +170,10 @@ struct ClusterBackwardKernel {
     for (int v = 0; v < values; ++v) {
       RNNKERN_UNROLL
       for (int i = 0; i < Cell::params; ++i) {
-        params[v][i] = unit(v) < hidden ? widen(p.params[i][unit(v)]) : A(0);  // of both groups
+        params[v][i] = unit(v) < hidden ? widen(p.params[i][unit(v)]) : A(0);  // the same for both groups
       }
     }
-    device::cluster_barrier();  // nobody sends before all barriers are there
+    device::cluster_barrier();  // no block sends before all mbarriers are initialised
 
     const int first = int(p.first), end = first + int(p.steps);
     const auto last = [&](int of) {
@@ -192,7 +194,7 @@ struct ClusterBackwardKernel {
         input[v].fetch(p, at(k), row, row - origin, sequence(v), 0, unit(v), hidden, length[v]);
       }
     };
-    // Takes in the product of this group's last exchange before step k, which is that of the step before.
+    // Receives the product of this group's last exchange before step k, which belongs to the previous step.
     const auto receive = [&](int k) {
       A product[values];
       exchange.receive(g, products * k - 1, rows.count(g), product);
@@ -268,7 +270,7 @@ struct ClusterBackwardKernel {
       change(1);
       leave();
     }
-    device::cluster_barrier();  // nobody leaves while others may still send
+    device::cluster_barrier();  // no block exits while others may still send to it
   }
 };
 

@@ -1,12 +1,13 @@
-// The cluster kernel, forward: the blocks of a cluster run all steps of a few sequences. R stays in their registers and
-// shared memory, each unit's state in registers of the block that owns it. What a step exchanges is h: each block
-// stores its units into the buffer of every block, its own too, and the bytes that came end the wait for the next step.
-// No barrier stands between the blocks while the steps last. Two groups of sequences take turns, each with buffers,
-// sums and barriers of its own, so that all of this holds for each alone. What is written when:
-//   h, twice: a block sends h of step k + 2 when it has all of step k + 1, to which every block, when its warps had
-//     read h of step k, has sent its share.
-//   the operand of a second product, once: likewise, h of the next step stands between two of them.
-//   partial sums, once (cluster_tile.cuh): a block multiplies again when it has all of what it sent itself, too.
+// The forward of the cluster kernel: the blocks of a cluster run all steps of a few sequences. They keep R in registers
+// and shared memory, and each unit's state in registers of the block that owns the unit. In every step the blocks
+// exchange h: each block stores its units into the buffers of all blocks, including its own, and a block waits until
+// all bytes of the next step have arrived. There is no cluster barrier in the loop. Two groups of sequences alternate,
+// each with its own buffers, sums and mbarriers. No buffer is overwritten before it has been read:
+//   h has two buffers. A block sends h of step k + 2 after it has received all of step k + 1; every block sends its
+//     part of k + 1 after its warps have read step k.
+//   The operand of a second product has one buffer: between two uses lies the exchange of h, to which the same applies.
+//   Partial sums (cluster_tile.cuh) have one buffer: a block multiplies again only after it has received h, which
+//     includes what it has sent itself.
 #pragma once
 
 #include "recurrence/cuda/block_forward.cuh"
@@ -23,7 +24,7 @@ struct ClusterForwardKernel {
   using Tile = typename ClusterTiles<Cell, M, D>::Forward;
   static constexpr int threads = Tile::threads, least_blocks = 1, values = Tile::values, cluster = Tile::blocks;
   static constexpr int units = Tile::units, buffers = Cell::two_products ? 3 : 2;
-  static constexpr int vectors = Cell::recurrent + Cell::params;  // the bias by gate, the cell's own
+  static constexpr int vectors = Cell::recurrent + Cell::params;  // the bias of each gate, and the cell's parameters
   static constexpr int64_t group_size = Tile::sums_size + buffers * Tile::x_size * sizeof(S);
   static constexpr int64_t once_size = Tile::shared_size + round_up(2 * buffers * 8, 16) + vectors * units * 4;
   static constexpr int64_t waiting_size = int64_t(values) * (Cell::states + 1) * threads * 4;
@@ -39,7 +40,7 @@ struct ClusterForwardKernel {
     }
   }
 
-  // This value of lanes that come together, to every block; all lanes of the warp.
+  // Sends this value, gathered from the lanes of neighbouring units, to every block. Called by whole warps.
   RNNKERN_DEVICE static void give(int rank, int v, int n, A value, S* to, device::Mbarrier* on) {
     constexpr int group = 16 / sizeof(S);
     const device::Word16 word = Tile::gather(multiplied<M>(value));
@@ -59,11 +60,11 @@ struct ClusterForwardKernel {
     device::SharedArena arena{device::shared_memory()};
     char* memory = arena.alloc<char>(Tile::shared_size);
     char* sums = arena.alloc<char>(groups * Tile::sums_size);
-    // Of each group h of this step and of the next, and a second product's operand.
+    // For each group: h of this step and of the next, and the operand of a second product.
     S* all_x = arena.alloc<S>(groups * buffers * Tile::x_size);
     auto* all_arrived = arena.alloc<device::Mbarrier>(groups * buffers);
     A* vector = arena.alloc<A>(vectors * units);
-    // Of the group whose turn it is not, what a thread has of the other in registers.
+    // The register values of the group that is not running.
     A* waiting = arena.alloc<A>(groups == 2 ? values * Cell::states * threads : 0) + device::thread();
     int* waiting_length = arena.alloc<int>(groups == 2 ? values * threads : 0) + device::thread();
     for (int i = device::thread(); i < groups * buffers * Tile::x_size; i += threads) {
@@ -90,7 +91,7 @@ struct ClusterForwardKernel {
           multiplied<M>(widen(h));
     }
 
-    int g = 0;  // the group whose turn it is
+    int g = 0;  // the running group
     const auto unit = [&](int v) { return first_unit + Tile::unit(v); };
     const auto sequence = [&](int v) { return rows.first(g) + Tile::column(v); };
     const auto real = [&](int v) { return unit(v) < hidden && Tile::column(v) < rows.count(g); };
@@ -121,7 +122,7 @@ struct ClusterForwardKernel {
       change(0);
     }
     begin();
-    device::cluster_barrier();  // nobody sends before all barriers are there
+    device::cluster_barrier();  // no block sends before all mbarriers are initialised
 
     const int steps0 = rows.longest(0), steps1 = groups == 2 ? rows.longest(1) : 0;
     const auto steps = [&] { return groups == 2 && g ? steps1 : steps0; };
@@ -144,7 +145,7 @@ struct ClusterForwardKernel {
       device::Mbarrier* arrived = all_arrived + g * buffers;
       A u[values][Cell::gates] = {}, r[values][Cell::recurrent] = {}, old[values][Cell::states] = {};
       A save[values][Cell::saved + 1] = {};
-      // Sent before anything else is done: the others wait for it.
+      // Sends h before everything else, since the other blocks wait for it.
       const auto finish = [&](int v) {
         const int t = at(k), next = (k + 1) % 2;
         const bool alive = t < length[v];
@@ -233,7 +234,7 @@ struct ClusterForwardKernel {
       change(1);
       end();
     }
-    device::cluster_barrier();  // nobody leaves while others may still send
+    device::cluster_barrier();  // no block exits while others may still send to it
   }
 };
 

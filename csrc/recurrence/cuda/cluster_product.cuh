@@ -1,5 +1,5 @@
-// What a cluster kernel multiplies: M is bfloat16 or float16 as tensors are stored, float, or tfloat32, which float is
-// rounded to.
+// The operand type M of the products of a cluster kernel: bfloat16 or float16, as tensors are stored; float; or
+// tfloat32, to which float is rounded.
 #pragma once
 
 #include <type_traits>
@@ -8,13 +8,13 @@
 
 namespace rnnkern {
 
-// Elements along a product's sum: of a fragment, of 16 bytes of it, and of a register.
+// Elements along the inner dimension: of a fragment, of 16 bytes of it, and of a register.
 template <class M>
 struct Along {
   static constexpr int size = int(sizeof(Stored<M>)), fragment = 32 / size, word = 16 / size, one = 4 / size;
 };
 
-// x as it is multiplied.
+// Rounds x to the operand type.
 template <class M>
 RNNKERN_DEVICE Stored<M> multiplied(float x) {
   if constexpr (std::is_same_v<M, device::tfloat32>) {
@@ -36,7 +36,7 @@ RNNKERN_DEVICE uint32_t bits_of(float x) {
   return bits;
 }
 
-// A register of a fragment, whose elements are at(0) and, in 16 bits, at(1).
+// A register of a fragment, with elements at(0) and, in 16-bit types, at(1).
 template <class M, class At>
 RNNKERN_DEVICE uint32_t fragment_register(At at) {
   if constexpr (Along<M>::one == 2) {

@@ -1,34 +1,34 @@
-// The products of a cluster kernel: the blocks of a cluster share out the units of a dense R, each with all gates of
-// its own, and keep these rows for all steps. D is H padded; padding is zero in weights and in what they multiply.
+// The products of a cluster kernel. The blocks of a cluster divide the units of a dense R; each keeps the rows of all
+// gates of its units for all steps. D is H padded; the padding of weights and operands is zero.
 //
 // Every tile has
-//   threads, columns   of the block; sequences of the cluster at most
-//   x_size             elements of what is multiplied, in shared memory
-//   shared_size        bytes of weights there
+//   threads, columns   threads of a block; maximum number of sequences of a group
+//   x_size             elements of the operand, in shared memory
+//   shared_size        bytes of weights in shared memory
 //   load(R, hidden, rank, memory)
-// The forward multiplies h of all units by the block's rows; a block's result is r of its own units:
+// The forward multiplies h of all units by the block's rows, which gives r of the block's own units:
 //   values             results per thread, each of one unit and sequence
-//   unit(v), column(v) of this thread's result v; no such sequence where column(v) is not below that of the cluster
-//   idle(v, n)         the whole warp has no result v of n sequences
-//   writes()           one of the threads that have this result
-//   sums_size, take    bytes of partial sums, of which those in use are given by `take`
-//   multiply, result   all threads, with a barrier of the block where they wait for each other; then r of value v
-//   gather(h), member  16 bytes of neighbouring units, in each of the `members` threads that come together for them
-// The backward multiplies dr of the block's own units by the same rows transposed. The result, the block's part of dh
-// of all units, is handed to `send(unit, column, word)`, 4 units at a time.
+//   unit(v), column(v) of this thread's result v, which exists if column(v) is below the number of sequences
+//   idle(v, n)         with n sequences, no thread of the warp has a result v
+//   writes()           whether this thread stores the result; false for duplicates
+//   sums_size, use     bytes of partial sums, and a function that sets their place
+//   multiply, result   called by all threads, with a block barrier if they exchange sums; then r of value v
+//   gather(h), member  16 bytes of neighbouring units, in each of the `members` lanes that contribute; index among them
+// The backward multiplies dr of the block's own units by the same rows, transposed. It passes the result, the block's
+// part of dh of all units, to `send(unit, column, word)`, 4 units at a time.
 #pragma once
 
 #include "recurrence/cuda/cluster_product.cuh"
 
 namespace rnnkern {
 
-// Chains of dependent mma in a warp: with those of the other warp of a sub-core enough to hide their latency.
+// Independent chains of mma per warp: enough to hide their latency, with the second warp of the sub-core.
 RNNKERN_HOST_DEVICE constexpr int cluster_chains(int tiles, int depth) {
   const int wanted = tiles >= 3 ? 1 : tiles == 2 ? 2 : 4;
   return wanted < depth ? wanted : depth;
 }
 
-// Blocks of a cluster: as few as hold R, for more clusters find room.
+// Blocks of a cluster: as few as can hold R, since more of the smaller clusters fit on the device.
 template <class M>
 constexpr int cluster_blocks(int D) {
   return D <= (sizeof(Stored<M>) == 4 ? 256 : 384) ? 8 : 16;
@@ -36,10 +36,10 @@ constexpr int cluster_blocks(int D) {
 
 RNNKERN_HOST_DEVICE constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-constexpr int64_t cluster_memory = 227 * 1024;  // a block's, of compute capability 9.0 and 10.0
+constexpr int64_t cluster_memory = 227 * 1024;  // shared memory of a block, with compute capability 9.0 and 10.0
 
-// The sequences of a cluster. More than a tile takes at once are two groups, which take turns within a step, so that
-// one's exchange is under way while the other multiplies; the groups' lengths fall as the sequences' do.
+// The sequences of a cluster. If they are more than a tile takes at once, they form two groups, which alternate within
+// a step, so that the exchange of one overlaps with the product of the other. The second group never has more steps.
 struct ClusterGroups {
   const Sequence& seq;
   int b0, n, half;  // the cluster's first sequence, how many it has, and how many of them are in the first group
@@ -65,12 +65,12 @@ RNNKERN_DEVICE void swap(T& x, T& y) {
 template <class Cell, class M, int D>
 struct ClusterShape {
   static constexpr int blocks = cluster_blocks<M>(D), units = D / blocks, gates = Cell::recurrent;
-  // Of the first product, and of the second where there is one.
+  // Rows of the first product, and of the second if there is one.
   static constexpr int first_rows = Cell::first_gates * units, second_rows = (gates - Cell::first_gates) * units;
   static_assert(units % 8 == 0 && (second_rows == 0 || first_rows % 16 == 0));
 };
 
-// Which unit and sequence a thread's value v is of: units run fastest.
+// The unit and the sequence of a thread's value v; units vary fastest.
 template <int threads, int units>
 struct ClusterPairs {
   RNNKERN_DEVICE static int unit(int v) { return (device::thread() + v * threads) % units; }
@@ -80,7 +80,7 @@ struct ClusterPairs {
 
 // ---- tensor cores, 8 sequences; products of bfloat16, float16 or tfloat32
 
-// Warps share out the rows of R by `row_warps` and its columns by `parts`, whose sums meet in shared memory.
+// Warps divide the rows of R by `row_warps` and its columns by `parts`, whose sums are added in shared memory.
 template <class Cell, class M, int D>
 struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterShape<Cell, M, D>::units> {
   using S = Stored<M>;
@@ -92,9 +92,9 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   static constexpr int row_warps = (tiles[0] | tiles[1]) % 4 == 0 ? 4 : (tiles[0] | tiles[1]) % 2 == 0 ? 2 : 1;
   static constexpr int parts = 8 / row_warps, depth = D / K::fragment / parts;
   static constexpr int own[2] = {tiles[0] / row_warps, tiles[1] / row_warps}, own_all = own[0] + own[1];
-  static constexpr int pitch = D + K::word, x_size = columns * pitch;  // padded: ldmatrix meets no bank twice
+  static constexpr int pitch = D + K::word, x_size = columns * pitch;  // padding avoids bank conflicts of ldmatrix
   static constexpr int rows = 16 * (tiles[0] > tiles[1] ? tiles[0] : tiles[1]), sum_pitch = rows + 4;
-  // Of 24 fragments of tfloat32 the compiler would have 128 registers do, for two blocks at once, and spill.
+  // With 24 tfloat32 fragments the compiler aims at 128 registers, for two blocks per multiprocessor, and spills.
   static constexpr int registers = K::one == 1 && own_all * depth == 24 ? 20
                                    : own_all <= 3                       ? (K::one == 1 ? 43 : 44)
                                                                         : 40;
@@ -102,7 +102,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   static constexpr int64_t shared_size = Weights::shared_size, sums_size = int64_t(parts) * columns * sum_pitch * 4;
 
   Weights weights;
-  float* sums;  // (parts, columns, rows): read until this thread sends what comes of it, written when all have
+  float* sums;  // (parts, columns, rows): read before a thread sends its results, overwritten when all have sent
 
   RNNKERN_DEVICE void use(char* memory) { sums = reinterpret_cast<float*>(memory); }
 
@@ -113,7 +113,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   static constexpr int members = K::word;
   RNNKERN_DEVICE static int member() { return device::lane() % members; }
 
-  // Lanes pair up until each has 16 bytes.
+  // Lanes exchange values until each has 16 bytes.
   RNNKERN_DEVICE static device::Word16 gather(S h) {
     constexpr int last = members / 2;
     uint32_t mine = bits_of(h);
@@ -175,7 +175,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
     device::block_barrier();
   }
 
-  // r[g] of value v, for gates first..last-1.
+  // Sets r[g] of value v, for gates first..last-1.
   template <int first, int last>
   RNNKERN_DEVICE void result(int v, float (&r)[gates]) const {
     const float* from = sums + this->column(v) * sum_pitch + this->unit(v);
@@ -188,7 +188,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
   }
 };
 
-// Warps share out the units: no sum of theirs meets another's.
+// Warps divide the units, so that no sums are added across warps.
 template <class Cell, class M, int D>
 struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
   using S = Stored<M>;
@@ -208,7 +208,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
   RNNKERN_DEVICE void load(const S* R, int hidden, int rank, char* memory) {
     weights.load(memory, [&](int n, int i) {
       const int k = n / own, column = 16 * (device::warp() * own + n % own) + device::lane() / 4 + 8 * (i % 2);
-      // In 16 bits even, as are units: of one gate with the next.
+      // In 16-bit types `row` and `units` are even, so that rows `row` and `row + 1` belong to the same gate.
       const int row = K::fragment * k + K::word * (i / 2) + K::one * (device::lane() % 4);
       const int gate = row / units, unit = rank * units + row % units;
       return fragment_register<M>([&](int j) { return weight(R, hidden, gate, unit + j, column, gates); });
@@ -235,8 +235,8 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
         }
       }
     }
-    // Lanes that hold four neighbouring units, two of their rows' eight apart and two sequences, trade until each has
-    // all four of one sequence.
+    // Four lanes that differ in bits 4 and 8 hold four neighbouring units, and the four units 8 rows below, of two
+    // sequences. They exchange values until each has four neighbouring units of one sequence.
     const bool lower = device::lane() & 8, right = device::lane() & 4;
     const int unit = 16 * own * device::warp() + 8 * lower + device::lane() / 16 * 4;
     const int column = 2 * (device::lane() % 4) + right;
@@ -256,7 +256,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
       }
       float word[4];
       RNNKERN_UNROLL
-      for (int pair = 0; pair < 2; ++pair) {  // lanes without and with bit 8
+      for (int pair = 0; pair < 2; ++pair) {  // of lanes with bit 8 clear, and set
         const float left = (pair == 1) == lower ? keep[0] : take[0], beside = (pair == 1) == lower ? keep[1] : take[1];
         const float mine = right ? beside : left, other = device::shuffle_xor(right ? left : beside, 4);
         word[2 * pair] = right ? other : mine;
@@ -267,9 +267,9 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
   }
 };
 
-// ---- exact float32: fused multiply-adds, 4 sequences. Two at once take as long as the weights from shared memory do
+// ---- exact float32: fused multiply-adds, 4 sequences, two at a time: loading the weights takes as long as multiplying
 
-// Eight lanes share a unit and split its columns; of a sequence's sums each two have all gates.
+// Eight lanes share a unit and split its columns; two of them end with all gates of one sequence.
 template <class Cell, int D>
 struct ClusterFmaForward : ClusterShape<Cell, float, D> {
   using Shape = ClusterShape<Cell, float, D>;
@@ -381,7 +381,7 @@ struct ClusterFmaBackward : ClusterShape<Cell, float, D> {
   }
 };
 
-// ---- which tile a kernel takes
+// ---- the tiles of a kernel
 
 template <class Cell, class M, int D>
 struct ClusterTiles {

@@ -1,6 +1,6 @@
-// What a source begins with that rnnkern writes for the CUDA kernels of a cell at run time (rnnkern/_cells/library.py);
-// the cell follows, and then RNNKERN_COMPILED_KERNELS(its type). It compiles for the host, to a table of kernels, each
-// of which is compiled for the device when it first starts. No torch headers.
+// Included first by the source that rnnkern writes for a cell compiled at run time (rnnkern/_cells/library.py); the
+// cell and RNNKERN_COMPILED_KERNELS(its type) follow. The host compiler turns it into a table of kernels, each of which
+// is compiled for the device when it is first started. No torch headers.
 #pragma once
 
 #include "recurrence/cuda/resident_table.h"

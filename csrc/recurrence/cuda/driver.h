@@ -1,4 +1,4 @@
-// What the CUDA drivers of both directions share: the plan, the sequence as kernels see it, and the products between
+// Shared by the CUDA drivers of both directions: the plan, the sequence as kernels see it, and the products between
 // kernels. Everything runs on the current stream and allocates through PyTorch; nothing waits for the device.
 #pragma once
 
@@ -30,11 +30,11 @@ struct CudaDriver {
   void* stream;
   Plan plan;
   const StepTable& steps;
-  Sequence sequence, sequence_of_h;  // the other has columns of h for units
-  int64_t head_size, head_width;     // units and columns of h of a head
-  Tensor table;                      // of packed rows, on the device
+  Sequence sequence, sequence_of_h;  // in sequence_of_h, `hidden` is the number of columns of h
+  int64_t head_size, head_width;     // of a head: units, and columns of h
+  Tensor table;                      // offsets and lengths of packed rows, on the device
   StepNoise<A> noise{};
-  Tensor mask;  // of dropout
+  Tensor mask;  // dropout mask
 
   CudaDriver(const Call& call, const char* direction)
       : call(call),
@@ -85,7 +85,7 @@ struct CudaDriver {
         stream);
   }
 
-  // The whole loop by a kernel that keeps R, one of Plan::kernels.
+  // Runs the whole loop in a kernel that keeps R, one of Plan::kernels.
   template <class Problem>
   void run_resident(const Resident& kernel, const Problem& problem) const {
     const auto start = [&](const cuda::Launch& shape, const auto& problem) {
@@ -104,7 +104,7 @@ struct CudaDriver {
     start(shape, OnCluster<Problem>{problem, kernel.columns});
   }
 
-  // (B, columns) in arithmetic precision, with the values of `from` or zero.
+  // (B, columns) in arithmetic precision: a copy of `from`, or zeros.
   Tensor widened(const OptionalTensor& from, int64_t columns) const {
     const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic);
     if (from) {
@@ -115,7 +115,7 @@ struct CudaDriver {
     return wide;
   }
 
-  // In the dtype of the call; `wide` itself where it has it.
+  // Converts to the dtype of the call; returns `wide` itself if it has that dtype.
   Tensor narrowed(const Tensor& wide) const {
     if constexpr (!narrow) return wide;
     const Tensor stored = empty_of_sizes(call.u, wide);
@@ -123,7 +123,7 @@ struct CudaDriver {
     return stored;
   }
 
-  // The first elements of a buffer as (K, rows, columns).
+  // The first elements of a buffer, as (K, rows, columns).
   Tensor by_head(const Tensor& buffer, int64_t rows, int64_t columns) const {
     return shaped(part(buffer, 0, 0, call.heads * rows * columns), {call.heads, rows, columns});
   }
@@ -132,32 +132,32 @@ struct CudaDriver {
     return empty(call.u, {call.heads * rows * columns}, dtype);
   }
 
-  // out = a b for every head, of (K, ., .) each: built once, run at every step.
+  // out = a b for every head, (K, ., .) each. Constructed once, run in every step.
   Multiplication multiplication(const Tensor& out, const Tensor& a, const Tensor& b) const {
     if (call.heads > 1) return {out, a, b};
     return {at_index(out, 0, 0), at_index(a, 0, 0), at_index(b, 0, 0)};
   }
 
-  // Columns of state s.
+  // Number of columns of state s.
   int64_t columns_of_state(int s) const { return s ? call.hidden : call.width; }
 
   // W_hr as (1, P, H).
   Tensor projection() const { return shaped(call.params[0], {1, call.width, call.hidden}); }
 
-  // Rows of the gates first..last-1 of every head of R: (K, (last-first)*D, D).
+  // Rows of gates first..last-1 of every head of R: (K, (last-first)*D, D).
   Tensor rows_of_R(int first, int last) const {
     const Tensor R = shaped(call.R, {call.heads, call.cell.recurrent * head_size, head_width});
     return part(R, 1, first * head_size, (last - first) * head_size);
   }
 
-  // Columns of those gates in (K, rows, Q*D).
+  // Columns of the same gates in (K, rows, Q*D).
   Tensor columns_of(const Tensor& r, int first, int last) const {
     return part(r, 2, first * head_size, (last - first) * head_size);
   }
 
   int64_t gate_columns() const { return call.cell.recurrent * head_size; }
 
-  // A thread for each unit of so many rows, or where R h is normalised a block for each row.
+  // Starts a thread for each unit of `rows` rows or, with layer norm, a block for each row.
   template <class Problem>
   void start_step(const cuda::Kernel* const (&kernels)[2], int64_t rows, const Problem& problem) const {
     cuda::Launch shape{(rows * call.hidden + step_threads - 1) / step_threads};

@@ -1,4 +1,5 @@
-// The recurrence on a CUDA device, forward: one kernel that keeps R, or a product and a pointwise kernel per step.
+// The forward of the recurrence on a CUDA device: one kernel that keeps R, or per step a product and a
+// pointwise kernel.
 #include "recurrence/cuda/driver.h"
 #include "recurrence/recurrence.h"
 
@@ -12,7 +13,7 @@ struct ForwardDriver : CudaDriver<S> {
   using typename Base::A;
 
   Tensor h, saved, candidates;
-  Tensors final_state, cells;  // cells: the states but the first of every step
+  Tensors final_state, cells;  // cells: the states except the first, of every step
 
   explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
 
@@ -44,7 +45,7 @@ struct ForwardDriver : CudaDriver<S> {
     return outputs;
   }
 
-  // All steps by one kernel that keeps R.
+  // Runs all steps in one kernel that keeps R.
   void run_resident(A* to_saved) {
     BlockForward<S> p{};
     fill(p);
@@ -68,7 +69,7 @@ struct ForwardDriver : CudaDriver<S> {
     fill(p);
     p.hidden = hidden;
     p.heads = call.heads;
-    Tensors state;  // in arithmetic precision; the final one itself where that is the dtype
+    Tensors state;  // in arithmetic precision; the tensors of final_state if they have that dtype
     for (int s = 0; s < cell.states; ++s) {
       state.push_back(Base::narrow ? this->widened(call.state[s], this->columns_of_state(s)) : final_state[s]);
       if (!Base::narrow) copy(state[s], call.state[s]);
@@ -78,7 +79,7 @@ struct ForwardDriver : CudaDriver<S> {
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
     p.x = cell.projected ? nullptr : write<S>(x);
     p.noise = noise;
-    Tensor workspace;  // for what is saved of a step
+    Tensor workspace;  // for the saved values of a step
     if (cell.normalised && !to_saved) workspace = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
     const Tensor unprojected = cell.projected ? this->buffer(batch, hidden) : x;
     const Tensor projected = cell.projected ? this->buffer(batch, width) : x;
@@ -136,7 +137,7 @@ struct ForwardDriver : CudaDriver<S> {
     for (int s = 0; Base::narrow && s < cell.states; ++s) copy(final_state[s], state[s]);
   }
 
-  // The product of gates first..last-1 with the first rows of x (B, P).
+  // The product of gates first..last-1 and the first rows of x (B, P).
   Multiplication prepare(const Tensor& x, const Tensor& r, int64_t rows, int first, int last) const {
     const Tensor heads = shaped(part(x, 0, 0, rows), {rows, call.heads, this->head_width});
     const Tensor out = this->columns_of(this->by_head(r, rows, this->gate_columns()), first, last);

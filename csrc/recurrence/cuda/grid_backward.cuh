@@ -1,5 +1,6 @@
-// The grid kernel, backward: dpre and dh alone, for a range of steps whose gates are there. A block keeps the columns
-// of R of its units, which are rows of R^T, and their gradients; dr of all gates goes to all members of its group.
+// The backward of the grid kernel: the gradients of the gates and of the state, for a range of steps whose gates are
+// known. A block keeps the columns of R of its units, which are rows of R^T, and the gradients of these units; dr of
+// all gates goes to all members of its group.
 #pragma once
 
 #include "recurrence/cuda/block_backward.cuh"
@@ -16,7 +17,7 @@ struct GridBackwardKernel {
   using Thread = GridThread<S>;
   using Partials = GridPartials<S>;
   static constexpr int threads = grid_threads, units = grid_units<S>;
-  // The gates whose gradients the cell's `backward` gives, those of the last product, and those of the first.
+  // The first gate of the last product, and its number of gates. The cell's `backward` gives their gradients.
   static constexpr int last_first = Cell::two_products ? Cell::first_gates : 0,
                        last_gates = Cell::recurrent - last_first;
   static constexpr int budget = Cell::two_products ? grid_kept / 2 : grid_kept;
@@ -25,7 +26,7 @@ struct GridBackwardKernel {
 
   struct Memory {
     char *last, *first, *scratch;
-    float* partials;  // twice buffered, as in the forward
+    float* partials;  // double-buffered, as in the forward
     A *carry, *dparams;
     int* lengths;
     int64_t used;
@@ -54,7 +55,7 @@ struct GridBackwardKernel {
     const Memory memory(device::shared_memory(), size);
     const int hidden = int(seq.hidden), first_unit = device::block() % size.members * units;
     const GridPlace at(seq, size, first_unit + Thread::unit(), Thread::column(), memory.lengths);
-    // A slice of gate g is one member's units of it.
+    // A slice holds the units of one member in one gate.
     const auto weight = [&](int slice, int unit, int i) {
       const int gate = slice / size.members, row = slice % size.members * units + i, column = first_unit + unit;
       return row < hidden && column < hidden ? p.R[(gate * hidden + row) * hidden + column] : S{};
@@ -95,8 +96,8 @@ struct GridBackwardKernel {
       }
     }
 
-    // Input is fetched an item ahead, and the rows where it lies two: of the step, and of the state before it, which
-    // may lie outside the range.
+    // Inputs are loaded one item ahead. The rows where they start are loaded two items ahead: that of the step, and
+    // that of the state before it, which may lie outside the range.
     struct Rows {
       int64_t here, before;
     };
@@ -131,7 +132,7 @@ struct GridBackwardKernel {
       A scale = 1;
       bool alive = false, reset = false;
       const int64_t row = rows.here + b;
-      // Gradients of some gates, to memory and to the members.
+      // Stores the gradients of gates from..to-1, in memory and for the other members.
       const auto give = [&](int from, int to) {
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::recurrent; ++g) {

@@ -1,5 +1,5 @@
-// The grid kernel, forward. A block keeps the rows of R of its units, all gates, and their state; h goes to all members
-// of its group, and for a second product its operand too.
+// The forward of the grid kernel. A block keeps the rows of R of its units, for all gates, and their state. h goes to
+// all members of its group, and so does the operand of a second product.
 #pragma once
 
 #include "recurrence/cuda/block_forward.cuh"
@@ -15,7 +15,7 @@ struct GridForwardKernel {
   using Thread = GridThread<S>;
   using Partials = GridPartials<S>;
   static constexpr int threads = grid_threads, units = grid_units<S>, exchanges = Cell::two_products ? 2 : 1;
-  // Of two gates the compiler would have 128 registers do, for two blocks at once, and spill.
+  // With two gates the compiler aims at 128 registers, for two blocks per multiprocessor, and spills.
   static constexpr int least_blocks = Cell::recurrent == 2 ? 1 : 0;
   static constexpr int first_gates = Cell::first_gates, last_gates = Cell::recurrent - first_gates;
   static constexpr int budget = grid_kept / exchanges;
@@ -24,8 +24,8 @@ struct GridForwardKernel {
 
   struct Memory {
     char *first, *second, *scratch;
-    float* partials;  // twice buffered: a product's are read while the next one's are written
-    A* state;         // of this thread, (sets, states)
+    float* partials;  // double-buffered: sums of a product are read while those of the next are written
+    A* state;         // this thread's, (sets, states)
     int* lengths;
     int64_t used;
 
@@ -94,7 +94,8 @@ struct GridForwardKernel {
       }
     }
 
-    // Input is fetched an item ahead, and the row where it lies two, so that no load waits for another.
+    // Inputs are loaded one item ahead, and the rows where they start two items ahead, so that no load waits for
+    // another.
     ForwardInput<Cell, S> input{};
     const auto row_of = [&](GridItem item) { return item.step < steps(item.set) ? seq.offset(time(item)) : 0; };
     const auto fetch = [&](GridItem item, int64_t row) {

@@ -1,18 +1,18 @@
-// What the grid kernels of both directions share: which sequences and steps a block has, in which order.
+// Shared by the grid kernels of both directions: the sequences and steps of a block, and their order.
 #pragma once
 
 #include "recurrence/cuda/grid_tile.cuh"
 
 namespace rnnkern {
 
-// A step of a set of 8 columns. All members of a group go through the same ones in the same order: step by step, and
-// within a step set by set, so that one set's words are under way while the others' products run.
+// One step of a set of 8 columns. All members of a group process the same items in the same order: step by step, and
+// within a step set by set, so that the exchange of one set overlaps with the products of the others.
 struct GridItem {
   int step, set;  // the step counts in processing order
 };
 
 struct GridPlace {
-  int member, group, groups, sets;  // sets: of this group
+  int member, group, groups, sets;  // sets: number of sets of this group
   int unit, column, batch, hidden;  // of this thread
   int* lengths;                     // of the columns of every set, in shared memory
 
@@ -31,15 +31,15 @@ struct GridPlace {
     }
   }
 
-  // The first sequence of a set: groups take turns, so that each has long ones and short ones.
+  // The first sequence of a set. Sets are dealt to groups in turn, so that each group has long and short sequences.
   RNNKERN_DEVICE int first(int set) const { return (group + set * groups) * grid_columns; }
   RNNKERN_DEVICE int sequence(int set) const { return first(set) + column; }
   RNNKERN_DEVICE bool real(int set) const { return unit < hidden && sequence(set) < batch; }
-  // Sorted: a set's first sequence is its longest, and the first set has the longest of all.
+  // Sequences are sorted: the first sequence of a set is its longest, and the first set has the longest of all.
   RNNKERN_DEVICE int longest(int set) const { return set < sets ? lengths[set * grid_columns] : 0; }
   RNNKERN_DEVICE int length(int set) const { return unit < hidden ? lengths[set * grid_columns + column] : 0; }
 
-  // `steps(set)` never grows with the set.
+  // The next item. `steps(set)` must not increase with the set.
   template <class Steps>
   RNNKERN_DEVICE static GridItem after(GridItem item, Steps steps) {
     ++item.set;

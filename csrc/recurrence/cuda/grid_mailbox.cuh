@@ -1,16 +1,18 @@
-// How the blocks of a grid kernel pass values on: words of 128 bits in global memory, written and read whole, of which
-// the last 32 bits are the step's tag. A reader tries until the tag is its step's; there is no flag and no fence.
+// How the blocks of a grid kernel exchange values: in 128-bit words in global memory, each written and read at once, of
+// which the last 32 bits are the tag of the step. A reader repeats its load until the tag is that of its step; no flags
+// or fences are needed.
 //
-// A member is a block with its slice of units, 32 bytes of every column. It writes 8 columns of 3 words: of the 8
-// 32-bit cells of a column, word l has cells l, l + 4 and, l = 0 and 1 alone, 3 and 7. A warp reads them with one load,
-// so that lane 4 c + l ends with cells l and l + 4 of column c: what `mma` wants of its second operand.
+// A member is a block that owns a slice of units, 32 bytes of every column. It writes 3 words for each of 8 columns. Of
+// the eight 32-bit cells of a column, word l has cells l and l + 4; word 0 also has cell 3, and word 1 cell 7. A warp
+// reads them with one load, after which lane 4 c + l has cells l and l + 4 of column c, the layout of the second
+// operand of `mma`.
 //
-// Tags. Words are zero when the kernel starts, by a fill that runs before it on its stream, and step k has tag k + 1.
-// So no tag of an earlier launch is there to be taken for one of this.
+// Tags: words are zeroed before the kernel starts, on the same stream, and step k has tag k + 1. So a tag of an earlier
+// launch cannot be mistaken for one of this launch.
 //
-// Rewriting. Step k uses buffer k % 2. A block writes its words of step k + 1 over those of step k - 1 after it has
-// read every member's words of step k, and met its own threads at a barrier. A member writes its words of step k after
-// its threads have read all words of step k - 1, used them, and met at a barrier. So nobody still reads step k - 1.
+// Reuse: step k uses buffer k % 2. A block overwrites its words of step k - 1 with those of step k + 1 after it has
+// read every member's words of step k and passed a block barrier. Every member writes its words of step k after its
+// threads have read all words of step k - 1 and passed a block barrier. So no thread still reads step k - 1.
 #pragma once
 
 #include "recurrence/cuda/problem.h"
@@ -19,12 +21,12 @@ namespace rnnkern {
 
 constexpr int grid_threads = 256, grid_warps = grid_threads / device::warp_size, member_words = 24;
 
-// Units of a member.
+// Units per member.
 template <class S>
 constexpr int grid_units = units_of_member(sizeof(S));
 
-// The pointwise part: the first 8 * units threads have one unit of one column each. Two columns lie side by side, then
-// the units, so that cells lie in a warp as `publish` takes them.
+// The threads of the pointwise part: the first 8 * units threads have one unit of one column each. Threads are ordered
+// by pair of columns, then unit, then column of the pair, as `publish` needs the cells in a warp.
 template <class S>
 struct GridThread {
   static constexpr int units = grid_units<S>, count = grid_columns * units;
@@ -40,35 +42,35 @@ RNNKERN_DEVICE uint32_t cell_of(float own) {
   return bits;
 }
 
-// Two units: of this thread and of its neighbour.
+// A cell of two units: this thread's and that of its neighbour.
 template <class S>
 RNNKERN_DEVICE uint32_t cell_of(S own) {
   const uint32_t bits = own.bits, other = device::shuffle_xor(bits, 2);
   return device::lane() & 2 ? other | bits << 16 : bits | other << 16;
 }
 
-// This member's words, from every thread that has a value, whole warps.
+// Writes the words of this member; called by all threads that have a value, in whole warps.
 template <class S>
 RNNKERN_DEVICE void publish(device::Word16* to, S own, uint32_t tag) {
-  constexpr int apart = grid_units<S> / 4;  // lanes from one cell of a column to the next
+  constexpr int apart = grid_units<S> / 4;  // distance in lanes between consecutive cells of a column
   const int lane = device::lane(), word = lane / apart % 8;
   const uint32_t cell = cell_of(own), low = device::shuffle(cell, lane + 4 * apart);
   const uint32_t extra = device::shuffle(cell, lane + ((word == 0 ? 3 : 7) - word) * apart);
-  const bool first = apart == 2 || (lane & 2) == 0;  // of the lanes that have this cell
+  const bool first = apart == 2 || (lane & 2) == 0;  // the first of the lanes that have this cell
   if (word < 3 && first) device::store_relaxed(to + 3 * GridThread<S>::column() + word, {cell, low, extra, tag});
 }
 
-// A warp's share of the words of a step: of members warp, warp + 8 and so on, `flight` at a time.
+// Reads a warp's part of the words of a step: those of members warp, warp + 8 and so on, `flight` at a time.
 template <int flight>
 struct GridReader {
-  const device::Word16* from;  // this lane's, of the warp's first member
+  const device::Word16* from;  // for this lane, in the words of the warp's first member
   uint32_t tag;
   device::Word16 words[flight];
 
   RNNKERN_DEVICE GridReader(const device::Word16* first, uint32_t tag)
       : from(first + device::warp() * member_words + device::lane() / 4 * 3 + device::lane() % 4 % 3), tag(tag) {}
 
-  // Those from the n-th on, of `count` in all. Loads alone: nothing waits yet.
+  // Loads words n, n + 1, ... of `count`, without waiting.
   RNNKERN_DEVICE void request(int n, int count) {
     RNNKERN_UNROLL
     for (int f = 0; f < flight; ++f) {
@@ -77,7 +79,7 @@ struct GridReader {
     }
   }
 
-  // Tries all that are missing at once, so that they come together. Cells of those beyond `count` are zero.
+  // Waits until the requested words have arrived, retrying all missing ones together. Cells beyond `count` are zero.
   RNNKERN_DEVICE void receive(int n, int count, uint32_t (&cells)[flight][2]) {
     device::spin_until([&] {
       bool all = true;

@@ -1,12 +1,12 @@
-// One product of a grid kernel: `tiles` times a member's units, of rows of R in the forward (a tile is a gate) and of
-// columns in the backward (one tile). Weights stay in registers and shared memory. The inner dimension comes in slices,
-// a slice being what one member writes at a step; slices are shared out over the warps, whose partial sums meet in
-// shared memory.
+// A product of a grid kernel for the units of one member: `tiles` times as many rows of R in the forward, where a tile
+// is a gate, and as many columns in the backward, which has one tile. Weights stay in registers and shared memory. The
+// inner dimension is divided into slices; a slice is what one member writes in a step. Slices are divided among the
+// warps, whose partial sums are added in shared memory.
 //
 // Every tile has
 //   shared_size(slices)             bytes of weights
-//   scratch                         bytes that multiply works in, on 16-byte boundaries
-//   load(memory, slices, weight)    weight(tile, unit, slice, i): element i of the slice
+//   scratch                         bytes of working memory for `multiply`, a multiple of 16
+//   load(memory, slices, weight)    weight(tile, unit, slice, i) is element i of the slice
 //   multiply(words, tag, scratch, partials)
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace rnnkern {
 
-// Partial sums of every warp, tile, pair of columns, unit. The padding lets no two lanes meet in a bank.
+// Partial sums by warp, tile, pair of columns and unit. The padding avoids bank conflicts.
 template <class S>
 struct GridPartials {
   struct alignas(8) Pair {
@@ -30,7 +30,7 @@ struct GridPartials {
     reinterpret_cast<Pair*>(partials)[row * pitch + 8 * half + device::lane() / 4] = {x, y};
   }
 
-  // Of this thread's unit and column, in the warps' order.
+  // The sum for this thread's unit and column, added in the order of the warps.
   RNNKERN_DEVICE static float sum(const float* partials, int tiles, int tile) {
     const int unit = GridThread<S>::unit(), column = GridThread<S>::column();
     float total = 0;
@@ -57,7 +57,7 @@ struct GridMma {
 
   uint32_t a[kept][tiles][4] = {};
   device::Word16* rest;
-  int count;  // of this warp's slices
+  int count;  // number of this warp's slices
 
   template <class Weight>
   RNNKERN_DEVICE void load(char* memory, int slices, Weight weight) {
@@ -94,7 +94,7 @@ struct GridMma {
   }
 
   RNNKERN_DEVICE void multiply(const device::Word16* words, uint32_t tag, char*, float* partials) const {
-    constexpr int rounds = (kept + flight - 1) / flight;  // that have weights in registers
+    constexpr int rounds = (kept + flight - 1) / flight;  // with weights in registers
     GridReader<flight> reader(words, tag);
     float c[chains][tiles][4] = {};
     reader.request(0, count);
@@ -117,7 +117,7 @@ struct GridMma {
   }
 
  private:
-  // The words of the next round are under way while this one multiplies.
+  // Requests the words of the next round, then multiplies those of this one.
   template <bool registers>
   RNNKERN_DEVICE void multiply_round(float (&c)[chains][tiles][4], GridReader<flight>& reader, int n) const {
     uint32_t b[flight][2];
@@ -125,7 +125,7 @@ struct GridMma {
     reader.request(n + flight, count);
     RNNKERN_UNROLL
     for (int f = 0; f < flight; ++f) {
-      if (n + f >= count) continue;  // a branch of the whole warp
+      if (n + f >= count) continue;  // the same for the whole warp
       RNNKERN_UNROLL
       for (int m = 0; m < tiles; ++m) {
         if (registers && n + f < kept) {
@@ -142,14 +142,14 @@ struct GridMma {
 
 // ---- float32: fused multiply-adds, all weights in shared memory
 
-// A lane has `rows` rows and every `parts`-th four elements of its warp: all tiles of one unit, or of one tile four
-// units. 64 slices make a round, in which what is multiplied lies in shared memory.
+// A lane has `rows` rows and every `parts`-th group of four elements of its warp: all tiles of one unit or, with one
+// tile, four units. A round has 64 slices, of which the operand lies in shared memory.
 template <int tiles_>
 struct GridFma {
   static constexpr int tiles = tiles_, rows = tiles == 1 ? 4 : tiles, parts = tiles == 1 ? 16 : 4;
   static constexpr int flight = 8, slice = grid_units<float>, round = flight * grid_warps;
   static constexpr int pitch = round * slice + 4, x_size = grid_columns * pitch;
-  static constexpr int depth = grid_warps * parts * 4;  // elements of all warps and parts together
+  static constexpr int depth = grid_warps * parts * 4;  // inner elements of all warps and parts together
   static constexpr int64_t scratch = 2 * x_size * sizeof(float);
 
   RNNKERN_HOST_DEVICE static int chunks(int slices) { return (slices * slice + depth - 1) / depth; }
@@ -160,7 +160,7 @@ struct GridFma {
   Float4* w;
   int slices;
 
-  // Where chunk j of this lane begins.
+  // The first element of chunk j of this lane.
   RNNKERN_DEVICE static int begin(int j) {
     return ((j * grid_warps + device::warp()) * parts + device::lane() % parts) * 4;
   }
@@ -186,8 +186,8 @@ struct GridFma {
     }
   }
 
-  // The scratch is twice buffered: a round writes one half while warps that are late read the other, and the barrier
-  // between writing and reading says that the round before is done.
+  // The scratch is double-buffered: a round writes one half while slow warps still read the other. The barrier between
+  // writing and reading also ensures that the previous round has been read.
   RNNKERN_DEVICE void multiply(const device::Word16* words, uint32_t tag, char* memory, float* partials) const {
     float* x = reinterpret_cast<float*>(memory);
     const int count = (slices - device::warp() + grid_warps - 1) / grid_warps, column = device::lane() / 4;
@@ -245,7 +245,7 @@ struct GridFma {
   }
 };
 
-// Fragments of 16 bytes that a thread keeps in registers, of all products of a kernel together.
+// Number of 16-byte fragments that a thread keeps in registers, for all products of a kernel together.
 constexpr int grid_kept = 24;
 
 template <class S, int tiles, int budget>

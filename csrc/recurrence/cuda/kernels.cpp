@@ -10,7 +10,7 @@ const ResidentTable& BuiltIn<M>::resident(int place) {
   return *visit_resident_cell(place, []<class Cell>(CellType<Cell>) { return &resident_table<Cell, M>; });
 }
 
-// The interpreter compiles this file once per type, since it compiles what the kernels do too.
+// The interpreter compiles this file once per type, because it compiles the kernels' code too.
 #if defined(RNNKERN_KERNELS_OF)
 template struct BuiltIn<RNNKERN_KERNELS_OF>;
 #else

@@ -13,13 +13,13 @@ namespace rnnkern {
 using BlockSizes = cuda::Sizes<32, 64, 128>;                      // units of a head
 using ClusterSizes = cuda::Sizes<256, 384, 512, 640, 768, 1024>;  // H
 
-// A kernel that keeps R for all steps, and what one of its blocks takes.
+// A kernel that keeps R for all steps, and the resources of one of its blocks.
 struct Resident {
-  const cuda::Kernel* kernel = nullptr;  // null where this cell and size have none
+  const cuda::Kernel* kernel = nullptr;  // null if the cell has no kernel of this size
   int columns = 0;                       // sequences of a block, or of a cluster
   int64_t shared_bytes = 0;
   int cluster = 1;    // blocks that share the sequences
-  int64_t words = 0;  // that all blocks of a grid pass on to each other
+  int64_t words = 0;  // that all blocks of a grid exchange
 };
 
 struct Residents {
@@ -28,20 +28,20 @@ struct Residents {
   int64_t shared_bytes() const { return std::max(forward.shared_bytes, backward.shared_bytes); }
 };
 
-// The kernels that keep R, of a cell and of what R is multiplied as. Null where the cell has none.
+// The kernels that keep R, for a cell and an operand type of R. Null if the cell has none.
 struct ResidentTable {
   Residents (*block)(int padded);
   Residents (*cluster)(int padded);
   Residents (*grid)(const GridSize& size);
 };
 
-// The pointwise kernels of a cell and dtype, without noise and with zoneout or dropout.
+// The pointwise kernels of a cell and dtype: [0] without noise, [1] with zoneout or dropout.
 struct StepTable {
   const cuda::Kernel *forward[2], *backward[2];
 };
 
-// The tables of a built-in cell; `place` is its index in cells/list.h. M is what R is multiplied as: float, bfloat16,
-// float16, and tfloat32, which has clusters only.
+// The tables of a built-in cell; `place` is its index in cells/list.h. M is the operand type of R: float, bfloat16,
+// float16, or tfloat32, which only has cluster kernels.
 template <class M>
 struct BuiltIn {
   static const ResidentTable& resident(int place);
@@ -51,13 +51,13 @@ struct BuiltInSteps {
   static const StepTable& steps(int place);
 };
 
-// The tables of a cell that was compiled at run time.
+// The tables of a cell compiled at run time.
 struct CompiledKernels {
   ResidentTable resident[4];  // float, bfloat16, float16, tfloat32
   StepTable steps[4];         // float, bfloat16, float16, double
 };
 
-// A type's index in the arrays above.
+// The index of a type in these arrays.
 template <class T>
 constexpr int table_index = std::is_same_v<T, float>              ? 0
                             : std::is_same_v<T, device::bfloat16> ? 1

@@ -1,5 +1,5 @@
-// What `make gpu` measured of dense layers of one direction, as far as a plan asks for it: which kernel of ours was the
-// fastest, and how it stands to torch.nn. perf/gpu_plan.py writes the rows, measured_table.h.
+// Measurements by `make gpu` of dense layers of one direction, as far as plans use them: the fastest of our kernels,
+// and its speed relative to torch.nn. perf/gpu_plan.py writes the rows to measured_table.h.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 namespace rnnkern {
 
 struct Measured {
-  int major, place;  // the device's compute capability; the cell's place in cells/list.h
-  ScalarType dtype;  // float32 exact
+  int major, place;  // the device's compute capability; the cell's index in cells/list.h
+  ScalarType dtype;  // float32 means exact float32
   int64_t hidden, batch;
   std::string kernel;    // "block", "cluster", "grid" or "stepwise"
-  double forward, both;  // times faster than torch.nn: forward, and with the backward; 0 where it has not the cell
+  double forward, both;  // speed relative to torch.nn, without and with the backward; 0 if torch.nn lacks the cell
 };
 
-// A line per row, words in the order of Measured: "9 lstm bfloat16 768 16 cluster 1.3 1.1".
+// Parses one row per line, with words in the order of Measured: "9 lstm bfloat16 768 16 cluster 1.3 1.1".
 std::vector<Measured> read_measured(const std::string& text);
 
 // The rows of measured_table.h.
 const std::vector<Measured>& measured();
 
-// The row of the least H, and of these of the least B, that are not below a call's; or null.
+// The row with the smallest H, and then the smallest B, that are not below those of the call; or null.
 const Measured* find_measured(const std::vector<Measured>& rows, int major, int place, ScalarType dtype, int64_t hidden,
                               int64_t batch);
 

@@ -1,4 +1,4 @@
-// Zoneout and dropout of one unit of one sequence per thread.
+// Zoneout and dropout, for one unit of one sequence per thread.
 #pragma once
 
 #include "recurrence/cuda/problem.h"
@@ -6,7 +6,7 @@
 
 namespace rnnkern {
 
-// Whether the draw for a unit of a row of so many is below a threshold.
+// Whether the draw for a unit, in a row of `units` units, is below a threshold.
 RNNKERN_DEVICE bool hits(int64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, int64_t unit,
                          int64_t units) {
   const int64_t part = quarter(units);
@@ -23,7 +23,7 @@ RNNKERN_DEVICE A old_weight(const StepNoise<A>& noise, int s, int64_t t, int64_t
   return hits(*noise.seed, noise.below[s], zoneout_stream(s), t, b, unit, units) ? A(1) : A(0);
 }
 
-// What R sees of a value, or what R's gradient gives to it: `index` is the unit's in (B, H).
+// Applies the dropout mask to an input of R, or to a gradient that comes from R. `index` is the unit's index in (B, H).
 template <class A>
 RNNKERN_DEVICE A drop(const StepNoise<A>& noise, int64_t index, A value) {
   return noise.mask ? value * noise.mask[index] : value;

@@ -10,12 +10,12 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t least_chunk = 64;  // steps: each starts kernels that fetch R again
+constexpr int64_t least_chunk = 64;  // steps; each chunk starts kernels that load R again
 constexpr int64_t least_cluster_chunk = 256;
 constexpr int64_t most_size = INT32_MAX / 8;
-constexpr int64_t most_hidden = int64_t(1) << 24;  // block kernels count what lies between sequences of a tile in int
+constexpr int64_t most_hidden = int64_t(1) << 24;  // block kernels compute distances between sequences of a tile as int
 constexpr int64_t rows_per_multiprocessor = 32;
-constexpr int64_t max_waves = 2;  // of clusters one after the other; then a step's product is large enough by itself
+constexpr int64_t max_waves = 2;  // of clusters; with more, a step's product is efficient by itself
 
 int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
 
@@ -27,7 +27,7 @@ bool keeps_R(const Wanted& wanted) {
   return wanted.kernels.place < resident_cells;
 }
 
-// Each of these three is stepwise, with the reason, where the kind cannot serve.
+// The three functions below return a stepwise plan, with the reason, if their kernel cannot run the call.
 Plan plan_block(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const Sizes& sizes = wanted.sizes;
@@ -81,7 +81,7 @@ Plan plan_cluster(const Wanted& wanted) {
     return refused("B is above " + std::to_string(most) + ", what clusters take in " + std::to_string(max_waves) +
                    " turns");
   }
-  // Over all clusters before any has more: a step takes longer with each sequence.
+  // Use all clusters before giving any of them more sequences: a step takes longer with each sequence.
   const int64_t each = std::max<int64_t>(parts(batch, resident), 1);
   for (Resident* kernel : {&kernels.forward, &kernels.backward})
     kernel->columns = int(std::min<int64_t>(each, kernel->columns));
@@ -93,7 +93,7 @@ Plan plan_cluster(const Wanted& wanted) {
           .tf32 = tf32};
 }
 
-// A member has a multiprocessor for itself, which it fills: 256 threads of up to 255 registers, and its shared memory.
+// A member fills a multiprocessor: 256 threads with up to 255 registers, and its shared memory.
 Plan plan_grid(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const int64_t batch = wanted.sizes.batch, hidden = wanted.sizes.hidden;
@@ -122,7 +122,7 @@ Plan plan_grid(const Wanted& wanted) {
           .grid = size};
 }
 
-// What is said where torch.nn measured faster; of 0, which it has not, nothing.
+// The part of a reason that says where torch.nn measured faster. A speed of 0 means that torch.nn lacks the cell.
 std::string beside_torch(const Measured& row) {
   const auto slower = [](double times) { return times > 0 && times < 1; };
   if (!slower(row.forward) && !slower(row.both)) return "";
@@ -132,8 +132,8 @@ std::string beside_torch(const Measured& row) {
   return said.str();
 }
 
-// The first kind that serves. `row` is what was measured of such calls, or null: of exact products, so that it says
-// nothing where TF32 is allowed.
+// The first kernel that can run the call. `row` is the measurement for such calls, or null. Measurements are of exact
+// products, so `row` becomes null if TF32 is allowed.
 Plan choose(const Wanted& wanted, const Measured*& row) {
   const Plan block = plan_block(wanted);
   const Sizes& sizes = wanted.sizes;
@@ -152,7 +152,7 @@ Plan choose(const Wanted& wanted, const Measured*& row) {
   return grid;
 }
 
-// What a call of this plan, forward and backward, starts.
+// All kernels that a call with this plan starts, forward and backward.
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
   auto kernels =
       by_storage(wanted.dtype, [&]<class S>(S) { return step_kernels<S>(wanted.kernels, wanted.cell, wanted.noisy); });

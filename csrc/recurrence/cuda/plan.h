@@ -1,4 +1,4 @@
-// Which CUDA kernel serves a call, and how it is launched: the written table, a pure function.
+// Selects the CUDA kernel of a call, and its launch parameters. A pure function.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Sizes {
   int64_t most() const { return std::max({steps, batch, hidden}); }
 };
 
-// What a plan is made for.
+// What a plan depends on.
 struct Wanted {
   cuda::Facts facts;
   CellKernels kernels;
@@ -29,26 +29,26 @@ struct Wanted {
   ScalarType dtype;
   Sizes sizes;
   bool noisy;             // with zoneout or dropout
-  bool (*allows_tf32)();  // asked where a kernel could multiply float32 so
+  bool (*allows_tf32)();  // called if a kernel could multiply float32 in TF32
 };
 
 struct Plan {
   KernelKind kind = KernelKind::stepwise;
   std::string reason;
-  Residents kernels{};  // that keep R; none of the stepwise kind
-  int padded = 0;       // the units that block and cluster kernels are compiled for
+  Residents kernels{};  // the kernels that keep R; null if stepwise
+  int padded = 0;       // the size for which the block or cluster kernel is compiled
   GridSize grid{};
-  bool tf32 = false;  // R multiplies float32 as tfloat32
-  // The backward computes gates again and adds up dR for so many steps at a time: the rows fill the device, and work
-  // space does not grow with T.
+  bool tf32 = false;  // float32 R is multiplied in TF32
+  // Steps of a chunk, in which the backward recomputes gates and adds up dR: enough rows to fill the device, with a
+  // workspace that does not grow with T.
   int64_t chunk_steps = 0;
 
   bool stepwise() const { return kind == KernelKind::stepwise; }
   const char* name() const { return tf32 ? "cluster_tf32" : cuda::name(kind); }
 };
 
-// rows: where the grid kernel measured faster than a cluster, it is taken first, and a reason says where torch.nn
-// measured faster.
+// rows: measurements. The grid kernel is chosen over the cluster kernel if it measured faster; the reason says if
+// torch.nn measured faster.
 Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows = measured());
 
 }  // namespace rnnkern

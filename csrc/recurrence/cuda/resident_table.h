@@ -11,18 +11,18 @@
 
 namespace rnnkern {
 
-constexpr int most_resident_gates = 4;  // more do not leave enough registers
+constexpr int most_resident_gates = 4;  // more gates need too many registers
 
 template <class Cell>
 constexpr bool has_resident = Cell::recurrent > 0 && Cell::recurrent <= most_resident_gates;
 
-// The backward's product of float32 reads chunks of 64 elements of dr, each of one product's gates.
+// The float32 product of the backward reads dr in chunks of 64 elements, which must belong to the same product.
 template <class Cell, class M>
 constexpr bool has_block(int D) {
   return !std::is_same_v<M, float> || !Cell::two_products || Cell::first_gates * D % 64 == 0;
 }
 
-// What registers and shared memory of 16 blocks hold, where fragments of 16 rows are of one product.
+// The sizes for which 16 blocks can hold R. The 16 rows of a fragment must belong to the same product.
 template <class Cell, class M>
 constexpr bool has_cluster(int D) {
   if (Cell::two_products && Cell::first_gates * (D / cluster_blocks<M>(D)) % 16) return false;

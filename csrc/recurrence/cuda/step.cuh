@@ -1,5 +1,5 @@
-// The kernels that run one unit of one row per thread: the pointwise stages of the stepwise path, the gates of known
-// steps, and what gathers and adds up between products.
+// The kernels with one unit of one row per thread: the pointwise parts of the stepwise kernel, the recomputation of
+// gates, and the copies and sums between products.
 #pragma once
 
 #include "cells/list.h"
@@ -81,13 +81,13 @@ struct StepForwardKernel {
   }
 };
 
-// Whether there is a step processed before that sequence b was alive in.
+// Whether there is a previous step, in processing order, in which sequence b was alive.
 template <class S>
 RNNKERN_DEVICE bool finishes(const StepBackward<S>& p, int64_t b) {
   return p.finished >= 0 && b < p.finished_alive;
 }
 
-// What comes back through R at step t to what it multiplied; `index` is the unit's in (B, H).
+// The gradient that R passes to its input at step t; `index` is the unit's index in (B, H).
 template <bool noisy, class S>
 RNNKERN_DEVICE Arithmetic<S> through_R(const StepBackward<S>& p, int64_t t, int64_t b, int64_t index, S product) {
   const Arithmetic<S> scale = p.grad_scale ? widen(p.grad_scale[t * p.scale_step + b * p.scale_row]) : 1;
@@ -143,7 +143,7 @@ struct StepBackwardKernel {
       input.states(old, next);
       if (!p.second) {
         grad[0] = Cell::projected ? widen(p.from_R[index]) : grad[0] + widen(input.grad_h);
-        A kept[Cell::states] = {};  // what goes to the old state around the equations
+        A kept[Cell::states] = {};  // gradients that zoneout passes to the old state directly
         if constexpr (noisy) {
           if (p.candidates) next[0] = p.candidates[(p.row + b) * hidden + column];
           RNNKERN_UNROLL
@@ -167,7 +167,7 @@ struct StepBackwardKernel {
           if (input.reset) grad[1] = A(0);
         }
       } else if constexpr (Cell::two_products) {
-        // Of the first gates, `backward` gave some.
+        // `backward` has already set some of the gradients of the first gates.
         RNNKERN_UNROLL
         for (int g = 0; g < Cell::first_gates; ++g) {
           if (g < Cell::gates) du[g] = widen(p.du[((p.row + b) * Cell::gates + g) * hidden + column]);
@@ -186,11 +186,11 @@ struct StepBackwardKernel {
   }
 };
 
-// The step that a row belongs to, from `first` on.
+// The step of a row, from `first` on.
 RNNKERN_DEVICE int64_t step_of(const Sequence& seq, int64_t first, int64_t row) {
   if (!seq.offsets) return row / seq.batch;
   int64_t t = first;
-  for (int64_t low = first, high = seq.count; low < high;) {  // the last step that begins at or before the row
+  for (int64_t low = first, high = seq.count; low < high;) {  // the last step whose first row is not after the row
     const int64_t middle = (low + high) / 2;
     const bool begun = seq.offsets[middle] <= row;
     t = begun ? middle : t;

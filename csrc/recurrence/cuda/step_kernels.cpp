@@ -20,7 +20,7 @@ std::vector<const cuda::Kernel*> step_kernels(const CellKernels& kernels, const 
   if (!std::is_same_v<S, A>) add(cuda::kernel<AccumulateKernel<A>>);
   if (!std::is_same_v<S, A> && kernels.compiled && cell.states > 1) add(cuda::kernel<PreviousKernel<S, A>>);
   if (noisy) {
-    add(*table.forward[false]);  // the backward computes gates again without
+    add(*table.forward[false]);  // recomputes the gates in the backward
     add(cuda::kernel<MaskKernel<S>>);
     add(cuda::kernel<DropKernel<S>>);
   }

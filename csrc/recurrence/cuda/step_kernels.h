@@ -1,4 +1,4 @@
-// Which pointwise kernels a call starts.
+// The pointwise kernels that a call starts.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace rnnkern {
 
-// What zoneout, dropout and the products between them need of a call whose state is stored as S: all pointwise kernels
-// that it starts if it runs step by step, and that the backward of others starts beside the kernel that keeps R.
+// All pointwise kernels of a call whose state is stored as S, with its zoneout and dropout: those of the stepwise
+// kernel, of which the backward also uses some with a kernel that keeps R.
 template <class S>
 std::vector<const cuda::Kernel*> step_kernels(const CellKernels& kernels, const CellNumbers& cell, bool noisy);
 

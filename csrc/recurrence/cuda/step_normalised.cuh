@@ -1,6 +1,5 @@
-// The kernels of cells whose product is normalised. A block has one row: its norms, its equations, and the norms
-// backwards. A thread has the same units in every pass, so that it reads again what it wrote; what it adds up of them
-// goes through the same tree at every call.
+// The stepwise kernels of cells with layer norm. A block has one row: its norms, its equations, and the backward of the
+// norms. A thread has the same units in every pass, and reads only what it wrote itself. Sums use a fixed tree.
 #pragma once
 
 #include "device/sums.h"
@@ -10,7 +9,7 @@ namespace rnnkern {
 
 constexpr int norm_threads = 128, norm_warps = norm_threads / device::warp_size;
 
-// Every thread's x[i] becomes the mean over the row of the sum of all threads' x[i].
+// Replaces x[i] by the mean over the row: the sum of x[i] over all threads, divided by `elements`.
 template <int count, class A>
 RNNKERN_DEVICE void row_means(A (&x)[count], int64_t elements) {
   A* const of_warps = device::SharedArena{device::shared_memory()}.alloc<A>(count * norm_warps);
@@ -27,7 +26,7 @@ RNNKERN_DEVICE void row_means(A (&x)[count], int64_t elements) {
     for (int warp = 0; warp < norm_warps; ++warp) x[i] += of_warps[i * norm_warps + warp];
     x[i] /= A(elements);
   }
-  device::block_barrier();  // the next sums write there
+  device::block_barrier();  // the next sums overwrite of_warps
 }
 
 template <class F>
@@ -36,7 +35,7 @@ RNNKERN_DEVICE void for_own(int64_t elements, F f) {
   for (int64_t i = device::thread(); i < elements; i += norm_threads) f(i);
 }
 
-// (x - mean) / sqrt(variance + eps), of the row x = value(0), value(1), ...
+// (x - mean) / sqrt(variance + eps) of the row x = value(0), value(1), ...
 template <class A>
 struct RowNorm {
   A mean[1] = {}, rstd = 0;
@@ -58,8 +57,8 @@ struct RowNorm {
 
   RNNKERN_DEVICE A operator()(A x) const { return (x - mean[0]) * rstd; }
 
-  // dL/dx, from the gradient of what the norm gave for it and the means over the row of that, and of that times what
-  // the norm gave.
+  // dL/dx, from the gradient of the norm's output, the mean of that gradient over the row, and the mean of its product
+  // with the output.
   RNNKERN_DEVICE A backward(A x, A grad, const A (&means)[2]) const {
     return rstd * (grad - means[0] - (*this)(x)*means[1]);
   }
@@ -76,7 +75,7 @@ struct NormalisedStepForwardKernel {
   using Problem = StepForward<S>;
   static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
   using A = Arithmetic<S>;
-  static constexpr int threads = norm_threads, least_blocks = 1;  // else some spill
+  static constexpr int threads = norm_threads, least_blocks = 1;  // otherwise some of them spill
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
   RNNKERN_DEVICE static void put(const Problem& p, int64_t row, int64_t unit, const A (&old)[Cell::states],
@@ -100,7 +99,7 @@ struct NormalisedStepForwardKernel {
 
   RNNKERN_DEVICE static void run(const Problem& p) {
     const int64_t row = device::block(), hidden = p.hidden, columns = gates * hidden;
-    const bool reset = p.reset && p.reset[row], recompute = p.previous;  // again: for what is saved alone
+    const bool reset = p.reset && p.reset[row], recompute = p.previous;  // recompute: only `saved` is wanted
     A* const saved = p.saved + row * Cell::saved * hidden;
     const auto enter = [&](int64_t unit, A(&old)[Cell::states]) {
       if (recompute) {
@@ -154,10 +153,10 @@ struct NormalisedStepBackwardKernel {
   using Problem = StepBackward<S>;
   static constexpr char header[] = "recurrence/cuda/step_normalised.cuh";
   using A = Arithmetic<S>;
-  static constexpr int threads = norm_threads, least_blocks = 1;  // else some spill
+  static constexpr int threads = norm_threads, least_blocks = 1;  // otherwise some of them spill
   static constexpr int gates = Cell::gates, own = Cell::saved - gates;
 
-  // What the equations of a unit read.
+  // The inputs of the equations of a unit.
   struct Input : BackwardInput<Cell, S> {
     A old[Cell::states], next[Cell::states];
 
@@ -168,7 +167,7 @@ struct NormalisedStepBackwardKernel {
     }
   };
 
-  // The gradients of the state after this step, to p.carry.
+  // Writes the gradients of the state after this step to p.carry.
   RNNKERN_DEVICE static void arrive(const Problem& p, int64_t b, bool alive) {
     const int64_t hidden = p.sequence.hidden;
     for_own(hidden, [&](int64_t unit) {
@@ -196,7 +195,7 @@ struct NormalisedStepBackwardKernel {
     arrive(p, b, alive);
     if (!alive) return;
 
-    // What comes to c by way of its norm: `room` has the gradient of what the norm gave.
+    // The gradient of c that passes through its norm. `workspace` holds the gradient of the norm's output.
     A* const workspace = p.workspace + b * columns;
     RowNorm<A> norm_c;
     A of_c[2] = {};
@@ -220,7 +219,7 @@ struct NormalisedStepBackwardKernel {
       row_means(of_c, hidden);
     }
 
-    // The equations: `room` has the gradient of what the norm of R h gave.
+    // The equations. `workspace` holds the gradient of the output of the norm of R h.
     const A* const products = p.saved + ((p.here + b) * Cell::saved + own) * hidden;
     const auto norm = RowNorm<A>::of(columns, [&](int64_t i) { return products[i]; });
     A of_r[2] = {};

@@ -1,5 +1,5 @@
-// The kernels around the projection of h, one column of h of one row per thread: zoneout and dropout of what it gave,
-// and, backward, the gradient of it.
+// The kernels around the projection of h, one column of h of one row per thread. Forward: zoneout and dropout of the
+// projected h. Backward: its gradient.
 #pragma once
 
 #include "recurrence/cuda/step.cuh"
@@ -48,7 +48,7 @@ struct StepProjectedBackwardKernel {
     }
     if (p.t >= 0 && b < p.alive) {
       if (p.grad_h) grad += widen(p.grad_h[(p.row + b) * width + column]);
-      A kept = 0;  // all else that goes on goes through R
+      A kept = 0;  // the rest of the gradient passes through W_hr
       if constexpr (noisy) kept = old_weight(p.noise, 0, p.t, b, column, width) * grad;
       const S dh = device::narrow<S>(grad - kept);
       p.dh[(p.here + b) * width + column] = p.step_dh[index] = dh;
