@@ -109,7 +109,8 @@ def schur_parts(W: Tensor | Module, name: str | None = None) -> tuple[Tensor, Te
 
     P is orthogonal. :math:`\Lambda` is normal and block-diagonal, with blocks :math:`\gamma (\cos\theta, -\sin\theta;
     \sin\theta, \cos\theta)` and, for real eigenvalues, numbers. T is strictly lower triangular; it moves activity from
-    each mode, a column of P, to later ones.
+    each mode, a column of P, to later ones. It may have an entry in a block of :math:`\Lambda`; the eigenvalues of W
+    are those of the blocks with that entry.
 
     For a module, these are the parameters of a weight in Schur form, :func:`rnnkern.parametrizations.schur`. For a
     tensor, the form is computed from eigenvectors of :math:`W^\top`: as many at once as are well independent, then
