@@ -1,5 +1,5 @@
-// What a sample does with its memory at one step. Members of the memory are given as rows, in the order of their slots,
-// and sums run in that order. Once per SIMD level.
+// The attention of one sample to its memory in one step. The memory is given as pointers to rows, in the order of their
+// slots, and sums run in that order. Included once per SIMD level.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -7,7 +7,7 @@
 namespace rnnkern {
 namespace {
 
-// exp(x) for x up to about 0; what would be no normal number is 0.
+// exp(x) for x up to about 0; subnormal results are flushed to 0.
 template <class T>
 RNNKERN_INLINE Vec<T> decay(Vec<T> x) {
   const Vec<T> least(-ExpFacts<T>::limit);
@@ -15,13 +15,13 @@ RNNKERN_INLINE Vec<T> decay(Vec<T> x) {
   return select(x < least, Vec<T>(0), e.scale + e.scale * e.fraction);
 }
 
-// Of e = v . tanh(query + key), or v . (query * key), what is multiplied by v.
+// The vector that v multiplies in e = v . tanh(query + key), or in e = v . (query * key).
 template <bool dot, class T>
 RNNKERN_INLINE Vec<T> aligned(Vec<T> query, Vec<T> key) {
   return dot ? query * key : tanh(query + key);
 }
 
-// e[j] of each key; rows are n long, v padded with zeros.
+// e[j] of each key. Rows have n elements; v is padded with zeros.
 template <bool dot, class T>
 void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t n, T* e) {
   using V = Vec<T>;
@@ -35,7 +35,7 @@ void align(const T* query, const T* const* keys, int64_t count, const T* v, int6
   }
 }
 
-// exp(e - shift) in place, of as many vectors as hold them: what lies beyond could be anything, and becomes 1.
+// Replaces e by exp(e - shift), in whole vectors; elements from `count` on, which may hold anything, become 1.
 template <class T>
 void decay_all(T* e, int64_t count, T shift) {
   using V = Vec<T>;
@@ -43,7 +43,7 @@ void decay_all(T* e, int64_t count, T shift) {
   for (int64_t j = 0; j < count; j += V::width) decay(V::load(e + j) - V(shift)).store(e + j);
 }
 
-// In place.
+// Softmax in place.
 template <class T>
 void softmax(T* e, int64_t count) {
   T most = -std::numeric_limits<T>::infinity();
@@ -75,16 +75,16 @@ void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T 
   }
 }
 
-// Pointers to what a sample attended to and to what has come to the gradients of it, one for each member.
+// Pointers to the events and keys that a sample attends to, and to their gradients.
 template <class T>
 struct Attended {
   const T **events, **keys;
   T **grad_events, **grad_keys;
 };
 
-// Adds to the gradients of events and keys what comes from the gradient of the sum alpha . events, and to dv; writes
-// dquery. Rows of events, keys and the query are n long, all others padded to whole vectors. `de` is (count,) of
-// workspace.
+// Given the gradient of the sum over alpha . events: adds to the gradients of events and keys, and to dv; writes
+// dquery. Rows of events, keys and the query have n elements, all others are padded to whole vectors. `de` is a
+// workspace of `count` elements.
 template <bool dot, class T>
 void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, const T* dcontext, const T* query,
                      const T* v, int64_t n, T* de, T* dquery, T* dv) {

@@ -1,5 +1,5 @@
-// The backward of the relevancy recurrence. Every event lives in the slots of one sample for one interval, so that a
-// pair of gradients per slot is enough, of its state and of its key. Once per SIMD level.
+// The backward of the relevancy recurrence. An event is in the slots of its sample for one interval of time, so that
+// two gradients per slot suffice: of the event and of its key. Included once per SIMD level.
 #pragma once
 
 #include "cpu/weight_gradient.h"
@@ -8,19 +8,19 @@
 namespace rnnkern {
 namespace {
 
-// Which event is in a slot: the step that made it, or no event, or what was in slot j before the call, -2 - j.
+// The event in a slot: the step that produced it, no_event, or -2 - j for the event that was in slot j before the call.
 constexpr int64_t no_event = -1;
 constexpr int64_t first_in(int64_t slot) { return -2 - slot; }
 
-// What a sample carries through a backward.
+// The workspace of a sample.
 template <class T>
 struct Returning {
   T *ds, *dc, *dh, *dv, *dparam;
   T* operand;                        // gradients of u, gate by gate, then of the query: n each
   T *grads_of_event, *grads_of_key;  // (kappa, width)
-  T *alpha, *de;                     // (kappa,), and room for a vector more
+  T *alpha, *de;                     // (kappa,), and room for one more vector
   int64_t* in_slot;                  // (kappa,)
-  int64_t *leaving, *overwritten;    // (steps,): the events that left the buffer and R at a step
+  int64_t *leaving, *overwritten;    // (steps,): the events that left the buffer and the relevant set in each step
   Attended<T> members;
 };
 
@@ -30,11 +30,11 @@ struct BackwardWorkspace {
   int64_t width, samples;
   Packed<T> query, key, back_through_key, back_through_gates_and_query;
   T *v, *params;
-  T *queries, *keys, *buffer_keys, *relevant_keys;  // of rows; later in their places the gradients
+  T *queries, *keys, *buffer_keys, *relevant_keys;  // of all rows; later overwritten by their gradients
   T *of_v, *of_params;                              // (batch, width)
   T* nothing;                                       // a row of zeros
   PartialSums<T> dV, dW_a, dU_a;
-  T* of_rows;  // of a weight's gradient
+  T* of_rows;  // workspace of a weight's gradient
   Returning<T> returning[most_samples];
 
   BackwardWorkspace(const RelevancyBackward<T>& p, Workspace<T>& workspace, ThreadContext me)
@@ -59,7 +59,7 @@ struct BackwardWorkspace {
     of_params = workspace.alloc(p.batch * width);
     nothing = workspace.alloc(width);
     Workspace<T> own{nullptr};
-    lay_out(own, n, kappa, p.steps);  // measures what a sample takes
+    lay_out(own, n, kappa, p.steps);  // measures the size for one sample
     own = {workspace.alloc(own.used * samples, me)};
     if (!own.base) return;
     for (int64_t i = 0; i < samples; ++i) returning[i] = lay_out(own, n, kappa, p.steps);
@@ -86,14 +86,14 @@ struct BackwardWorkspace {
   }
 };
 
-// s before the step of a row: null where nothing was.
+// s before the step of a row; null after a reset.
 template <class T>
 const T* s_before(const RelevancyBackward<T>& p, int64_t t, int64_t b) {
   if (p.reset && p.reset[t * p.batch + b]) return nullptr;
   return t ? p.s + (p.row(t - 1) + b) * p.hidden : p.first.s + b * p.hidden;
 }
 
-// Finds the step of rows that are asked for in order.
+// Finds the step of a row, for rows that come in order.
 template <class T>
 struct PreviousState {
   const RelevancyBackward<T>& p;
@@ -108,7 +108,7 @@ struct PreviousState {
   }
 };
 
-// What was in the slots after step end - 1, by going through the steps since all was emptied last.
+// Restores the slots as they were after step end - 1, by replaying the steps since the last reset.
 template <class T>
 void replay(const RelevancyBackward<T>& p, int64_t b, int64_t end, const Returning<T>& x) {
   const int64_t kappa = p.kappa();
@@ -159,7 +159,7 @@ void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>
   }
 }
 
-// Back through s = mix (h + sum alpha events): the gradients of h so far, of the query and of all that was attended to.
+// Backward of s = mix (h + sum alpha events): gradients of h (this part of it), of the query and of the memory.
 template <class T, class Cell>
 void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                     Returning<T>& x) {
@@ -186,13 +186,13 @@ void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const B
   const T* const query = workspace.queries + row * n;
   if (!p.alpha) {
     (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, workspace.v, n, x.alpha);
-    softmax(x.alpha, count);  // large scores are rounded otherwise than in the forward: its sum would not be theirs
+    softmax(x.alpha, count);  // not with the forward's sum: large scores are rounded differently here
   }
   (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, workspace.v, n,
                                                                  x.de, x.operand + Cell::gates * n, x.dv);
 }
 
-// The event of step t is complete: what came to it is given out, and what it displaced comes back to its slots.
+// The gradients of the event of step t are complete: stores them, and restores the slots as they were before step t.
 template <class T, class Cell>
 void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                Returning<T>& x) {
@@ -293,7 +293,7 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
   for (int64_t i = 0; i < last - first; ++i) end<T, Cell>(p, first + i, workspace, x[i]);
 }
 
-// to (columns of left, n) += left^T right, of rows. Members share out the columns of left; each has a room of its own.
+// to (columns of left, n) += left^T right, summed over rows. Threads divide the columns of left; each has a workspace.
 template <class T, class Right>
 void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right right, T* to, T* workspace,
                   ThreadContext me) {
@@ -304,7 +304,7 @@ void add_products(const T* left, int64_t columns, int64_t rows, int64_t n, Right
   gradient.flush();
 }
 
-// A member's share of columns of the sum over samples.
+// This thread's columns of the sum over samples.
 template <class T>
 void sum_samples(const T* of_samples, int64_t batch, int64_t n, int64_t width, T* to, ThreadContext me) {
   const auto [first, last] = me.share(n);

@@ -1,5 +1,5 @@
-// The relevancy recurrence: each thread takes tiles of samples, whose memory stays in its core's cache. Once per SIMD
-// level.
+// The relevancy recurrence. Each thread takes tiles of samples, whose memory stays in its core's cache. Included once
+// per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/attention.h"
@@ -9,11 +9,11 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t most_samples = 12;      // of a tile
-constexpr int64_t cache_bytes = 5 << 17;  // a part of a core's cache
+constexpr int64_t most_samples = 12;      // per tile
+constexpr int64_t cache_bytes = 5 << 17;  // part of a core's cache
 
-// How samples are shared out: many at once take the weights from the cache once for all, few leave room in it for what
-// each remembers.
+// Samples per tile: with more samples the weights are read from the cache less often; with fewer, their memories still
+// fit in the cache.
 template <class T>
 int64_t samples_at_once(const RelevancyProblem<T>& p, int64_t gates, int64_t rows_each, int team) {
   const int64_t n = p.hidden, weights = (gates + 2) * n * n, each = larger(1, rows_each * n);
@@ -31,12 +31,12 @@ struct Tiles {
   int64_t first(int64_t tile) const { return count ? batch * tile / count : 0; }
 };
 
-// What a sample carries through a forward.
+// The state and the workspace of a sample.
 template <class T>
 struct Carried {
   T *s, *c, *products;  // products: V s of each gate, then W_a s
   T *events, *keys;     // (kappa, width)
-  T *scores, *e;        // (kappa,), and room for a vector more
+  T *scores, *e;        // (kappa,), and room for one more vector
   int64_t* ids;         // (kappa,), -1: empty
   const T **live_events, **live_keys;
   int64_t* live;
@@ -57,7 +57,7 @@ struct ForwardWorkspace {
     v = workspace.alloc(width);
     params = workspace.alloc(width);
     Workspace<T> own{nullptr};
-    lay_out(own, p.kappa());  // measures what a sample takes
+    lay_out(own, p.kappa());  // measures the size for one sample
     const int64_t each = own.used * samples;
     own = {workspace.alloc(each, me)};
     if (!own.base) return;
@@ -131,7 +131,7 @@ void finish(const RelevancyForward<T>& p, int64_t b, int64_t width, const Carrie
   }
 }
 
-// The event in a slot of the buffer leaves it; returns the slot of R that it takes, or -1.
+// Moves the event in a slot of the buffer to the relevant set, or drops it; returns its new slot there, or -1.
 template <class T>
 int64_t screen(const RelevancyForward<T>& p, int64_t slot, int64_t width, Carried<T>& x) {
   if (x.ids[slot] < 0 || !p.relevant) return -1;
@@ -151,7 +151,7 @@ int64_t screen(const RelevancyForward<T>& p, int64_t slot, int64_t width, Carrie
   return to - first;
 }
 
-// h and what the cell saves, of one sample.
+// Computes h, and the values that the cell saves, for one sample.
 template <class T, class Cell>
 void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardWorkspace<T, Cell>& workspace, Carried<T>& x,
                T* event) {

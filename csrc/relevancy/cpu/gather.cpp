@@ -1,4 +1,4 @@
-// gather_attention on a CPU: what is checked for the sake of memory, what is allocated, and how many threads take it.
+// gather_attention on a CPU: the checks needed for memory safety, allocation, and the number of threads.
 #include "cpu/levels.h"
 #include "cpu/run.h"
 #include "relevancy/cpu/gather_problem.h"
@@ -7,11 +7,11 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t worth_sharing = 16384;  // units of pairs, a tanh each
+constexpr int64_t worth_sharing = 16384;  // work per thread, in pairs times units, each about one tanh
 
 constexpr const char* dtypes = "gather_attention: `q` must be float32 or float64";
 
-// Dense, of one dtype and of sizes that belong together.
+// Makes the arguments contiguous, and checks that their dtypes and sizes match.
 GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
   STD_TORCH_CHECK(q.dim() == 3 && u.dim() == 3 && h.dim() == 3 && idx.dim() == 3 && v.dim() == 2,
                   "gather_attention: `q`, `u`, `h` and `idx` must have three dimensions, `v` two");
@@ -28,7 +28,7 @@ GatherSizes check(Tensor& q, Tensor& u, Tensor& h, Tensor& idx, Tensor& v) {
   return {batch, q.size(1), u.size(1), idx.size(2), hidden, batch / groups};
 }
 
-// Members take parts of their own where there are as many.
+// Threads take separate parts if there are enough of them.
 template <class Problem>
 void run(KernelOfParts<Problem> kernel, const Problem& problem, int64_t parts, const Tensor& like) {
   const GatherSizes& sizes = problem.sizes;
@@ -92,7 +92,7 @@ Tensors gather_attention_backward_cpu(Tensor grad, Tensor q, Tensor u, Tensor h,
                                     .grad_h = write<T>(results[2]),
                                     .grad_v = write<T>(each)};
     run(kernels_in_use<GatherKernels<T>>().backward, problem, sizes.batch, q);
-    for (int64_t b = 0; b < sizes.batch; ++b)  // in order, whoever made them
+    for (int64_t b = 0; b < sizes.batch; ++b)  // in a fixed order
       for (int64_t k = 0; k < sizes.hidden; ++k)
         write<T>(results[3])[b / sizes.share * sizes.hidden + k] += read<T>(each)[b * sizes.hidden + k];
     return results;

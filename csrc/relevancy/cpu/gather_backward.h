@@ -1,6 +1,6 @@
-// The backward. A team goes through a sample by tiles of rows: first each takes some of the pairs (row, place in its
-// list), for their weights and what tanh was, then some of the units, for which it adds up the gradients pair after
-// pair, so that the sums are the same for any team. Once per SIMD level.
+// The backward of gather_attention. A team of threads processes a sample in tiles of rows. First each thread takes some
+// of the pairs (row, position in its list), to compute their weights and tanh; then some of the units, for which it
+// adds the gradients pair by pair, so that sums do not depend on the number of threads. Included once per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/gather_forward.h"
@@ -8,13 +8,13 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t pairs_of_tile = 256;  // or those of one row
+constexpr int64_t pairs_of_tile = 256;  // or those of one row, if these are more
 
 template <class T>
 struct GatherBackwardWorkspace {
-  int64_t rows, stride;          // of a tile; from the tanh of a pair to the next
+  int64_t rows, stride;          // rows of a tile; distance between the tanh of consecutive pairs
   T *tanh, *alpha, *grad_alpha;  // of the pairs of a tile
-  T *weight, *grad_e, *members;  // of a row; the slots that have a member, as int32
+  T *weight, *grad_e, *members;  // of a row; members: the slots with a valid index, as int32
   T* grad_v;                     // of a tile
 
   GatherBackwardWorkspace(const GatherBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
@@ -29,7 +29,7 @@ struct GatherBackwardWorkspace {
         grad_v(workspace.alloc(stride)) {}
 };
 
-// Where a sample's tensors are.
+// Pointers to the tensors of a sample.
 template <class T>
 struct GatherSample {
   const T *q, *u, *h, *v, *grad, *lse;
@@ -46,7 +46,7 @@ struct GatherSample {
   }
 };
 
-// Pairs first..last-1 of the tile that begins at row t.
+// Processes pairs first..last-1 of the tile that begins at row t.
 template <bool dot, class T>
 void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
                  int64_t t, int64_t first, int64_t last) {
@@ -70,8 +70,9 @@ void weigh_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const Gath
   }
 }
 
-// Of the row of the tile whose list is `idx`: the weights, whose sum the rounding of the log-sum-exp has moved from 1,
-// alpha_j (dalpha_j - sum_i alpha_i dalpha_i), and the slots that have them; returns how many.
+// For the row of the tile whose list is `idx`: the weights, renormalised because rounding of the log-sum-exp moves
+// their sum from 1; the gradients of the scores, alpha_j (dalpha_j - sum_i alpha_i dalpha_i); and the slots with a
+// valid index, of which it returns the number.
 template <class T>
 int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
                         int64_t row) {
@@ -94,7 +95,7 @@ int64_t through_softmax(const int32_t* idx, const GatherSizes& sizes, const Gath
   return count;
 }
 
-// Of `rows` rows from t on, units first..last-1; `last` may be the end, where vectors are cut.
+// Processes units first..last-1 of `rows` rows from t on. If `last` is the end of the row, the last vector is partial.
 template <bool dot, class T>
 void add_up_pairs(const GatherSample<T>& of, const GatherSizes& sizes, const GatherBackwardWorkspace<T>& workspace,
                   int64_t t, int64_t rows, int64_t first, int64_t last) {

@@ -1,4 +1,5 @@
-// out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j). Once per SIMD level.
+// out_t = sum_j alpha_j h_j with alpha = softmax(e), e_j = v . tanh(q_t + u_j) or v . (q_t u_j).
+// Included once per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/attention.h"
@@ -9,7 +10,7 @@ namespace {
 
 inline bool is_member(int32_t j, const GatherSizes& sizes) { return j >= 0 && j < sizes.memories; }
 
-// The scores of `count` keys at once, which read q and v once.
+// The scores of `count` keys, reading q and v only once.
 template <int count, bool dot, class T>
 RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, T* e) {
   using V = Vec<T>;
@@ -26,7 +27,7 @@ RNNKERN_INLINE void score(const T* q, const T* v, const T* const* u, int64_t n, 
 template <class T>
 struct GatherForwardWorkspace {
   T* scores;
-  T* members;  // the slots that have one, as int32
+  T* members;  // the slots with a valid index, as int32
 
   GatherForwardWorkspace(const GatherForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
       : scores(workspace.alloc(problem.sizes.slots, me)), members(workspace.alloc(problem.sizes.slots, me)) {}

@@ -1,4 +1,4 @@
-// Attention to chosen states at one SIMD level.
+// gather_attention at one SIMD level.
 #include "cpu/level_includes.h"
 #include "relevancy/cpu/gather_problem.h"
 

@@ -1,5 +1,5 @@
-// What a kernel of attention to chosen states is told: pointers and sizes, all checked and allocated by the caller.
-// Tensors are dense.
+// The arguments of the kernels of gather_attention: pointers and sizes, all checked and allocated by the caller.
+// Tensors are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace rnnkern {
 
 struct GatherSizes {
   int64_t batch, steps, memories, slots, hidden;  // B, T, M, kappa, n
-  int64_t share;                                  // samples that have one v in common
+  int64_t share;                                  // number of samples that share a row of v
 };
 
 template <class T>
@@ -32,11 +32,11 @@ struct GatherBackward {
   const int32_t* idx;
   const T *grad, *lse;
   T *grad_q, *grad_u, *grad_h;
-  T* grad_v;  // (B, n): of each sample
+  T* grad_v;  // (B, n): per sample
   T* workspace;
 };
 
-// PartialSums are rows in the forward, samples in the backward.
+// Parts are rows in the forward, samples in the backward.
 template <class T>
 struct GatherKernels {
   KernelOfParts<GatherForward<T>> forward;

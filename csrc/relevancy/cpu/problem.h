@@ -1,5 +1,5 @@
-// What a kernel of the relevancy recurrence is told: pointers and sizes, all checked and allocated by the caller. The
-// row of a step and a sample is row(step) + sample; a sample is alive for the first length(sample) steps.
+// The arguments of the kernels of the relevancy recurrence: pointers and sizes, all checked and allocated by the
+// caller. The row of sample b at step t is row(t) + b; the sample is alive in the first length(b) steps.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace rnnkern {
 
-// What is carried from call to call (RelevancyState in rnnkern/reference/_relevancy.py). `c` may be null.
+// The state that is carried between calls (RelevancyState in rnnkern/reference/_relevancy.py). `c` may be null.
 template <class T, class Id>
 struct RelevancyMemory {
   T *s, *c;
@@ -22,10 +22,10 @@ struct RelevancyMemory {
 template <class T>
 struct RelevancyProblem {
   int64_t steps, batch, hidden;
-  int64_t buffer_size, slots, first_slots, relevant;  // slots of the buffer after the call and before it, and of R
+  int64_t buffer_size, slots, first_slots, relevant;  // slots after and before the call; of the relevant set
   T mix;
   bool dot;
-  const int64_t *offsets, *lengths;  // as RowLayout has them
+  const int64_t *offsets, *lengths;  // as in RowLayout
   const bool* reset;                 // (steps, batch) or null
   const T *V, *W_a, *U_a, *v, *params;
   RelevancyMemory<const T, const int64_t> first;
@@ -39,18 +39,18 @@ struct RelevancyProblem {
 template <class T>
 struct RelevancyForward : RelevancyProblem<T> {
   const T* u;
-  const T* given;  // (steps, batch), or null: then attention gives the scores
+  const T* given;  // (steps, batch) scores, or null: scores are computed from the attention
   T *h, *s;
   RelevancyMemory<T, int64_t> last;
-  T *map, *alpha;  // (rows, kappa) each, or null: to return, to keep
+  T *map, *alpha;  // (rows, kappa) each, or null: an output, and a copy for the backward
   int64_t* ids;    // (rows, kappa) or null
-  int32_t* taken;  // (rows,) or null: the slot of R that was overwritten, or -1
+  int32_t* taken;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
   T *gates, *c;    // (rows, saved, hidden), (rows, hidden), or null
 };
 
 template <class T>
 struct RelevancyBackward : RelevancyProblem<T> {
-  const T *h, *s, *alpha;  // alpha: null where no event leaves the buffer
+  const T *h, *s, *alpha;  // alpha: null if no event leaves the buffer
   const int32_t* taken;
   const T *gates, *c;
   const T *grad_h, *grad_s;                                                    // or null
@@ -59,7 +59,7 @@ struct RelevancyBackward : RelevancyProblem<T> {
   T *ds, *dc, *dbuffer, *drelevant;
 };
 
-// By the place of the cell in RNNKERN_RELEVANCY_CELLS.
+// Indexed by the position of the cell in RNNKERN_RELEVANCY_CELLS.
 template <class T>
 struct RelevancyKernels {
   const Kernel<RelevancyForward<T>>* forward;

@@ -1,4 +1,4 @@
-// Products of rows with a matrix that is packed once per call. Once per SIMD level.
+// Products of rows with a matrix that is packed once per call. Included once per SIMD level.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -7,9 +7,9 @@
 namespace rnnkern {
 namespace {
 
-constexpr int panel_vectors = 3;  // at most: then a tile of four rows, as many as sab has, takes all accumulators
+constexpr int panel_vectors = 3;  // maximum: with 4 rows, the tile of sab, all accumulators are used
 
-// A matrix as the right factor of products, in panels of like sizes.
+// The right factor of products, packed in panels of similar widths.
 template <class T>
 struct Packed {
   using V = Vec<T>;
@@ -27,7 +27,7 @@ struct Packed {
   int64_t count() const { return (vectors() + panel_vectors - 1) / panel_vectors; }
   int64_t first_column(int64_t panel) const { return vectors() * panel / count() * V::width; }
 
-  // A member's share of rows first_row... of the packed matrix, at(k, j); all members need all of it.
+  // Packs this thread's part of rows first_row... of the matrix, at(k, j). All threads of the team must call it.
   template <class At>
   void pack(int64_t first_row, int64_t rows, At at, ThreadContext me) const {
     for (int64_t p = me.rank; p < count(); p += me.size) {
@@ -44,7 +44,7 @@ struct Packed {
     pack(0, depth, [&](int64_t k, int64_t j) { return matrix[j * depth + k]; }, me);
   }
 
-  // to(i) = (add ? to(i) : 0) + from(i) times the matrix, for rows row0 to row1 - 1.
+  // to(i) = (add ? to(i) : 0) + from(i) times the matrix, for rows row0..row1-1.
   template <class From, class To>
   void multiply(int64_t row0, int64_t row1, From from, To to, bool add = false) const {
     alignas(64) static constexpr T zeros[panel_vectors * V::width] = {};
@@ -70,7 +70,7 @@ struct Packed {
   }
 };
 
-// (rows, n) pointers to rows that lie one after the other.
+// Pointers to rows at a fixed stride.
 template <class T>
 struct Dense {
   T* begin;

@@ -1,4 +1,4 @@
-// The relevancy recurrence on a CPU: checks that memory safety needs, allocation, and one team of threads for a call.
+// The relevancy recurrence on a CPU: the checks needed for memory safety, allocation, and one team of threads.
 #include <iterator>
 
 #include "common/row_layout.h"
@@ -31,9 +31,9 @@ bool is(const Tensor& x, std::initializer_list<int64_t> sizes, ScalarType dtype)
   return true;
 }
 
-// A call as both directions have it, all of its tensors dense.
+// The arguments that both directions share; all tensors are contiguous.
 struct Call {
-  int place = -1;  // of the cell
+  int place = -1;  // index of the cell
   ScalarType dtype;
   int64_t steps, batch, hidden, buffer_size, first_slots, relevant, rows;
   double mix;
@@ -49,7 +49,7 @@ struct Call {
   bool full() const { return first_slots + steps <= buffer_size; }  // nothing leaves the buffer
   const Tensor& memory(int64_t k) const { return state[1 + has_c() + k]; }
 
-  // `like` is the argument that has the rows.
+  // `like` is an argument that has the rows.
   Call(const std::string& name, const char* argument, const Tensor& like, Tensors weights_, Tensors state_,
        const OptionalTensors& params_, const OptionalTensor& batch_sizes, OptionalTensor reset_, int64_t buffer_size,
        double mix, bool dot)
@@ -113,7 +113,7 @@ struct Call {
 template <class Problem>
 void run(const Kernel<Problem>& kernel, Problem problem, const Tensor& like) {
   const int threads = at_most_all(problem.batch ? problem.batch : 1);
-  int64_t workspace = 0;  // fewer may come, and each then takes more samples at once
+  int64_t workspace = 0;  // the maximum: a team may be smaller, and its threads then take more samples at once
   for (int team = 1; team <= threads; ++team) {
     const int64_t wanted = kernel.workspace(problem, team);
     if (wanted > workspace) workspace = wanted;

@@ -1,4 +1,4 @@
-// sab_recurrence on a CPU: what is checked for the sake of memory, what is allocated, and the products over all rows.
+// sab_recurrence on a CPU: the checks needed for memory safety, allocation, and the products over all rows.
 #include <cstring>
 
 #include "common/row_layout.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* dtypes = "sab_recurrence: `u` must be float32 or float64";
 
-// The arguments, dense, of sizes that belong together; and the places of rows.
+// The arguments, contiguous and checked, and the layout of rows.
 struct Arguments {
   Tensor u, R, bias, W, w, h, c, memory, time, reset;
   bool has_bias, has_reset, mlp;
@@ -66,7 +66,7 @@ struct Arguments {
 
   bool resets(int64_t t, int64_t b) const { return has_reset && read<bool>(reset)[t * batch + b]; }
 
-  // Slots of the memory in the end, after `steps` of former calls; all that will be held finds one.
+  // The number of slots of the memory after this call, if earlier calls had `steps` steps. Checks that all fit.
   int64_t check_slots(int64_t steps) const {
     const int64_t slots = 1 + (steps + layout.steps) / every;
     for (int64_t b = 0; b < batch; ++b) {
@@ -77,7 +77,7 @@ struct Arguments {
     return slots;
   }
 
-  // Slots that were attended to held something.
+  // Checks that only slots that held a memory were attended to.
   void check_attended(const Tensor& attended) const {
     for (int64_t b = 0; b < batch; ++b) {
       int64_t before = read<int64_t>(time)[b];
@@ -115,7 +115,7 @@ struct Arguments {
   }
 };
 
-// Packs matrices for products and keeps them as long as it lives.
+// Packs matrices for products, and owns the packed copies.
 template <class T>
 struct Packer {
   std::vector<Tensor> kept;
@@ -131,7 +131,7 @@ struct Packer {
   }
 };
 
-constexpr int64_t worth_sharing = 131072;  // multiplications
+constexpr int64_t worth_sharing = 131072;  // multiplications per thread
 
 template <class Call>
 void run(KernelOfParts<Call> kernel, const Call& call, const Arguments& given) {
@@ -144,7 +144,7 @@ void count_kernel(const char* direction, const Arguments& given) {
   rnnkern::count_kernel("sab_recurrence/cpu", direction, given.mlp ? "mlp" : "separable");
 }
 
-// h of the step before each row's.
+// h of the step before that of each row.
 template <class T>
 Tensor former_states(const Arguments& given, const Tensor& out) {
   const int64_t n = given.size;
@@ -162,7 +162,7 @@ Tensor former_states(const Arguments& given, const Tensor& out) {
   return made;
 }
 
-// Of each sample, in order: the same bits for any number of threads.
+// Sums over samples in a fixed order, so that the result does not depend on the number of threads.
 template <class T>
 void sum_samples(const Tensor& of_each, const Tensor& sum) {
   fill_zero(sum);

@@ -1,5 +1,5 @@
-// What both directions share: products of a few rows with a matrix, the LSTM, keys, scores, the k largest and their
-// weights. Once per SIMD level.
+// Shared by both directions: products of a few rows with a matrix, the LSTM, keys, scores, the selection of the k
+// largest, and their weights. Included once per SIMD level.
 #pragma once
 
 #include "cells/lstm.h"
@@ -31,7 +31,7 @@ RNNKERN_INLINE T dot(const T* a, const T* b, int64_t n) {
   return horizontal_sum(sum);
 }
 
-// y += factor x
+// y += factor x.
 template <class T>
 RNNKERN_INLINE void add(T* y, T factor, const T* x, int64_t n) {
   using V = Vec<T>;
@@ -40,7 +40,7 @@ RNNKERN_INLINE void add(T* y, T factor, const T* x, int64_t n) {
   });
 }
 
-// w . tanh(x + y), or of x alone
+// w . tanh(x + y), or w . tanh(x) if y is null.
 template <class T>
 RNNKERN_INLINE T weighted_tanh(const T* w, const T* x, const T* y, int64_t n) {
   using V = Vec<T>;
@@ -53,7 +53,7 @@ RNNKERN_INLINE T weighted_tanh(const T* w, const T* x, const T* y, int64_t n) {
   return horizontal_sum(sum);
 }
 
-// The LSTM of one row: from u, R h (4n) and c its h~, and the new c and the gates where they are wanted.
+// The LSTM step of one row: computes h~ from u, R h (4n) and c, and if wanted the new c and the gates.
 template <class T>
 RNNKERN_INLINE void lstm_row(const SabCall<T>& call, const T* u, const T* r, const T* c, T* h, T* next_c, T* gates) {
   using V = Vec<T>;
@@ -75,7 +75,7 @@ RNNKERN_INLINE void lstm_row(const SabCall<T>& call, const T* u, const T* r, con
 
 constexpr double above_threshold = 1e-7;
 
-// What a memory gives to its scores: w2 . tanh(m), or Wm m.
+// The key of a memory, its contribution to scores: w2 . tanh(m), or Wm m.
 template <class T>
 RNNKERN_INLINE void make_key(const SabCall<T>& call, const T* memory, T* key) {
   if (call.width)
@@ -84,13 +84,13 @@ RNNKERN_INLINE void make_key(const SabCall<T>& call, const T* memory, T* key) {
     *key = weighted_tanh(call.w + call.size, memory, static_cast<const T*>(nullptr), call.size);
 }
 
-// NaN counts as the largest, as it does for torch.sort.
+// a > b, where NaN is the largest value, as in torch.sort.
 template <class T>
 RNNKERN_INLINE bool more(T a, T b) {
   return a > b || (a != a && b == b);
 }
 
-// The k largest of the scores, in order; of equal ones the older first.
+// The slots of the k largest scores, in descending order; of equal scores the older comes first.
 template <class T>
 void select_largest(const T* scores, int64_t count, int64_t k, int32_t* slots) {
   int64_t found = 0;
@@ -102,7 +102,7 @@ void select_largest(const T* scores, int64_t count, int64_t k, int32_t* slots) {
   }
 }
 
-// weights and slots (k) of the memories attended to, empty places last; returns what the weights were divided by.
+// Sets the weights and slots (k) of the attended memories, empty ones last. Returns the divisor of the weights.
 template <class T>
 T attend(const T* scores, int64_t count, int64_t k, T* weights, int32_t* slots) {
   if (count <= k) {

@@ -1,5 +1,5 @@
-// The backward of a tile of samples, from the last step to the first. Each memory has one accumulator of its gradient
-// and one of its key's; both are used up at the step that made it. Once per SIMD level.
+// The backward of a tile of samples, from the last step to the first. Each memory has accumulators of its gradient and
+// of its key's gradient, which are consumed at the step that produced the memory. Included once per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/sab_attention.h"
@@ -29,7 +29,7 @@ struct SabBackwardWorkspace {
         has_key(workspace.template alloc_as<bool>(sab_tile * call.slots)) {}
 };
 
-// One sample of the tile, within the steps since its last reset.
+// One sample of the tile, and its current segment: the steps from one reset to the next.
 template <class T>
 struct SabSample {
   const SabBackward<T>& call;
@@ -37,7 +37,7 @@ struct SabSample {
   T *dh, *dc, *gates, *h, *query, *d_query, *accumulators, *d_keys, *keys, *d_weights, *d_w;
   const T** members;
   bool* has_key;
-  int64_t begin, before;  // the first step of the segment, and the steps of it that former calls made
+  int64_t begin, before;  // the segment's first step, and how many of its steps were in earlier calls
   bool from_reset;
 
   SabSample(const SabBackward<T>& call, const SabBackwardWorkspace<T>& workspace, int64_t b, int s)
@@ -70,10 +70,10 @@ struct SabSample {
     std::memset(d_keys, 0, sizeof(T) * call.slots * call.key_width());
   }
 
-  // Steps of the segment before step t.
+  // Number of steps of the segment before step t.
   int64_t time(int64_t t) const { return before + t - begin; }
 
-  // The segment that ends before step t.
+  // Starts the segment that ends before step t.
   void enter(int64_t t) {
     for (begin = t; begin > 0; --begin)
       if (call.reset && call.reset[(begin - 1) * call.batch + b]) break;
@@ -96,7 +96,8 @@ struct SabSample {
     return keys + j * call.width;
   }
 
-  // gradient += all that came to memory j; its accumulators are then empty. d_key is the mlp's, kept for Wm.
+  // Adds the whole gradient of memory j to `gradient`, and clears its accumulators. With the mlp, d_key keeps the
+  // gradient of the key, for Wm.
   void use_up(int64_t j, T* gradient, T* d_key, T* through) {
     const int64_t n = call.size, kw = call.key_width();
     T *const accumulated = accumulators + j * n, *const own = d_keys + j * kw;
@@ -112,7 +113,7 @@ struct SabSample {
     std::memset(own, 0, sizeof(T) * kw);
   }
 
-  // Of d w . tanh(x): gradients of x and of w are added to.
+  // The backward of d w . tanh(x): adds to the gradients of x and w.
   void through_tanh(T d, const T* w, const T* x, T* dx, T* dw) {
     using V = Vec<T>;
     for_vectors<V>(0, call.size, [&](int64_t j, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -122,7 +123,7 @@ struct SabSample {
     });
   }
 
-  // The gates and h~ of step t again, R h being in du.
+  // Recomputes the gates and h~ of step t; du holds R h.
   void recompute_gates(int64_t t, int64_t row) {
     const int64_t at = row * 4 * call.size;
     lstm_row<T>(call, call.u + at, call.du + at, old_c(t), h, nullptr, gates);
@@ -133,8 +134,8 @@ struct SabSample {
     return from_reset ? call.zeros : call.c + b * call.size;
   }
 
-  // From the gradient of h, in dh, and the context's, which it is given: dh becomes that of h~ but for the mlp's query,
-  // whose gradient goes to d_query.
+  // On entry dh is the gradient of h, and d_context that of the context. On return dh is the gradient of h~ without the
+  // part through the mlp's query, whose gradient is in d_query.
   void attention(int64_t t, int64_t row, const T* d_context) {
     using V = Vec<T>;
     const int64_t n = call.size, k = call.top_k, held = 1 + time(t) / call.every, count = smaller(held, k);

@@ -1,4 +1,4 @@
-// The forward of a tile of samples through time. Once per SIMD level.
+// The forward of a tile of samples through time. Included once per SIMD level.
 #pragma once
 
 #include "relevancy/cpu/sab_attention.h"

@@ -1,6 +1,7 @@
-// The relevancy recurrence on a CUDA device, backward: keys and queries of all steps again, by a product each; the
-// steps in reverse, each a kernel for the attention, a product for its event's key, the cell, and a product for V and
-// W_a; the gradients of the weights, by products over all steps.
+// The backward of the relevancy recurrence on a CUDA device. First it recomputes the keys and queries of all steps,
+// with one product each. Then, for every step in reverse, it runs a kernel for the attention, a product for the key of
+// the step's event, the cell, and a product for V and W_a. At the end it computes the gradients of the weights with
+// products over all steps.
 #include "relevancy/cuda/driver.h"
 #include "relevancy/cuda/stepwise_attention_backward.cuh"
 #include "relevancy/cuda/stepwise_cell.cuh"
@@ -15,7 +16,7 @@ struct BackwardDriver : Driver<T> {
   using Base::cell, Base::hidden, Base::made, Base::cleared, Base::rows, Base::slots, Base::stream;
   using Base::total, Base::first_slots, Base::relevant_size;
 
-  // Of every event: of those of this call, and of those that it began with.
+  // A tensor for all events: those of the steps of this call, and those of the initial state.
   struct Parts {
     Tensor steps, buffer, relevant;
 
@@ -23,7 +24,7 @@ struct BackwardDriver : Driver<T> {
     Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
   };
 
-  Tensor kept_alpha, taken, gates, cells;  // what the forward saved, where it is there
+  Tensor kept_alpha, taken, gates, cells;  // what the forward saved; empty if it did not
   Tensor grad_h, grad_s, du, ds, dc;
   OptionalTensor has_grad_h, has_grad_s;
   Tensors grad_state, dparams;
@@ -60,7 +61,7 @@ struct BackwardDriver : Driver<T> {
     }
   }
 
-  // (B, n) with the values of a gradient of the last state, or zero.
+  // (B, n): a gradient of the final state, or zeros.
   Tensor carried(size_t place) const {
     if (grad_state.empty()) return cleared({rows.batch, hidden});
     const Tensor x = made({rows.batch, hidden});
@@ -68,7 +69,7 @@ struct BackwardDriver : Driver<T> {
     return x;
   }
 
-  // x weight^T of the rows of x.
+  // x weight^T, for all rows of x.
   Tensor through(const Tensor& x, const Tensor& weight) const {
     const Tensor out = empty_of_sizes(x, x);
     const int64_t count = x.numel() / hidden;
@@ -125,7 +126,7 @@ struct BackwardDriver : Driver<T> {
     cuda::launch_elements<AddKernel<T>>(to.numel(), {to.numel(), read<T>(from), write<T>(to)}, stream);
   }
 
-  // Which event each slot held.
+  // Determines which event each slot held in every step.
   void recall() {
     occupants = made({total, relevant_size}, ScalarType::Int);
     starts = made({total}, ScalarType::Int);

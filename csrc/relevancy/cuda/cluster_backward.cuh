@@ -1,22 +1,22 @@
-// All steps of one sample by the blocks of a cluster, backward. Each has the rows of V, W_a and U_a of its units, in
-// registers and shared memory, and its units of every member's h and key and of what comes to them. Three things are
-// exchanged a step: each block's part of every member's dalpha (and of its score, where alpha was not kept), which all
-// add up in the order of the blocks; and twice, of a product with the block's rows, what concerns a block's units to
-// that block. No barrier stands between the blocks while the steps last. What others write of step t - 1, and when a
-// block has read what they wrote of step t:
-//   parts of dalpha: a block stores them when it has everybody's parts of ds of step t, which a block sends behind a
-//     barrier of its threads, which had then added up the parts of dalpha.
-//   parts of U_a^T dkey: when it has everybody's parts of dalpha, which a block sends behind a barrier of its threads,
-//     which had then added up the parts of U_a^T dkey.
+// The backward of all steps of one sample, by the blocks of a cluster. Each block has the rows of V, W_a and U_a of its
+// units, in registers and shared memory, and, for its units, h, the key and their gradients for every event in the
+// memory. Blocks exchange three things per step: their parts of dalpha of every event (and of its score if alpha was
+// not saved), which every block adds up in the order of the blocks; and the results of two products with their rows, of
+// which each block gets the part of its own units. There is no cluster barrier in the loop. Steps run backwards. Why no
+// block overwrites what another one still reads:
+//   parts of dalpha: a block sends those of step t - 1 after it has received all parts of ds of step t. Each
+//     block sends its part of ds after a block barrier, before which its threads have added up the parts of dalpha.
+//   parts of U_a^T dkey: a block sends those of step t - 1 after it has received all parts of dalpha of that step. Each
+//     block sends those after a block barrier, before which its threads have added up U_a^T dkey of step t.
 //   parts of ds: likewise.
 //
-// An event lies where it was put until the step that made it: slots are renamed, as forward, and what the memory forgot
-// at step t comes back to where the event of step t was.
+// As in the forward, events do not move in shared memory; only the map from slots to places changes. An event that was
+// forgotten at step t is loaded again into the place of the event of step t.
 //
-// Per block: (G+2) D^2 / R weights, of 4 bytes; 4 D / R numbers of each member, and R parts of its dalpha. A step of
-// tanh with twenty members in cycles, D = 256, R = 8 (512, 16), estimated: dalpha 200, its parts 300 (350), their sums
-// 100 (140), what comes to members 400, U_a^T dkey 70 (520), its parts 330 (410), cell 100, V^T and W_a^T 130 (260),
-// their parts 330 (410), four barriers 160.
+// Memory per block: (G+2) D^2 / R weights of 4 bytes; 4 D / R numbers for each event, and R parts of its dalpha.
+// Estimated cycles of a step of tanh with 20 events, for D = 256, R = 8 (in parentheses for D = 512, R = 16): dalpha
+// 200, exchange of its parts 300 (350), their sums 100 (140), gradients of the events 400, U_a^T dkey 70 (520),
+// exchange of its parts 330 (410), cell 100, V^T and W_a^T 130 (260), exchange of their parts 330 (410), barriers 160.
 #pragma once
 
 #include "relevancy/cuda/cluster_tile.cuh"
@@ -24,7 +24,7 @@
 
 namespace rnnkern::relevancy {
 
-// `held` of V and W_a, `held_keys` of U_a: as of ClusterRows.
+// `held` of V and W_a, `held_keys` of U_a: see ClusterRows.
 template <class Cell, int D, int R, int held, int held_keys>
 struct ClusterBackwardKernel {
   using Problem = PerSequenceBackward;
@@ -33,18 +33,18 @@ struct ClusterBackwardKernel {
   using Gates = ClusterRows<T, Cell::gates + 1, held>;
   using Keys = ClusterRows<T, 1, held_keys>;
   static constexpr int threads = T::threads, cluster = R, least_blocks = 1;
-  static constexpr int pitch = T::units + 4;  // of what the parts of a unit read side by side: other banks
+  static constexpr int pitch = T::units + 4;  // padded to avoid bank conflicts between the parts of a unit
 
   struct SharedLayout {
-    PerSequenceSlots memory;         // `ids`: 0 where there is an event, else -1; `scores`: dalpha
-    float *h, *keys, *dh, *dkeys;    // (kappa, pitch) of the block's units, by where an event lies
-    float* parts;                    // (R, count): of dalpha, and where alpha was not kept of scores
-    float *through_key, *ds;         // (R, pitch): of U_a^T dkey and ds of the block's units
+    PerSequenceSlots memory;         // `ids`: 0 for an event, -1 for an empty slot; `scores`: dalpha
+    float *h, *keys, *dh, *dkeys;    // (kappa, pitch), for the block's units, indexed by place
+    float* parts;                    // (R, count): of dalpha, and of scores if alpha was not saved
+    float *through_key, *ds;         // (R, pitch): parts of U_a^T dkey and of ds of the block's units
     float *dsum, *query, *v, *dkey;  // (units,)
     float* gates;                    // (G+1, units): dr and dquery
     Four *of_gates, *of_keys;        // weights
     device::Mbarrier* arrived;       // parts, through_key, ds
-    int whole;                       // kappa, rounded up to whole pairs
+    int whole;                       // kappa, rounded up to an even number
 
     static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
       SharedLayout shared_layout;
@@ -70,8 +70,8 @@ struct ClusterBackwardKernel {
     return arena.used;
   }
 
-  // The slots as they were after step t, where nothing later knows of their events but the gradients of the last
-  // memory.
+  // Restores the slots as they were after step t, at which nothing but the gradients of the final memory has been added
+  // to the gradients of their events.
   RNNKERN_DEVICE static void recall(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
                                     int64_t b, int64_t t, int unit) {
     const bool real = unit < p.history.rows.hidden;
@@ -87,7 +87,7 @@ struct ClusterBackwardKernel {
     }
   }
 
-  // What has come to the events that the call began with.
+  // Stores the gradients of the events of the initial state.
   RNNKERN_DEVICE static void end(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
                                  int64_t b, int unit) {
     if (unit >= p.history.rows.hidden) return;
@@ -100,7 +100,7 @@ struct ClusterBackwardKernel {
     });
   }
 
-  // The block's part of dalpha of a slot, or behind these of its score; every lane of the warp has it.
+  // The block's part of dalpha of a slot, or, for k from `whole` on, of its score. All lanes of the warp get it.
   RNNKERN_DEVICE static float part_of(const StepwiseAttentionBackward<float>& p, const SharedLayout& shared_layout,
                                       int k) {
     const PerSequenceSlots& memory = shared_layout.memory;
@@ -164,7 +164,7 @@ struct ClusterBackwardKernel {
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = real ? cell.params[k][unit] : 0;
     float ds = real ? p.ds[b * n + unit] : 0, dc = Cell::states > 1 && real ? cell.dc[b * n + unit] : 0;
-    float grad_s = 0, query = 0, kept = 0;  // of the step to come: what it needs first
+    float grad_s = 0, query = 0, kept = 0;  // of the next step; loaded ahead because they are needed first
     const auto fetch = [&](int64_t t) {
       if (t < 0) return;
       const int64_t row = rows.offset(t) + b;
@@ -173,7 +173,7 @@ struct ClusterBackwardKernel {
       if (p.alpha && thread() < kappa) kept = p.alpha[row * kappa + thread()];
     };
     fetch(length - 1);
-    device::cluster_barrier();  // nobody sends before all barriers are there
+    device::cluster_barrier();  // no block sends before all mbarriers are initialised
 
     RNNKERN_ROLLED
     for (int64_t t = length; t-- > 0;) {
@@ -186,7 +186,7 @@ struct ClusterBackwardKernel {
       }
       device::block_barrier();
 
-      // What comes later this step is under way while parts are exchanged.
+      // Loads inputs that are needed later in this step, while parts are exchanged.
       const int slot = int(history.taken_by(b, t)), taken = history.taken[row];
       const int32_t back = history.event(b, t - 1, taken < 0 ? slot : memory.slots + taken);
       float grad_h = 0, recalled = 0, old[2] = {}, save[Cell::saved + 1] = {};
@@ -214,7 +214,7 @@ struct ClusterBackwardKernel {
         if (p.alpha) memory.weights[k] = k == thread() ? kept : p.alpha[row * kappa + k];
       }
       device::block_barrier();
-      if (!p.alpha) {  // by a softmax of its own, as in stepwise_attention_backward.cuh
+      if (!p.alpha) {  // with its own softmax, as in stepwise_attention_backward.cuh
         memory.weigh(threads, true);
         device::block_barrier();
       }
@@ -293,7 +293,7 @@ struct ClusterBackwardKernel {
       RNNKERN_UNROLL
       for (int k = 0; k < Cell::params; ++k) cell.dparams[k][b * n + unit] = dparams[k];
     }
-    device::cluster_barrier();  // nobody leaves while others may still send
+    device::cluster_barrier();  // no block exits while others may still send to it
   }
 };
 

@@ -1,17 +1,17 @@
-// All steps of one sample by the blocks of a cluster. Each has the rows of V, W_a and U_a of its units, in registers
-// and shared memory, its units of every member's key, and all of every member's h: then s_t needs no exchange of its
-// own. Two things are exchanged a step: h of the blocks' units, and each block's part of every member's score, which
-// all add up in the order of the blocks. Screening and softmax are every block's own, from the same numbers. No barrier
-// stands between the blocks while the steps last. What others write, and when a block has read it:
-//   h: a block stores h of step t + 1 when it has everybody's parts of the scores of step t, which a block sends behind
-//     a barrier of its threads, which had then read h of step t.
-//   parts of scores: a block stores those of step t + 1 when it has everybody's h of that step, which a block sends
-//     behind a barrier of its threads, which had then added up the parts of step t.
+// All steps of one sample, by the blocks of a cluster. Each block has the rows of V, W_a and U_a of its units, in
+// registers and shared memory, its units of every event's key, and all of every event's h, so that s_t needs no
+// exchange. Blocks exchange two things per step: h of their units, and their parts of the score of every event, which
+// every block adds up in the order of the blocks. Each block does the screening and the softmax itself, with the same
+// numbers. There is no cluster barrier in the loop. Why no data is overwritten before it is read:
+//   h: a block sends h of step t + 1 after it has received all parts of the scores of step t. Every block sends those
+//     after a block barrier, before which its threads have read h of step t.
+//   parts of scores: a block sends those of step t + 1 after it has received all of h of that step. Every block sends h
+//     after a block barrier, before which its threads have added up the parts of step t.
 //
-// Per block: (G+2) D^2 / R weights, of 4 bytes; D + D / R numbers of each member, and R parts of its score. A step of
-// tanh with twenty members in cycles, D = 256, R = 8 (512, 16), estimated: V and W_a s 180 (400), cell 150, h of D
-// units from other blocks 330 (410), U_a h 120 (260), scores 250, their parts 300 (350), softmax 400, weighted sum 150
-// (300), five barriers 200.
+// Memory per block: (G+2) D^2 / R weights of 4 bytes; D + D / R numbers for each event, and R parts of its score.
+// Estimated cycles of a step of tanh with 20 events, for D = 256, R = 8 (in parentheses for D = 512, R = 16): V and W_a
+// s 180 (400), cell 150, exchange of h 330 (410), U_a h 120 (260), scores 250, exchange of their parts 300 (350),
+// softmax 400, weighted sum 150 (300), five barriers 200.
 #pragma once
 
 #include "relevancy/cuda/cluster_tile.cuh"
@@ -30,13 +30,13 @@ struct ClusterForwardKernel {
 
   struct SharedLayout {
     PerSequenceSlots memory;
-    float *values, *keys;       // (kappa, D), (kappa, units), by where an event lies
-    float* parts;               // (R, pitch): of the scores
+    float *values, *keys;       // (kappa, D), (kappa, units), indexed by place
+    float* parts;               // (R, pitch): parts of the scores
     float *s, *h;               // (D,)
     float *query, *v;           // (units,)
     Four *of_query, *of_keys;   // weights
     device::Mbarrier* arrived;  // h, parts
-    int pitch;                  // kappa, rounded up to whole pairs
+    int pitch;                  // kappa, rounded up to an even number
 
     static RNNKERN_HOST_DEVICE SharedLayout carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
       SharedLayout shared_layout;
@@ -78,7 +78,7 @@ struct ClusterForwardKernel {
     }
   }
 
-  // Each block its own units, the first of them what has none.
+  // Each block writes its own units; the first one also writes what is not per unit.
   RNNKERN_DEVICE static void end(const Problem& p, const SharedLayout& shared_layout, int64_t b, int64_t now) {
     const int n = int(p.rows.hidden), rank = device::cluster_rank(), unit = rank * T::units + T::unit();
     const PerSequenceSlots& memory = shared_layout.memory;
@@ -91,7 +91,7 @@ struct ClusterForwardKernel {
     });
   }
 
-  // The block's part of the score of a slot, which every lane of the warp has.
+  // The block's part of the score of a slot. All lanes of the warp get it.
   RNNKERN_DEVICE static float score_part(const Problem& p, const SharedLayout& shared_layout, int slot) {
     const PerSequenceSlots& memory = shared_layout.memory;
     if (slot >= memory.members() || memory.ids[slot] < 0) return 0;
@@ -145,7 +145,8 @@ struct ClusterForwardKernel {
       for (int g = 0; g < Cell::gates; ++g) u[g] = p.u[((rows.offset(t) + b) * Cell::gates + g) * n + unit];
     };
     fetch(0);
-    device::cluster_barrier();  // nobody sends before all barriers are there, or writes what others begin with
+    device::cluster_barrier();  // no block sends before all mbarriers are initialised, or writes the initial state
+                                // before it is read
 
     RNNKERN_ROLLED
     for (int64_t t = 0; t < length; ++t, ++now) {
@@ -159,7 +160,7 @@ struct ClusterForwardKernel {
       Cell::forward(u, sums, old, params, next, save);
       c = next[1];
       T::give(real ? next[0] : 0.0f, shared_layout.h,
-              shared_layout.arrived);  // before anything else: the others wait for it
+              shared_layout.arrived);  // first, since the other blocks wait for it
       fetch(t + 1);
       if (T::part() == 0) shared_layout.query[own] = sums[Cell::gates];
       if (mine) {
@@ -208,7 +209,7 @@ struct ClusterForwardKernel {
     }
     end(p, shared_layout, b, now);
     if (Cell::states > 1 && mine) p.last_c[b * n + unit] = c;
-    device::cluster_barrier();  // nobody leaves while others may still send
+    device::cluster_barrier();  // no block exits while others may still send to it
   }
 };
 

@@ -6,26 +6,26 @@
 namespace rnnkern::relevancy {
 namespace {
 
-// What registers and shared memory of 16 blocks hold; one block holds less than the least.
+// The sizes for which up to 16 blocks hold the weights. Smaller ones fit one block.
 template <class Cell>
 constexpr bool has_cluster(int D) {
   return Cell::gates > 1 ? D <= 384 : D >= 256;
 }
 
-// As few as hold the weights, for more clusters find room.
+// As few blocks as hold the weights, since more of the smaller clusters fit on the device.
 template <class Cell>
 constexpr int cluster_blocks(int D) {
   return D <= (Cell::gates > 1 ? 128 : 256) ? 8 : 16;
 }
 
-// Quads of each row that stay in registers: what the compiler takes without spilling.
+// Groups of four columns of each row that stay in registers: as many as the compiler takes without spilling.
 template <class Cell>
 constexpr int cluster_held(int D) {
   const int quads = D / 32, most = Cell::gates > 1 ? (D > 256 ? 3 : 6) : D > 384 ? 10 : 11;
   return quads < most ? quads : most;
 }
 
-// Likewise backward: quads of rows of each column, of V and W_a and of U_a.
+// In the backward: groups of four rows of each column, of V and W_a, and below of U_a.
 template <class Cell>
 constexpr int rows_held(int D) {
   return Cell::gates == 1 ? (Cell::gates + 1) * D / cluster_blocks<Cell>(D) / 4 : D > 256 ? 12 : D > 128 ? 14 : 20;

@@ -1,6 +1,6 @@
-// What a cluster that keeps one sample for all steps shares out: each of its R blocks has D / R units, eight
-// neighbouring threads to each. Forward these share the unit's row of a product; backward a thread has columns of the
-// units' rows. float alone; padding is zero.
+// How a cluster that processes all steps of one sample divides the work. Each of its R blocks has D / R units, with
+// eight neighbouring threads per unit. In the forward these share the unit's row of a product; in the backward a thread
+// has some columns of the rows of all units. Only float; padding is zero.
 #pragma once
 
 #include "relevancy/cells.h"
@@ -15,32 +15,32 @@ struct alignas(16) Four {
 template <int D, int R>
 struct ClusterTile {
   static constexpr int units = D / R, parts = 8, threads = parts * units, warps = threads / device::warp_size;
-  static constexpr int quads = D / parts / 4;                 // of columns, per part
+  static constexpr int quads = D / parts / 4;                 // groups of four columns, per part
   static constexpr int together = device::warp_size / parts;  // units of a warp: 16 bytes
-  static constexpr int columns = D / threads;                 // of a thread
+  static constexpr int columns = D / threads;                 // per thread
   static_assert(together == 4 && together % columns == 0 && units % together == 0 && D % (4 * parts) == 0 &&
                 R <= device::warp_size);
 
   RNNKERN_DEVICE static int unit() { return device::thread() / parts; }
   RNNKERN_DEVICE static int part() { return device::thread() % parts; }
-  // The first column of a quad: those of neighbouring parts lie side by side.
+  // The first column of a quad. Quads of neighbouring parts are adjacent.
   RNNKERN_DEVICE static int column(int quad) { return (quad * parts + part()) * 4; }
 
-  // Over the parts of a unit; all of them have it.
+  // The sum over the parts of a unit, in all of them.
   RNNKERN_DEVICE static float total(float sum) {
     RNNKERN_UNROLL
     for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
     return sum;
   }
 
-  // Until all that this step brings has arrived.
+  // Waits until all data of this step has arrived.
   RNNKERN_DEVICE static void receive(device::Mbarrier* arrived, int64_t step, int bytes) {
     device::wait(arrived, int(step % 2));
     if (device::thread() == 0) device::expect(arrived, bytes);
   }
 
-  // part(k), which every lane of a warp has, of k below `count`, which is even, to row `rank` of `to` (R, count) of
-  // every block: a pair by each warp.
+  // Sends part(k), which every lane of a warp has, for k below `count`, an even number, to row `rank` of `to` (R,
+  // count) in every block. Each warp sends pairs.
   template <class Part>
   RNNKERN_DEVICE static void give_pairs(int count, float* to, device::Mbarrier* arrived, Part part) {
     for (int k = 2 * device::warp(); k < count; k += 2 * warps) {
@@ -53,7 +53,7 @@ struct ClusterTile {
     }
   }
 
-  // Of this thread's unit over the R rows of `from`; all parts of the unit have it.
+  // The sum over the R rows of `from` for this thread's unit, in all parts of the unit.
   RNNKERN_DEVICE static float sum(const float* from, int pitch) {
     float sum = 0;
     RNNKERN_UNROLL
@@ -61,7 +61,7 @@ struct ClusterTile {
     return total(sum);
   }
 
-  // The block's value of each unit, which all parts of it have, to `to` (D,) of every block; all lanes of the warp.
+  // Sends the block's value of each unit, which all its parts have, to `to` (D,) in every block. For whole warps.
   RNNKERN_DEVICE static void give(float value, float* to, device::Mbarrier* arrived) {
     uint32_t word[together];
     RNNKERN_UNROLL
@@ -78,8 +78,8 @@ struct ClusterTile {
   }
 };
 
-// Forward. Rows of weights (n, n) of the block's units: so many quads of each in registers, the rest in shared memory,
-// where a thread reads what it wrote itself.
+// Forward: the rows of `rows` weights (n, n) for the block's units. The first `held` quads of each row are in
+// registers, the others in shared memory, where a thread only reads what it wrote itself.
 template <class T, int rows, int held>
 struct ClusterWeights {
   static constexpr int rest_quads = T::quads - held;
@@ -91,7 +91,7 @@ struct ClusterWeights {
     return arena.alloc<Four>(int64_t(rows) * rest_quads * T::threads);
   }
 
-  // Row k of this thread's unit: at(column).
+  // Loads row k of this thread's unit from at(column).
   template <class At>
   RNNKERN_DEVICE void load(int row, At at) {
     RNNKERN_UNROLL
@@ -106,9 +106,9 @@ struct ClusterWeights {
     }
   }
 
-  // The products of rows with a vector of D in shared memory.
+  // The products of the rows with a vector (D,) in shared memory.
   RNNKERN_DEVICE void multiply(const float* vector, float (&products)[rows]) const {
-    float even[rows] = {}, odd[rows] = {};  // two chains: one alone would wait for itself
+    float even[rows] = {}, odd[rows] = {};  // two independent chains, to hide latency
     RNNKERN_UNROLL
     for (int k = 0; k < T::quads; ++k) {
       const Four x = *reinterpret_cast<const Four*>(vector + T::column(k));
@@ -127,8 +127,8 @@ struct ClusterWeights {
   }
 };
 
-// Backward. The block's rows of so many weights, one below the other: so many quads of rows of each column that a
-// thread has in registers, the rest in shared memory, where it reads what it wrote itself.
+// Backward: the block's rows of `weights` weights, stacked. Of each column of a thread, the first `held` quads of rows
+// are in registers, the others in shared memory, where a thread only reads what it wrote itself.
 template <class T, int weights, int held>
 struct ClusterRows {
   static constexpr int of_weight = T::units / 4, quads = weights * of_weight, rest_quads = quads - held;
@@ -145,7 +145,7 @@ struct ClusterRows {
     return rest + (column * rest_quads + quad - held) * T::threads + device::thread();
   }
 
-  // at(weight, row, column).
+  // Loads the weights from at(weight, row, column).
   template <class At>
   RNNKERN_DEVICE void load(At at) {
     const auto quad_of = [&](int column, int quad) {
@@ -168,11 +168,11 @@ struct ClusterRows {
     }
   }
 
-  // The block's part of the product of the weights' transposes with their vectors (weights, units) in shared memory: to
-  // each block what is of its units, row `rank` of `to` (R, pitch).
+  // Multiplies the transposed rows by the vectors (weights, units) in shared memory, and sends to each block the result
+  // for its units, as row `rank` of `to` (R, pitch).
   RNNKERN_DEVICE void send(const float* vectors, float* to, int pitch, device::Mbarrier* arrived) const {
-    constexpr int columns = T::columns, together = 4 / columns;  // lanes of 16 bytes
-    float even[columns] = {}, odd[columns] = {};                 // two chains: one alone would wait for itself
+    constexpr int columns = T::columns, together = 4 / columns;  // lanes per 16 bytes
+    float even[columns] = {}, odd[columns] = {};                 // two independent chains, to hide latency
     RNNKERN_UNROLL
     for (int k = 0; k < quads; ++k) {
       const Four x = *reinterpret_cast<const Four*>(vectors + 4 * k);

@@ -1,5 +1,5 @@
-// What the CUDA drivers of both directions share: the arguments, found sound, and what kernels are told of them.
-// Everything runs on the current stream and allocates through PyTorch; nothing waits for the device.
+// Shared by the CUDA drivers of both directions: the checked arguments, in the form that kernels take. Everything runs
+// on the current stream and allocates through PyTorch; nothing waits for the device.
 #pragma once
 
 #include <type_traits>
@@ -34,14 +34,14 @@ struct Driver {
   int place;
   Cell cell;
   RowLayout layout;
-  Rows rows{};                                                            // as `layout` has them, on the device
-  int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: rows
+  Rows rows{};                                                            // as in `layout`, on the device
+  int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: number of rows
   T mix;
   bool dot;
   Tensor V, W_a, U_a, v, s0, c0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
   OptionalTensor reset, given;
   Tensors params;
-  Tensor table;    // of packed rows, on the device
+  Tensor table;    // offsets and lengths of packed rows, on the device
   Tensor stacked;  // V over W_a, ((G+1)*n, n)
 
   // `x` is an argument that has the rows.
@@ -105,14 +105,14 @@ struct Driver {
         {cuda::facts_of_current(stream), place, of_caller, {steps, batch, n, buffer_size, relevant_size}});
   }
 
-  // Contiguous.
+  // Checks the dtype and size of x, and makes it contiguous.
   Tensor sized(const char* name, const Tensor& x, int64_t elements, ScalarType wanted = dtype) const {
     STD_TORCH_CHECK(x.scalar_type() == wanted && x.numel() == elements, "relevancy_recurrence: `", name,
                     "` is of another dtype or size than the call needs");
     return dense(x);
   }
 
-  // All steps by one kernel that keeps the weights; `transposed` as it takes them packed.
+  // Runs all steps in one kernel that keeps the weights; `transposed` says how it takes packed weights.
   template <class Problem>
   void start_resident(const Resident& resident, Problem& problem, bool transposed) const {
     Tensor packed;
@@ -127,12 +127,12 @@ struct Driver {
   }
 
   int64_t kappa() const { return slots + relevant_size; }
-  // Whether no event leaves the buffer: alpha would grow with the square of T, and is computed again.
+  // Whether no event leaves the buffer. Then alpha, which would grow with T^2, is recomputed instead of saved.
   bool keeps_all() const { return slots == first_slots + rows.count; }
 
   Tensor made(std::initializer_list<int64_t> sizes, ScalarType type = dtype) const { return empty(s0, sizes, type); }
   Tensor cleared(std::initializer_list<int64_t> sizes) const { return zeros(s0, sizes, dtype); }
-  // Of (rows, columns), in the shape that the caller knows.
+  // An empty tensor (rows, columns), in the caller's shape.
   Tensor rows_of(int64_t columns, ScalarType type = dtype) const {
     if (layout.packed()) return made({total, columns}, type);
     return made({rows.count, rows.batch, columns}, type);

@@ -1,4 +1,4 @@
-// The relevancy recurrence on a CUDA device, forward: one kernel for all steps, where a block or a cluster has each
+// The forward of the relevancy recurrence on a CUDA device: one kernel for all steps, with a block or a cluster per
 // sample; or per step a product for V and W_a, the cell, a product for the new event's key, and one kernel that screens
 // and attends.
 #include "relevancy/cuda/driver.h"
@@ -65,7 +65,7 @@ struct ForwardDriver : Driver<T> {
     return outputs;
   }
 
-  // Where to write what only some calls want; of all rows, or null.
+  // Optional outputs for all rows; null if not wanted.
   struct To {
     T* alpha;
     int64_t* ids;
@@ -73,7 +73,7 @@ struct ForwardDriver : Driver<T> {
     T *gates, *cells;
   };
 
-  // All steps by one kernel that keeps the weights.
+  // Runs all steps in one kernel that keeps the weights.
   void run_resident(const To& to) const {
     PerSequenceForward p{};
     p.rows = rows;
@@ -100,7 +100,7 @@ struct ForwardDriver : Driver<T> {
     this->start_resident(kernel, p, false);
   }
 
-  // `room` for alpha where it is not kept.
+  // `workspace` holds alpha if it is not saved.
   void run_stepwise(const To& to, const Tensor& workspace) {
     const int64_t kappa = this->kappa();
     prepare_keys();
@@ -150,7 +150,7 @@ struct ForwardDriver : Driver<T> {
     }
   }
 
-  // The state that the call begins with becomes the one that the steps work on, and leave.
+  // Copies the initial state to the final one, which the steps update in place.
   void begin() {
     const int64_t batch = rows.batch, n = hidden, rho = this->relevant_size;
     const auto copied = [&](const Tensor& from) {
@@ -195,7 +195,7 @@ struct ForwardDriver : Driver<T> {
     for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], relevant_keys, slot);
   }
 
-  // By the product that a step makes, and no larger one: so that its bits are those of the call that made the event.
+  // Uses the same product as a step, so that keys have the same bits as in the call that produced the event.
   void make_key(const Tensor& events, const Tensor& to, int64_t slot) const {
     copy(now, at_index(events, 1, slot));
     product(key, now, transposed(this->U_a, 0, 1));

@@ -1,4 +1,4 @@
-// The kernels of the relevancy recurrence that depend on the cell. `place` is the cell's in relevancy/cells.h.
+// The kernels of the relevancy recurrence that depend on the cell. `place` is the cell's index in relevancy/cells.h.
 #pragma once
 
 #include <vector>
@@ -14,19 +14,19 @@ template <class T>
 struct CellKernels {
   static void start(int place, const CellForward<T>& problem, void* stream);
   static void start(int place, const CellBackward<T>& problem, void* stream);
-  // All that calls which run step by step start.
+  // All kernels of the stepwise path.
   static std::vector<const cuda::Kernel*> all(int place);
 };
 
-using PerSequenceSizes = cuda::Sizes<64, 128, 256>;    // n of kernels of one sample per block
-using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n of kernels of one sample per cluster
+using PerSequenceSizes = cuda::Sizes<64, 128, 256>;    // n, for kernels with one sample per block
+using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n, for kernels with one sample per cluster
 
-// A kernel that keeps the weights for all steps, and what one of its blocks takes.
+// A kernel that keeps the weights for all steps, and the resources of one of its blocks.
 struct Resident {
-  const cuda::Kernel* kernel = nullptr;  // none where there is none of this cell and size
+  const cuda::Kernel* kernel = nullptr;  // null if there is none for this cell and size
   int64_t shared_bytes = 0;
-  int cluster = 1;                     // blocks of a sample
-  const cuda::Kernel* pack = nullptr;  // to run before it, where it takes packed weights
+  int cluster = 1;                     // blocks per sample
+  const cuda::Kernel* pack = nullptr;  // runs first and packs the weights; or null
   int pack_blocks = 0;
 
   int64_t packed_floats() const { return pack ? int64_t(pack_blocks) * pack->threads * 4 : 0; }
@@ -36,7 +36,7 @@ struct Residents {
   Resident forward, backward;
 };
 
-// W is how the chip holds V, W_a and U_a: float, or 16 bits where they have no more.
+// W is the type in which V, W_a and U_a are kept on the chip: float, or a 16-bit type if their values have 16 bits.
 template <class W>
 struct PerSequenceKernels {
   static Residents of(int place, int padded, int64_t slots, int64_t relevant_size);

@@ -1,5 +1,6 @@
-// All steps of one sample by one block, backward: the weights on chip as per_sequence_tile.cuh has it; what comes to
-// events in their rows as in stepwise_attention_backward.cuh, which the multiprocessor's cache holds.
+// The backward of all steps of one sample, by one block. Weights are kept as described in per_sequence_tile.cuh;
+// gradients of events are kept in their rows, as in stepwise_attention_backward.cuh, in the cache of the
+// multiprocessor.
 #pragma once
 
 #include "relevancy/cuda/per_sequence_tile.cuh"

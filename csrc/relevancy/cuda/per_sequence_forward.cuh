@@ -1,5 +1,5 @@
-// All steps of one sample by one block: V, W_a and U_a on chip as per_sequence_tile.cuh has it, the memory in shared
-// memory. An event never moves: slots are renamed.
+// All steps of one sample, by one block: V, W_a and U_a are kept as described in per_sequence_tile.cuh, the memory in
+// shared memory. Events do not move; only the map from slots to places changes.
 #pragma once
 
 #include "relevancy/cuda/per_sequence_slots.cuh"
@@ -12,7 +12,7 @@ struct PerSequenceMemory {
   using Whole = Weights<Cell, P, W, forward_placement<Cell::gates, P, W>>;
 
   PerSequenceSlots slots;
-  float *values, *keys;      // (kappa, P), by where an event lies
+  float *values, *keys;      // (kappa, P), indexed by place
   float *s, *h, *query, *v;  // (P,)
   Whole::SharedLayout weights;
 

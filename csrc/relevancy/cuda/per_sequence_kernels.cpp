@@ -6,7 +6,7 @@
 namespace rnnkern::relevancy {
 namespace {
 
-// 16 bits serve where float does not, or not well: where it streams an LSTM's weights.
+// 16-bit weights are used where float weights do not fit, or would be streamed: an LSTM of 128 units.
 template <class Cell, class W>
 constexpr bool has_sample(int P) {
   return sizeof(W) == 4 ? P <= 128 : P == (Cell::gates > 1 ? 128 : 256);
@@ -41,7 +41,7 @@ Residents PerSequenceKernels<W>::of(int place, int padded, int64_t slots, int64_
   });
 }
 
-// The interpreter compiles this file once per type, since it compiles what the kernels do too.
+// The interpreter compiles this file once per type, because it compiles the kernels' code too.
 #if defined(RNNKERN_KERNELS_OF)
 template struct PerSequenceKernels<RNNKERN_KERNELS_OF>;
 #else

@@ -1,5 +1,5 @@
-// What a block that has a sample for all steps knows of its slots. The blocks of a cluster do the same here in the same
-// order, and so need not tell each other.
+// The slots of a sample, in a block that processes all its steps. The blocks of a cluster do the same updates in the
+// same order, and need not exchange them.
 #pragma once
 
 #include "relevancy/cuda/stepwise_attention_screen.cuh"
@@ -8,10 +8,10 @@ namespace rnnkern::relevancy {
 
 struct PerSequenceSlots {
   int slots, relevant_size;
-  float *scores, *weights, *e;  // (kappa,) each, by slot: beta, alpha, and the scores that it is made of
+  float *scores, *weights, *e;  // (kappa,) each, by slot: beta, alpha, and the scores e
   int64_t* ids;                 // (kappa,)
-  int32_t* where;               // (kappa,): an event never moves, slots are renamed
-  int32_t* taken;               // the slot of the relevant set that was overwritten, and where the new event lies
+  int32_t* where;               // (kappa,): the place of a slot's event; events do not move
+  int32_t* taken;               // the slot of the relevant set that was overwritten, and the place of the new event
 
   static RNNKERN_HOST_DEVICE PerSequenceSlots carve(device::SharedArena& arena, int64_t slots, int64_t relevant_size) {
     PerSequenceSlots made;
@@ -27,21 +27,21 @@ struct PerSequenceSlots {
 
   RNNKERN_HOST_DEVICE int members() const { return slots + relevant_size; }
 
-  // f(slot) of the buffer's and then of the relevant set's, as in stepwise_attention_forward.cuh.
+  // Calls f(slot) for the slots of the buffer, then of the relevant set, as in stepwise_attention_forward.cuh.
   template <class F>
   RNNKERN_DEVICE void each(int first, int stride, F f) const {
     for (int k = first; k < slots; k += stride) f(k);
     for (int k = first; k < relevant_size; k += stride) f(slots + k);
   }
 
-  // f(slot, row of the tensors, whether of the buffer), of one sample.
+  // Calls f(slot, row of the tensors, whether in the buffer), for one sample.
   template <class F>
   RNNKERN_DEVICE void each_row(int64_t b, int first, int stride, F f) const {
     for (int k = first; k < slots; k += stride) f(k, b * slots + k, true);
     for (int k = first; k < relevant_size; k += stride) f(slots + k, b * relevant_size + k, false);
   }
 
-  // From and to what the call begins with and leaves, but for the events.
+  // Reads and writes the slots of the initial and the final state, without the events.
   RNNKERN_DEVICE void read(const Memory<float>& from, int64_t b, int threads) const {
     each_row(b, device::thread(), threads, [&](int slot, int64_t row, bool of_buffer) {
       ids[slot] = (of_buffer ? from.buffer_ids : from.ids)[row];
@@ -57,8 +57,8 @@ struct PerSequenceSlots {
     if (device::thread() == 0) to.time[b] = now;
   }
 
-  // By one warp: the event `now` enters, another may leave. Lanes see what others wrote before the last barrier alone,
-  // so that each slot is written by one of them.
+  // Called by one warp: event `now` enters, and another one may leave. Lanes only see what other lanes wrote before the
+  // last barrier, so that each slot must be written by a single lane.
   RNNKERN_DEVICE void enter(int64_t now, int64_t buffer_size, bool reset, float given) const {
     const int64_t wanted = slot_of(now, buffer_size);
     const int slot = int(wanted < slots ? wanted : slots - 1), none = -1;
@@ -70,7 +70,7 @@ struct PerSequenceSlots {
         scores[k] = 0;
       });
     }
-    // Asked for in any case: its shuffles stand between what all lanes have read and what the first then writes.
+    // Called in any case: its shuffles separate the reads of all lanes from the writes of the first one.
     const auto found = screen(ids + slots, scores + slots, relevant_size, scores[slot]);
     if (device::lane() > 0) return;
     const int overwritten = leaves ? int(found) : none;
@@ -87,8 +87,7 @@ struct PerSequenceSlots {
     taken[1] = where[slot];
   }
 
-  // Undoes `enter`, but that it says whether the slot that the event then freed holds one: its place is the new
-  // event's.
+  // Undoes `enter`. If an event was forgotten then (`there`), it returns to its slot, in the place of the new event.
   RNNKERN_DEVICE void withdraw(int slot, int overwritten, bool there) const {
     const int other = overwritten < 0 ? slot : slots + overwritten, place = where[other];
     where[other] = where[slot];
@@ -96,7 +95,7 @@ struct PerSequenceSlots {
     ids[other] = there ? 0 : -1;
   }
 
-  // alpha from e, by every warp for itself but for what is written, to beta too unless scores are given.
+  // alpha from e. Every warp computes the sums itself; each slot is written once. Adds to beta unless scores are given.
   RNNKERN_DEVICE void weigh(int threads, bool given) const {
     const int lane = device::lane(), warp_size = device::warp_size;
     float most = -INFINITY, sum = 0;
@@ -116,7 +115,7 @@ struct PerSequenceSlots {
     });
   }
 
-  // What a call wants of a step beside h and s.
+  // Writes the optional outputs of a step.
   RNNKERN_DEVICE void tell(const PerSequenceForward& p, int64_t row, int threads) const {
     const int64_t kappa = members();
     each(device::thread(), threads, [&](int k) {

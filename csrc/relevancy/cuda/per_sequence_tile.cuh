@@ -1,6 +1,6 @@
-// What a block that keeps one sample for all steps shares out: P units, `parts` neighbouring threads to each, and of
-// every product a part of its row to each of these. Weights lie there as W has them, float or 16 bits; all else is
-// float.
+// How a block that processes all steps of one sample divides the work: P units, `parts` neighbouring threads per unit,
+// each with a part of the unit's row of every product. Weights are kept as W, float or a 16-bit type; everything else
+// is float.
 #pragma once
 
 #include <type_traits>
@@ -12,13 +12,13 @@ namespace rnnkern::relevancy {
 
 constexpr int per_sequence_threads = stepwise_attention_threads;
 
-// How 16 bits become float. It lies in shared memory and is read at every step: by constants the compiler would widen
-// what registers hold once, ahead of the steps, into twice as many registers.
+// Constants that convert 16-bit weights to float. They are read from shared memory in every step: with compile-time
+// constants the compiler would convert all weights in registers once, before the loop, into twice as many registers.
 struct alignas(8) UnpackConstants {
   uint32_t shift, mask;
 };
 
-// 16 bytes of a row of weights: so many columns.
+// 16 bytes of a row of weights: `count` columns.
 template <class W>
 struct alignas(16) Fragment16B {
   static constexpr int count = 16 / sizeof(W);
@@ -38,7 +38,7 @@ struct alignas(16) Fragment16B {
       return x;
     }
   }
-  // f(i) of each column.
+  // The fragment with f(i) in each column.
   template <class F>
   RNNKERN_DEVICE static Fragment16B of(F f) {
     W values[count];
@@ -61,10 +61,10 @@ struct Tile {
 
   RNNKERN_DEVICE static int unit() { return device::thread() / parts; }
   RNNKERN_DEVICE static int part() { return device::thread() % parts; }
-  // The first column of a piece: those of neighbouring parts lie side by side.
+  // The first column of a piece. Pieces of neighbouring parts are adjacent.
   RNNKERN_DEVICE static int column(int piece) { return (piece * parts + part()) * Fragment16B<W>::count; }
 
-  // Over the parts of a unit; all of them have it.
+  // The sum over the parts of a unit, in all of them.
   RNNKERN_DEVICE static float total(float sum) {
     RNNKERN_UNROLL
     for (int mask = parts / 2; mask > 0; mask /= 2) sum += device::shuffle_xor(sum, mask);
@@ -72,7 +72,7 @@ struct Tile {
   }
 };
 
-// Adds a part of a product with a vector in shared memory, on 16 bytes of the weights.
+// Adds the product of 16 bytes of weights with a vector in shared memory.
 template <class W>
 RNNKERN_DEVICE void add(float& sum, const Fragment16B<W>& w, UnpackConstants how, const float* vector) {
   RNNKERN_UNROLL
@@ -85,7 +85,7 @@ RNNKERN_DEVICE void add(float& sum, const Fragment16B<W>& w, UnpackConstants how
   }
 }
 
-// A thread's piece of the rows or, transposed, columns of a weight (n, n), zero where there is none.
+// A thread's piece of the rows of a weight (n, n), or of its columns if `transposed`; zero outside.
 template <int P, class W>
 RNNKERN_DEVICE Fragment16B<W> piece_of(const float* weight, int64_t n, bool transposed, int piece) {
   const int64_t row_step = transposed ? 1 : n, column_step = transposed ? n : 1;
@@ -96,14 +96,14 @@ RNNKERN_DEVICE Fragment16B<W> piece_of(const float* weight, int64_t n, bool tran
   });
 }
 
-// The first of a thread's pieces of a weight: so many in registers, then so many in shared memory, where it reads what
-// it wrote itself.
+// The first pieces of a thread's part of a weight: `in_registers` of them in registers, then `in_shared` in shared
+// memory, where a thread only reads what it wrote itself.
 template <class W, int in_registers, int in_shared>
 struct Weight {
   Fragment16B<W> own[in_registers > 0 ? in_registers : 1];
   Fragment16B<W>* shared_layout;
 
-  // piece(k) is one of them.
+  // Loads the pieces from piece(k).
   template <class F>
   RNNKERN_DEVICE void load(F piece, Fragment16B<W>* shared) {
     shared_layout = shared + device::thread();
@@ -114,20 +114,20 @@ struct Weight {
   }
 };
 
-// How many pieces of each weight lie in registers and in shared memory: of V's gates and of W_a, and of U_a. What is
-// left of V and W_a is streamed out of the L2 cache at every step.
+// How many pieces of each weight are in registers and in shared memory, for V's gates and W_a, and for U_a. The
+// remaining pieces of V and W_a are streamed from the L2 cache in every step.
 struct WeightPlacement {
   int in_registers, in_shared, keys_in_registers, keys_in_shared;
 };
 
-// What the compiler takes without spilling, for all three architectures. A piece of all threads is 4 KB. In float,
-// weights of one gate have 4 pieces each for 64 units, and 16 for 128: V and W_a then take 128 of a thread's 255
-// registers. An LSTM of 128 units has 96 pieces, 384 KB, and so have in 16 bits the three weights of one gate and 256
-// units:
+// As many registers as the compiler takes without spilling, on all three architectures. A piece of all threads is 4 KB.
+// In float, a weight of one gate has 4 pieces for 64 units and 16 for 128; V and W_a then take 128 of a thread's 255
+// registers. An LSTM of 128 units in float has 96 pieces, 384 KB, as have the three weights of one gate and 256 units
+// in 16 bits:
 //                       registers   shared memory of 227 KB                           streamed
-// an LSTM    forward    45          46, 184 KB; the rest is for about 40 members      5, 20 KB a step
+// LSTM       forward    45          46, 184 KB; the rest is for about 40 events       5, 20 KB a step
 //            backward   35          51, 204 KB; 11 KB are for sums and the step       10, 40 KB
-// one gate   forward    40          44, 176 KB; the rest is for 23 members            12, 48 KB
+// one gate   forward    40          44, 176 KB; the rest is for 23 events             12, 48 KB
 //            backward   32          52, 208 KB; 11 KB are for sums and the step       12, 48 KB
 // In 16 bits an LSTM of 128 units has 48 pieces, none of them streamed.
 template <int gates, int P, class W>
@@ -141,7 +141,7 @@ constexpr WeightPlacement backward_placement =
     : gates > 1 && P > 64 ? WeightPlacement{7, 7, 0, 16}
                           : WeightPlacement{P * P / 1024, 0, 0, P * P / 1024};
 
-// V's gates and W_a, the matrices that are multiplied together, and U_a.
+// V's gates and W_a, which are multiplied together, and U_a.
 template <class Cell, int P, class W, WeightPlacement placement>
 struct Weights {
   using T = Tile<P, W>;
@@ -150,7 +150,7 @@ struct Weights {
   static constexpr int matrices = Cell::gates + 1, first_streamed = placement.in_registers + placement.in_shared;
   static_assert(first_streamed <= T::pieces && placement.keys_in_registers + placement.keys_in_shared == T::pieces);
   static_assert(placement.keys_in_shared % 4 == 0);
-  // Whether they come as PackKernel leaves them: to stream them, and narrow, which takes registers of its own.
+  // Whether weights are packed by PackKernel: for streaming, and to convert to 16 bits, which takes registers.
   static constexpr bool packs = first_streamed < T::pieces || sizeof(W) == 2;
   static constexpr int packed = packs ? (matrices + 1) * T::pieces : 0;  // pieces of all threads
 
@@ -172,7 +172,7 @@ struct Weights {
   const Fragment16B<W>* all;
   const UnpackConstants* widening;
 
-  // A barrier comes before any product.
+  // A barrier must follow before the first product.
   template <class Problem>
   RNNKERN_DEVICE void load(const Problem& p, int64_t n, bool transposed, SharedLayout shared_layout) {
     all = reinterpret_cast<const Fragment16B<W>*>(p.packed) + device::thread();
@@ -194,8 +194,8 @@ struct Weights {
     if (sizeof(W) == 2 && device::thread() == 0) *shared_layout.widening = Fragment16B<W>::widening;
   }
 
-  // This thread's part of the product of every matrix with its vector of P in shared memory, `stride` after the one
-  // before. Of what is not in registers one piece of each matrix is under way at once: more would spill.
+  // This thread's part of the products of all matrices with their vectors (P,) in shared memory, `stride` apart. Of the
+  // pieces that are not in registers, only one per matrix is loaded at a time; more would spill.
   RNNKERN_DEVICE void multiply(float (&sums)[matrices], const float* vectors, int stride) const {
     const UnpackConstants how = read_widening();
     RNNKERN_UNROLL
@@ -221,7 +221,7 @@ struct Weights {
     for (int k = first_streamed; k < T::pieces; ++k) add_all(all + k * per_sequence_threads, T::pieces, T::column(k));
   }
 
-  // U_a's with a vector of P in shared memory.
+  // The product of U_a with a vector (P,) in shared memory.
   RNNKERN_DEVICE float key(const float* vector) const {
     const UnpackConstants how = read_widening();
     float sum = 0;
@@ -241,7 +241,7 @@ struct Weights {
   RNNKERN_DEVICE UnpackConstants read_widening() const { return sizeof(W) == 2 ? *widening : UnpackConstants{}; }
 };
 
-// All pieces of V's gates, of W_a and of U_a, one of a matrix per block.
+// Packs all pieces of V's gates, W_a and U_a, one piece per block.
 template <int P, class W>
 struct PackKernel {
   using Problem = Pack;

@@ -8,11 +8,12 @@
 namespace rnnkern::relevancy {
 namespace {
 
-// Turns that multiprocessors or clusters take, a sample each, before products of many win, and that clusters take
-// before blocks win whose weights do not fit but in 16 bits: they widen them at every step (docs/kernels.md).
+// `turns`: passes of all samples over the multiprocessors or clusters, above which the stepwise kernel is faster.
+// `turns_of_clusters`: the same, above which a block kernel is faster whose weights only fit in 16 bits, so that it
+// converts them in every step (docs/kernels.md).
 constexpr int64_t turns = 4, turns_of_clusters = 2;
 
-constexpr int64_t most_slots = 1 << 20;  // more is no bound, and no chip holds it
+constexpr int64_t most_slots = 1 << 20;  // more means unbounded, and fits no kernel
 
 Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
   return cuda::by_narrow_storage(
@@ -23,7 +24,7 @@ bool has(ScalarType stored, int place, int padded) { return on_block(stored, pla
 
 Plan refused(std::string why) { return {.reason = std::move(why)}; }
 
-// Each of these two is stepwise, with the reason, where the kind cannot serve.
+// Both functions return a stepwise plan, with the reason, if their kernel cannot run the call.
 Plan plan_block(const Wanted& wanted) {
   const Sizes& sizes = wanted.sizes;
   const int place = wanted.place, gates = cells[place].gates;
@@ -88,7 +89,7 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
           .backward = kernels.backward.shared_bytes <= wanted.facts.shared_bytes};
 }
 
-// What a call of this plan, forward and backward, starts.
+// All kernels that a call with this plan starts, forward and backward.
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
   auto kernels = wanted.dtype == ScalarType::Double ? CellKernels<double>::all(wanted.place)
                                                     : CellKernels<float>::all(wanted.place);
@@ -119,7 +120,7 @@ Residents Plan::kernels(int place, int64_t slots, int64_t relevant_size) const {
 
 Plan plan_relevancy(const Wanted& wanted) {
   Plan block = plan_block(wanted);
-  // Weights that fit in 16 bits alone are widened at every step.
+  // Weights that only fit in 16 bits are converted in every step.
   const bool widens = !block.stepwise() && !has(ScalarType::Float, wanted.place, block.padded);
   Plan plan = block;
   if (block.stepwise() || widens) {

@@ -1,4 +1,4 @@
-// Which CUDA kernels serve a call: the written table, a pure function.
+// Selects the CUDA kernels of a call. A pure function.
 #pragma once
 
 #include "common/tensor.h"
@@ -20,15 +20,15 @@ struct Cell {
 constexpr Cell cells[] = {RNNKERN_RELEVANCY_CELLS(RNNKERN_INFO)};
 #undef RNNKERN_INFO
 
-// Its place in the list.
+// The index of a cell in the list.
 int find_cell(const std::string& name);
 
 struct Sizes {
-  // T, B, n, nu, rho. Not the slots that a call has: its chunks would take other kernels, and have other bits.
+  // T, B, n, nu, rho. Not the number of slots of the call: chunks of a sequence would use other kernels.
   int64_t steps, batch, hidden, buffer_size, relevant_size;
 };
 
-// What a plan is made for. `dtype` is the caller's; what has 16 bits is computed in float32.
+// What a plan depends on. `dtype` is the caller's; 16-bit types are computed in float32.
 struct Wanted {
   cuda::Facts facts;
   int place;
@@ -39,13 +39,13 @@ struct Wanted {
 struct Plan {
   KernelKind kind = KernelKind::stepwise;
   std::string reason;
-  int padded = 0;                         // the n that the kernel is compiled for
-  ScalarType stored = ScalarType::Float;  // how block kernels hold weights
-  bool backward = false;                  // whether the kind serves the backward too
+  int padded = 0;                         // the n for which the kernel is compiled
+  ScalarType stored = ScalarType::Float;  // the type in which block kernels keep weights
+  bool backward = false;                  // whether the backward uses this kernel too
 
   bool stepwise() const { return kind == KernelKind::stepwise; }
   KernelKind backward_kind() const { return backward ? kind : KernelKind::stepwise; }
-  // The kernels of a plan that is not stepwise, for a memory of so many.
+  // The kernels of a plan that is not stepwise, for a memory of this size.
   Residents kernels(int place, int64_t slots, int64_t relevant_size) const;
 };
 

@@ -1,6 +1,6 @@
-// What the CUDA kernels of the relevancy recurrence are told: device pointers and sizes, all checked and allocated by
-// the caller. T is float or double. T steps, B samples, n hidden units, G gates; L slots of the buffer and rho of the
-// relevant set, kappa = L + rho.
+// The arguments of the CUDA kernels of the relevancy recurrence: device pointers and sizes, all checked and allocated
+// by the caller. T is float or double. T steps, B samples, n hidden units, G gates; L slots of the buffer and rho of
+// the relevant set, kappa = L + rho.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace rnnkern::relevancy {
 
-// Which rows of the (rows, columns) tensors belong to step t, and which of them are alive.
+// The rows of the (rows, columns) tensors that belong to step t, and which of them are alive.
 struct Rows {
   int64_t count, batch, hidden;  // T, B, n
-  const int64_t* offsets;        // (T + 1,), the first row of each step, or null when every step has B rows
+  const int64_t* offsets;        // (T + 1,), the first row of each step; null: each step has B rows
   const int64_t* lengths;        // (B,), or null
   const bool* reset;             // (T, B), or null
 
@@ -21,13 +21,13 @@ struct Rows {
   RNNKERN_HOST_DEVICE bool resets(int64_t t, int64_t b) const { return reset && reset[t * batch + b]; }
 };
 
-// event mod size, from 0 on whatever a caller's `time` is.
+// event mod size, which is never negative, even if the caller's `time` is.
 RNNKERN_HOST_DEVICE int64_t slot_of(int64_t event, int64_t size) {
   const int64_t slot = event % size;
   return slot < 0 ? slot + size : slot;
 }
 
-// What all samples remember. Empty slots have id -1 and zeros.
+// The memory of all samples. Empty slots have id -1 and zeros.
 template <class T>
 struct Memory {
   int64_t slots, relevant_size, buffer_size;  // L, rho
@@ -39,47 +39,46 @@ struct Memory {
   RNNKERN_HOST_DEVICE int64_t members() const { return slots + relevant_size; }
 };
 
-// `to` is what a call begins with, and empty slots up to the L of `to`.
+// Copies the initial memory to `to`, and fills it with empty slots up to the L of `to`.
 template <class T>
 struct Remember {
   int64_t batch, hidden, slots;     // slots: L0
   const T *buffer, *buffer_scores;  // (B, L0, n), (B, L0)
   const T *relevant, *scores;       // (B, rho, n), (B, rho)
   const int64_t *buffer_ids, *ids;  // (B, L0), (B, rho)
-  Memory<T> to;                     // but for its keys and time
+  Memory<T> to;                     // without keys and time
 };
 
-// One unit of one sample per thread: h of a step whose product is there.
+// One unit of one sample per thread: h of a step whose product is known.
 template <class T>
 struct CellForward {
   int64_t rows, hidden;
-  const T *u, *r;      // (rows, G*n); (rows, (G+1)*n): the products with V, and the query, not read
+  const T *u, *r;      // (rows, G*n); (rows, (G+1)*n): the products with V, and the query, which is not read
   const T* params[1];  // (n,)
   const bool* reset;   // (rows,) or null
-  T* c;                // (rows, n): in the old, out the new one
-  T *h, *now;          // (rows, n) both: the output, and what U_a multiplies
-  T *gates, *cells;    // (rows, 4n), (rows, n), to keep, or null
+  T* c;                // (rows, n): in: the old c, out: the new one
+  T *h, *now;          // (rows, n) both: the output, and the operand of U_a
+  T *gates, *cells;    // (rows, 4n), (rows, n), for the backward; or null
 };
 
-// One sample per block: the event of this step enters the memory, the one that leaves is screened, and the state
-// attends to what is there.
+// One sample per block: the event of this step enters the memory, the event that leaves the buffer is screened, and the
+// state attends to the memory.
 template <class T>
 struct StepwiseAttentionForward {
   int64_t rows, hidden, products;  // products: (G+1)*n
   Memory<T> memory;
   const T *h, *key, *r, *v;  // (rows, n), (rows, n), (rows, (G+1)*n) with the query in the last n columns, (n,)
   const bool* reset;         // (rows,) or null
-  const T* given;            // (rows,): the scores of these events, or null
+  const T* given;            // (rows,): given scores of these events, or null
   T mix;
   bool dot;
-  T *state, *s;    // (rows, n) both: what the next products read, and the output
+  T *state, *s;    // (rows, n) both: the operand of the next products, and the output
   T* alpha;        // (rows, kappa)
   int64_t* ids;    // (rows, kappa) or null
   int32_t* slots;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
 };
 
-// One sample per block, all steps. `memory` is what the call begins with, and then what it leaves; of it the keys are
-// not read.
+// One sample per block, all steps. `memory` holds the initial state, and finally the last one; its keys are not read.
 struct PerSequenceForward {
   Rows rows;
   Memory<float> memory;
@@ -88,29 +87,29 @@ struct PerSequenceForward {
   const float* given;  // (T, B) or null
   float mix;
   bool dot;
-  float* packed;           // room for packed weights, or null
-  float *last_s, *last_c;  // (B, n), likewise
+  float* packed;           // workspace for packed weights, or null
+  float *last_s, *last_c;  // (B, n): in: the initial s and c, out: the final ones
   float *h, *s, *alpha;    // (rows, n), (rows, n), (rows, kappa) or null
   int64_t* ids;            // (rows, kappa), or null
   int32_t* taken;          // (rows,), or null
   float *gates, *cells;    // or null
 };
 
-// Something of every event: of those of this call by their step, and of those that it began with.
+// A value for every event: those of this call, by step, and those of the initial state.
 template <class T>
 struct Events {
   T *steps, *buffer, *relevant;  // (rows, n), (B, L0, n), (B, rho, n)
 };
 
-// Which event a slot holds is its step, or one of those that the call began with, or none.
+// The event in a slot: its step or, as a number below -1, an event of the initial state, or none.
 constexpr int32_t no_event = -1;
 RNNKERN_HOST_DEVICE int32_t first_event(int64_t place) { return int32_t(-2 - place); }
 
-// How the memory came about, from the slots that were overwritten.
+// Reconstructs the contents of the memory in every step, from the slots that were overwritten.
 struct History {
   Rows rows;
   int64_t slots, relevant_size, buffer_size, first_slots;  // first_slots: L0
-  const int64_t *buffer_ids, *ids, *time;                  // of the state that the call began with
+  const int64_t *buffer_ids, *ids, *time;                  // of the initial state
   const int32_t* taken;                                    // (rows,): the slot overwritten at each step
   int32_t *occupants, *starts;  // (rows, rho): the event in each slot of the relevant set after each step; (rows,): the
                                 // last reset up to each step, or -1
@@ -134,10 +133,10 @@ struct History {
     if (slot < slots) return buffered(b, t, t < 0 ? -1 : starts[row], slot);
     return t < 0 ? first_relevant(b, slot - slots) : occupants[row * relevant_size + slot - slots];
   }
-  // The one that the event of step t takes.
+  // The slot that the event of step t takes.
   RNNKERN_HOST_DEVICE int64_t taken_by(int64_t b, int64_t t) const {
     const int64_t wanted = slot_of(time[b] + t, buffer_size);
-    return wanted < slots ? wanted : slots - 1;  // of a sound state it is below L
+    return wanted < slots ? wanted : slots - 1;  // below L for a valid state
   }
 
   template <class T>
@@ -149,7 +148,7 @@ struct History {
   }
 };
 
-// dh of the events in the last memory is the gradient of their slots.
+// Initialises dh of the events in the final memory with the gradients of their slots.
 template <class T>
 struct Leave {
   History history;
@@ -157,7 +156,7 @@ struct Leave {
   Events<T> dh;
 };
 
-// previous (rows, n): s before each step, zero where it was reset.
+// previous (rows, n): s before each step, zero after a reset.
 template <class T>
 struct Previous {
   Rows rows;
@@ -165,8 +164,8 @@ struct Previous {
   T* previous;
 };
 
-// One sample per block: step t, backward through the attention. Everything of the event of step t is then known but
-// what comes to its h through its key.
+// One sample per block: the backward of step t through the attention. It completes the gradients of the event of step
+// t, except the part of dh that comes through its key.
 template <class T>
 struct StepwiseAttentionBackward {
   History history;
@@ -177,13 +176,13 @@ struct StepwiseAttentionBackward {
   const T* alpha;                // (rows, kappa), or null
   T mix;
   bool dot;
-  T *workspace, *dalpha;  // (B, kappa) both: alpha again, where it was not kept; the gradient of the scores
-  T* ds;     // (B, n): in, the gradient of s after this step but for grad_s; out, that of the attention's sum
-  T* query;  // (rows, n): in the query, out its gradient
+  T *workspace, *dalpha;  // (B, kappa) both: alpha, recomputed if it was not saved; the gradient of the scores
+  T* ds;     // (B, n): in: gradient of s after this step, without grad_s; out: gradient of the attention's sum
+  T* query;  // (rows, n): in: the query, out: its gradient
   T* dv;     // (B, n), added to
 };
 
-// One unit of one sample per thread: step t, backward through the cell.
+// One unit of one sample per thread: the backward of step t through the cell.
 template <class T>
 struct CellBackward {
   Rows rows;
@@ -192,8 +191,8 @@ struct CellBackward {
   const T *h, *dh, *dquery;     // (rows, n) each
   const T* through_key;         // (alive, n): U_a^T dkey
   const T *gates, *cells, *c0;  // (rows, 4n), (rows, n), (B, n): of an LSTM
-  T* dc;                        // (B, n): of c after the step, in; before it, out
-  T *du, *step;                 // (rows, G*n); (alive, (G+1)*n): with the query's, zero where it was reset
+  T* dc;                        // (B, n): in: gradient of c after the step; out: before it
+  T *du, *step;                 // (rows, G*n); (alive, (G+1)*n): with the query's, zero after a reset
   T* dparams[1];                // (B, n), added to
 };
 
@@ -202,10 +201,10 @@ struct PerSequenceBackward {
   StepwiseAttentionBackward<float> attend;
   CellBackward<float> cell;
   const float *V, *W_a, *U_a;
-  float* packed;  // room for packed weights, or null
+  float* packed;  // workspace for packed weights, or null
 };
 
-// Weights in the order in which the kernels of one sample per block read them.
+// Packs weights in the order in which the kernels with one sample per block read them.
 struct Pack {
   int64_t n;
   bool transposed;

@@ -1,5 +1,5 @@
-// One step of one sample per block, backward through the attention. What comes to an event is added up in its own row,
-// from the step that forgets it back to the one that made it: nothing moves when it changes its slot.
+// The backward of one step through the attention, one sample per block. The gradients of an event are added up in its
+// own row, from the step that forgets it back to the one that produced it, so that nothing moves when its slot changes.
 #pragma once
 
 #include "relevancy/cuda/stepwise_attention_block.cuh"
@@ -12,7 +12,7 @@ struct StepwiseAttentionBackwardKernel {
   static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
   static constexpr int threads = stepwise_attention_threads, least_blocks = 1;
 
-  // f(place, event) of each slot after step t, as in the forward.
+  // Calls f(place, event) for each slot after step t, in the order of the forward.
   template <class F>
   RNNKERN_DEVICE static void each(const Problem& p, int64_t t, int64_t b, int first, int stride, F f) {
     const History& history = p.history;
@@ -55,8 +55,8 @@ struct StepwiseAttentionBackwardKernel {
     });
     device::block_barrier();
     if (!p.alpha) {
-      // By a softmax of its own: scores that are large are rounded otherwise than in the forward, and the exponential
-      // of their distance from its sum would not be a weight, nor finite.
+      // A separate softmax: large scores are rounded differently here than in the forward, so that with the forward's
+      // sum the exponentials could be far from weights, or infinite.
       T most = -INFINITY, sum = 0;
       each(p, t, b, thread(), threads, [&](int64_t place, int32_t event) {
         if (event != no_event) most = greater(most, alpha[place]);
@@ -109,7 +109,7 @@ struct StepwiseAttentionBackwardKernel {
   }
 };
 
-// One slot of the relevant set of one sample per thread, through all steps.
+// One slot of the relevant set of one sample per thread, for all steps.
 struct HistoryKernel {
   using Problem = History;
   static constexpr char header[] = "relevancy/cuda/stepwise_attention_backward.cuh";
@@ -128,14 +128,14 @@ struct HistoryKernel {
       }
       if (slot == 0) p.starts[row] = start;
       if (p.relevant_size == 0) continue;
-      // What lay at the end of the step before in the slot that the event of this step takes.
+      // The event that was, after the previous step, in the slot that the event of this step takes.
       if (p.taken[row] == slot) occupant = p.buffered(b, t - 1, start, slot_of(p.time[b] + t, p.buffer_size));
       p.occupants[row * p.relevant_size + slot] = occupant;
     }
   }
 };
 
-// One unit of one slot per thread.
+// One unit of one slot of one sample per thread.
 template <class T>
 struct LeaveKernel {
   using Problem = Leave<T>;

@@ -1,5 +1,5 @@
-// What a block that works on one sample shares out: sums over its warps and threads, in an order that no size but n and
-// kappa changes, and the members of a memory.
+// How a block that works on one sample divides the work: sums over its warps and threads, in an order that only depends
+// on n and kappa, and the events of a memory.
 #pragma once
 
 #include "cells/math.h"
@@ -21,7 +21,7 @@ RNNKERN_DEVICE T greater(T x, T y) {
   return x < y ? y : x;
 }
 
-// Shared memory of the block.
+// The shared memory of the block.
 template <class T>
 struct Scratch {
   static constexpr int values = sizeof(T) == 8 ? 2 : 4, columns = values * device::warp_size;  // of a pass over columns
@@ -42,7 +42,7 @@ struct Scratch {
     return arena.used;
   }
 
-  // Over the block; every thread has it.
+  // The sum over the block, in every thread.
   RNNKERN_DEVICE T sum(T x) const {
     share(warp_sum(x));
     T all = of_warps[0];
@@ -57,7 +57,7 @@ struct Scratch {
     for (int w = 1; w < stepwise_attention_warps; ++w) all = greater(all, of_warps[w]);
     return all;
   }
-  // The sums of so many quantities over warps, for columns first..first+columns-1 below `hidden`: f(column, totals).
+  // Sums `count` quantities over warps, for columns first..first+columns-1 below `hidden`, and calls f(column, totals).
   template <int count, class F>
   RNNKERN_DEVICE void over_warps(const T (&own)[count][values], int64_t first, int64_t hidden, F f) const {
     using device::thread;
@@ -79,18 +79,18 @@ struct Scratch {
       }
       f(first + thread(), totals);
     }
-    device::block_barrier();  // `partial` has been read
+    device::block_barrier();  // until all have read `partial`
   }
 
  private:
   RNNKERN_DEVICE void share(T x) const {
-    device::block_barrier();  // what was shared before has been read
+    device::block_barrier();  // until all have read the previous values
     if (device::lane() == 0) of_warps[device::warp()] = x;
     device::block_barrier();
   }
 };
 
-// The score of a key in one warp, every lane has it.
+// The score of a key, computed by one warp; all its lanes get it.
 template <class T>
 RNNKERN_DEVICE T score(const T* query, bool none, const T* key, const T* v, int64_t hidden, bool dot) {
   T sum = 0;

@@ -1,11 +1,12 @@
-// One step of one sample per block: its event enters the memory, one may leave it, and the state attends to the rest.
+// One step of one sample per block: its event enters the memory, another may leave it, and the state attends to the
+// rest.
 #pragma once
 
 #include "relevancy/cuda/stepwise_attention_screen.cuh"
 
 namespace rnnkern::relevancy {
 
-// One sample's part of the memory.
+// The memory of one sample.
 template <class T>
 struct Remembered : Memory<T> {
   int64_t hidden;
@@ -21,8 +22,8 @@ struct Remembered : Memory<T> {
     this->time += b;
   }
 
-  // f(place, id, h, key) of each slot, the buffer's and then the relevant set's: the k-th of each from `first` on in
-  // `stride`, so that what a thread adds up does not depend on L.
+  // Calls f(place, id, h, key) for each slot: k = first, first + stride, ... of the buffer, and then of the relevant
+  // set, so that the sums of a thread do not depend on L.
   template <class F>
   RNNKERN_DEVICE void each(int first, int stride, F f) const {
     for (int64_t k = first; k < this->slots; k += stride) {
@@ -57,7 +58,7 @@ struct StepwiseAttentionForwardKernel {
                                       int64_t b) {
     using device::thread;
     const int64_t n = p.hidden, now = *memory.time, wanted = slot_of(now, memory.buffer_size);
-    const int64_t slot = wanted < memory.slots ? wanted : memory.slots - 1;  // of a sound state it is below L
+    const int64_t slot = wanted < memory.slots ? wanted : memory.slots - 1;  // below L for a valid state
     if (device::warp() == 0) {
       const bool leaves = memory.buffer_ids[slot] >= 0;
       const int64_t found =
@@ -88,7 +89,7 @@ struct StepwiseAttentionForwardKernel {
     return taken;
   }
 
-  // Leaves alpha.
+  // Computes alpha.
   RNNKERN_DEVICE static void attend(const Problem& p, const Remembered<T>& memory, const Scratch<T>& scratch, int64_t b,
                                     bool reset, T* alpha) {
     using device::thread;

@@ -1,13 +1,13 @@
-// Which slot of the relevant set an event takes that leaves the buffer.
+// The screening of events that leave the buffer.
 #pragma once
 
 #include "relevancy/cuda/stepwise_attention_block.cuh"
 
 namespace rnnkern::relevancy {
 
-// Of one warp: the slot that an event of this score takes, an empty one or the first with the least score where its
-// own is more, or -1. A first score that is NaN stays, others are never the least: as one comparison after another
-// has it.
+// Called by one warp. Returns the slot of the relevant set that an event with this score takes: an empty one, or the
+// first with the lowest score if that is below `score`; else -1. NaN behaves as in a loop of comparisons: in the first
+// slot it prevents replacement, elsewhere it is never the lowest.
 template <class T>
 RNNKERN_DEVICE int64_t screen(const int64_t* ids, const T* scores, int64_t size, T score) {
   const int64_t none = INT32_MAX;

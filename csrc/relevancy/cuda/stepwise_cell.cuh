@@ -1,5 +1,4 @@
-// The kernels that run one unit of one row per thread: the cell, forward and backward, and what copies and adds up
-// between products.
+// The kernels with one unit of one row per thread: the cell, forward and backward, and copies and sums.
 #pragma once
 
 #include "relevancy/cells.h"
@@ -9,7 +8,7 @@ namespace rnnkern::relevancy {
 
 constexpr int step_threads = 256;
 
-// The row and column that this thread has of (rows, columns).
+// The row and the column of this thread, in (rows, columns).
 struct Place {
   int64_t row, column;
 
@@ -129,7 +128,7 @@ struct PreviousKernel {
   static constexpr char header[] = "relevancy/cuda/stepwise_cell.cuh";
   static constexpr int threads = step_threads;
 
-  // One sample's row of one step per thread: without a search for the step that a packed row belongs to.
+  // One row of one step per thread, which avoids searching for the step of a packed row.
   RNNKERN_DEVICE static void run(const Problem& p) {
     const Rows& rows = p.rows;
     const Place at(rows.hidden);

@@ -17,7 +17,7 @@ const cuda::Kernel& backward_kernel(int place) {
   return *visit_cell(place, []<class Cell>(CellType<Cell>) { return &cuda::kernel<CellBackwardKernel<Cell, T>>; });
 }
 
-// A thread for each unit of so many rows.
+// A thread for each unit of `rows` rows.
 cuda::Launch shape(int64_t rows, int64_t hidden) { return {(rows * hidden + step_threads - 1) / step_threads}; }
 
 }  // namespace
