@@ -98,7 +98,8 @@ def spatial_fisher(W: Tensor, noise: float = 1.0) -> Tensor:
     whitened = torch.linalg.solve_triangular(X, W @ X, upper=False)
     Z = _doubled("spatial_fisher", eye, whitened, lambda Z, A: torch.cat([Z, Z @ A]))
     Y = torch.linalg.solve_triangular(X, Z, upper=False, left=False)
-    return Y.mT @ Y / noise
+    J = Y.mT @ Y / noise
+    return (J + J.mT) / 2
 
 
 def _stable(function: str, W: Tensor, noise: float) -> Tensor:
