@@ -1,5 +1,5 @@
-// h = modrelu(z; b) of a number of `parts` real ones and what comes back through it, in a type V that is a scalar or a
-// SIMD vector: as the cells have it, of complex numbers one part at a time.
+// h = modrelu(z; b) for numbers of one (real) or two (complex) parts, and its backward, for a scalar or SIMD vector
+// type V. Uses the equations of the cells, for complex numbers one part at a time.
 #pragma once
 
 #include "cells/complex_modrelu.h"
@@ -7,7 +7,7 @@
 
 namespace rnnkern {
 
-// What the complex cell says of the number whose parts are z.
+// The results of the complex cell for z.
 template <class V>
 struct ComplexActivation {
   V next[1], saved[3];  // the real part of the result; its length over z's, and the parts of z / |z|
@@ -21,7 +21,7 @@ RNNKERN_CELL ComplexActivation<V> complex_activation(const V (&z)[2], V bias) {
   return found;
 }
 
-// z becomes h.
+// Replaces z by h.
 template <class V, int parts>
 RNNKERN_CELL void activate(V (&z)[parts], V bias) {
   if constexpr (parts == 1) {
@@ -33,7 +33,7 @@ RNNKERN_CELL void activate(V (&z)[parts], V bias) {
   }
 }
 
-// The gradient of h becomes that of z; returns that of b.
+// Replaces the gradient of h by that of z; returns that of b.
 template <class V, int parts>
 RNNKERN_CELL V activate_back(const V (&z)[parts], V bias, V (&grad)[parts]) {
   V to_bias(0);

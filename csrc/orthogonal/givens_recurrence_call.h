@@ -1,5 +1,5 @@
-// A call of the recurrence through layers of rotations, on any device: what is checked for the sake of memory, and the
-// tensors that it returns.
+// The arguments of the recurrence with layers of Givens rotations on any device: the checks needed for memory safety,
+// and the result tensors.
 #pragma once
 
 #include "common/row_layout.h"
@@ -10,7 +10,7 @@ namespace rnnkern {
 
 inline void require_of_givens(bool holds, const char* what) { STD_TORCH_CHECK(holds, "givens_recurrence: ", what); }
 
-// Tensors, dense, of one dtype and of sizes that belong together.
+// The tensors of a call, contiguous, with matching dtypes and sizes.
 struct GivensCall {
   Tensor u, angles, bias, h0;
   OptionalTensor phases, diagonal, reset;
@@ -63,7 +63,7 @@ struct GivensCall {
   }
   GivensCall(const GivensCall&) = delete;
 
-  // Of a backward: makes them dense.
+  // Checks the arguments of the backward and makes them contiguous.
   void make_dense(Tensor& h, OptionalTensor& grad_h, OptionalTensor& grad_last) const {
     const auto like = [&](const OptionalTensor& x, const Tensor& wanted) {
       return !x || (x->numel() == wanted.numel() && x->scalar_type() == wanted.scalar_type());
@@ -77,7 +77,7 @@ struct GivensCall {
 
   int64_t parts() const { return phases ? 2 : 1; }
 
-  // What is returned; `rows` are like `u`.
+  // The results; `rows` has the sizes of `u`.
   Tensors results(const Tensor& rows) const { return {rows, empty_of_sizes(h0, h0)}; }
   Tensors gradients(const Tensor& rows) const {
     Tensors found = {rows, empty_of_sizes(angles, angles), empty_of_sizes(bias, bias), empty_of_sizes(h0, h0)};
@@ -88,7 +88,7 @@ struct GivensCall {
     return found;
   }
 
-  // Whether there is nothing to do, and `state` alone goes on, as the one of `found` that is like `h0`.
+  // If u is empty, fills the results, with `state` as the one that has the sizes of h0, and returns true.
   bool is_empty(const Tensors& found, const OptionalTensor& state) const {
     if (u.numel()) return false;
     for (const Tensor& x : found) fill_zero(x);
@@ -97,7 +97,7 @@ struct GivensCall {
   }
 };
 
-// f(T()) of the dtype of u.
+// Calls f(T()) for the dtype of u.
 template <class F>
 auto by_dtype_of_givens(const Tensor& u, F f) {
   return by_float_or_double(u, "givens_recurrence: `u` must be float32 or float64", f);

@@ -1,4 +1,4 @@
-// Which pairs layers of rotations take, and which rows are whose: for kernels of a CPU and of a GPU.
+// The pairs of layers of Givens rotations and the rows of sequences, for CPU and CUDA kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 namespace rnnkern {
 
 struct GivensSizes {
-  int64_t count, vectors, size, layers;  // matrices of angles, R, N, L
-  bool columns;                          // of x, (N, R), are the vectors; else rows, (R, N)
+  int64_t count, vectors, size, layers;  // number of matrices, R, N, L
+  bool columns;                          // vectors are the columns of x (N, R); else the rows of x (R, N)
   bool butterfly;
 
   RNNKERN_HOST_DEVICE int64_t pairs() const { return size / 2; }
   RNNKERN_HOST_DEVICE int64_t angles() const { return layers * pairs(); }
 };
 
-// Pair j of a layer is j's a and b = a + stride.
+// Pair j of a layer consists of elements a = first(j) and b = a + stride.
 struct GivensLayer {
   int64_t pairs, offset, stride;
 
@@ -30,24 +30,25 @@ RNNKERN_HOST_DEVICE GivensLayer layer_of(const GivensSizes& sizes, int64_t layer
   return {sizes.size / 2, 0, int64_t(1) << layer % (stages + 1)};
 }
 
-// Sequences of states side by side: which rows of the input and of h are whose.
+// The rows of the input and of h that belong to each sequence.
 struct GivensSequences {
-  int64_t steps, batch, reals;  // T, B, and what a row has: N numbers, or the real and imaginary parts of N in turns
-  const int64_t* rows;          // of each step, how many rows come before it; null: B of each step before
-  const int64_t* lengths;       // of each sequence, never growing; null: T of each
-  const bool* reset;            // (T, B), or null
+  int64_t steps, batch,
+      reals;               // T, B, elements of a row: N reals, or interleaved real and imaginary parts of N numbers
+  const int64_t* rows;     // for each step, the number of rows before it; null: B rows per step
+  const int64_t* lengths;  // of each sequence, not increasing; null: all T
+  const bool* reset;       // (T, B), or null
   bool reverse;
 
   RNNKERN_HOST_DEVICE int64_t row(int64_t step, int64_t sequence) const {
     return (rows ? rows[step] : step * batch) + sequence;
   }
   RNNKERN_HOST_DEVICE int64_t length(int64_t sequence) const { return lengths ? lengths[sequence] : steps; }
-  // In the order of processing.
+  // In processing order.
   RNNKERN_HOST_DEVICE int64_t step_at(int64_t place) const { return reverse ? steps - 1 - place : place; }
   RNNKERN_HOST_DEVICE int64_t first_step(int64_t sequence) const { return reverse ? length(sequence) - 1 : 0; }
   RNNKERN_HOST_DEVICE int64_t last_step(int64_t sequence) const { return reverse ? 0 : length(sequence) - 1; }
 
-  // Of a sequence of this length, by the place of a step in the order in which it is processed.
+  // For a sequence of this length, by the index of a step in processing order.
   RNNKERN_HOST_DEVICE int64_t own_step(int64_t place, int64_t length) const {
     return reverse ? length - 1 - place : place;
   }

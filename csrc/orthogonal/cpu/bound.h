@@ -1,6 +1,6 @@
-// Bounds the 2-norm of a skew-symmetric S from both sides, and says by that which scheme serves. The eigenvalues of S
-// come in pairs +-i sigma; those of H = -iS are +-sigma, and with P = S^2 is T_4(H / c) = 8 P^2 / c^4 + 8 P / c^2 + I,
-// T_2d = 2 T_d^2 - I. Once per SIMD level.
+// Bounds the 2-norm of a skew-symmetric S from both sides, to choose a scheme. The eigenvalues of S are pairs +-i
+// sigma, those of H = -iS are +-sigma. With P = S^2, T_4(H / c) = 8 P^2 / c^4 + 8 P / c^2 + I, and T_2d = 2 T_d^2 - I.
+// Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"
@@ -8,7 +8,7 @@
 namespace rnnkern {
 namespace {
 
-// to[j] = the sum of f(i, X(i, j)) over i, a member's part of it.
+// to[j] = the sum of f(i, X(i, j)) over i, for this thread's columns.
 template <class T, class F>
 RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, ThreadContext me, F f) {
   using V = Vec<T>;
@@ -16,7 +16,7 @@ RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, ThreadContext me, F f
   for (int64_t j = first; j < last; j += V::width) {
     V sum[4];
     for (V& part : sum) part = V(0);
-    // Beyond the last column is the next row, which is not stored.
+    // Lanes beyond the last column read the next row; they are not stored.
     const auto x = [&](int64_t i) { return V::load(X + i * n + j, (n - i) * n - j); };
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) {
@@ -28,7 +28,7 @@ RNNKERN_INLINE void sum_rows(const T* X, int64_t n, T* to, ThreadContext me, F f
   }
 }
 
-// The Frobenius norm of X over the root of 2: what has each eigenvalue twice has none that is larger. `workspace` is N.
+// The Frobenius norm of X over sqrt(2): bounds the 2-norm if every eigenvalue is double. `workspace` has N elements.
 template <class T>
 double paired_norm(const T* X, int64_t n, T* workspace, ThreadContext me) {
   sum_rows(X, n, workspace, me, [](int64_t, Vec<T> x) { return x * x; });
@@ -39,7 +39,7 @@ double paired_norm(const T* X, int64_t n, T* workspace, ThreadContext me) {
   return std::sqrt(sum / 2);
 }
 
-// What the 2-norm is no less and no more than; `most` is NaN where S has one.
+// A lower and an upper bound of the 2-norm; `most` is NaN if S contains NaN.
 struct Bounds {
   double least, most;
 
@@ -54,8 +54,8 @@ struct Bounds {
   void at_least(double norm) {
     if (norm > least) least = norm;
   }
-  // By x, no less than any of |T_d(H / c)|, d = 2^doublings: sigma <= c cosh(acosh(x) / d), and the cosine of half an
-  // angle is the root of (1 + cos) / 2. NaN if x is: too large for T.
+  // An upper bound from an upper bound x of |T_d(H / c)|, d = 2^doublings: sigma <= c cosh(acosh(x) / d), where cosh(y
+  // / 2) = sqrt((1 + cosh(y)) / 2). If x overflowed to NaN, nothing changes.
   void by_chebyshev(double c, double x, int doublings) {
     if (x < 1) x = 1;
     for (int k = 0; k < doublings; ++k) x = std::sqrt((1 + x) / 2);
@@ -63,8 +63,8 @@ struct Bounds {
   }
 };
 
-// From P alone: at most the root of its 1-norm, and that of its Frobenius norm over the root of 2, which is at most
-// (N / 2)^(1/4) times too large. `workspace` is N elements.
+// Bounds from P alone: sigma^2 is at most the 1-norm of P, and at most paired_norm(P), which gives a sigma at most (N /
+// 2)^(1/4) times too large. `workspace` has N elements.
 template <class T>
 Bounds bounds(const T* P, int64_t n, T* workspace, ThreadContext me) {
   sum_rows(P, n, workspace, me, [](int64_t, Vec<T> x) { return abs(x); });
@@ -73,13 +73,13 @@ Bounds bounds(const T* P, int64_t n, T* workspace, ThreadContext me) {
   for (int64_t i = 0; i < n; ++i)
     if (!(double(workspace[i]) <= one)) one = double(workspace[i]);
   me.barrier();
-  // Nothing is left to find out; and squares of what is as small would be lost.
+  // The first scheme suffices; and squares of numbers this small could underflow.
   if (!(std::sqrt(one) > schemes<T>->limit)) return {0, std::sqrt(one)};
   const double paired = paired_norm(P, n, workspace, me);
   return {std::sqrt(paired / std::sqrt(double(n / 2))), std::sqrt(std::fmin(one, paired))};
 }
 
-// What the power method finds on P, at most the 2-norm. `workspace` is 2 N elements.
+// A lower bound of the 2-norm, by the power method on P. `workspace` has 2 N elements.
 template <class T>
 double power_method(const T* P, int64_t n, T* workspace, ThreadContext me) {
   T *v = workspace, *w = workspace + n;
@@ -109,7 +109,7 @@ double power_method(const T* P, int64_t n, T* workspace, ThreadContext me) {
   return found;
 }
 
-// The sums of sigma^2, sigma^4, sigma^6, sigma^8 over pairs, by P and its square, which is a multiple of X + X^T.
+// The sums of sigma^2, sigma^4, sigma^6, sigma^8 over pairs, from P and P^2, given as a multiple of X + X^T.
 struct Moments {
   double of[5];
 };
@@ -124,7 +124,7 @@ Moments moments(const T* P, const Sum<T>& square, int64_t n, T* workspace, Threa
     V sums[3] = {V(0), V(0), V(0)};
     for (int64_t j = 0; j <= i; j += w) {
       if (j == i) {
-        for (V& sum : sums) sum = sum + sum;  // blocks below the diagonal are there twice
+        for (V& sum : sums) sum = sum + sum;  // blocks below the diagonal count twice
       }
       block(square, n, i, j, v);
       for (int64_t r = 0; r < smaller(w, n - i); ++r) {
@@ -145,20 +145,20 @@ Moments moments(const T* P, const Sum<T>& square, int64_t n, T* workspace, Threa
   return found;
 }
 
-// Intervals of T_4 that are tried: parts of what is known to be below the norm.
+// Number of values of c that are tried for T_4, as multiples of the lower bound.
 constexpr int intervals = 13;
 constexpr double narrowest = 0.5, widest = 1.1;
 
-// Closer bounds where `bound` leaves a doubt. `square` is P^2; `to` and `other` are N x N, and hold polynomials where P
-// and P^2 do not decide: for each doubling a product of symmetric matrices, of which half is made. Says whether they
-// were written. `workspace` is 3 N elements.
+// Tightens the bounds if `bound` does not decide the plan. `square` is P^2. `to` and `other` (N x N) hold polynomials
+// if P and P^2 do not decide; each doubling then takes a product of symmetric matrices, of which only half is computed.
+// Returns whether they were written. `workspace` has 3 N elements.
 template <class T>
 bool closer(Bounds& bound, const Factors<T>& factors, const T* P, const Sum<T>& square, T* to, T* other, T* workspace,
             ThreadContext me) {
   const int64_t n = factors.n;
   const Moments m = moments(P, square, n, workspace, me);
   bound.at_least(std::sqrt(m.of[4] / m.of[3]));
-  // Any c gives a bound: of some around the interval that has nearly all eigenvalues the least counts.
+  // Any c gives a bound; the lowest is found around an interval that contains nearly all eigenvalues.
   const double inner = bound.least;
   for (int k = 0; k < intervals; ++k) {
     const double c = inner * (narrowest + (widest - narrowest) * k / (intervals - 1)), by = 1 / (c * c);

@@ -1,4 +1,4 @@
-// Who runs a call on a CPU: how many threads, and what they share out. Included by the drivers.
+// How a call runs on a CPU: the number of threads, and what they divide. Included by the drivers.
 #pragma once
 
 #include "cpu/levels.h"
@@ -11,10 +11,10 @@ namespace {
 
 constexpr const char* dtypes = "rnnkern: orthogonal weights must be float32 or float64";
 
-constexpr int64_t own_matrix = 160;        // rows: of larger ones a core's cache does not hold all that is at work
-constexpr int64_t worth_sharing = 131072;  // multiplications of a product
+constexpr int64_t own_matrix = 160;  // rows; with larger matrices, the working set of one matrix exceeds a core's cache
+constexpr int64_t worth_sharing = 131072;  // multiplications of a product, per thread
 
-// Members take matrices of their own where there are several that are small.
+// Threads take separate matrices if there are several small ones.
 template <class Problem>
 void run_matrices(KernelOfParts<Problem> kernel, const Problem& problem, int64_t count, const Tensor& like) {
   const int64_t n = problem.size, work = n * n * n;

@@ -1,4 +1,4 @@
-// Layers of rotations on a CPU: what is checked for the sake of memory, and what is allocated.
+// Products with layers of Givens rotations on a CPU: the checks needed for memory safety, and allocation.
 #include "orthogonal/givens.h"
 
 #include "orthogonal/cpu/givens_call.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* dtypes = "givens_product: `angles` must be float32 or float64";
 
-// Dense, of one dtype and of sizes that belong together.
+// Makes the arguments contiguous, and checks that their dtypes and sizes match.
 GivensSizes check(Tensor& angles, Tensor& x, bool columns, bool butterfly) {
   STD_TORCH_CHECK(angles.dim() >= 2 && x.dim() == angles.dim(),
                   "givens_product: `angles` must be (..., L, N / 2), `x` (..., R, N) or (..., N, R)");

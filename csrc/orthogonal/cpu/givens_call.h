@@ -1,4 +1,4 @@
-// What the drivers of layers of rotations share: by how many threads they run a kernel.
+// The number of threads of the kernels for layers of Givens rotations.
 #pragma once
 
 #include "cpu/levels.h"
@@ -7,7 +7,7 @@
 
 namespace rnnkern {
 
-// `rotations` is the work, which decides how many threads are worth their while.
+// `rotations` is the amount of work.
 inline int threads_for(int64_t rotations) {
   constexpr int64_t worth_sharing = 32768;
   return at_most_all(1 + rotations / worth_sharing);

@@ -1,4 +1,4 @@
-// Products with layers of rotations. Once per SIMD level.
+// Products with layers of Givens rotations. Included once per SIMD level.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -7,7 +7,7 @@
 namespace rnnkern {
 namespace {
 
-// As many vectors at a time as two registers have lanes: element i of all of them stands in one row of a block.
+// Vectors that are processed at a time: the lanes of two registers. Row i of a block holds element i of all of them.
 template <class T>
 constexpr int64_t block_lanes = 2 * Vec<T>::width;
 
@@ -16,7 +16,7 @@ int64_t block_count(const GivensSizes& sizes) {
   return (sizes.vectors + block_lanes<T> - 1) / block_lanes<T>;
 }
 
-// Vectors first..first + count - 1 of a matrix into a block; lanes without one are zero.
+// Loads vectors first..first + count - 1 of a matrix into a block; the remaining lanes are zero.
 template <class T>
 void load_block(const GivensSizes& sizes, const T* from, int64_t first, int64_t count, T* block) {
   using V = Vec<T>;
@@ -58,7 +58,7 @@ void store_block(const GivensSizes& sizes, const T* block, int64_t first, int64_
   }
 }
 
-// Cosine and sine of every angle, one beside the other.
+// Interleaved cosines and sines of all angles.
 template <class T>
 void turn(const T* angles, int64_t all, T* sincos, ThreadContext me) {
   const auto [first, last] = me.share(all);
@@ -114,9 +114,9 @@ void givens_forward(const GivensForward<T>& problem, ThreadContext me) {
   }
 }
 
-// ---- backward: what was rotated is rotated back, y as well as its gradient, so that no layer's input is kept
+// ---- backward: rotates y and its gradient back layer by layer, so that no layer's input is saved
 
-// Vectors are summed over in so many parts, whatever the team: sums are the same for every number of threads.
+// Number of partial sums over vectors, independent of the team, so that results are the same for any number of threads.
 template <class T>
 int64_t part_count(const GivensSizes& sizes) {
   return smaller(block_count<T>(sizes), 16);
@@ -133,7 +133,7 @@ struct GivensBackwardWorkspace {
         grads(workspace.alloc(problem.sizes.size * block_lanes<T>, me)) {}
 };
 
-// Rotates a pair back, of values and gradients; returns what its angle's gradient sums over lanes.
+// Rotates a pair of values and gradients back; returns the gradient of the angle, per lane.
 template <class T>
 RNNKERN_INLINE Vec<T> rotate_back(Vec<T> c, Vec<T> s, T* values, T* grads, int64_t apart) {
   const Vec<T> along = Vec<T>::load(grads + apart) * Vec<T>::load(values);

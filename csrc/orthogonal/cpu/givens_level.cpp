@@ -1,4 +1,4 @@
-// Layers of rotations at one SIMD level.
+// Layers of Givens rotations at one SIMD level.
 #include "cpu/level_includes.h"
 #include "orthogonal/cpu/givens_problem.h"
 

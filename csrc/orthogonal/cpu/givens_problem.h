@@ -1,5 +1,5 @@
-// What a kernel of layers of rotations is told: pointers and sizes, all checked and allocated by the caller. Tensors
-// are dense.
+// The arguments of the kernels for layers of Givens rotations: pointers and sizes, all checked and allocated by the
+// caller. Tensors are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ template <class T>
 struct GivensBackward {
   GivensSizes sizes;
   const T *angles, *y, *grad;
-  T *grad_angles, *grad_x;  // the last may be null
+  T *grad_angles, *grad_x;  // grad_x may be null
   T* workspace;
 };
 
@@ -36,15 +36,15 @@ template <class T>
 struct GivensRecurrence {
   GivensSizes sizes;
   GivensSequences sequences;
-  const GivensPiece* pieces;  // of all layers, each after those that it waits for
+  const GivensPiece* pieces;  // of all layers, in an order that respects their dependencies
   int64_t piece_count;
-  const T *angles, *phases, *diagonal;  // the phases of F and of D: of complex numbers alone, else null
+  const T *angles, *phases, *diagonal;  // phases of F and of D for complex numbers, else null
   const T *bias, *u, *h0;
   T* workspace;
 
   int64_t numbers() const { return sizes.size; }
   bool is_complex() const { return diagonal; }
-  // Of what is learnt: angles, phases of F and of D, b.
+  // Number of parameters: angles, phases of F and of D, b.
   int64_t parameters() const { return (is_complex() ? 2 : 1) * (sizes.angles() + numbers()); }
 };
 

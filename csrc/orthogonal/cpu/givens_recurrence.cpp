@@ -1,4 +1,4 @@
-// A recurrence through layers of rotations on a CPU: what is allocated, and in which order the layers are gone through.
+// The recurrence with layers of Givens rotations on a CPU: allocation, and the order of the layers.
 #include <algorithm>
 
 #include "orthogonal/cpu/givens_call.h"
@@ -8,11 +8,11 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t reals_in_cache = 128;  // of each lane: one tile of values and one of gradients beside it
+constexpr int64_t reals_in_cache = 128;  // per lane: two tiles of this size, of values and of gradients, fit the cache
 
-// An order in which a piece of the state stays in the cache for as many layers as it can. Of neighbours, a layer's
-// piece begins one place before that of the layer before, for which it waits; of butterflies, pieces are those that
-// layers of close pairs stay within.
+// An order in which a piece of the state stays in the cache for as many layers as possible. With neighbouring pairs,
+// the piece of a layer begins one element before that of the previous layer, on which it depends. With butterflies, a
+// piece covers consecutive layers whose pairs all lie within it.
 std::vector<GivensPiece> pieces_of(const GivensSizes& sizes, int64_t length) {
   std::vector<GivensPiece> found;
   const auto add = [&](int64_t layer, int64_t first) {

@@ -1,6 +1,6 @@
-// Through h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b), from the last step back. Kept are u and h alone: a step's
-// layers are gone through again from h_{t-1}, and then taken back one by one, of the values and of their gradient.
-// Once per SIMD level.
+// The backward of h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b), from the last step to the first. Only u and h are
+// saved: each step computes its layers again from h_{t-1}, and then undoes them one by one, for the values and their
+// gradient. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/givens_tile.h"
@@ -9,13 +9,13 @@
 namespace rnnkern {
 namespace {
 
-// Sequences are summed over in so many parts, whatever the team: sums are the same for every number of threads.
+// Number of partial sums over sequences, the same for all teams, so that results do not depend on the team.
 template <class T>
 int64_t recurrence_parts(const GivensSequences& sequences) {
   return smaller(tile_count<T>(sequences), 16);
 }
 
-// Of all that is learnt what each lane adds: a row for each parameter.
+// The gradients of all parameters, per lane: a row for each parameter.
 template <class T>
 struct GivensSums {
   T *angles, *phases, *diagonal, *bias;
@@ -53,7 +53,7 @@ RNNKERN_INLINE void add_row(T* to, Vec<T> x) {
   (Vec<T>::load(to) + x).store(to);
 }
 
-// z = u + y from a tile of u and one of y; the gradient of h becomes that of z.
+// The backward of the activation of z = u + y, where `inputs` is u and `values` is y. `grads`: in dL/dh, out dL/dz.
 template <int parts, class T>
 void activate_tile_back(const GivensRecurrence<T>& problem, const T* inputs, const T* values, T* grads, T* bias_sums) {
   using V = Vec<T>;
@@ -71,7 +71,7 @@ void activate_tile_back(const GivensRecurrence<T>& problem, const T* inputs, con
   }
 }
 
-// D^-1 F_1^-1 ... F_L^-1 of values and gradients.
+// Applies D^-1 F_1^-1 ... F_L^-1 to values and gradients, and adds to the gradients of the angles and phases.
 template <int parts, class T>
 void unrotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& sincos, T* values, T* grads,
                    const GivensSums<T>& sums) {
@@ -100,7 +100,7 @@ void unrotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& si
     }
 }
 
-// No gradient goes through a reset.
+// Clears the gradients of lanes that are reset at this step.
 template <class T>
 void stop_at_resets(const Tile<T>& tile, int64_t step, T* grads) {
   using V = Vec<T>;
@@ -146,7 +146,7 @@ void backward_tile(const GivensRecurrenceBackward<T>& problem, const Tile<T>& ti
   }
 }
 
-// Each row's lanes together.
+// Sums over the lanes of each row.
 template <class T>
 void sum_lanes(const T* rows, int64_t count, T* sums) {
   using V = Vec<T>;

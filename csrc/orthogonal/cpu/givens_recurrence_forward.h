@@ -1,4 +1,4 @@
-// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Once per SIMD level.
+// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b). Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/givens_tile.h"
@@ -35,7 +35,7 @@ void forward_tile(const GivensRecurrenceForward<T>& problem, const Tile<T>& tile
   int64_t before = 0;
   for (int64_t place = 0; place < sequences.steps; ++place) {
     const int64_t step = sequences.step_at(place), alive = tile.alive(step);
-    // The state is in the tile, but where a sequence begins, ends or is reset.
+    // The state is already in the tile, unless a sequence begins, ends or is reset.
     if (alive != before || tile.any_reset(step, alive))
       load_rows<false>(tile.before(step, alive, problem.h, problem.h0), sequences.reals, state);
     before = alive;

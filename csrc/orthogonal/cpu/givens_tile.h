@@ -1,5 +1,5 @@
-// Sequences side by side, one in each lane of a register: real number k of all of them is row k of a tile, so that a
-// rotation is the same for all lanes. Once per SIMD level.
+// Tiles of sequences, one per lane of a register: row k of a tile holds element k of all sequences, so that a rotation
+// is the same for all lanes. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/givens_kernels.h"
@@ -7,14 +7,14 @@
 namespace rnnkern {
 namespace {
 
-// What a row of the input or of h has for each lane; null where a lane has none.
+// Pointers to the rows of the input or of h for each lane; null for lanes without one.
 template <class Pointer>
 struct LaneRows {
   Pointer of[RNNKERN_VECTOR_BYTES / sizeof(*Pointer())];
   bool any;
 };
 
-// Rows into a tile, or added to it; lanes without one are zero.
+// Loads rows into a tile, or adds them to it; lanes without a row are zero.
 template <bool add, class T>
 void load_rows(const LaneRows<const T*>& rows, int64_t reals, T* tile) {
   using V = Vec<T>;
@@ -48,7 +48,7 @@ struct Tile {
   const GivensSequences& sequences;
   int64_t first, count;
 
-  // How many have a step: the first of them, since lengths never grow.
+  // Number of sequences that have this step. They are the first ones, since lengths do not increase.
   int64_t alive(int64_t step) const {
     int64_t lane = 0;
     while (lane < count && step < sequences.length(first + lane)) ++lane;
@@ -65,7 +65,7 @@ struct Tile {
     return any;
   }
 
-  // Rows that `row` says of each lane.
+  // The rows that `row(lane)` returns.
   template <class Pointer, class F>
   LaneRows<Pointer> rows(F row) const {
     LaneRows<Pointer> found{};
@@ -83,7 +83,7 @@ struct Tile {
     });
   }
 
-  // The state that each lane comes to a step with.
+  // The state before a step.
   LaneRows<const T*> before(int64_t step, int64_t alive, const T* h, const T* h0) const {
     return rows<const T*>([&](int64_t lane) -> const T* {
       const int64_t sequence = first + lane, from = sequences.reverse ? step + 1 : step - 1;
@@ -93,7 +93,7 @@ struct Tile {
     });
   }
 
-  // Of a tensor (B, N) the rows of lanes for which `step` is the one that `ends` says.
+  // The rows of a tensor (B, N) for lanes whose first or last step, as `ends` returns it, is `step`.
   template <class Pointer>
   LaneRows<Pointer> where(Pointer x, int64_t step, int64_t (GivensSequences::*ends)(int64_t) const) const {
     return rows<Pointer>([&](int64_t lane) {
@@ -115,7 +115,7 @@ Tile<T> tile_at(const GivensSequences& sequences, int64_t tile) {
   return {sequences, first, smaller(Vec<T>::width, sequences.batch - first)};
 }
 
-// Cosine and sine of all angles and phases, once for the whole sequence.
+// Cosines and sines of all angles and phases, computed once for the whole sequence.
 template <class T>
 struct GivensSinCos {
   T *angles, *phases, *diagonal;
@@ -135,7 +135,7 @@ struct GivensSinCos {
   }
 };
 
-// F_L ... F_1 D of a tile. A phase turns a number's real part against its imaginary one.
+// Applies F_L ... F_1 D to a tile. A phase rotates the real against the imaginary part of a number.
 template <int parts, class T>
 void rotate_tile(const GivensRecurrence<T>& problem, const GivensSinCos<T>& sincos, T* tile) {
   using V = Vec<T>;

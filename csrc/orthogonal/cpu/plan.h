@@ -1,5 +1,5 @@
-// Reads what is skew-symmetric, and says from its 2-norm which scheme serves and how often its result is to be squared.
-// Once per SIMD level.
+// Reads skew-symmetric matrices, and chooses from the 2-norm a scheme and the number of squarings of its result.
+// Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/product.h"
@@ -7,15 +7,14 @@
 namespace rnnkern {
 namespace {
 
-// A member's part of so many vectors of rows.
+// This thread's rows, in multiples of a vector's width.
 template <class T>
 Range rows_of(int64_t n, ThreadContext me) {
   const int64_t blocks = (n + Vec<T>::width - 1) / Vec<T>::width;
   return {blocks * me.rank / me.size * Vec<T>::width, smaller(blocks * (me.rank + 1) / me.size * Vec<T>::width, n)};
 }
 
-// A member's part of the blocks on and below the diagonal, row by row: what is in it is some rows of blocks of a
-// vector's width, which have as much of the area as those of others.
+// This thread's rows of blocks on and below the diagonal. All threads get about the same area.
 template <class T>
 Range lower_rows_of(int64_t n, ThreadContext me) {
   const double blocks = double((n + Vec<T>::width - 1) / Vec<T>::width);
@@ -30,8 +29,8 @@ RNNKERN_INLINE void store(const Vec<T>* v, int64_t n, int64_t row, int64_t colum
   for (int64_t r = 0; r < smaller(Vec<T>::width, n - row); ++r) v[r].store(to + (row + r) * n + column, n - column);
 }
 
-// What a matrix has over its diagonal, given what it has below: -1 for a skew-symmetric one, 1 for a symmetric one, 0
-// for zeros. On the diagonal a symmetric one keeps what it has, others have zeros. Of the terms nothing above is read.
+// Completes a matrix whose lower triangle is given: skew-symmetric (-1), symmetric (1), or with zeros above the
+// diagonal (0). The diagonal is kept in a symmetric matrix, else zero. Elements above the diagonal are not read.
 template <int Sign, class T>
 void from_below(const Sum<T>& below, int64_t n, T* to, ThreadContext me) {
   using V = Vec<T>;
@@ -62,7 +61,7 @@ void from_below(const Sum<T>& below, int64_t n, T* to, ThreadContext me) {
   }
 }
 
-// to = sum, of which terms may be `to` itself, transposed or not.
+// to = sum, whose terms may include `to` itself, transposed or not.
 template <class T>
 void assign(const Sum<T>& sum, int64_t n, T* to, ThreadContext me) {
   constexpr int64_t w = Vec<T>::width;
@@ -91,7 +90,7 @@ struct Plan {
       squarings = int(std::ceil(std::log2(norm / scheme->limit)));
   }
 
-  // Of degree 8, whose second product is a S^3 + b S^4, neither of them 0.
+  // A plan of degree 8, whose second product is a S^3 + b S^4 with nonzero a and b.
   static Plan of_degree_8(int squarings) {
     Plan plan(0.0);
     plan.scheme = schemes<T> + 1;
@@ -104,14 +103,15 @@ struct Plan {
     to[0] = scheme - schemes<T>;
     to[1] = squarings;
   }
-  // Coefficients are those of S / 2^squarings; what is multiplied first is S itself.
+  // Coefficients are those of S / 2^squarings, but products start from S itself.
   T factor(double coefficient, int place) const {
     return T(place < 2 ? std::ldexp(coefficient, -(place + 1) * squarings) : coefficient);
   }
-  // What S^3 and S^4 are multiplied by in the second product.
+  // The coefficients of S^3 and S^4 in the second product.
   double cubed() const { return std::ldexp(scheme->product[1].right[0], -3 * squarings); }
   double fourth() const { return std::ldexp(scheme->product[1].right[1], -4 * squarings); }
-  // The second product out of X, that of another plan, whose parts are its halves with and against its transpose.
+  // The second product of this plan from X, that of another plan: the skew-symmetric part of X is its term in S^3, the
+  // symmetric part its term in S^4.
   Sum<T> second_of(const Plan& other, const T* X) const {
     const double skew = cubed() / other.cubed(), symmetric = fourth() / other.fourth();
     Sum<T> found;

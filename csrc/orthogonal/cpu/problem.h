@@ -1,5 +1,5 @@
-// What a kernel of orthogonal weights is told: pointers and sizes, all checked and allocated by the caller. Matrices
-// are N x N and dense, one after the other.
+// The arguments of the kernels of orthogonal weights: pointers and sizes, all checked and allocated by the caller.
+// Matrices are N x N, contiguous, one after another.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace rnnkern {
 
-// Products that a forward keeps for its backward: all of the longest scheme but the last, which is the result.
+// Products that the forward saves for the backward: those of the longest scheme, without the last one, the result.
 template <class T>
 constexpr int kept_products = sizeof(T) == 8 ? 3 : 2;
 
-// Which scheme, and how often its result is squared: two numbers per matrix.
+// Numbers per matrix: the scheme, and the number of squarings.
 constexpr int plan_size = 2;
 
 template <class T>
@@ -27,9 +27,9 @@ template <class T>
 struct SkewForward {
   int64_t size;         // N
   bool minus_identity;  // exp(S) - I
-  const T* A;           // the strict lower triangle is read
+  const T* A;           // only the strict lower triangle is read
   T* result;
-  T* kept;        // kept_products of each matrix, or null: then they lie in the room
+  T* kept;        // kept_products of each matrix, or null: then they are in the workspace
   int64_t* plan;  // of each matrix, or null
   T* workspace;
 };
@@ -37,14 +37,14 @@ struct SkewForward {
 template <class T>
 struct SkewBackward {
   int64_t size;
-  int64_t squarings;  // the most of any matrix
+  int64_t squarings;  // the maximum over all matrices
   const T *A, *kept, *grad;
   const int64_t* plan;
   T* grad_A;
   T* workspace;
 };
 
-// P (Lambda + T) P^T: of each matrix N / 2 angles and (N + 1) / 2 moduli.
+// P (Lambda + T) P^T, with N / 2 angles and (N + 1) / 2 moduli for each matrix.
 template <class T>
 struct SchurForward {
   int64_t size;
@@ -61,7 +61,7 @@ struct SchurBackward {
   T* workspace;
 };
 
-// PartialSums are matrices, which a team takes one by one.
+// Parts are matrices, which a team processes one by one.
 template <class T>
 struct OrthogonalKernels {
   KernelOfParts<SkewForward<T>> skew_forward;

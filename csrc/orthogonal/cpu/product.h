@@ -1,5 +1,5 @@
-// Products of square matrices, each factor a linear combination of matrices that is formed while it is packed, the
-// results added to others while they are stored. Once per SIMD level.
+// Products of square matrices. Each factor is a linear combination of matrices, computed while it is packed; results
+// are combined with other matrices while they are stored. Included once per SIMD level.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -16,7 +16,7 @@ struct Term {
   bool transposed;
 };
 
-// A linear combination of matrices and I.
+// A linear combination of matrices and the identity.
 template <class T>
 struct Sum {
   Term<T> terms[most_products + 1];
@@ -41,7 +41,7 @@ struct Sum {
   }
 };
 
-// One result of a product: to = factor * product + rest, whose terms may be `to` itself and are not transposed.
+// A result of a product: to = factor * product + rest. Terms of the rest may include `to`, and are not transposed.
 template <class T>
 struct Output {
   T* to;
@@ -49,7 +49,7 @@ struct Output {
   Sum<T> rest;
 };
 
-// v[r][c] = sum(row + r, column + c), a vector's width of both; zeros beyond the matrix.
+// v[r][c] = sum(row + r, column + c) for a square block of a vector's width; zeros outside the matrix.
 template <class T>
 RNNKERN_INLINE void block(const Sum<T>& sum, int64_t n, int64_t row, int64_t column, Vec<T>* v) {
   using V = Vec<T>;
@@ -84,10 +84,10 @@ constexpr int tile_rows = max_rows(tile_vectors);
 template <class T>
 constexpr int tile_columns = tile_vectors * Vec<T>::width;
 
-// As far apart as the columns of a left factor are where they are packed: whole vectors.
+// Distance of the packed columns of a left factor: whole vectors.
 constexpr int left_columns = (tile_rows + Vec<float>::width - 1) / Vec<float>::width * Vec<float>::width;
 
-// A vector as U.
+// Stores a vector of T as U.
 template <class T, class U>
 RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
   if constexpr (std::is_same_v<T, U>) {
@@ -97,8 +97,8 @@ RNNKERN_INLINE void store_as(Vec<T> v, U* to) {
   }
 }
 
-// A part of a sum of so many terms, none of them transposed, without its identity. Beyond the matrix is what follows in
-// memory or zeros: the products of that are not stored.
+// `form` below for a sum of `Terms` terms, without its identity. Elements outside the matrix are whatever follows in
+// memory, or zeros; their products are not stored.
 template <int Terms, class T, class U>
 void form(const Sum<T>& sum, int64_t n, int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t stride,
           U* out) {
@@ -116,7 +116,7 @@ void form(const Sum<T>& sum, int64_t n, int64_t row, int64_t rows, int64_t colum
   }
 }
 
-// out[r * stride + c] = sum(row + r, column + c), of a sum whose terms are not transposed; whole vectors.
+// out[r * stride + c] = sum(row + r, column + c), for a sum without transposed terms; writes whole vectors.
 template <class T, class U>
 void form(const Sum<T>& sum, int64_t n, int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t stride,
           U* out) {
@@ -150,13 +150,13 @@ void pack(const Sum<T>& sum, int64_t n, int64_t column, U* out) {
   }
 }
 
-// out = a b, a tile of it. Rows of a are a stride apart; or columns are next to one another, as pack leaves them.
+// out = a b, for one tile. The rows of a are `stride` apart or, if not InRows, its columns are contiguous, as packed.
 template <bool InRows, class T>
 void tile(int64_t depth, const T* a, int64_t stride, const T* b, T* out) {
   using V = Vec<T>;
   RegisterTile<T, tile_rows, tile_vectors> tile;
   tile.clear();
-  constexpr int near = 3;  // rows that a processor reaches from one address
+  constexpr int near = 3;  // rows that one address register reaches
   const T* rows[tile_rows / near];
 #pragma GCC unroll 4
   for (int i = 0; i < tile_rows / near; ++i) rows[i] = a + i * near * stride;
@@ -165,8 +165,8 @@ void tile(int64_t depth, const T* a, int64_t stride, const T* b, T* out) {
   tile.each([&](int i, int j, V& sum) RNNKERN_INLINE_LAMBDA { sum.store(out + i * tile_columns<T> + j * V::width); });
 }
 
-// Has a tile of what is read and written beside a product come closer while the tile's product is made: a few lines of
-// each row of each matrix, which no prefetcher of a processor foresees.
+// Prefetches the elements that will be read and written when a tile is stored, while its product is computed: hardware
+// prefetchers do not follow a few cache lines of each row.
 template <class T>
 RNNKERN_INLINE void fetch(const Output<T>& output, int64_t n, int64_t row, int64_t column, int64_t columns) {
   constexpr int64_t line = 64 / sizeof(T);
@@ -179,7 +179,7 @@ RNNKERN_INLINE void fetch(const Output<T>& output, int64_t n, int64_t row, int64
   }
 }
 
-// A tile of a product goes where it is wanted, with so many terms of the rest, and without its identity.
+// Stores a tile of a product, for a rest with `Terms` terms, without its identity.
 template <int Terms, class T>
 void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile, int64_t columns) {
   using V = Vec<T>;
@@ -195,7 +195,7 @@ void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, cons
   }
 }
 
-// A tile of a product, `columns` wide, goes where it is wanted.
+// Stores a tile of a product, `columns` wide.
 template <class T>
 void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, const T* tile, int64_t columns) {
   constexpr void (*stores[])(const Output<T>&, int64_t, int64_t, int64_t, const T*, int64_t) = {
@@ -207,18 +207,18 @@ void store(const Output<T>& output, int64_t n, int64_t row, int64_t column, cons
   for (int64_t i = larger(row, column); i < end; ++i) output.to[i * n + i] += output.rest.identity;
 }
 
-// How factors of products in U are packed: the right one once for all members, the left one by each for itself, some
+// How the factors of products in U are packed: the right one once for all threads, the left one by each thread, some
 // rows at a time.
 template <class U>
 struct Layout {
-  static constexpr int64_t most_left = 1 << 18;  // bytes, a part of a core's cache
+  static constexpr int64_t most_left = 1 << 18;  // bytes, part of a core's cache
 
   int64_t panels, panel, stride, each, left_panels, left;
 
   explicit Layout(int64_t n) {
     panels = (n + tile_columns<U> - 1) / tile_columns<U>;
     panel = tile_columns<U> * n;
-    stride = (n + 31) / 16 * 16;  // rows end in whole vectors, and lie in different places of a cache
+    stride = (n + 31) / 16 * 16;  // a multiple of the vector width; consecutive rows start in different cache sets
     each = larger(tile_rows * stride, left_columns * n);
     left_panels = larger(1, smaller(most_left / int64_t(sizeof(U)) / each, (n + tile_rows - 1) / tile_rows));
     left = left_panels * each;
@@ -236,9 +236,9 @@ struct Factors {
   }
 };
 
-// The outputs of left * right, whose sums are in U; none is part of the left. All members call it together; when it
-// returns, the outputs are there for all of them. Of a symmetric result only tiles that meet the lower triangle are
-// made.
+// Computes the outputs of left * right, with sums in U; no output may be a term of `left`. All threads of the team must
+// call it; all outputs are complete when it returns. For a symmetric result only tiles that meet the lower
+// triangle are computed.
 template <class U, bool Symmetric = false, class T>
 void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right, const Output<T>* outputs, int count,
              ThreadContext me) {
@@ -253,7 +253,7 @@ void product(const Factors<T>& factors, const Sum<T>& left, const Sum<T>& right,
   for (int64_t p = me.rank; p < layout.panels; p += me.size)
     pack<tile_columns<U>>(right, n, p * tile_columns<U>, packed + p * layout.panel);
   me.barrier();
-  // Tiles, row by row, so that two members may have parts of a row; of a triangle rows with as much of its area.
+  // Tiles row by row, so that two threads may share a row; for a triangle, about the same area for each thread.
   const auto share = [&](int rank) {
     return Symmetric ? int64_t(double(rows) * std::sqrt(double(rank) / me.size) + 0.5) * layout.panels
                      : rows * layout.panels * rank / me.size;

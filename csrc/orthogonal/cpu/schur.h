@@ -1,4 +1,4 @@
-// V = P Theta P^T with Theta = Lambda + T, and its backward. Once per SIMD level.
+// V = P Theta P^T with Theta = Lambda + T, and its backward. Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/plan.h"
@@ -6,7 +6,7 @@
 namespace rnnkern {
 namespace {
 
-// Rows 2 k and 2 k + 1 have the block gamma_k ((cos, -sin), (sin, cos)); a last row alone has gamma_k.
+// Rows 2 k and 2 k + 1 have the block gamma_k ((cos, -sin), (sin, cos)); the last row of an odd N has gamma_k.
 template <class T>
 void make_theta(const T* lower, const T* theta, const T* gamma, int64_t n, T* Theta, ThreadContext me) {
   const auto [first, last] = rows_of<T>(n, me);

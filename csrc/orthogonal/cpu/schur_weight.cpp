@@ -1,10 +1,10 @@
-// schur_weight on a CPU: what is checked for the sake of memory, and what is allocated.
+// schur_weight on a CPU: the checks needed for memory safety, and allocation.
 #include "orthogonal/cpu/call.h"
 
 namespace rnnkern {
 namespace {
 
-// Dense, of one dtype and of sizes that belong together; returns how many matrices there are.
+// Makes the arguments contiguous, and checks that their dtypes and sizes match; returns the number of matrices.
 int64_t check(Tensor& P, Tensor& theta, Tensor& gamma, Tensor& T) {
   STD_TORCH_CHECK(P.dim() >= 2 && P.size(-1) == P.size(-2), "schur_weight: `P` must be (..., N, N)");
   const int64_t n = P.size(-1), count = n ? P.numel() / (n * n) : 0;

@@ -1,4 +1,4 @@
-// skew_exp on a CPU: what is checked for the sake of memory, and what is allocated.
+// skew_exp on a CPU: the checks needed for memory safety, and allocation.
 #include "orthogonal/cpu/call.h"
 
 namespace rnnkern {

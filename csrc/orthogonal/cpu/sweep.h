@@ -1,5 +1,5 @@
-// The products of a scheme and the squarings that follow, and the same backwards. Once per SIMD level. Place 0 of a
-// basis is S, place k the k-th product.
+// The products of a scheme and the squarings after them, and their backward. basis[0] is S, basis[k] the k-th product.
+// Included once per SIMD level.
 #pragma once
 
 #include "orthogonal/cpu/bound.h"
@@ -7,8 +7,8 @@
 namespace rnnkern {
 namespace {
 
-// to = X^2 - I of X = I + E: E is small where S is, and keeps its digits. Each of many squarings doubles the error that
-// it is given, so that sums are in double.
+// to = X^2 - I for X = I + E. If S is small, so is E, and keeps its precision. Every squaring doubles the error so far,
+// so sums are in double.
 template <class T>
 void square(const Factors<T>& factors, const T* E, T* to, T identity, ThreadContext me) {
   Output<T> output{to};
@@ -45,7 +45,8 @@ void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
     product<T, true>(workspace.factors, Sum<T>(workspace.S), Sum<T>(workspace.S), &first, 1, me);
     from_below<1>(Sum<T>(kept), n, kept, me);
     me.barrier();
-    // Where P alone leaves a doubt, the second product of another plan has what decides, and is made over.
+    // If P alone does not decide the plan, the second product of a guessed plan gives the sums that do. It is later
+    // converted to that of the final plan.
     Bounds bound = bounds(kept, n, workspace.vectors, me);
     const bool made = bound.in_doubt<T>();
     const Plan<T> guess = Plan<T>::of_degree_8(Plan<T>(bound.least).squarings);
@@ -55,7 +56,7 @@ void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
       Sum<T> square;
       square.add(second.to, half);
       square.add(second.to, half, true);
-      // What is to hold the result is free as yet, and S is there again soon.
+      // `result` is not used yet, and S is restored afterwards.
       if (closer(bound, workspace.factors, kept, square, workspace.S, result, workspace.vectors, me)) {
         from_below<-1>(A, n, workspace.S, me);
         me.barrier();
@@ -63,8 +64,8 @@ void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
     }
     const Plan<T> plan = bound.plan<T>();
     if (problem.plan && me.rank == 0) plan.keep(problem.plan + m * plan_size);
-    // The last product may take the place of S, of which it reads no more than what it writes; the squarings go to and
-    // fro between there and the result, and end in the result.
+    // The last product may overwrite S, of which it only reads the elements that it overwrites. The squarings alternate
+    // between this buffer and the result, and end in the result.
     T *E = result, *next = workspace.S;
     if (plan.squarings % 2) std::swap(E, next);
     for (int k = 2; k <= plan.scheme->products; ++k) {
@@ -104,8 +105,8 @@ struct BackwardWorkspace {
   }
 };
 
-// The gradient before the squarings: that of E' = 2 E + E^2 is G X^T + X^T G with X = I + E. The chain of E is computed
-// again, and gradients take the places of what has been used.
+// The gradient before the squarings: for E' = 2 E + E^2 it is G X^T + X^T G with X = I + E. The chain of E is
+// recomputed; gradients overwrite matrices that are no longer needed.
 template <class T>
 const T* unsquare(const Plan<T>& plan, const T* const* basis, const T* grad, const BackwardWorkspace<T>& workspace,
                   ThreadContext me) {
@@ -129,7 +130,7 @@ const T* unsquare(const Plan<T>& plan, const T* const* basis, const T* grad, con
   return grad;
 }
 
-// A factor's gradient goes to those of what it is a sum of, together with what they have already.
+// Adds the gradient of a factor to those of its terms.
 template <class T>
 struct Into {
   Output<T> outputs[most_products];
@@ -146,7 +147,7 @@ struct Into {
       begun[place] = true;
     }
   }
-  // All that is added stands in the factor too.
+  // Adds that of `added` too; its terms must be terms of the factor.
   void add(const Plan<T>& plan, const double (&added)[most_products], const T* grad) {
     for (int k = 0; k < count; ++k) outputs[k].rest.add(grad, plan.factor(added[places[k]], places[k]));
   }
@@ -174,8 +175,8 @@ void backward(const SkewBackward<T>& problem, Range matrices, ThreadContext me) 
       const Into<T> left(plan, step.left, k, workspace.bars, begun);
       product<T>(workspace.factors, Sum<T>(given), plan.right(k, basis).transpose(), left.outputs, left.count, me);
     }
-    // P = S S: of its gradient's part P_bar S^T + S^T P_bar the skew part is wanted, half of -(D - D^T), D = Z S with
-    // Z = P_bar + P_bar^T; the rest of S's gradient joins before both are made skew.
+    // P = S S. Of its gradient's contribution P_bar S^T + S^T P_bar only the skew part is needed, half of -(D - D^T)
+    // with D = Z S and Z = P_bar + P_bar^T. The rest of S's gradient is added before the skew part is taken.
     Sum<T> Z(workspace.bars[1]);
     Z.add(workspace.bars[1], T(1), true);
     Output<T> W{workspace.bars[0], T(-1)};

@@ -1,6 +1,6 @@
-// The recurrence through layers of rotations on a CUDA device: cosines and sines in the order of the lanes, then a warp
-// for each sequence; backward, sums of the warps' sums. Everything runs on the current stream and allocates through
-// PyTorch; nothing waits for the device.
+// The recurrence with layers of Givens rotations on a CUDA device: cosines and sines in the order of the lanes, then
+// one warp per sequence; in the backward, a kernel that adds the warps' sums. Everything runs on the current stream and
+// allocates through PyTorch; nothing waits for the device.
 #include <algorithm>
 
 #include "common/counters.h"
@@ -18,11 +18,11 @@
 
 namespace rnnkern::givens {
 
-using rnnkern::read, rnnkern::write;  // of tensors, beside those of a warp's entries
+using rnnkern::read, rnnkern::write;  // of tensors; givens_lanes.cuh has others
 
 namespace {
 
-// f(parts, each), as compile-time numbers, of a packing that `each_for` gave.
+// Calls f(parts, each) with compile-time numbers, for a packing that uses `each_for`.
 template <class T, int parts, int each, class F>
 auto with_sizes(const Packing& packing, F f) {
   if constexpr (2 * each <= most_each && fits<T>(2 * each * parts)) {
@@ -41,7 +41,7 @@ struct Driver : GivensCall {
   CurrentDevice current;
   void* stream;
   Packing packing{};
-  Tensor table, sincos;  // of packed rows, on the device
+  Tensor table, sincos;  // table: offsets and lengths of packed rows, on the device
 
   template <class... Arguments>
   explicit Driver(const Arguments&... arguments) : GivensCall(arguments...), current(u), stream(current.stream()) {
@@ -58,7 +58,7 @@ struct Driver : GivensCall {
                       "all tensors but `batch_sizes` must be on one device");
   }
 
-  // What kernels of both directions are told.
+  // Fills the fields that the kernels of both directions share.
   void prepare(Problem<T>& problem) {
     if (layout.packed()) {
       table = layout.on_device_of(u, "givens_recurrence", cuda::capturing(stream));
@@ -137,7 +137,7 @@ struct Driver : GivensCall {
     return found;
   }
 
-  // Whether sums have room in the shared memory of a multiprocessor beside those of the blocks that it has at once.
+  // Whether the sums of all blocks that run on a multiprocessor at once fit into its shared memory.
   bool sums_fit(int64_t blocks) const {
     const cuda::Facts facts = cuda::facts_of_current(stream);
     const int64_t together = (blocks + facts.multiprocessors - 1) / facts.multiprocessors;

@@ -1,6 +1,6 @@
-// Through all steps of a sequence by one warp, from the last one back: a step's layers are gone through again from
-// h_{t-1}, and then taken back one by one, of the values and of their gradient. What is learnt has its gradients summed
-// by the warp, each entry by one lane.
+// The backward of all steps of a sequence, by one warp, from the last step to the first. Each step computes its layers
+// again from h_{t-1}, and then undoes them one by one, for the values and their gradient. The warp sums the gradients
+// of the parameters; each entry belongs to one lane.
 #pragma once
 
 #include "orthogonal/cuda/givens_lanes.cuh"
@@ -26,7 +26,7 @@ struct BackwardKernel {
     return arena.used;
   }
 
-  // Where this lane sums: those of a kind are warp_size apart.
+  // This lane's sums; consecutive ones are warp_size apart.
   struct Sums {
     T *angles, *phases, *diagonal, *bias;
 
@@ -52,7 +52,7 @@ struct BackwardKernel {
     for (int64_t entry = device::lane(); entry < p.packing.total(); entry += warp_size) left[entry] = sums[entry];
   }
 
-  // The rows of a step, wherever it is; none before the first.
+  // Loads the rows of a step; nothing before the first.
   RNNKERN_DEVICE static void fetch(const Problem& p, const Rows& shared_layout, int place, int length, int64_t b) {
     if (place >= 0) {
       const int reals = int(p.sequences.reals);
@@ -98,7 +98,7 @@ struct BackwardKernel {
     shared_layout.give(grads, p.grad_h0 + b * reals, reals);
   }
 
-  // z = u + y; the gradient of h, with what comes to this step's own, becomes that of z.
+  // The backward of the activation of z = u + y. `grads`: in, the gradient from the next step; out, dL/dz.
   RNNKERN_DEVICE static void activate_back(const Problem& p, const Rows& shared_layout, int place,
                                            const Value (&values)[each], Value (&grads)[each], const Sums& sums) {
     const T* const u = shared_layout.of_step(place, input) + State::own();
@@ -116,7 +116,7 @@ struct BackwardKernel {
     }
   }
 
-  // D^-1 F_1^-1 ... F_L^-1 of values and gradients.
+  // Applies D^-1 F_1^-1 ... F_L^-1 to values and gradients, and adds to the gradients of the angles and phases.
   RNNKERN_DEVICE static void unrotate_state(const Problem& p, const Value (&values)[each], Value (&grads)[each],
                                             const Sums& sums) {
     Both x[each];

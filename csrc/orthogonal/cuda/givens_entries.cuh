@@ -1,4 +1,4 @@
-// The kernels around the recurrence through layers of rotations: what comes before it, and after its backward.
+// The kernels that run before the recurrence with layers of Givens rotations, and after its backward.
 #pragma once
 
 #include "orthogonal/cuda/givens_problem.h"
@@ -23,7 +23,7 @@ struct TurnKernel {
   }
 };
 
-// One entry per thread, its parts always in the same order.
+// One entry per thread, adding its parts in a fixed order.
 template <class T>
 struct SumKernel {
   using Problem = SumProblem<T>;

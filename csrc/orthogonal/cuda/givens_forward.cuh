@@ -1,4 +1,4 @@
-// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b): all steps of a sequence by one warp, its state in registers.
+// h_t = modrelu(u_t + F_L ... F_1 D h_{t-1}; b): all steps of a sequence by one warp, with the state in registers.
 #pragma once
 
 #include "orthogonal/cuda/givens_lanes.cuh"

@@ -1,6 +1,6 @@
-// A state in the registers of a warp, and the layers that it goes through. Pairs within a lane are turned where they
-// are; where a layer has pairs in two lanes, numbers are exchanged first, so that each lane has whole pairs, and
-// exchanged back. No barrier stands between layers.
+// A state in the registers of a warp, and its layers. Pairs within a lane are rotated in place. In layers with pairs
+// across two lanes, lanes first exchange numbers, so that each has whole pairs, and exchange them back. Barriers are
+// not needed.
 #pragma once
 
 #include <cstring>
@@ -23,7 +23,7 @@ RNNKERN_DEVICE T from_lane(T x, int lane) {
   }
 }
 
-// Real and imaginary part, or one real, of a value, or of a value and its gradient.
+// A value, real or complex, or a value and its gradient.
 template <class T, int reals>
 struct Number {
   T of[reals];
@@ -37,7 +37,7 @@ RNNKERN_DEVICE Number<T, reals> from_lane(const Number<T, reals>& x, int lane) {
   return got;
 }
 
-// Real by real: a choice between two whole numbers would take their addresses, and so put them into memory.
+// Selects element by element: a choice between two structs would take their addresses and put them into local memory.
 template <class T, int reals>
 RNNKERN_DEVICE Number<T, reals> choose(bool first, const Number<T, reals>& x, const Number<T, reals>& y) {
   Number<T, reals> chosen;
@@ -54,7 +54,7 @@ RNNKERN_DEVICE void rotate(SinCos<T> turn, T& a, T& b) {
   b = turn.sine * x + turn.cosine * y;
 }
 
-// Rotates a pair back, of values and gradients; returns what its angle's gradient has of it.
+// Rotates a pair of values and gradients back; returns its contribution to the angle's gradient.
 template <class T>
 RNNKERN_DEVICE T rotate_back(SinCos<T> turn, T& a, T& b, T& grad_a, T& grad_b) {
   const T found = grad_b * a - grad_a * b;
@@ -64,7 +64,7 @@ RNNKERN_DEVICE T rotate_back(SinCos<T> turn, T& a, T& b, T& grad_a, T& grad_b) {
   return found;
 }
 
-// f(k, a, b) of pairs that are `stride` apart in one lane.
+// Calls f(k, a, b) for pairs at distance `stride` within a lane.
 template <class X, int each, class F>
 RNNKERN_DEVICE void over_own_pairs(int stride, X (&x)[each], F f) {
   RNNKERN_UNROLL
@@ -75,8 +75,8 @@ RNNKERN_DEVICE void over_own_pairs(int stride, X (&x)[each], F f) {
   }
 }
 
-// f(k, a, b) of neighbours that begin with a lane's second number: the last of them is the next lane's first. Where
-// there is none it is zero, not what another lane has, which may be no number.
+// Calls f(k, a, b) for neighbouring pairs that begin at a lane's second number. The last pair includes the next lane's
+// first number or, in the last lane, zero: another lane's number could be NaN.
 template <class X, int each, class F>
 RNNKERN_DEVICE void over_shifted_pairs(X (&x)[each], F f) {
   const int lane = device::lane();
@@ -87,7 +87,7 @@ RNNKERN_DEVICE void over_shifted_pairs(X (&x)[each], F f) {
   x[0] = choose(lane > 0, from_lane(next, lane - 1), x[0]);
 }
 
-// f(k, a, b) of pairs of the same place in two lanes: each of them has the half of the pairs.
+// Calls f(k, a, b) for pairs at the same position of two lanes, each of which processes half of the pairs.
 template <class X, int each, class F>
 RNNKERN_DEVICE void over_far_pairs(int apart, X (&x)[each], F f) {
   const int other = device::lane() ^ apart;
@@ -120,7 +120,7 @@ RNNKERN_DEVICE void over_pairs(bool butterfly, int stage, X (&x)[each], F f) {
   }
 }
 
-// What a lane has of a layer: in registers, or where it is, to be read when it is needed.
+// A lane's cosines and sines of a layer: in registers, or read from memory when needed.
 template <class T, int parts, int each, bool held>
 struct LayerTurns {
   const SinCos<T>* at;
@@ -145,8 +145,8 @@ struct LayerTurns {
   }
 };
 
-// f(layer, stage, its sincos) of all layers, from the last one on or from the first. Where registers are left beside
-// `sets` states, the next layer's turns are on their way meanwhile.
+// Calls f(layer, stage, its sincos) for all layers, in order or backwards. If `sets` states leave enough registers, the
+// next layer's sincos are loaded ahead.
 template <int sets, bool backwards, int parts, int each, class T, class F>
 RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
   constexpr bool ahead = sets * each * parts * int(sizeof(T) / 4) <= most_words / 2;
@@ -171,7 +171,7 @@ RNNKERN_DEVICE void over_layers(const Problem<T>& p, F f) {
   }
 }
 
-// F_L ... F_1 D of a state. A phase turns a number's real part against its imaginary one.
+// Applies F_L ... F_1 D to a state. A phase rotates the real against the imaginary part of a number.
 template <class T, int parts, int each>
 RNNKERN_DEVICE void rotate_state(const Problem<T>& p, Number<T, parts> (&x)[each]) {
   if constexpr (parts == 2) {
@@ -189,20 +189,20 @@ RNNKERN_DEVICE void rotate_state(const Problem<T>& p, Number<T, parts> (&x)[each
   });
 }
 
-// Rows of a sequence on their way through shared memory: outside neighbouring lanes have neighbouring reals, inside a
-// lane has its own side by side, with a word between lanes for the sake of the banks.
+// Rows of a sequence in shared memory. They are copied with neighbouring lanes on neighbouring elements; in shared
+// memory the elements of a lane are contiguous, with a word between lanes to avoid bank conflicts.
 template <class T, int of_lane>
 struct Row {
   static constexpr int size = warp_size * (of_lane + 1);
 
-  // Of real m * warp_size + lane: what depends on m is known when the loop over m is unrolled.
+  // The position of element m * warp_size + lane. Its dependence on m is constant in unrolled loops.
   RNNKERN_DEVICE static int place(int m) {
     const int lane = device::lane();
     return m * warp_size + m * warp_size / of_lane + lane + (of_lane < warp_size ? lane / of_lane : 0);
   }
   RNNKERN_DEVICE static int own() { return device::lane() * (of_lane + 1); }
 
-  // By cp.async; what lies beyond `reals` is left alone.
+  // Starts copies with cp.async; elements from `reals` on are not changed.
   RNNKERN_DEVICE static void fetch(T* row, const T* from, int reals) {
     RNNKERN_UNROLL
     for (int m = 0; m < of_lane; ++m) {
@@ -232,7 +232,7 @@ RNNKERN_DEVICE void write(const Number<T, parts> (&x)[each], T* row) {
   for (int i = 0; i < each * parts; ++i) row[Row<T, each * parts>::own() + i] = x[i / parts].of[i % parts];
 }
 
-// The rows of a block in shared memory: of `kinds` tensors those of the next steps, the one that is written, and b.
+// The shared memory of a block: the rows of `kinds` tensors for the next steps, the row that is written, and b.
 template <class T, int parts, int each, int kinds>
 struct SharedLayout {
   using State = Row<T, parts * each>;
@@ -248,7 +248,7 @@ struct SharedLayout {
     return shared_layout;
   }
 
-  // Zero beyond N from then on.
+  // Clears the buffers, so that elements from N on are zero, and loads b.
   RNNKERN_DEVICE void begin(const T* from, int64_t numbers) const {
     for (int i = device::lane(); i < depth * kinds * State::size; i += warp_size) ring[i] = 0;
     for (int i = device::lane(); i < State::size; i += warp_size) out[i] = 0;
@@ -263,7 +263,7 @@ struct SharedLayout {
     return ring + ((place & (depth - 1)) * kinds + kind) * State::size;
   }
 
-  // A row of (B, C) through `out`, which nobody may be reading.
+  // Loads a row of (B, C) through `out`, which no thread may be reading.
   RNNKERN_DEVICE void load(Number<T, parts> (&x)[each], const T* from, int reals) const {
     State::fetch(out, from, reals);
     device::commit_copies();
@@ -272,7 +272,7 @@ struct SharedLayout {
     read(x, out);
   }
 
-  // And back.
+  // Stores a row of (B, C) through `out`.
   RNNKERN_DEVICE void give(const Number<T, parts> (&x)[each], T* to, int reals) const {
     write(x, out);
     device::block_barrier();

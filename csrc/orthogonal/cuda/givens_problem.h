@@ -1,6 +1,6 @@
-// What the CUDA kernels of the recurrence through layers of rotations are told, and where a warp has what. A warp has
-// one sequence: lane i the numbers i * each to i * each + each - 1, N of them in all and zeros beyond, and of every
-// layer `each` / 2 pairs. T is float or double.
+// The arguments of the CUDA kernels of the recurrence with layers of Givens rotations, and the layout of a warp. A warp
+// has one sequence: lane i has numbers i * each to i * each + each - 1 of the N numbers, followed by zeros, and `each`
+// / 2 pairs of every layer. T is float or double.
 #pragma once
 
 #include "device/device.h"
@@ -15,17 +15,17 @@ struct alignas(2 * sizeof(T)) SinCos {
   T cosine, sine;
 };
 
-constexpr int64_t most_parts = 1024;  // that sequences are summed over in, a warp each, on every device
-constexpr int64_t most_each = 32;     // numbers of a lane, a power of two from 2 on
-constexpr int64_t most_words = 64;    // of 4 bytes, that a lane has of a state, in registers; of doubles half as many
+constexpr int64_t most_parts = 1024;  // maximum number of partial sums over sequences, one per warp, on every device
+constexpr int64_t most_each = 32;     // maximum of numbers per lane, a power of two from 2 on
+constexpr int64_t most_words = 64;    // maximum of 4-byte registers for the state of a lane; half as many doubles
 
-// Whether a lane can have as many reals of a state.
+// Whether a lane can hold this many reals of a state.
 template <class T>
 constexpr bool fits(int64_t reals) {
   return reals * int64_t(sizeof(T)) * int64_t(sizeof(T)) / 16 <= most_words;
 }
 
-// `each` for N numbers of so many parts, or 0: no kernel has as many.
+// `each` for N numbers of `parts` reals, or 0 if no kernel can hold them.
 template <class T>
 int64_t each_for(int64_t numbers, int64_t parts) {
   int64_t each = 2;
@@ -33,8 +33,8 @@ int64_t each_for(int64_t numbers, int64_t parts) {
   return each <= most_each && fits<T>(each * parts) ? each : 0;
 }
 
-// Of all that is learnt, what lanes have in the order in which they come to it: entry (l, k, lane) of angles, and of
-// phases, is that of the lane's pair k in layer l; entry (k, lane) of D's phases, and of b, of the lane's number k.
+// All parameters, in the order in which lanes read them: entry (l, k, lane) of the angles and of the phases belongs to
+// the lane's pair k in layer l; entry (k, lane) of D's phases and of b belongs to the lane's number k.
 struct Packing {
   GivensSizes sizes;
   int64_t each;
@@ -43,12 +43,12 @@ struct Packing {
   RNNKERN_HOST_DEVICE int64_t of_layer() const { return each / 2 * warp_size; }
   RNNKERN_HOST_DEVICE int64_t angles() const { return sizes.layers * of_layer(); }
   RNNKERN_HOST_DEVICE int64_t of_numbers() const { return each * warp_size; }
-  RNNKERN_HOST_DEVICE int64_t phases() const { return angles(); }  // where they begin, and so on
+  RNNKERN_HOST_DEVICE int64_t phases() const { return angles(); }  // offset of the phases; likewise below
   RNNKERN_HOST_DEVICE int64_t diagonal() const { return is_complex ? 2 * angles() : angles(); }
   RNNKERN_HOST_DEVICE int64_t bias() const { return diagonal() + (is_complex ? of_numbers() : 0); }
   RNNKERN_HOST_DEVICE int64_t total() const { return bias() + of_numbers(); }
 
-  // How many layers there are until pairs are those of the first again.
+  // Number of layers after which the pairs repeat.
   int64_t stages() const {
     int64_t found = 1;
     if (!sizes.butterfly) return 2;
@@ -56,16 +56,16 @@ struct Packing {
     return found;
   }
 
-  // j of the lane's pair k in a layer, whether there is one or not.
+  // The index j of the lane's pair k in a layer, whether or not it exists.
   RNNKERN_HOST_DEVICE int64_t pair(int64_t layer, int64_t k, int64_t lane) const {
     const int64_t stride = layer_of(sizes, layer).stride;
     if (stride < each) return lane * each / 2 + k;
-    const int64_t apart = stride / each, lower = lane & ~apart;  // two lanes have `each` pairs
+    const int64_t apart = stride / each, lower = lane & ~apart;  // two lanes share `each` pairs
     const int64_t first = lower * each + k + (lane & apart ? each / 2 : 0);
     return first / (2 * stride) * stride + first % stride;
   }
 
-  // f(tensor: 0 angles, 1 phases, 2 D's phases, 3 b; place in it; whether it is of use) of an entry that tensors have.
+  // Calls f(tensor: 0 angles, 1 phases, 2 D's phases, 3 b; index in it; whether it is used) if such an entry exists.
   template <class F>
   RNNKERN_HOST_DEVICE void find(int64_t entry, F f) const {
     const int64_t lane = entry % warp_size;
@@ -80,7 +80,7 @@ struct Packing {
   }
 };
 
-// Cosine and sine of every entry but those of b, from those of the tensors; where there is none those of 0.
+// Writes the cosine and sine of every entry except those of b, from those of the tensors; for angle 0 if there is none.
 template <class T>
 struct TurnProblem {
   Packing packing;
@@ -88,7 +88,7 @@ struct TurnProblem {
   SinCos<T>* sincos;
 };
 
-// The sum of every entry over parts.
+// Sums every entry over parts.
 template <class T>
 struct SumProblem {
   Packing packing;
@@ -101,7 +101,7 @@ template <class T>
 struct Problem {
   Packing packing;
   GivensSequences sequences;
-  int stages, last_stage;  // as Packing has them, and that of the last layer
+  int stages, last_stage;  // as in Packing; the stage of the last layer
   const SinCos<T>* sincos;
   const T *bias, *u, *h0;
 };
@@ -116,7 +116,7 @@ struct BackwardProblem : Problem<T> {
   const T *h, *grad_h, *grad_last;  // each gradient may be null
   T *grad_u, *grad_h0;
   T* sums;       // (blocks, packing.total())
-  bool on_chip;  // whether sums are in shared memory until the end
+  bool on_chip;  // whether sums are kept in shared memory until the end
 };
 
 }  // namespace rnnkern::givens

@@ -1,4 +1,4 @@
-// Cosines and sines of all elements, by ATen.
+// Cosines and sines of all elements, computed by ATen.
 #pragma once
 
 #include "common/tensor.h"
