@@ -1,4 +1,4 @@
-// g_t = dL/dh_t + conj(a_{t+1}) g_{t+1}, which is dL/dx_t; dL/da_t = conj(h_{t-1}) g_t. Once per SIMD level.
+// g_t = dL/dh_t + conj(a_{t+1}) g_{t+1}, which is dL/dx_t; dL/da_t = conj(h_{t-1}) g_t. Included once per SIMD level.
 #pragma once
 
 #include "scan/cpu/strips.h"

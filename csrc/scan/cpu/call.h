@@ -1,5 +1,4 @@
-// What the drivers of this family share on a CPU: the rows of a call, what is allocated for them, and how many threads
-// take them.
+// Shared by the CPU drivers of this family: the rows of a call, allocation, and the number of threads.
 #pragma once
 
 #include <vector>
@@ -11,14 +10,14 @@
 
 namespace rnnkern {
 
-constexpr int64_t worth_sharing = 32768;  // reals
+constexpr int64_t worth_sharing = 32768;  // reals per thread
 
-// What a call is about: its operator, and the arguments that have its rows and its states.
+// The operator's name, and the names of the arguments that have its rows and its state.
 struct ScanNames {
   const char *op, *rows, *state;
 };
 
-// What is checked for the sake of memory, what the kernels are told of it, and what they read there.
+// The checks needed for memory safety, the sizes for the kernels, and the tensors that these sizes point into.
 struct ScanRows {
   ScanNames names;
   OptionalTensor reset;
@@ -26,7 +25,7 @@ struct ScanRows {
   RowLayout layout;
   ScanSizes sizes;
 
-  // Of any tensor that has the sizes of the rows; B is also that of an initial state.
+  // `x` is any tensor with the sizes of the rows; `initial` is an initial state, which has the same B.
   ScanRows(ScanNames names_, const Tensor& x, const OptionalTensor& initial, const OptionalTensor& batch_sizes,
            const OptionalTensor& reset_, bool reverse, int64_t reals = 1)
       : names(names_), reset(reset_) {
@@ -56,7 +55,7 @@ struct ScanRows {
 
   int64_t reals_of_state() const { return sizes.groups * sizes.width; }
 
-  // Arguments that may be missing, dense.
+  // Checks optional arguments and makes them contiguous.
   OptionalTensor like_state(const OptionalTensor& given, const char* argument, ScalarType dtype) const {
     if (!given) return given;
     const bool fits = given->dim() == 2 && given->size(0) == state[0] && given->size(1) == state[1];

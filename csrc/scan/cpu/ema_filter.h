@@ -1,9 +1,9 @@
 // v_t = mu v_{t-1} + s u_t, q_t = beta q_{t-1} + (1 - beta) u_t^2, y_t = v_t / sqrt(q_t + eps); without q, y_t = v_t.
 //
-// Back: dL/dv_t = dL/dy_t / sqrt(q_t + eps) + mu dL/dv_{t+1},
-//       dL/dq_t = -dL/dy_t v_t / (2 (q_t + eps)^(3/2)) + beta dL/dq_{t+1},
-//       dL/du_t = s dL/dv_t + 2 (1 - beta) u_t dL/dq_t.
-// v and q are made again, piece by piece, from what was kept before each. Once per SIMD level.
+// Backward: dL/dv_t = dL/dy_t / sqrt(q_t + eps) + mu dL/dv_{t+1},
+//           dL/dq_t = -dL/dy_t v_t / (2 (q_t + eps)^(3/2)) + beta dL/dq_{t+1},
+//           dL/du_t = s dL/dv_t + 2 (1 - beta) u_t dL/dq_t.
+// v and q are recomputed piece by piece, from the states saved before each piece. Included once per SIMD level.
 #pragma once
 
 #include "scan/cpu/strips.h"
@@ -77,7 +77,7 @@ RNNKERN_INLINE void moments_backward_block(const MomentsBackward<T> p, int64_t g
   const MomentRule<T>& rule = p.rule;
   const int64_t place = group * sizes.width + column, all = sizes.groups * sizes.width;
   const bool at_end = last == sizes.steps;
-  Moments<squares, count, T> to;  // what comes from the steps after
+  Moments<squares, count, T> to;  // gradients from the following steps
   to.load(at_end ? p.grad_v : p.grad_v0, at_end ? p.grad_q : p.grad_q0, place, lanes);
   for (int64_t begin = (last - 1) / rule.every * rule.every; begin >= first; begin -= rule.every) {
     const Span span(sizes, group, begin, smaller(last, begin + rule.every));

@@ -1,4 +1,4 @@
-// h_t = a_t h_{t-1} + x_t. Once per SIMD level.
+// h_t = a_t h_{t-1} + x_t. Included once per SIMD level.
 #pragma once
 
 #include "scan/cpu/strips.h"

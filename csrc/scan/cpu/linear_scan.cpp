@@ -1,4 +1,4 @@
-// linear_scan on a CPU: what is checked for the sake of memory, and what is allocated.
+// linear_scan on a CPU: the checks needed for memory safety, and allocation.
 #include <cstring>
 
 #include "scan/cpu/call.h"
@@ -13,7 +13,7 @@ bool is_complex(const Tensor& x) {
 
 int64_t reals_of_one(const Tensor& x) { return is_complex(x) ? 2 : 1; }
 
-// f(double()) or f(float()), what the reals are.
+// Calls f(double()) or f(float()), for the type of the reals.
 template <class F>
 auto by_reals(const Tensor& x, F f) {
   const ScalarType dtype = x.scalar_type();
@@ -29,7 +29,7 @@ void count_kernel(const char* direction, const Tensor& x) {
   rnnkern::count_kernel("linear_scan/cpu", direction, dtype);
 }
 
-// A call's tensors, dense, of one dtype and of sizes that belong together. `x` is any tensor with its sizes.
+// The tensors of a call, contiguous, with matching dtypes and sizes. `x` is any tensor with the sizes of the input.
 struct Call : ScanRows {
   OptionalTensor h0;
   Tensor a;
@@ -107,7 +107,7 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
       return results;
     }
     count_kernel("backward", h);
-    OptionalTensor columns;  // what each of a constant a's gives
+    OptionalTensor columns;  // the gradient of a constant a, per sequence
     if (needs_a && !per_step) fill_zero(*(columns = empty(h, call.state)));
     const ScanBackward<T> problem{.sizes = call.sizes,
                                   .grad_h = read<T>(grad_h),
@@ -121,7 +121,7 @@ Tensors linear_scan_backward_cpu(OptionalTensor grad_h, OptionalTensor grad_last
                                             : per_step ? write<T>(results[2])
                                                        : write<T>(*columns)};
     run(kernels_in_use<ScanKernels<T>>().backward, problem, reals_of(h));
-    if (columns) {  // in order, whoever made them
+    if (columns) {  // summed in a fixed order
       const int64_t batch = call.state[0], width = call.reals_of_state() / batch;
       const T* const each = read<T>(*columns);
       std::vector<double> sums(width, 0);

@@ -1,4 +1,4 @@
-// moment_filter on a CPU: what is checked for the sake of memory, and what is allocated.
+// moment_filter on a CPU: the checks needed for memory safety, and allocation.
 #include "scan/cpu/call.h"
 #include "scan/scan.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* dtypes = "moment_filter: `u` must be float32, float64, bfloat16 or float16";
 
-// What is computed in, and the dtype of states.
+// The type of the arithmetic, and the dtype of states.
 ScalarType wide_of(const Tensor& u) {
   const ScalarType dtype = u.scalar_type();
   if (dtype == ScalarType::Double || dtype == ScalarType::Float) return dtype;
@@ -15,10 +15,10 @@ ScalarType wide_of(const Tensor& u) {
   return ScalarType::Float;
 }
 
-// A call's tensors, dense, and of sizes that belong together.
+// The tensors of a call, contiguous, with matching sizes.
 struct Call : ScanRows {
   ScalarType wide;
-  Tensor u;  // in that
+  Tensor u;  // in dtype `wide`
   OptionalTensor v0, q0;
   bool squares;
 
@@ -54,7 +54,7 @@ struct Call : ScanRows {
   }
 };
 
-// The narrow tensor that a result is rounded to, or the result itself.
+// Rounds a result to a narrow dtype; returns x itself if it has that dtype.
 Tensor rounded(const Tensor& x, ScalarType dtype) {
   if (x.scalar_type() == dtype) return x;
   const Tensor made = empty_of_sizes(x, x, dtype);

@@ -1,4 +1,5 @@
-// What a kernel of this family is told: pointers and sizes, all checked and allocated by the caller. Tensors are dense.
+// The arguments of the kernels of this family: pointers and sizes, all checked and allocated by the caller. Tensors are
+// contiguous.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,12 @@
 
 namespace rnnkern {
 
-// A row is what stands side by side at one step: `groups` of `width` reals each. A group is one sequence where
-// sequences differ in length or are reset, else all of them. A complex number is two reals.
+// A row holds the elements of one step: `groups` of `width` reals each. A group is one sequence if sequences have
+// different lengths or are reset, otherwise all sequences. A complex number is two reals.
 struct ScanSizes {
   int64_t steps, groups, width;
-  const int64_t* offsets;  // of each step, how many rows come before it; null: `groups` of each step before
-  const int64_t* lengths;  // of each group, in steps; null: all of them
+  const int64_t* offsets;  // for each step, the number of rows before it; null: `groups` per step
+  const int64_t* lengths;  // of each group, in steps; null: all steps
   const bool* reset;       // (steps, groups), or null
   bool complex, per_step, reverse;
 
@@ -25,10 +26,10 @@ struct ScanSizes {
 template <class T>
 struct ScanForward {
   ScanSizes sizes;
-  const T *a, *x;  // a is like x, or one group of it for all steps
+  const T *a, *x;  // a has the sizes of x, or is one group for all steps
   const T* h0;     // of all groups, or null
   T* h;            // or null
-  T* last;         // the state, while the kernel runs
+  T* last;         // the state, during the computation
 };
 
 template <class T>
@@ -37,32 +38,32 @@ struct ScanBackward {
   const T *grad_h, *grad_last;  // each may be null
   const T *a, *h0, *h;
   T* grad_x;
-  T* grad_h0;  // the state's gradient, while the kernel runs
-  T* grad_a;   // or null; of a constant one, what each column of all groups gives, added to what is there
+  T* grad_h0;  // the state's gradient, during the computation
+  T* grad_a;   // or null; for a constant a the sum over time, per column of all groups, added to the previous content
 };
 
-// What a moment filter is made of; scan/cpu/ema_filter.h has the equations.
+// The parameters of a moment filter; scan/cpu/ema_filter.h has the equations.
 template <class T>
 struct MomentRule {
   T mu, s, beta, eps;
   bool squares;   // whether there is a q
-  int64_t every;  // steps of a piece, before which v and q are kept
+  int64_t every;  // steps of a piece, before which v and q are saved
 };
 
 constexpr int64_t longest_piece = 16;
 
-// How far a kernel goes down a strip before the next: the rows stay streams. Rows that lie a power of two apart share
-// their places in the first cache, which has eight of each: four that are read and four that are written fit. Where
-// more than three tensors are gone through, half as many.
+// Steps that a kernel processes in a block of columns before the next block, so that rows are still read as streams.
+// Rows whose distance is a power of two compete for the same eight entries of the L1 cache: four rows that are read and
+// four that are written fit. Kernels with more than three tensors use half as many.
 constexpr int64_t few_steps = 4;
 
 template <class T>
 struct MomentsForward {
   ScanSizes sizes;
   MomentRule<T> rule;
-  const T *u, *v0, *q0;  // the states of all groups, each may be null
+  const T *u, *v0, *q0;  // v0, q0: the states of all groups, may be null
   T* y;
-  T *v, *q;  // the state, while the kernel runs
+  T *v, *q;  // the state, during the computation
   T* kept;   // (pieces - 1, 2, groups, width), or null
 };
 
@@ -71,9 +72,9 @@ struct MomentsBackward {
   ScanSizes sizes;
   MomentRule<T> rule;
   const T *grad_y, *grad_v, *grad_q;  // each may be null
-  const T *u, *v0, *q0, *kept;        // read where there is a q
+  const T *u, *v0, *q0, *kept;        // only read if there is a q
   T* grad_u;
-  T *grad_v0, *grad_q0;  // the state's gradient, while the kernel runs
+  T *grad_v0, *grad_q0;  // the state's gradient, during the computation
 };
 
 template <class T>

@@ -1,5 +1,5 @@
-// What both directions share: which columns and steps a thread goes through in which order, and products of a state
-// with a factor, real or complex. Once per SIMD level.
+// Shared by both directions: the columns and steps of a thread and their order, and products of a state with a factor,
+// real or complex. Included once per SIMD level.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -8,10 +8,11 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t few_vectors = 8;  // a thread that has no more columns keeps their state in registers for the sequence
+constexpr int64_t few_vectors =
+    8;  // up to this width a thread processes the whole sequence at once, with the state in registers
 
-// Steps first..last-1 in the order of processing, as they are where time is counted from the sequences' beginning. Of
-// a group that ends before or, in reverse, begins after, only those that it has.
+// Those of the steps first..last-1, in processing order, that a group has: sequences end, or in reverse begin, at
+// different steps.
 struct Span {
   int64_t first, last;
 
@@ -28,9 +29,9 @@ inline int64_t step_at(const ScanSizes& sizes, int64_t place) {
   return sizes.reverse ? sizes.steps - 1 - place : place;
 }
 
-// f(group, column, vectors, lanes, first, last) for blocks of columns of this thread's share, over steps first..last-1
-// in the order of processing, `few` or all of them: `vectors`, a constant, of which the last has `lanes`. A block's
-// calls come in the order of the steps, or from the last on.
+// Calls f(group, column, vectors, lanes, first, last) for blocks of this thread's columns and steps first..last-1 in
+// processing order, `few` of them or all. A block has `vectors` vectors, a constant, of which the last has `lanes`
+// lanes. The calls for a block come in the order of the steps, or in reverse if `backward`.
 template <class T, bool backward, class F>
 void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
   using V = Vec<T>;
@@ -55,8 +56,8 @@ void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
   }
 }
 
-// a b + c, rounded once where the level can. Left to the compiler, that would depend on what stands around it, and so
-// would the bits.
+// a b + c, with one rounding if the level has FMA. If the compiler chose, the bits would depend on the surrounding
+// code.
 template <class T>
 RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
 #if RNNKERN_VECTOR_BYTES == 64
@@ -74,8 +75,8 @@ RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
 #endif
 }
 
-// The loop over lanes in common/simd.h asks each of them whether it must set errno; and of the plain intrinsic GCC 12
-// says that something is not initialised.
+// The loop over lanes in common/simd.h checks errno in every lane; and GCC 12 warns about uninitialised values in the
+// plain AVX-512 intrinsic.
 template <class T>
 RNNKERN_INLINE Vec<T> root(Vec<T> x) {
 #if RNNKERN_VECTOR_BYTES == 64
@@ -98,7 +99,7 @@ RNNKERN_INLINE Vec<T> root(Vec<T> x) {
 #endif
 }
 
-// Each real part beside its imaginary one, exchanged.
+// Exchanges the real and imaginary parts.
 template <class T>
 RNNKERN_INLINE Vec<T> exchanged(Vec<T> x) {
   typename Vec<T>::RawBits places;
@@ -106,8 +107,8 @@ RNNKERN_INLINE Vec<T> exchanged(Vec<T> x) {
   return Vec<T>(__builtin_shuffle(x.v, places));
 }
 
-// What multiplies a state: of complex numbers the real parts twice, and the imaginary ones with the signs that the
-// product wants.
+// A factor of a state. For complex numbers: the real parts twice, and the imaginary parts with the signs of the
+// product.
 template <bool complex, class T>
 struct Factor {
   Vec<T> re, im;
