@@ -32,11 +32,10 @@ RNNKERN_HOST_DEVICE GivensLayer layer_of(const GivensSizes& sizes, int64_t layer
 
 // The rows of the input and of h that belong to each sequence.
 struct GivensSequences {
-  int64_t steps, batch,
-      reals;               // T, B, elements of a row: N reals, or interleaved real and imaginary parts of N numbers
-  const int64_t* rows;     // for each step, the number of rows before it; null: B rows per step
-  const int64_t* lengths;  // of each sequence, not increasing; null: all T
-  const bool* reset;       // (T, B), or null
+  int64_t steps, batch, reals;  // T, B, elements of a row: N reals, or N numbers with interleaved parts
+  const int64_t* rows;          // for each step, the number of rows before it; null: B rows per step
+  const int64_t* lengths;       // of each sequence, not increasing; null: all T
+  const bool* reset;            // (T, B), or null
   bool reverse;
 
   RNNKERN_HOST_DEVICE int64_t row(int64_t step, int64_t sequence) const {

@@ -1,4 +1,4 @@
-// The arguments of the kernels of this family: pointers and sizes, all checked and allocated by the caller. Tensors are
+// The arguments of the kernels of this family: pointers and sizes, checked and allocated by the caller. Tensors are
 // contiguous.
 #pragma once
 

@@ -8,8 +8,7 @@
 namespace rnnkern {
 namespace {
 
-constexpr int64_t few_vectors =
-    8;  // up to this width a thread processes the whole sequence at once, with the state in registers
+constexpr int64_t few_vectors = 8;  // a thread with so few processes all steps at once, with the state in registers
 
 // Those of the steps first..last-1, in processing order, that a group has: sequences end, or in reverse begin, at
 // different steps.
@@ -56,8 +55,7 @@ void over_blocks(const ScanSizes& sizes, int64_t few, ThreadContext me, F f) {
   }
 }
 
-// a b + c, with one rounding if the level has FMA. If the compiler chose, the bits would depend on the surrounding
-// code.
+// a b + c, with one rounding if the level has FMA. If the compiler chose, bits would depend on nearby code.
 template <class T>
 RNNKERN_INLINE Vec<T> fused(Vec<T> a, Vec<T> b, Vec<T> c) {
 #if RNNKERN_VECTOR_BYTES == 64
@@ -107,8 +105,7 @@ RNNKERN_INLINE Vec<T> exchanged(Vec<T> x) {
   return Vec<T>(__builtin_shuffle(x.v, places));
 }
 
-// A factor of a state. For complex numbers: the real parts twice, and the imaginary parts with the signs of the
-// product.
+// A factor of a state. For complex numbers: real parts twice, and imaginary parts with the product's signs.
 template <bool complex, class T>
 struct Factor {
   Vec<T> re, im;
