@@ -1,5 +1,5 @@
-// Leaves no room on its multiprocessor for a second block, as kernels do that keep all they can on the chip: the driver
-// says how many clusters of it run at once.
+// A kernel that fills a multiprocessor, like kernels that keep their weights on the chip. The driver reports how many
+// of its clusters run at once.
 #pragma once
 
 #include "device/device.h"

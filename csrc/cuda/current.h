@@ -1,4 +1,4 @@
-// The current device and stream of a CUDA tensor, by torch's C shim, and what PyTorch's settings say of kernels there.
+// The current device and stream of a CUDA tensor, through torch's C shim, and PyTorch settings that affect kernels.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -6,21 +6,20 @@
 #include "common/tensor.h"
 #include "cuda/driver.h"
 
-// Weak: a PyTorch without CUDA does not have it, and must still load this library.
+// Weak, because a PyTorch without CUDA does not define it and must still load this library.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 
 namespace rnnkern {
 
-// Whether PyTorch's own recurrent layers may multiply float32 in TF32, at this moment. Its C shim does not tell: the
-// operator is Python's.
+// Whether PyTorch's recurrent layers may currently use TF32 for float32. An operator in Python answers, because the C
+// shim does not expose the setting.
 inline bool allows_tf32() {
   StableIValue stack[1];
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("rnnkern::allows_tf32", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<bool>(stack[0]);
 }
 
-// Makes the device of a tensor the current one for as long as this lives. In tests tensors are the host's, and have
-// neither device nor stream.
+// Makes a tensor's device the current one during its lifetime. Tensors of tests are on the host and have no stream.
 class CurrentDevice {
  public:
   explicit CurrentDevice(const Tensor& x) : CurrentDevice(x.is_cuda() ? x.get_device_index() : -1) {}

@@ -46,7 +46,7 @@ const Driver& driver() {
 }
 
 void fail(const char* function, std::string_view what, int error) {
-  const char *name = nullptr, *text = nullptr;  // and null of an error that the driver does not know
+  const char *name = nullptr, *text = nullptr;  // null for errors that the driver does not know
   driver().cuGetErrorName.attempt(error, &name);
   driver().cuGetErrorString.attempt(error, &text);
   STD_TORCH_CHECK(false, "rnnkern: ", function, " of ", std::string(what), ": ", text ? text : "an unknown error", " (",

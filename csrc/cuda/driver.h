@@ -1,5 +1,5 @@
-// The CUDA driver, libcuda.so.1, opened when first asked for: the library neither links with it nor needs a CUDA
-// toolkit to compile.
+// The CUDA driver, libcuda.so.1, opened at its first use. The library does not link with it, and compiles without a
+// CUDA toolkit.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace rnnkern::cuda {
 
-// As cuda.h has them; a test compares.
+// As in cuda.h, which a test checks.
 struct alignas(8) LaunchAttribute {
   static constexpr int cooperative = 2, cluster_dimension = 4;
 
@@ -30,10 +30,10 @@ struct LaunchConfig {
 enum class DeviceAttribute : int { multiprocessors = 16, major = 75, minor = 76, shared_bytes_per_block = 97 };
 enum class FunctionAttribute : int { shared_bytes = 8, clusters_above_8 = 14 };
 
-// Raises "<function> of <what>: <the driver's words>".
+// Raises "<function> of <what>: <the driver's error message>".
 [[noreturn]] void fail(const char* function, std::string_view what, int error);
 
-// A function of the driver. `what` it is asked for stands in the message if it fails.
+// A function of the driver. If it fails, the error message contains `what` it was called for.
 template <class... Arguments>
 class Function {
  public:
@@ -42,7 +42,7 @@ class Function {
   void operator()(std::string_view what, Arguments... arguments) const {
     if (const int error = entry_(arguments...)) fail(name_, what, error);
   }
-  // The CUresult, for a caller that can go on without.
+  // Returns the CUresult, for callers that handle errors.
   int attempt(Arguments... arguments) const { return entry_(arguments...); }
 
  private:
@@ -71,12 +71,12 @@ struct Driver {
 
 const Driver& driver();
 
-// Gives this thread PyTorch's context of a device if it has none. PyTorch takes device 0 for the current one of a
-// thread that it starts, of autograd's too, and leaves the rest to the first call of the CUDA runtime, which may be
-// still to come.
+// Makes PyTorch's context of a device current in this thread, if no context is. PyTorch regards device 0 as current in
+// new threads, including those of autograd, but has the context set by the first call of the CUDA runtime, which may
+// come later.
 void enter(int device);
 
-// Whether a CUDA graph records what is given to the stream.
+// Whether a CUDA graph is being captured on the stream.
 bool capturing(void* stream);
 
 }  // namespace rnnkern::cuda

@@ -12,7 +12,7 @@
 namespace rnnkern::cuda {
 namespace {
 
-// How many clusters of so many blocks, each with all shared memory, run at once.
+// How many clusters of this size can run at once, if each block uses all shared memory.
 int resident(int blocks, int64_t shared_bytes, void* stream) {
   void* const alone = function_of(kernel<AloneKernel>, stream);
   const Driver& cuda = driver();
@@ -21,7 +21,7 @@ int resident(int blocks, int64_t shared_bytes, void* stream) {
   const LaunchConfig config{
       {unsigned(blocks), 1, 1}, {AloneKernel::threads, 1, 1}, unsigned(shared_bytes), nullptr, &cluster, 1};
   int found = 0;
-  // A device that refuses such clusters runs none of them.
+  // A device that rejects such clusters runs none.
   if (blocks > 8 && cuda.cuFuncSetAttribute.attempt(alone, FunctionAttribute::clusters_above_8, 1)) return 0;
   return cuda.cuOccupancyMaxActiveClusters.attempt(&found, alone, &config) ? 0 : found;
 }

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t shared_bytes_unasked = 48 * 1024;
 constexpr int cluster_unasked = 8;
 
-// Blocks that wait for each other would wait for ever, did not all of them run.
+// Blocks that wait for each other would hang unless all of them run at once.
 void require_resident(const Kernel& kernel, const Launch& shape, void* function) {
   int device = 0, multiprocessors = 0, each = 0;
   driver().cuCtxGetDevice("the current context", &device);

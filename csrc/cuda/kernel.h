@@ -1,4 +1,4 @@
-// A CUDA kernel as the host knows it, and how it starts. A kernel is a type with a Problem, `threads`, `header` and
+// A CUDA kernel as the host sees it, and its launch. A kernel is a type with a Problem, `threads`, `header` and
 // `run(problem)`, written against device/device.h:
 //
 //   struct CopyKernel {
@@ -9,8 +9,8 @@
 //   };
 //   cuda::launch<CopyKernel>({.blocks = 4}, problem, stream);
 //
-// The host compiles no `run`: the kernel is compiled for the device when it first starts there, from its type's name.
-// With RNNKERN_INTERPRET it is, and runs on the host.
+// The host compiler does not compile `run`: the kernel is compiled for the device when it is first started, by the name
+// of its type. With RNNKERN_INTERPRET, `run` is compiled for the host and runs there.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@
 namespace rnnkern::cuda {
 
 struct Kernel {
-  std::string_view type;  // as C++ spells it, with all template arguments
+  std::string_view type;  // as spelled in C++, with all template arguments
   const char* header;
-  int threads;  // of a block
+  int threads;  // per block
 #if defined(RNNKERN_INTERPRET)
   void (*run)(const void* problem);
 #endif
 };
 
-// A namespace without kernels: of what is in the one around it, GCC leaves out its name.
+// GCC omits the name of the enclosing namespace. None of the kernels are in this one, so all names are complete.
 namespace spelled {
 
 // The name of K, from "... [with K = name; ...]" of GCC or "... [K = name]" of Clang.
@@ -53,7 +53,7 @@ inline constexpr Kernel kernel{
 #endif
 };
 
-// On a stream of the current device. Raises what the compiler or the driver says; no later call hears of it.
+// Starts a kernel on a stream of the current device. Errors of the compiler or the driver are raised by this call.
 #if defined(RNNKERN_INTERPRET)
 inline void start(const Kernel& kernel, const Launch& shape, const void* problem, void*) {
   device::interpret({shape.blocks, shape.shared_bytes, shape.cluster, shape.cooperative, kernel.threads},
@@ -68,7 +68,7 @@ void launch(const Launch& shape, const typename K::Problem& problem, void* strea
   start(kernel<K>, shape, &problem, stream);
 }
 
-// With a thread for each element.
+// Starts one thread per element.
 template <class K>
 void launch_elements(int64_t elements, const typename K::Problem& problem, void* stream) {
   launch<K>({.blocks = (elements + K::threads - 1) / K::threads}, problem, stream);

@@ -17,7 +17,7 @@ inline const char* name(KernelKind kind) {
   return names[int(kind)];
 }
 
-// Why the environment leaves out this kind, to measure one against another; empty if it does not.
+// The reason if RNNKERN_CUDA_KERNELS, which is for measurements, excludes this kind; else empty.
 inline std::string kernel_filter(KernelKind kind) {
   const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
   if (!list) return "";
@@ -31,7 +31,7 @@ inline std::string kernel_filter(KernelKind kind) {
   return named ? "" : std::string("RNNKERN_CUDA_KERNELS leaves out the ") + name(kind) + " kernel";
 }
 
-// f(S()), S as kernels store `dtype`, float64 aside, which kernels that keep weights do not take.
+// Calls f(S()), where S is the storage type of `dtype`, or float for float64, which the callers do not support.
 template <class F>
 auto by_narrow_storage(ScalarType dtype, F f) {
   if (dtype == ScalarType::BFloat16) return f(device::bfloat16());

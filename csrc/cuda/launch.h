@@ -1,4 +1,4 @@
-// How much of the device a kernel starts on.
+// The size of a launch.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace rnnkern::cuda {
 struct Launch {
   int64_t blocks;
   int64_t shared_bytes = 0;
-  int cluster = 1;           // blocks that share their shared memory
-  bool cooperative = false;  // all blocks run at once, or none does
+  int cluster = 1;           // blocks per cluster
+  bool cooperative = false;  // fails unless all blocks can run at once
 };
 
 }  // namespace rnnkern::cuda

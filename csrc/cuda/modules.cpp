@@ -16,7 +16,7 @@ struct Compiled {
   std::string symbol;
 };
 
-// By rnnkern/_compiler.py, which keeps what it compiles on disk. `again`: what is there does not load.
+// Calls rnnkern/_compiler.py, which caches on disk. `again`: the cached kernel does not load.
 Compiled compile(const Kernel& kernel, bool again) {
   int device = 0, major = 0, minor = 0;
   driver().cuCtxGetDevice("the current context", &device);
@@ -50,8 +50,8 @@ void* current_context() {
   return context;
 }
 
-// By context and type. Kernels stay loaded for as long as the process lives. Python, which compiles, is never called
-// with the lock held.
+// By context and type. Kernels stay loaded until the process ends. The lock is never held during a call of Python,
+// which compiles.
 ForkSafeMutex mutex;
 std::map<std::pair<void*, std::string>, void*> loaded;
 
@@ -69,7 +69,7 @@ void* keep(void* context, const Kernel& kernel, void* function) {
 }  // namespace
 
 void* function_of(const Kernel& kernel, void* stream) {
-  thread_local std::map<std::pair<void*, const Kernel*>, void*> known;  // a launch takes no lock
+  thread_local std::map<std::pair<void*, const Kernel*>, void*> known;  // avoids the lock
   void* const context = current_context();
   void*& function = known[{context, &kernel}];
   if (!function) function = find(context, kernel);

@@ -7,15 +7,15 @@
 
 namespace rnnkern::cuda {
 
-// The driver's handle of a kernel in the current context: compiled, or read from the cache, when first asked for, which
-// takes up to two seconds. Raises while a CUDA graph records the stream: loading is none of its nodes.
+// The driver's handle of a kernel in the current context. The first call compiles the kernel, or reads it from the
+// cache, which takes up to two seconds. Raises during the capture of a CUDA graph, because loading cannot be captured.
 void* function_of(const Kernel& kernel, void* stream);
 
 }  // namespace rnnkern::cuda
 
 namespace rnnkern {
 
-// Loads a kernel on a CUDA device ahead of its first call, by header and type.
+// Loads a kernel, given by header and type, on a CUDA device before its first call.
 void load_kernel(std::string header, std::string type, int64_t device);
 
 }  // namespace rnnkern

@@ -1,4 +1,4 @@
-// What the operators that tell a launch plan have in common.
+// Shared by the operators that return launch plans.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace rnnkern {
 
-// [major, minor, multiprocessors, bytes of shared memory that a block can have, clusters of 8 such blocks that run at
-// once, and of 16] of a CUDA device, as JSON.
+// [major, minor, multiprocessors, bytes of shared memory per block, clusters of 8 and of 16 such blocks that can run at
+// once] of a CUDA device, as JSON.
 std::string device_facts(int64_t index);
 
 namespace cuda {
 
-// From the same numbers; those of clusters may be left out where there are none.
+// The facts from the same numbers; the two of clusters are optional.
 Facts facts_from(const char* op, const std::vector<int64_t>& numbers);
 
 // The header and type of each kernel, as JSON: [["family/cuda/copy.cuh", "rnnkern::CopyKernel"], ...].

@@ -1,4 +1,4 @@
-// Numbers that kernels are compiled for, found at run time.
+// Sizes that kernels are compiled for, selected at run time.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace rnnkern::cuda {
 // In ascending order.
 template <int... sizes>
 struct Sizes {
-  // The least that holds n and that `exists` is true of, or 0.
+  // The smallest size that is at least n and for which `exists` is true, or 0.
   template <class Exists>
   static int least(int64_t n, Exists exists) {
     for (const int size : {sizes...})
@@ -17,7 +17,7 @@ struct Sizes {
     return 0;
   }
 
-  // f(std::integral_constant<int, wanted>()); `wanted` is one of them.
+  // Calls f(std::integral_constant<int, wanted>()); `wanted` must be one of the sizes.
   template <class F>
   static auto visit(int wanted, F f) {
     return visit_from<F, sizes...>(wanted, f);
