@@ -1,5 +1,5 @@
-// The conformance kernels by name: for ctypes on the interpreter; without RNNKERN_INTERPRET as an operator on a CUDA
-// device, where they are compiled and started as all kernels are.
+// The conformance kernels by name: on the interpreter through ctypes; without RNNKERN_INTERPRET as an operator on a
+// CUDA device, compiled and started like all kernels.
 #include "interpreter/conformance.h"
 
 #include "interpreter/harness.h"
@@ -57,14 +57,14 @@ extern "C" int run_conformance(const char* name, const uint32_t* in, int64_t in_
 
 namespace rnnkern {
 
-// Words as tensors of int32.
+// Words are int32 tensors.
 void run_conformance(std::string name, Tensor given, Tensor out) {
   const CurrentDevice current(given);
   const device::Words words{read<uint32_t>(given), write<uint32_t>(out)};
   device::start(device::kernels, name, words, current.stream());
 }
 
-// As cuda::programs_of has them.
+// In the form of cuda::programs_of.
 std::string conformance_programs() {
   std::vector<const cuda::Kernel*> all;
   for (const device::Named& kernel : device::kernels) all.push_back(kernel.kernel);

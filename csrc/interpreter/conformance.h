@@ -1,5 +1,5 @@
-// One kernel per primitive of device/device.h, so small that what it shows is what the primitive does. The same source
-// runs on the interpreter and on hardware; python_tests/gpu/test_primitives.py holds what has to come out.
+// One small kernel for each primitive of device/device.h, whose result shows the effect of that primitive. The same
+// source runs on the interpreter and on hardware; python_tests/gpu/test_primitives.py has the expected results.
 #pragma once
 
 #include "cuda/launch.h"
@@ -7,7 +7,7 @@
 
 namespace rnnkern::device::conformance {
 
-// What every kernel here works on; `out` is zero at the start.
+// The arguments of all these kernels; `out` is zero on entry.
 struct Words {
   const uint32_t* in;
   uint32_t* out;
@@ -30,7 +30,7 @@ RNNKERN_DEVICE float float_of(uint32_t x) {
   return y;
 }
 
-// A one-dimensional launch of one block where nothing else is said.
+// The launch of kernels that do not define another one: a single block.
 template <int n>
 struct OneBlock : OnWords {
   static constexpr int threads = n;
@@ -47,7 +47,7 @@ struct Ids : OnWords {
   }
 };
 
-// Where arrays lie, how they are aligned, and that they are apart.
+// The positions of arrays: their alignment, and that they do not overlap.
 struct SharedMemory : OneBlock<32> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     SharedArena arena{shared_memory()};
@@ -74,7 +74,7 @@ struct SharedMemory : OneBlock<32> {
   }
 };
 
-// Five rounds through shared memory, each turning the values by one thread.
+// Five rounds through shared memory, each rotating the values by one thread.
 struct BlockBarrier : OneBlock<128> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     auto* shared = reinterpret_cast<uint32_t*>(shared_memory());
@@ -139,9 +139,9 @@ struct MbarrierPhases : OneBlock<64> {
   }
 };
 
-// Four blocks send each other a word per thread and step, as the recurrence does: two buffers, a barrier for each, and
-// no other barrier between the blocks while the steps last. A buffer may be written again as soon as its reader has
-// sent what comes after.
+// Four blocks send each other one word per thread and step, as the recurrence does: two buffers with an mbarrier each,
+// and no other barrier between the blocks inside the loop. A buffer may be overwritten after its reader has sent the
+// next step.
 template <class Word>
 struct StoreAsync : OnWords {
   static constexpr int threads = 64, ranks = 4, steps = 5, size = sizeof(Word) / 4;
@@ -195,7 +195,7 @@ struct ShuffleXor : OneBlock<64> {
   }
 };
 
-// `in` holds 32 rows of 16 bytes, then which row each lane gives.
+// `in` has 32 rows of 16 bytes, then the index of the row that each lane gives.
 template <bool transposed>
 struct LoadMatrices : OneBlock<32> {
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -213,7 +213,7 @@ struct LoadMatrices : OneBlock<32> {
   }
 };
 
-// `in` holds, one product after the other, 4 registers of A, 2 of B and 4 of C for each lane.
+// `in` has, for one product after another, 4 registers of A, 2 of B and 4 of C for each lane.
 template <class S>
 struct Mma : OneBlock<32> {
   static constexpr cuda::Launch shape{.blocks = 64};
@@ -226,8 +226,8 @@ struct Mma : OneBlock<32> {
   }
 };
 
-// Four commits, waited for at depths 3, 1 and 0; what a thread copied it reads after its wait, what others copied after
-// a block barrier.
+// Four groups of copies, waited for at depths 3, 1 and 0. A thread reads its own copies after its wait, and those of
+// others after a block barrier.
 template <int bytes>
 struct CopyAsync : OneBlock<64> {
   RNNKERN_DEVICE static void run(const Problem& p) {
@@ -253,7 +253,7 @@ struct CopyAsync : OneBlock<64> {
   }
 };
 
-// Words that carry their step, between blocks that have no barrier: three quarters are data, the last is the tag.
+// Words that carry their step, between blocks without a barrier: three quarters are data, the last one is the tag.
 struct RelaxedWords : OnWords {
   static constexpr int threads = 64, ring = 4, steps = 6;
   static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
@@ -264,7 +264,7 @@ struct RelaxedWords : OnWords {
       Word16* half = slots + step % 2 * ring * threads;
       store_relaxed(half + block() * threads + thread(), {value, value + 1, value + 2, step + 1});
       Word16 got{};
-      // From every block, so that none can be two steps ahead of a reader of its slot.
+      // Reads from every block, so that no block can be two steps ahead of a reader of its slot.
       for (int from = 1; from <= ring; ++from) {
         const Word16* slot = half + (block() + from) % ring * threads + thread();
         spin_until([&] {
@@ -279,7 +279,7 @@ struct RelaxedWords : OnWords {
   }
 };
 
-// A ring of blocks that pass plain data on under a flag.
+// A ring of blocks that pass on plain data, with a flag that says when it is complete.
 struct Flags : OnWords {
   static constexpr int threads = 64, ring = 4, steps = 6;
   static constexpr cuda::Launch shape{.blocks = ring, .cooperative = true};
@@ -305,14 +305,14 @@ struct Trap : OneBlock<32> {
   }
 };
 
-// Without end, since no number is not itself.
+// Never ends, because the condition is always false.
 struct Spins : OneBlock<32> {
   RNNKERN_DEVICE static void run(const Problem& p) {
     spin_until([&] { return load_acquire(p.in) != p.in[0]; });
   }
 };
 
-// Of all 65536 patterns.
+// Converts all 65536 bit patterns.
 template <class S>
 struct Widen : OnWords {
   static constexpr int threads = 256;
@@ -323,7 +323,7 @@ struct Widen : OnWords {
   }
 };
 
-// Of 65536 floats.
+// Converts 65536 floats.
 template <class S>
 struct Narrow : OnWords {
   static constexpr int threads = 256;
@@ -334,7 +334,7 @@ struct Narrow : OnWords {
   }
 };
 
-// Of 65536 floats.
+// Rounds 65536 floats.
 struct NearestTfloat32 : OnWords {
   static constexpr int threads = 256;
   static constexpr cuda::Launch shape{.blocks = 256};

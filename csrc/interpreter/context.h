@@ -1,9 +1,10 @@
-// Stacks to switch between. ucontext enters a stack; from then on _setjmp and _longjmp do, because swapcontext makes
-// two system calls (320 ns a round trip against 20). The address sanitizer wants to be told, and knows swapcontext.
+// Stacks to switch between. ucontext only enters a stack; after that _setjmp and _longjmp switch, because swapcontext
+// makes two system calls (320 ns for a round trip instead of 20). The address sanitizer must be told of switches, and
+// supports swapcontext.
 #pragma once
 
 #if defined(_FORTIFY_SOURCE)
-#undef _FORTIFY_SOURCE  // its longjmp takes another stack for a mistake
+#undef _FORTIFY_SOURCE  // its longjmp reports a switch of stacks as an error
 #endif
 #include <setjmp.h>
 #include <ucontext.h>
@@ -34,7 +35,7 @@ class Context {
 
 #if defined(__SANITIZE_ADDRESS__)
 
-  // Leaves the running stack, which is this one's; returns when somebody goes to it.
+  // Leaves the running stack, which must be this one; returns when another stack switches back to it.
   void go_to(Context& to) {
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, to.bottom_, to.bytes_);
@@ -42,7 +43,7 @@ class Context {
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
   }
 
-  // What an entry calls first.
+  // Must be called first by an entry function.
   static void entered_from(Context& from) { __sanitizer_finish_switch_fiber(nullptr, &from.bottom_, &from.bytes_); }
 
  private:

@@ -1,5 +1,5 @@
-// Kernels with one mistake each, or that show what the seed decides: python_tests/gpu/test_interpreter.py holds what
-// the interpreter has to say of them. They are not for hardware. Numbers at the ends of lines are for the tests.
+// Kernels with one mistake each, or with a result that depends on the seed; python_tests/gpu/test_interpreter.py has
+// the expected reports. They are not for hardware. Tests use the numbers at the ends of lines.
 #include "interpreter/harness.h"
 
 namespace rnnkern::device {
@@ -9,9 +9,9 @@ using conformance::OneBlock, conformance::OnWords, conformance::Words;
 
 uint32_t* words() { return reinterpret_cast<uint32_t*>(shared_memory()); }
 
-// ---- what the seed decides
+// ---- effects of the seed
 
-// Which warps come, in their order.
+// The order in which warps run.
 struct Order : OnWords {
   static constexpr int threads = 128;
   static constexpr cuda::Launch shape{.blocks = 4, .cooperative = true};
@@ -25,7 +25,7 @@ struct Untouched : OneBlock<32> {
   static void run(const Problem& p) { p.out[thread()] = words()[thread()]; }
 };
 
-// One thread stores three times to one word of another block, which then shows what was last.
+// One thread stores three times to one word of another block, which returns the last value.
 struct StoreOrder : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
@@ -49,7 +49,7 @@ struct StoreOrder : OnWords {
   }
 };
 
-// Reads what another block stores: after the wait if `in` is not 0.
+// Reads what another block stores; after the wait if `in` is not 0.
 struct ReadsStore : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
@@ -71,7 +71,7 @@ struct ReadsStore : OnWords {
   }
 };
 
-// Reads what it copies: after the wait if `in` is not 0.
+// Reads what it copies; after the wait if `in` is not 0.
 struct ReadsCopy : OneBlock<32> {
   static void run(const Problem& p) {
     copy_async<4>(words() + thread(), p.in + 1 + thread());
@@ -81,7 +81,7 @@ struct ReadsCopy : OneBlock<32> {
   }
 };
 
-// Copies over what others may still have to read: after they have if `in` is not 0.
+// Copies over data that other threads have to read; after they have read it if `in` is not 0.
 struct CopiesOver : OneBlock<64> {
   static void run(const Problem& p) {
     words()[thread()] = 1;
@@ -95,7 +95,7 @@ struct CopiesOver : OneBlock<64> {
   }
 };
 
-// A neighbour's value, after a barrier if `in` is not 0.
+// A neighbour's value; after a barrier if `in` is not 0.
 struct Neighbour : OneBlock<128> {
   static void run(const Problem& p) {
     words()[thread()] = uint32_t(thread());
@@ -146,7 +146,7 @@ struct SpinsForever : OneBlock<64> {
   }
 };
 
-// Lanes agree on when to stop, so that the condition itself waits for others.
+// The condition contains a shuffle, so that it waits for other lanes itself.
 struct SpinsTogether : OneBlock<64> {
   static void run(const Problem& p) {
     spin_until([&] { return shuffle(load_acquire(p.in), 3) == 1; });  // 1
@@ -164,7 +164,7 @@ struct WaitsForever : OneBlock<64> {
   }
 };
 
-// One warp ends a second phase alone; the other, woken for the first, may sleep through it.
+// One warp ends a second phase alone; the other, woken by the first phase, may miss it.
 struct SleepsThrough : OneBlock<64> {
   static void run(const Problem&) {
     auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
@@ -183,7 +183,7 @@ struct SleepsThrough : OneBlock<64> {
 
 // ---- misuse
 
-// Two blocks; `in` says which mistake one thread of the first makes.
+// Two blocks; `in` selects the mistake of one thread of the first.
 struct Misuse : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .shared_bytes = 1024, .cluster = 2};
@@ -218,7 +218,7 @@ struct Misuse : OnWords {
       if (mistake == 16) store_async(map(word, 1), Word16{}, map(barrier, 1));  // 1
       if (mistake == 17) trap();
     }
-    if (mistake != 16) cluster_barrier();  // nobody waits for that store
+    if (mistake != 16) cluster_barrier();  // no block waits for that store
   }
 };
 

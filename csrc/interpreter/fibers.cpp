@@ -76,8 +76,8 @@ void Machine::wake(Fiber* fiber) {
   (fiber->starved ? ready_starved_ : ready_).push_back(fiber);
 }
 
-// Fibers try their conditions themselves, when it is their turn: what held a moment ago may hold no more. Those that
-// failed try again when a word or flag was stored, and before a deadlock is told.
+// Fibers test their conditions themselves when they run, because a condition may become false again before that. After
+// a failed test they try again when a word or flag has been stored, and before a deadlock is reported.
 void Machine::pause_spin(Place place) {
   Fiber& fiber = *current_;
   fiber.waits_for = "spin_until";
@@ -103,7 +103,7 @@ void Machine::wait(const Mbarrier* barrier, int parity, Place place) {
       wake(&fiber);
     }
     back_to_scheduler();
-  } while (int(barrier->phase) == parity);  // it may have slept through two phases
+  } while (int(barrier->phase) == parity);  // it may have missed two phases
 }
 
 void Machine::settle(Mbarrier* barrier, Block& holder) {
@@ -215,7 +215,7 @@ Fiber* Machine::any_of(std::vector<Fiber*>& fibers) {
   return fiber;
 }
 
-// Who runs now; null when nobody can.
+// The fiber that runs next; null if none can.
 Fiber* Machine::next() {
   const auto first_of = [](std::deque<Fiber*>& fibers) {
     Fiber* fiber = fibers.front();
@@ -253,7 +253,7 @@ void Machine::loop() {
     current_ = nullptr;
     if (!failure_.empty()) return;
   }
-  if (stores_) deliver_one();  // nobody waited for it
+  if (stores_) deliver_one();  // delivers a store that no thread waited for, to report it
 }
 
 void Machine::start(Block& block, bool starved_block, size_t starved_warp) {
@@ -301,7 +301,7 @@ void Machine::run_together(int64_t first, int64_t count) {
     if (block->rank == 0) clusters_.push_back(std::make_unique<Cluster>());
     block->cluster = clusters_.back().get();
     block->cluster->blocks.push_back(block.get());
-    // No more than was asked for: the address sanitizer sees what lies outside.
+    // No padding, so that the address sanitizer finds accesses outside.
     block->memory.reset(new (shared_alignment) char[size_t(std::max<int64_t>(shape_.shared_bytes, 1))]);
     block->shared = block->memory.get();
     std::memset(block->shared, 0xff, size_t(shape_.shared_bytes));  // NaN in every format

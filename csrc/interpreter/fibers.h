@@ -1,4 +1,4 @@
-// The machine that the interpreter's primitives run on: fibers, the blocks and warps that they form, and the scheduler.
+// The machine that runs the interpreter's primitives: fibers, the blocks and warps that they form, and the scheduler.
 #pragma once
 
 #include <deque>
@@ -26,15 +26,15 @@ struct Fiber {
   Block* block;
   int thread;
   bool done, starved;
-  const char* waits_for;    // null while it can run
-  Place place;              // of what it waits for
-  const Mbarrier* barrier;  // that it waits for, if any
-  int tries;                // of the spin_until that it is in
-  std::deque<Copy> copies;  // cp.async that has not been waited for
-  int commits;              // of copies, so far
+  const char* waits_for;    // null while the fiber can run
+  Place place;              // of the wait
+  const Mbarrier* barrier;  // that the fiber waits for, or null
+  int tries;                // attempts of the current spin_until
+  std::deque<Copy> copies;  // cp.async operations that have not been waited for
+  int commits;              // number of groups of copies so far
 };
 
-// Those who have come to a convergence point.
+// The fibers that have reached a convergence point.
 struct Gathering {
   std::vector<Fiber*> came;
   void* given[warp_size];
@@ -49,7 +49,7 @@ struct Block {
   int rank;  // in its cluster
   struct Cluster* cluster;
   std::unique_ptr<char[], Freed> memory;
-  char* shared;  // all of `memory`
+  char* shared;  // points to `memory`
   Gathering barrier;
   std::vector<Gathering> warps;
   std::vector<Fiber*> waiting;  // for mbarriers
@@ -61,14 +61,14 @@ struct Store {
   char value[16];
   int bytes;
   Mbarrier* on;
-  Block* holder;  // of both
+  Block* holder;  // of `to` and `on`
   Place place;
 };
 
 struct Cluster {
   std::vector<Block*> blocks;
   Gathering barrier;
-  std::vector<Store> stores;  // store_async that has not arrived
+  std::vector<Store> stores;  // store_async operations that have not arrived
 };
 
 class Machine {
@@ -87,7 +87,7 @@ class Machine {
   void converge(Gathering& gathering, size_t all, const char* what, Place place, void* mine,
                 void (*together)(void* const*));
   void send(const Store& store);
-  // Ends the phase if nothing is left to come.
+  // Ends the phase if no arrivals and no bytes are missing.
   void settle(Mbarrier* barrier, Block& holder);
   [[noreturn]] void fail(const std::string& what, Place place);
   bool inside_shared(const Block& block, const void* pointer, int64_t bytes) const;
@@ -108,20 +108,20 @@ class Machine {
   Shape shape_{};
   const std::function<void()>* kernel_ = nullptr;
   uint64_t seed_ = 0, state_ = 1;
-  // Of this launch, by its seed: about one turn in how many a store arrives, and what comes first when nothing else
-  // can.
+  // Chosen by the seed for each launch: a store arrives in about one of `delay_` turns; and what runs first when
+  // nothing else can.
   uint64_t delay_ = 1;
   bool copies_at_once_ = false, stores_before_starved_ = false;
   Fiber* current_ = nullptr;
   Context scheduler_;
-  std::vector<std::unique_ptr<Fiber>> pool_;  // with their stacks, kept from launch to launch
-  std::vector<Fiber*> fibers_;                // of the blocks that are alive
+  std::vector<std::unique_ptr<Fiber>> pool_;  // with their stacks, reused by later launches
+  std::vector<Fiber*> fibers_;                // of the running blocks
   std::vector<Fiber*> ready_, ready_starved_;
   std::deque<Fiber*> spinning_, spinning_starved_;
-  size_t fruitless_ = 0;  // tries of spin_until since a word or flag was stored
-  bool ran_ = false;      // somebody did something else since all were tried
+  size_t fruitless_ = 0;  // attempts of spin_until since a word or flag was stored
+  bool ran_ = false;      // whether another fiber has run since all conditions were tested
   std::vector<std::unique_ptr<Cluster>> clusters_;
-  size_t stores_ = 0;  // under way, in all clusters
+  size_t stores_ = 0;  // not delivered yet, in all clusters
   std::string failure_;
 };
 

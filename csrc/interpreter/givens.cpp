@@ -1,5 +1,5 @@
-// The CUDA driver and kernels of the recurrence through layers of rotations on the interpreter, as operators of
-// rnnkern_interpret_givens for CPU tensors: test code gives them the schemas of rnnkern's own.
+// The CUDA driver and kernels of the recurrence with layers of Givens rotations on the interpreter, as operators of
+// rnnkern_interpret_givens for CPU tensors. Tests define their schemas, which are those of rnnkern.
 #include "orthogonal/givens.h"
 
 #include "common/counters.h"

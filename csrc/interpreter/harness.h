@@ -1,4 +1,4 @@
-// How a test library offers kernels over Words by name.
+// Test libraries offer kernels over Words by name.
 #pragma once
 
 #include <algorithm>
@@ -31,13 +31,13 @@ void start(const Named (&kernels)[count], std::string_view name, const conforman
 
 #if defined(RNNKERN_INTERPRET)
 
-// For ctypes: runs the kernel of this name on copies of `in` and `out`; 0, or `said` tells why not.
+// For ctypes: runs the named kernel on copies of `in` and `out`. Returns 0; on an error 1, with the message in `said`.
 template <size_t count>
 int run_named(const Named (&kernels)[count], const char* name, const uint32_t* in, int64_t in_words, uint32_t* out,
               int64_t out_words, uint64_t seed, char* said, int64_t said_bytes) {
   set_seed(seed);
   try {
-    // Exactly as large as said, so that the address sanitizer sees what lies outside.
+    // Exact sizes, so that the address sanitizer finds accesses outside.
     std::vector<uint32_t> input(in, in + in_words), output(out, out + out_words);
     start(kernels, name, {input.data(), output.data()}, nullptr);
     std::copy(output.begin(), output.end(), out);

@@ -151,7 +151,7 @@ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], tfloat32
   product<tfloat32>(c, a, b, place);
 }
 
-// Adding half of the last bit that is kept carries into the exponent where it must, infinity included.
+// Adding half a unit of the last kept bit rounds correctly: a carry increments the exponent, if needed up to infinity.
 float nearest_tfloat32(float x) {
   if (!std::isfinite(x)) return x;
   uint32_t bits;
@@ -239,7 +239,7 @@ void copy_async(void* to, const void* from, int bytes, Place place) {
 
 void commit_copies() { ++machine().fiber().commits; }
 
-// By the seed copies arrive at once, or as late as can be: then what need not be there yet is not there.
+// Depending on the seed, copies arrive at once or as late as possible, so that data that need not be there yet is not.
 void wait_copies(int most) {
   Fiber& fiber = machine().fiber();
   while (!fiber.copies.empty() && fiber.copies.front().commit < fiber.commits - most) {

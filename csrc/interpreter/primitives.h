@@ -1,7 +1,7 @@
-// The primitive layer on the host; device/device.h has the list. Every thread of a launch is a fiber; what follows
-// suspends it where hardware would make it wait, and `interpret` runs the others meanwhile (interpreter/fibers.cpp).
-// What hardware leaves open is left open here too, and decided by the seed: the order of threads, and how late
-// store_async and cp.async deliver. Misuse ends the launch with std::runtime_error, which names the place.
+// The primitives on the host; device/device.h lists them. Every thread of a launch is a fiber. A primitive suspends its
+// fiber where hardware would make the thread wait, and `interpret` runs other fibers meanwhile
+// (interpreter/fibers.cpp). What hardware does not specify, the seed decides: the order of threads, and how late
+// store_async and cp.async deliver. Misuse ends the launch with std::runtime_error, which contains the source line.
 #pragma once
 
 #include <cmath>
@@ -23,23 +23,23 @@ struct Shape {
   int threads;
 };
 
-// Runs `kernel` once for every thread. Blocks of a cluster, and of a cooperative launch, are alive together.
+// Runs `kernel` once for every thread. The blocks of a cluster, or of a cooperative launch, are alive at the same time.
 void interpret(const Shape& shape, const std::function<void()>& kernel);
 
-// How the launches that follow behave: the order of everything that has none, how late store_async and cp.async
-// deliver, and who starves (one warp of every block, or one whole block, runs only when nothing else can).
+// Sets the seed of the next launches. It decides the order of threads, how late store_async and cp.async deliver, and
+// which threads starve (one warp of every block, or one whole block, runs only if nothing else can).
 void set_seed(uint64_t seed);
 
-// ---- what primitives are made of
+// ---- used by primitives
 
-// Lets the others run before the condition of spin_until is tried, for the first time or again.
+// Lets other fibers run before the condition of spin_until is tested, the first time and again.
 void pause_spin(Place place);
 void end_spin();
 
-// Waiting conditions are worth another try.
+// Tells that the conditions of waiting fibers may have changed.
 void stored();
 
-// A convergence point of a warp: the last lane to come runs `together` over what each lane gave, then all go on.
+// A convergence point of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue.
 void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes));
 
 [[noreturn]] void fail(const std::string& what, Place place);
@@ -66,8 +66,8 @@ void spin_until(F condition, Place place = Place::current()) {
 constexpr bool has_clusters = true;
 
 struct alignas(8) Mbarrier {
-  uint16_t arrivals, pending;  // of this phase: how many are wanted, how many are still to come
-  int32_t bytes : 31;          // announced less arrived
+  uint16_t arrivals, pending;  // of this phase: how many are needed, how many are missing
+  int32_t bytes : 31;          // expected minus arrived
   uint32_t phase : 1;
 };
 
@@ -138,7 +138,7 @@ void wait_copies() {
   wait_copies(n);
 }
 
-// ---- words and flags in global memory. A fiber is never interrupted within one: 128 bits are whole by themselves.
+// ---- words and flags in global memory. Fibers are not interrupted inside of these, so 128 bits are always consistent.
 
 inline Word16 load_relaxed(const Word16* from) { return *from; }
 inline void store_relaxed(Word16* to, Word16 x) {

@@ -1,5 +1,5 @@
 // The recurrence's CUDA drivers and kernels on the interpreter, as operators of rnnkern_interpret_recurrence for CPU
-// tensors: test code gives them the schemas of rnnkern's own.
+// tensors. Tests define their schemas, which are those of rnnkern.
 #include "recurrence/recurrence.h"
 #include "common/counters.h"
 #include "common/tensor.h"

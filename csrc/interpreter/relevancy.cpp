@@ -1,5 +1,5 @@
 // The relevancy recurrence's CUDA drivers and kernels on the interpreter, as operators of rnnkern_interpret_relevancy
-// for CPU tensors: test code gives them the schemas of rnnkern's own.
+// for CPU tensors. Tests define their schemas, which are those of rnnkern.
 #include "relevancy/relevancy.h"
 #include "common/counters.h"
 #include "interpreter/stub.h"

@@ -1,5 +1,5 @@
-// The device that a library of interpreted drivers takes the host for, as its tests say. Included by the one file of
-// such a library that registers operators.
+// A stand-in for the device, with properties set by tests. Included by the file that registers operators in a library
+// of interpreted drivers.
 #pragma once
 
 #include "cuda/driver.h"
