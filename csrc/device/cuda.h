@@ -1,5 +1,5 @@
-// The primitive layer in PTX; device/device.h has the list. Clusters, mbarriers and store_async need sm_90: a kernel
-// that uses them traps on less, and no launch plan offers it there.
+// The primitives in PTX; device/device.h lists them. Clusters, mbarriers and store_async need sm_90. On older devices
+// kernels that use them trap, and no launch plan selects them.
 #pragma once
 
 #include "device/types.h"
@@ -10,8 +10,8 @@
 #define RNNKERN_HAS_CLUSTERS 0
 #endif
 
-// How far the acquire of `wait` reaches. What store_async delivers is the block's own shared memory: "cta" would do for
-// it, and "cluster", which says more, has each warp drop its L1 lines at every wait. perf/wait_scope.py times both.
+// The scope of the acquire in `wait`. store_async writes into the block's own shared memory, so "cta" would suffice;
+// with "cluster", each warp also invalidates its L1 lines at every wait. perf/wait_scope.py times both.
 #if !defined(RNNKERN_WAIT_SCOPE)
 #define RNNKERN_WAIT_SCOPE "cluster"
 #endif
@@ -83,7 +83,7 @@ RNNKERN_DEVICE void init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Makes what `init` wrote visible to the other blocks of the cluster and to store_async.
+// Makes the effect of `init` visible to the other blocks of the cluster and to store_async.
 RNNKERN_DEVICE void init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 RNNKERN_DEVICE void expect(Mbarrier* barrier, int bytes) {
@@ -205,7 +205,7 @@ RNNKERN_DEVICE void copy_async(void* to, const void* from) {
 
 RNNKERN_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most n of this thread's commits are not done.
+// Waits until at most n of this thread's groups of copies are incomplete.
 template <int n>
 RNNKERN_DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");

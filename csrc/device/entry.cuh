@@ -1,10 +1,10 @@
-// What the program that is compiled for a device needs of a kernel beside its own header.
+// Included by the program that is compiled for a device, after the kernel's own header.
 #pragma once
 
 namespace rnnkern::device {
 
-// Left to itself the compiler may spill to have two blocks on a multiprocessor. `least_blocks = 1` in a kernel gives
-// its threads all the registers that one block can have; 0 says nothing.
+// By default the compiler may spill registers so that two blocks fit on a multiprocessor. `least_blocks = 1` in a
+// kernel gives its threads all registers that one block can have; 0 sets no minimum.
 template <class Kernel>
 constexpr int least_blocks() {
   if constexpr (requires { Kernel::least_blocks; }) {

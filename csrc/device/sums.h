@@ -1,4 +1,4 @@
-// Sums over a warp, made of the primitives: the same tree whatever the values.
+// Sums over a warp with the primitives, always in the same order.
 #pragma once
 
 #include <cstring>
@@ -7,7 +7,7 @@
 
 namespace rnnkern::device {
 
-// Another lane's value, of 4 or 8 bytes.
+// The value of another lane, of 4 or 8 bytes.
 template <class T>
 RNNKERN_DEVICE T shuffle_xor_any(T x, int mask) {
   if constexpr (sizeof(T) == 4) {

@@ -1,5 +1,5 @@
-// What the primitive layer's signatures are made of: qualifiers, words, and how tensors are stored. 16-bit floating
-// point is storage alone: arithmetic is float32, for float64 tensors float64.
+// The types in the primitives' signatures: qualifiers, words, and storage types of tensors. 16-bit floating-point types
+// are only for storage: arithmetic is in float32, for float64 tensors in float64.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ template <>
 struct ArithmeticOf<double> {
   using type = double;
 };
-// What is computed in when tensors are of S.
+// The type of the arithmetic for tensors of S.
 template <class S>
 using Arithmetic = typename ArithmeticOf<S>::type;
 
@@ -73,7 +73,7 @@ RNNKERN_DEVICE float widen(float16 x) {
 #endif
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 template <class S>
 RNNKERN_DEVICE S narrow(Arithmetic<S> x) {
   return x;
