@@ -1,4 +1,4 @@
-"""``rnnkern.cell``: makes a fused recurrent cell of a function."""
+"""``rnnkern.cell``: compiles a Python function into a fused recurrent cell."""
 
 import functools
 import hashlib
@@ -25,15 +25,15 @@ from rnnkern.testing import assert_close
 
 
 class Cell:
-    """A recurrent cell, made by :func:`rnnkern.cell` of a function. Call it to evaluate the function itself.
+    """A recurrent cell that :func:`rnnkern.cell` made from a function. Calling it evaluates the function.
 
     Attributes:
-        name: what :func:`rnnkern.ops.recurrence` and exported programs call it: the function's name and a hash of the
-            equations, so that a cell that is defined again takes its new equations.
-        gates, recurrent: names of the gates, and of those that R has rows for.
-        states, params: names of the states and of the cell's own tensors, each (H,).
-        saved: how many floats per unit and step the backward pass needs beside the states.
-        init: for each of ``params`` the bounds of the uniform distribution that a module draws it from.
+        name: its name for :func:`rnnkern.ops.recurrence` and in exported programs: that of the function with a hash of
+            the equations, so that a redefined cell uses its new equations.
+        gates, recurrent: names of the gates, and of the gates that have rows in R.
+        states, params: names of the states and of the parameters, which are (H,) each.
+        saved: number of floats per unit and step that the backward pass needs in addition to the states.
+        init: the bounds of the uniform distributions that initialize parameters in a module, by parameter.
         source: the C++ header from which kernels are compiled.
     """
 
@@ -52,7 +52,7 @@ class Cell:
         text = header_of(derived, "Cell", function.__name__)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self.name = f"{function.__name__}-{digest}"
-        type_name = re.sub(r"\W", "_", self.name, flags=re.ASCII)  # a kernel's name, which profilers show, contains it
+        type_name = re.sub(r"\W", "_", self.name, flags=re.ASCII)  # is part of the kernel's name in profilers
         self.source = header_of(derived, type_name, function.__name__)
         second = self.recurrent[traced.first :] if traced.operand is not None else ()
         step = _step_of(function, self.gates, self.recurrent, self.params, second)
@@ -69,21 +69,20 @@ class Cell:
         """Compiles the CPU kernel now, for the SIMD level in use, instead of at the first call.
 
         Raises:
-            RuntimeError: it cannot be compiled; the message says why.
+            RuntimeError: it cannot be compiled; the message contains the reason.
         """
         if why := library.refusal(self.name):
             raise RuntimeError(why)
         return self
 
     def verify(self) -> "Cell":
-        """Checks the compiled kernels against the function on the CPU and, if there is one, on the current GPU: first
-        and second derivatives by finite differences in float64, values and gradients by the closeness rule in float32,
-        bfloat16 and float16 (:func:`rnnkern.testing.assert_close`). Random inputs of moderate size; takes a few
-        seconds.
+        """Checks the compiled kernels against the function, on the CPU and, if there is one, on the current GPU, with
+        random inputs of moderate size: first and second derivatives by finite differences in float64, and values and
+        gradients in float32, bfloat16 and float16 by :func:`rnnkern.testing.assert_close`. Takes a few seconds.
 
         Raises:
             RuntimeError: there is no kernel, or a derivative is wrong.
-            AssertionError: a value or a gradient is too far from the function's.
+            AssertionError: a value or a gradient differs too much from that of the function.
         """
         self.compile()
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
@@ -116,14 +115,14 @@ class Cell:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             found, naive = values(device, dtype, dtype), values("reference", dtype, dtype)
             for triple in zip(found, naive, values("reference", torch.float64, dtype), strict=True):
-                assert_close(*triple, self.name, 16.0)  # of so few elements an honest error may be small by luck
+                assert_close(*triple, self.name, 16.0)  # the errors of so few elements may be small by chance
 
     def __reduce__(self):
         options = {"gates": self.gates, "recurrent": self.recurrent, "init": self.init}
         return _restored, (self.__module__, self.__qualname__, self.name, _text_of(self.function), options)
 
     def __deepcopy__(self, memo: dict) -> "Cell":
-        return self  # nothing of it changes
+        return self  # cells are immutable
 
     def __repr__(self) -> str:
         derived = self._derived
@@ -141,20 +140,20 @@ def cell(
     function: Callable | None = None, *, gates: str | int | Sequence[str] = 1,
     recurrent: str | Sequence[str] | None = None, init: Mapping[str, tuple[float, float]] | None = None,
 ) -> Any:  # fmt: skip
-    """Makes a fused recurrent cell of the equations of one unit at one step.
+    """Makes a fused recurrent cell from the equations of one unit at one step.
 
-    The function takes ``(u, r, *states, *, ...)``: ``u`` is the projected input :math:`W x_t + b_{ih}` and ``r`` the
-    product :math:`R h_{t-1} + b_{hh}`, both by gate, as in ``u.f + r.f``; with one gate they are values themselves.
-    States follow, the first of which is what R multiplies and a layer returns; the function returns the new ones in the
-    same order. Keyword-only arguments without a default are the cell's own parameters, tensors of shape (H,); those
-    with a default are constants. ``r.n(x)`` is a second product, :math:`R_n x + b_n`, of an operand made of the first
-    one's values.
+    The function takes ``(u, r, *states, *, ...)``. ``u`` is the projected input :math:`W x_t + b_{ih}` and ``r`` the
+    product :math:`R h_{t-1} + b_{hh}`; their gates are attributes, as in ``u.f + r.f``, but with a single gate ``u``
+    and ``r`` are the values. The first state is multiplied by R and returned by layers. The function returns the new
+    states in the same order. Keyword-only arguments without a default are parameters of the cell, tensors of shape
+    (H,); those with a default are constants. ``r.n(x)`` is a second product, :math:`R_n x + b_n`, whose operand may
+    depend on the results of the first product.
 
-    The function is ordinary elementwise PyTorch, and stays the definition: the reference runs it on tensors, and second
-    derivatives go through it. Here it runs once on stand-ins, its backward pass is derived, and the first call compiles
-    kernels of both with the system's C++ compiler, in about two seconds, and on a GPU with NVRTC besides; they are kept
-    on disk (``RNNKERN_CACHE_DIR``). Without a compiler the function itself runs as a loop over time, and a warning says
-    so.
+    The function is ordinary elementwise PyTorch and remains the definition of the cell: the reference runs it on
+    tensors, and second derivatives are computed through it. The decorator traces it once and derives the backward pass.
+    The first call compiles kernels for both with the system's C++ compiler, in about two seconds, and on a GPU also
+    with NVRTC; they are cached on disk (``RNNKERN_CACHE_DIR``). Without a compiler the function runs in a loop over
+    time, with a warning.
 
     Args:
         function: may contain arithmetic, comparisons, ``torch.where``, ``clamp``, ``minimum``, ``maximum``, ``abs``,
@@ -162,17 +161,17 @@ def cell(
             ``log1p``, ``sin``, ``cos``, ``sigmoid``, ``tanh``, and ``relu``, ``leaky_relu``, ``elu``, ``softplus``,
             ``silu``, ``gelu`` (``approximate="tanh"``), ``hardtanh``, ``hardsigmoid``, ``softsign``, ``logsigmoid``.
         gates: their names, one letter each (``"fn"``) or a sequence; or 1.
-        recurrent: names of the gates that R has rows for; by default those of ``gates``. Some of ``gates`` may have no
-            recurrent part, and a product need not have a gate of u. Gates of a second product come last.
-        init: for a parameter the bounds of the uniform distribution that a module draws it from; by default those of
-            the weights, :math:`\\pm 1 / \\sqrt{H}`.
+        recurrent: names of the gates that have rows in R; by default those of ``gates``. Gates may lack a recurrent
+            part, and recurrent gates need not be gates of u. Gates of a second product come last.
+        init: the bounds of the uniform distributions that initialize parameters in a module, by parameter; by default
+            those of the weights, :math:`\\pm 1 / \\sqrt{H}`.
 
     Returns:
         A :class:`Cell`, for :class:`rnnkern.nn.Recurrent` and :func:`rnnkern.ops.recurrence`.
 
     Raises:
-        CellError: the function does what no kernel can be made of: a condition on a value, an operation in place, a
-            reduction, a matrix product, a tensor from outside. The message has the line and the remedy.
+        CellError: the function contains what kernels cannot express: a condition on a value, an in-place operation, a
+            reduction, a matrix product, or a tensor from outside. The message contains the line and the remedy.
 
     >>> @rnnkern.cell(gates="fn")
     ... def mgu(u, r, h):
@@ -200,7 +199,7 @@ def cell(
 
 
 class _Tensors:
-    """`u` or `r` of tensors: a tensor for each gate, or a function where a second product makes it."""
+    """`u` or `r` with tensors: a tensor for each gate, or a function of the operand for gates of a second product."""
 
     def __init__(self, gates: Mapping[str, Any]) -> None:
         self.__dict__.update(gates)
@@ -211,7 +210,7 @@ class _Tensors:
 
 def _step_of(function: Callable, gates: tuple[str, ...], recurrent: tuple[str, ...], params: tuple[str, ...],
              second: tuple[str, ...]) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
-    """The function in the form of rnnkern.reference's cells."""
+    """Converts the function to the form of the cells of rnnkern.reference."""
     first = len(recurrent) - len(second)
 
     def step(u: Tensor, product: Callable, state: tuple[Tensor, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -234,7 +233,7 @@ def _step_of(function: Callable, gates: tuple[str, ...], recurrent: tuple[str, .
             given = (_Tensors(of_u), _Tensors(dict(zip(recurrent, parts, strict=True))))
         new = function(*given, *state, **dict(zip(params, tensors, strict=True)))
         new = new if isinstance(new, tuple) else (new,)
-        # What depends on parameters alone, or on nothing, is the same for every sequence.
+        # Results that only depend on parameters or constants are the same for all sequences.
         pairs = zip(new, state, strict=True)
         return tuple(x.expand_as(s) if isinstance(x, Tensor) else torch.full_like(s, x) for x, s in pairs)
 
@@ -252,7 +251,7 @@ def _text_of(function: Callable) -> str | None:
 
 
 def _restored(module: str, name: str, wanted: str, text: str | None, options: dict[str, Any]) -> Cell:
-    """The cell where it is defined, if it still has those equations, or made anew of its source."""
+    """The cell from its module if its equations are unchanged, otherwise a new one from its source."""
     try:
         found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         if isinstance(found, Cell) and found.name == wanted:
@@ -272,7 +271,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _equations(derived: Derived) -> list[str]:
-    """The forward's steps and the gradients, as they are computed."""
+    """The steps of the forward pass and the gradients, in the order of computation."""
     traced = derived.traced
     names: dict[Node, str] = {}
     for kind, of in (("u", traced.gates), ("r", traced.recurrent), ("old", traced.states), ("param", traced.params)):

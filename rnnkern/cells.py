@@ -1,9 +1,9 @@
-r"""Published recurrent cells, each a function of a few lines that :func:`rnnkern.cell` makes kernels of.
+r"""Published recurrent cells, written as short functions that :func:`rnnkern.cell` compiles.
 
 Use one in a layer, ``rnnkern.nn.Recurrent(rnnkern.cells.mgu, 64, 128)``, or as the first argument of
 :func:`rnnkern.ops.recurrence`. In the equations :math:`u = W x_t + b_{ih}` is the projected input and
 :math:`r = R h_{t-1} + b_{hh}` the recurrent product, both by gate; :math:`\sigma` is the sigmoid, and other products
-are elementwise. Kernels are compiled when a cell is first used.
+are elementwise. Kernels are compiled at the first use of a cell.
 """
 
 import functools
@@ -31,7 +31,7 @@ def mgu(u, r, h):
 
 @cell(gates="fn")
 def mgu_reset_after(u, r, h):
-    r"""The minimal gated unit with its gate after the product, one product a step:
+    r"""The minimal gated unit with its gate applied after the product, so that a step has one product:
     :math:`n = \tanh(u_n + f r_n)`."""
     f = sigmoid(u.f + r.f)
     return (1 - f) * h + f * tanh(u.n + f * r.n)
@@ -39,7 +39,7 @@ def mgu_reset_after(u, r, h):
 
 @cell(gates="fc")
 def janet(u, r, h, *, beta=1.0):
-    r"""JANET (van der Westhuizen and Lasenby 2018), an LSTM with a forget gate alone: :math:`s = u_f + r_f`,
+    r"""JANET (van der Westhuizen and Lasenby 2018), an LSTM with only a forget gate: :math:`s = u_f + r_f`,
     :math:`h' = \sigma(s) h + (1 - \sigma(s - \beta)) \tanh(u_c + r_c)`."""
     s = u.f + r.f
     return sigmoid(s) * h + (1 - sigmoid(s - beta)) * tanh(u.c + r.c)
@@ -47,8 +47,8 @@ def janet(u, r, h, *, beta=1.0):
 
 @cell(gates="ifgo")
 def peephole_lstm(u, r, h, c, *, peephole_i, peephole_f, peephole_o):
-    r"""LSTM with peepholes (Gers and Schmidhuber 2000): gates see the cell state, :math:`i` and :math:`f` the old one,
-    :math:`o` the new one."""
+    r"""LSTM with peephole connections (Gers and Schmidhuber 2000): gates depend on the cell state, :math:`i` and
+    :math:`f` on the old one, :math:`o` on the new one."""
     i = sigmoid(u.i + r.i + peephole_i * c)
     f = sigmoid(u.f + r.f + peephole_f * c)
     c = f * c + i * tanh(u.g + r.g)
@@ -87,8 +87,8 @@ def cfn(u, r, h):
 
 @cell(gates="gz", recurrent="g")
 def minimal_rnn(u, r, h):
-    r"""MinimalRNN (Chen 2017): :math:`z = \tanh(u_z)`, :math:`g = \sigma(u_g + r_g)`, :math:`h' = g h + (1 - g) z`. The
-    paper's gate reads :math:`U_z z` where this one reads its own projection of the input."""
+    r"""MinimalRNN (Chen 2017): :math:`z = \tanh(u_z)`, :math:`g = \sigma(u_g + r_g)`, :math:`h' = g h + (1 - g) z`. In
+    the paper the gate uses :math:`U_z z`; here it uses its own projection of the input."""
     g = sigmoid(u.g + r.g)
     return g * h + (1 - g) * tanh(u.z)
 
@@ -103,7 +103,7 @@ def li_gru(u, r, h):
 
 @cell(gates="can", recurrent="")
 def brc(u, r, h, *, weight_c, weight_a):
-    r"""Bistable recurrent cell (Vecoven et al. 2021), each unit with itself alone: :math:`c = \sigma(u_c + w_c h)`,
+    r"""Bistable recurrent cell (Vecoven et al. 2021), without coupling of units: :math:`c = \sigma(u_c + w_c h)`,
     :math:`a = 1 + \tanh(u_a + w_a h)`, :math:`h' = c h + (1 - c) \tanh(u_n + a h)`."""
     c = sigmoid(u.c + weight_c * h)
     a = 1 + tanh(u.a + weight_a * h)
@@ -131,7 +131,7 @@ def star(u, r, h):
 def fast_grnn(u, r, h, *, bias_z, bias_n, zeta, nu):
     r"""FastGRNN with weights of full rank (Kusupati et al. 2018), one product for gate and candidate:
     :math:`z = \sigma(u + r + b_z)`, :math:`h' = (\sigma(\zeta) (1 - z) + \sigma(\nu)) \tanh(u + r + b_n) + z h`. The
-    paper's scalars :math:`\zeta` and :math:`\nu` are a parameter of each unit here."""
+    paper's scalars :math:`\zeta` and :math:`\nu` are per unit here."""
     z = sigmoid(u + r + bias_z)
     return (sigmoid(zeta) * (1 - z) + sigmoid(nu)) * tanh(u + r + bias_n) + z * h
 
@@ -139,14 +139,15 @@ def fast_grnn(u, r, h, *, bias_z, bias_n, zeta, nu):
 @cell(gates="zh", recurrent="h")
 def antisymmetric(u, r, h, *, gamma=0.01, epsilon=0.01):
     r"""Gated antisymmetric RNN (Chang et al. 2019): :math:`a = r - \gamma h`, :math:`h' = h + \epsilon \, \sigma(u_z +
-    a) \tanh(u_h + a)`. The paper's :math:`R = M - M^T`; keep it so by a parametrization of ``weight_hh_l{k}``."""
+    a) \tanh(u_h + a)`. In the paper :math:`R = M - M^T`, which a parametrization of ``weight_hh_l{k}`` can
+    ensure."""
     a = r.h - gamma * h
     return h + epsilon * sigmoid(u.z + a) * tanh(u.h + a)
 
 
 @cell(gates="y", recurrent="yz")
 def cornn(u, r, y, z, *, dt=0.05, gamma=1.0, epsilon=1.0):
-    r"""Coupled oscillatory RNN (Rusch and Mishra 2021), its damping taken implicitly as in the paper's code:
+    r"""Coupled oscillatory RNN (Rusch and Mishra 2021), with implicit damping as in the paper's code:
     :math:`z' = z + dt (\tanh(u + R_y y + R_z z) - \gamma y - \epsilon z)`, :math:`y' = y + dt \, z'`."""
     z = z + dt * (tanh(u.y + r.y + r.z(z)) - gamma * y - epsilon * z)
     return y + dt * z, z
@@ -165,7 +166,7 @@ def lem(u, r, y, z, *, dt=1.0):
 def slstm(u, r, h, c, n, m):
     r"""sLSTM with exponential gates and a stabilizer m (Beck et al. 2024): :math:`m' = \max(f + m, i)`,
     :math:`c' = e^{f + m - m'} c + e^{i - m'} \tanh(z)`, :math:`n' = e^{f + m - m'} n + e^{i - m'}`,
-    :math:`h' = \sigma(o) c' / n'`, with :math:`f = \log \sigma(u_f + r_f)` and all else :math:`u + r`."""
+    :math:`h' = \sigma(o) c' / n'`, with :math:`f = \log \sigma(u_f + r_f)`; i, z and o are :math:`u + r`."""
     i, f = u.i + r.i, F.logsigmoid(u.f + r.f)
     stable = torch.maximum(f + m, i)
     inward, kept = torch.exp(i - stable), torch.exp(f + m - stable)
@@ -176,7 +177,7 @@ def slstm(u, r, h, c, n, m):
 
 @cell(gates=8)
 def nas(u, r, h, c):
-    r"""The cell that neural architecture search found (Zoph and Le 2017), as its authors published it in code."""
+    r"""The cell found by neural architecture search (Zoph and Le 2017), as in its authors' published code."""
     a, b = sigmoid(u[0] + r[0]), torch.relu(u[1] + r[1])
     d, e = sigmoid(u[2] + r[2]), torch.relu(u[3] * r[3])
     f, g = tanh(u[4] + r[4]), sigmoid(u[5] + r[5])
@@ -187,14 +188,14 @@ def nas(u, r, h, c):
 
 @cell(init={"leak": (0.1, 0.9)})
 def leaky(u, r, h, *, leak):
-    r"""Leaky integrator (Jaeger et al. 2007) with a leak for each unit: :math:`h' = (1 - l) h + l \tanh(u + r)`."""
+    r"""Leaky integrator (Jaeger et al. 2007) with a leak per unit: :math:`h' = (1 - l) h + l \tanh(u + r)`."""
     return (1 - leak) * h + leak * tanh(u + r)
 
 
 @cell(gates="rzn")
 def ct_gru(u, r, h, *, dt=0.1):
-    r"""Euler's step of the continuous-time GRU (Wang, Li and Li 2024, appendix J), :math:`\dot h = (1 - z) (n - h)`:
-    gates r, z and :math:`n = \tanh(u_n + R_n (r h) + b_n)` as in a GRU with its reset gate before the product."""
+    r"""Euler step of the continuous-time GRU (Wang, Li and Li 2024, appendix J), :math:`\dot h = (1 - z) (n - h)`:
+    gates r, z and :math:`n = \tanh(u_n + R_n (r h) + b_n)` as in a GRU whose reset gate is before the product."""
     z = sigmoid(u.z + r.z)
     return h + dt * (1 - z) * (tanh(u.n + r.n(sigmoid(u.r + r.r) * h)) - h)
 
@@ -218,7 +219,7 @@ ACTIVATIONS = {
     "tanh": tanh, "relu": F.relu, "sigmoid": sigmoid, "hardtanh": F.hardtanh, "hardsigmoid": F.hardsigmoid,
     "leaky_relu": F.leaky_relu, "softplus": F.softplus, "elu": F.elu, "softsign": F.softsign,
 }  # fmt: skip
-"""By name, for :func:`rnn`, :func:`gru` and :func:`lstm`."""
+"""Activations by name, for :func:`rnn`, :func:`gru` and :func:`lstm`."""
 
 
 def _activation(function: str, name: str):
@@ -229,7 +230,7 @@ def _activation(function: str, name: str):
 
 @functools.cache
 def rnn(activation: str) -> Cell:
-    """Elman's cell with another activation: ``rnn("softplus")``. One of :data:`ACTIVATIONS`."""
+    """An Elman cell with one of :data:`ACTIVATIONS`, as in ``rnn("softplus")``."""
     act = _activation("rnn", activation)
 
     def elman(u, r, h):
@@ -240,7 +241,7 @@ def rnn(activation: str) -> Cell:
 
 @functools.cache
 def gru(activation: str = "tanh", gate: str = "sigmoid") -> Cell:
-    """A GRU, its reset gate after the product, with other activations: ``gru("hardtanh", "hardsigmoid")``."""
+    """A GRU whose reset gate is after the product, with other activations: ``gru("hardtanh", "hardsigmoid")``."""
     act, squash = _activation("gru", activation), _activation("gru", gate)
 
     def gru_of(u, r, h):

@@ -1,1 +1,1 @@
-"""Cells that users write: an equation in, kernels out."""
+"""Compiles the equations of users' cells into kernels."""

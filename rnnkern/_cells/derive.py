@@ -1,4 +1,4 @@
-"""The backward pass of a cell's equations, and what the forward pass keeps for it."""
+"""The backward pass of a cell's equations, and what the forward pass saves for it."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from rnnkern._cells.trace import Traced
 
 
 class Derived(NamedTuple):
-    """What a header is written from. Gradients are None where they are 0."""
+    """The contents of a header. Gradients that are 0 are None."""
 
     traced: Traced
-    joint: bool  # u and r enter as u + r alone
+    joint: bool  # u and r are only used as u + r
     saved: tuple[Node, ...]
-    reads_next: bool  # the backward reads the new state, and nothing is kept
+    reads_next: bool  # the backward reads the new state instead of saved values
     du: tuple[Node | None, ...]
     dr: tuple[Node | None, ...]
     dold: tuple[Node | None, ...]
     dparams: tuple[Node | None, ...]
-    # Of the second product's operand, given its gradient: what is added to du, dr and dold.
+    # Contributions to du, dr and dold, given the gradient of the second product's operand.
     operand_du: tuple[Node | None, ...]
     operand_dr: tuple[Node | None, ...]
     operand_dold: tuple[Node | None, ...]
@@ -28,8 +28,8 @@ class Derived(NamedTuple):
 def derive(traced: Traced) -> Derived:
     """Differentiates the equations in reverse mode.
 
-    What is kept is the smallest set of values from which the backward computes everything it needs without a product,
-    without u, and without a transcendental function that the forward has evaluated: a minimum cut of the graph.
+    The saved values are a minimum cut of the graph: the smallest set from which the backward pass can compute all that
+    it needs without u, R h, or transcendental functions that the forward pass has evaluated.
     """
     graph = traced.graph
     seeds: dict[Node, Node] = {}
@@ -61,7 +61,7 @@ def derive(traced: Traced) -> Derived:
 
 
 def is_gradient(node: Node, known: dict[Node, bool]) -> bool:
-    """Whether a node depends on what only the backward pass has."""
+    """Whether a node depends on a gradient."""
     for each in in_order([node], stop=known.__contains__):
         if each not in known:
             known[each] = each.op in ("grad", "doperand") or any(known[a] for a in each.args)
@@ -69,18 +69,18 @@ def is_gradient(node: Node, known: dict[Node, bool]) -> bool:
 
 
 def _read_of_forward(wanted: list[Node]) -> list[Node]:
-    """Values of the forward pass that the gradients are made of."""
+    """The values of the forward pass that the gradients depend on."""
     known: dict[Node, bool] = {}
     read = []
     for node in in_order(wanted):
         if is_gradient(node, known):
             read += [a for a in node.args if not is_gradient(a, known)]
-    read += [node for node in wanted if not known[node]]  # a gradient without the new state's: of a second product
+    read += [node for node in wanted if not known[node]]  # gradients without `grad` or `doperand`
     return list(dict.fromkeys(node for node in read if node.op != "const"))
 
 
 def _of_first_product(traced: Traced) -> list[Node]:
-    """Where there is a second product: its operand, and what the equations after it read of those before."""
+    """With a second product: its operand, and the earlier values that the equations after it read."""
     if traced.operand is None:
         return []
     late = {n for n in in_order(traced.next) if is_late(traced, n)}
@@ -90,7 +90,7 @@ def _of_first_product(traced: Traced) -> list[Node]:
 
 
 def is_late(traced: Traced, node: Node) -> bool:
-    """Whether a value is of the equations after the second product."""
+    """Whether a value depends on the second product."""
     return any(leaf.op == "r" and leaf.data >= traced.first for leaf in in_order([node]))
 
 
@@ -112,14 +112,14 @@ def _is_joint(traced: Traced) -> bool:
 
 
 def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Node, ...]:
-    """The fewest nodes from which, with the old state, the parameters and ``free``, all of ``needed`` can be computed
-    without u, r and transcendental functions; of equally many those nearest to what is needed.
+    """The smallest set of nodes from which, with the old state, the parameters and ``free``, all of ``needed`` can be
+    computed without u, r and transcendental functions. Of several such sets, the one nearest to ``needed``.
 
-    A maximum flow (Edmonds and Karp 1972) through a network in which every node is an edge of capacity one.
+    A maximum flow (Edmonds and Karp 1972) in a network where every node is an edge of capacity one.
     """
     free, needed = set(free), list(dict.fromkeys(needed))
     nodes = in_order(needed, stop=lambda node: node in free)
-    # Node n is the edge (n, "in") -> (n, "out"); flow goes from what cannot be computed again to what is needed.
+    # Node n is the edge (n, "in") -> (n, "out"); flow goes from values that cannot be recomputed to needed ones.
     capacity: dict = {}
 
     def connect(a, b, size):
@@ -140,7 +140,7 @@ def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Nod
             connect((node, "out"), "sink", endless)
 
     def path_from(start, forwards):
-        """Those that flow could still reach from the source, or from which it could reach the sink."""
+        """The vertices that more flow could reach from ``start``, or from which it could reach ``start``."""
         before, waiting = {start: None}, deque([start])
         while waiting:
             at = waiting.popleft()
@@ -162,7 +162,7 @@ def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Nod
 
 
 def computed_from(values: Iterable[Node], known: Iterable[Node]) -> list[Node]:
-    """What has to be evaluated for the values, in order, where ``known`` and leaves are there."""
+    """The nodes to evaluate for the values, in order, given ``known`` and the leaves."""
     known = set(known)
     values = list(values)
     return [n for n in in_order(values, stop=known.__contains__) if n not in known and n.op not in LEAVES]

@@ -1,6 +1,6 @@
-"""PyTorch's elementwise functions by their names there, as operations of a graph.
+"""PyTorch's elementwise functions, by name, as operations of a graph.
 
-Each takes ``make`` of the tracer first. Values and gradients at kinks are PyTorch's.
+The first argument of each is the tracer's ``make``. Values and gradients at kinks are those of PyTorch.
 """
 
 import math
@@ -128,7 +128,7 @@ def power(make, input, exponent):
 
 @_known("clip")
 def clamp(make, input, min=None, max=None):
-    """The gradient goes through at the bounds, as torch has it."""
+    """At the bounds the gradient is passed on, as in PyTorch."""
     result = input
     if min is not None:
         result = make("select", make("lt", result, min), min, result)
@@ -185,7 +185,7 @@ def hardsigmoid(make, input):
 def softplus(make, input, beta=1.0, threshold=20.0):
     scaled = make("mul", input, beta)
     linear = make("gt", scaled, threshold)
-    inside = make("select", linear, 0, scaled)  # so that nothing overflows where it is not used
+    inside = make("select", linear, 0, scaled)  # prevents overflow in the unused branch
     return make("select", linear, input, make("div", make("log1p", make("exp", inside)), beta))
 
 

@@ -1,6 +1,6 @@
 """The equations of a cell as a graph of scalar operations, and the derivative of each operation.
 
-A node is one value of one unit at one step. Equal expressions are one node, and constants are folded.
+A node is a value of one unit at one step. Equal expressions share a node, and constants are folded.
 """
 
 import math
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 class Node(NamedTuple):
     """A value. Leaves are ``u`` and ``r`` (gates), ``old`` (states), ``param``, ``grad`` (gradients of the new states),
-    ``doperand`` (the gradient of what a second product multiplies), each with its number in ``data``, and ``const``,
-    whose number is the value."""
+    ``doperand`` (the gradient of the operand of a second product), with their index in ``data``, and ``const``, with
+    its value in ``data``."""
 
     op: str
     args: tuple["Node", ...] = ()
     data: float | int | None = None
 
-    # Trees are deep and share branches: each node is there once (see Graph), so that identity is equality.
+    # Expressions are deep and share parts. Graph makes each node once, so equality is identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -29,7 +29,7 @@ LEAVES = frozenset({"u", "r", "old", "param", "grad", "doperand", "const"})
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 LOGICAL = frozenset({*COMPARISONS, "and", "or", "not"})
 TRANSCENDENTAL = frozenset({"tanh", "sigmoid", "exp", "expm1", "log", "log1p", "sin", "cos", "pow"})
-"""What the backward pass never evaluates again."""
+"""Functions that the backward pass does not evaluate again."""
 
 _COMMUTATIVE = frozenset({"add", "mul", "eq", "and", "or", "maximum", "minimum"})
 
@@ -78,18 +78,18 @@ FOLDED: dict[str, Callable] = {
     "minimum": lambda a, b: a if a != a or a < b else b,
     "select": lambda c, a, b: a if c else b,
 }
-"""The value of each operation on numbers, for those that are folded."""
+"""The values of operations on constants, which are folded."""
 
 
 class Graph:
-    """Makes nodes, each of them once."""
+    """Makes nodes, and makes each only once."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple, Node] = {}
-        self._made: dict[Node, int] = {}  # in which order, so that the same equations give the same text
+        self._made: dict[Node, int] = {}  # their order, so that equal equations give equal headers
 
     def make(self, op: str, *args: Node, data: float | int | tuple | None = None) -> Node:
-        """The node of an operation, simplified where that changes no bit of a finite result."""
+        """The node of an operation, simplified if finite results keep the same bits."""
         if op in FOLDED and all(a.op == "const" for a in args):
             return self.const(FOLDED[op](*(a.data for a in args)))
         simpler = self._simplified(op, args)
@@ -129,7 +129,7 @@ class Graph:
         return self.make("const", data=float(value))
 
     def add(self, a: Node, b: Node) -> Node:
-        """a + b, with a subtraction in place of a negation."""
+        """a + b, as a subtraction if one of them is a negation."""
         for one, other in ((a, b), (b, a)):
             if other.op == "neg":
                 return self.make("sub", one, other.args[0])
@@ -138,8 +138,8 @@ class Graph:
     # ---- reverse mode
 
     def gradients(self, seeds: dict[Node, Node]) -> dict[Node, Node]:
-        """The gradient of sum(value * seed) with respect to every node that the values depend on; nodes without one
-        are left out.
+        """The gradients of sum(value * seed) with respect to all nodes that the values depend on, except those without
+        a gradient.
 
         Args:
             seeds: the gradient of each value.
@@ -161,7 +161,7 @@ class Graph:
         return total
 
     def _passed(self, node: Node, g: Node) -> tuple[Node | None, ...]:
-        """What ``node`` passes to each of its arguments of the gradient ``g``; kinks as PyTorch's autograd has them."""
+        """The gradients of a node's arguments, given its gradient ``g``; at kinks those of PyTorch's autograd."""
         make, const = self.make, self.const
         one, zero = const(1.0), const(0.0)
 
@@ -234,8 +234,8 @@ def _is(node: Node, value: float) -> bool:
 
 
 def in_order(values: Iterable[Node], stop: Callable[[Node], bool] = lambda node: False) -> list[Node]:
-    """The values and all that they depend on, arguments first; what lies behind a node of which ``stop`` is true is
-    left out."""
+    """The values and all nodes that they depend on, arguments first. Arguments of nodes for which ``stop`` is true are
+    not followed."""
     seen: set[Node] = set()
     order: list[Node] = []
     waiting = [(value, False) for value in reversed(list(values))]

@@ -1,4 +1,4 @@
-"""Writes a cell in the form of csrc/cells, from which CPU and CUDA kernels are compiled."""
+"""Writes the C++ header of a cell, in the form of csrc/cells, from which kernels are compiled."""
 
 import re
 
@@ -12,8 +12,8 @@ def header_of(derived: Derived, type_name: str, name: str) -> str:
     """The text of the header.
 
     Args:
-        type_name: of the C++ type.
-        name: of the cell, as the operators spell it.
+        type_name: the name of the C++ type.
+        name: the name of the cell.
     """
     traced = derived.traced
     gates, recurrent = len(traced.gates), len(traced.recurrent)
@@ -73,14 +73,14 @@ def _slot(derived: Derived, node: Node) -> int:
 
 
 def _kept(derived: Derived, node: Node) -> str:
-    """How a saved value is read: a condition is kept as 1 or 0."""
+    """The expression of a saved value; conditions are saved as 1 or 0."""
     text = f"save[{_slot(derived, node)}]"
     return f"({text} > V(0))" if node.op in LOGICAL else text
 
 
 def _function(derived: Derived, signature: str, results: dict[str, Node | None], read: dict[Node, str],
               joint: bool = False) -> list[str]:  # fmt: skip
-    """A function whose results, "place" or "place +" to add there, are those nodes; ``read`` names what is there."""
+    """A function that stores nodes in ``results``, by target, or "target +" to add. ``read`` names available values."""
     values = [node for node in results.values() if node is not None]
     steps = computed_from(values, read)
     names: dict[Node, str] = dict(read)
@@ -107,13 +107,13 @@ def _function(derived: Derived, signature: str, results: dict[str, Node | None],
 
 
 def _parameter(match: re.Match, body: str) -> str:
-    """A parameter that is not used has no name."""
+    """Removes the name of an unused parameter."""
     used = len(re.findall(rf"\b{match[2]}\b", body)) > 1
     return match[0] if used else match[1].rstrip()
 
 
 def leaf(node: Node) -> str:
-    """How a header names what it is given."""
+    """The C++ expression of a leaf."""
     if node.op == "const":
         return f"V({node.data!r})" if abs(node.data) != float("inf") and node.data == node.data else _special(node.data)
     if node.op == "doperand":
@@ -127,7 +127,7 @@ def _special(value: float) -> str:
 
 
 def _power(x: str, exponent: float) -> str:
-    """By multiplications and a square root where those are all that it takes."""
+    """A power, by multiplications and a square root if those suffice."""
     if exponent < 0:
         return f"V(1) / ({_power(x, -exponent)})"
     whole, rest = divmod(exponent, 1)
@@ -137,7 +137,7 @@ def _power(x: str, exponent: float) -> str:
 
 
 def expression(node: Node, names: dict[Node, str]) -> str:
-    """One operation, of names."""
+    """The C++ expression of one operation on named values."""
     args = [names.get(a) or leaf(a) for a in node.args]
     if node.op in _INFIX:
         return f"{args[0]} {_INFIX[node.op]} {args[1]}"

@@ -1,7 +1,7 @@
-"""Compiles the kernels of users' cells with the system's C++ compiler when they are first used, and keeps them on disk.
+"""Compiles users' cells with the system's C++ compiler at their first use, and caches them on disk.
 
-A cell has one library for each SIMD level of a CPU, which contains the kernels, and one for CUDA, which lists its
-kernels; rnnkern._compiler compiles each of those for the device when it first starts.
+A cell has a library for each SIMD level of a CPU, with the kernels, and one for CUDA, with a list of its kernels, which
+rnnkern._compiler compiles for the device when they are first started.
 """
 
 import ctypes
@@ -21,16 +21,17 @@ from rnnkern._torch_private import constant_when_compiled
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 MOST_GATES = 12
-"""Of one product on a CPU: a row of results is at most `accumulators` vectors (csrc/cpu/gemm.h)."""
+"""Maximum number of gates of a product on a CPU: a row of results has at most `accumulators` vectors
+(csrc/cpu/gemm.h)."""
 
 
 class Known(NamedTuple):
-    """A cell, of which nothing may be compiled yet."""
+    """A registered cell, which may not be compiled yet."""
 
-    type: str  # its C++ type
+    type: str  # the name of its C++ type
     header: str
-    saved: int  # values per unit and step that it saves beside its states
-    gates: int  # of its largest product
+    saved: int  # values per unit and step that it saves in addition to its states
+    gates: int  # number of gates of its largest product
 
 
 _known: dict[str, Known] = {}
@@ -39,7 +40,7 @@ _lock = threading.Lock()
 
 
 def know(name: str, cell: Known) -> None:
-    """Makes a cell known."""
+    """Registers a cell."""
     _known[name] = cell
     _compiler.cells[cell.type] = cell.header
     if cell.gates > MOST_GATES:
@@ -49,12 +50,12 @@ def know(name: str, cell: Known) -> None:
 
 
 def is_known(name: str) -> bool:
-    """Whether ``name`` is a cell of a user's."""
+    """Whether ``name`` is a registered cell."""
     return name in _known
 
 
 def saved_by(name: str) -> int:
-    """How many values per unit and step a cell saves beside its states."""
+    """The number of values per unit and step that a cell saves in addition to its states."""
     return _known[name].saved
 
 
@@ -68,10 +69,10 @@ def _functions() -> ctypes.CDLL:
 
 @constant_when_compiled
 def refusal(name: str, on_cuda: bool = False) -> str | None:
-    """Why a cell of :func:`rnnkern.cell` has no CUDA kernels, or no CPU kernel for the SIMD level in use, or None.
-    Compiles its library if it does not exist yet."""
+    """The reason why a cell of :func:`rnnkern.cell` has no CUDA kernels, or no CPU kernel for the SIMD level in use;
+    None if it has. Compiles its library if needed."""
     if not _extension.available:
-        return None  # which is a reason of its own
+        return None  # another function gives that reason
     if (name, on_cuda) in _failed:
         return _failed[name, on_cuda]
     functions, encoded = _functions(), name.encode()
@@ -94,10 +95,10 @@ def refusal(name: str, on_cuda: bool = False) -> str | None:
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler: ``$CXX``, or the first that there is.
+    """The command of the C++ compiler: ``$CXX``, or the first that is installed.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: none was found.
     """
     if given := os.environ.get("CXX"):
         return shlex.split(given)
@@ -108,14 +109,14 @@ def compiler() -> list[str]:
 
 
 def library_of(cell: Known, on_cuda: bool, options: tuple[str, ...] = ()) -> Path:
-    """The library of a cell for CUDA, or for the SIMD level in use: from the cache, or compiled.
+    """The library of a cell for CUDA, or for the SIMD level in use, from the cache or newly compiled.
 
     Raises:
-        RuntimeError: with the compiler's words.
+        RuntimeError: it does not compile; the message contains the compiler's output.
     """
     if on_cuda:
         target, header, macro = "cuda", "recurrence/cuda/compiled.h", "RNNKERN_COMPILED_KERNELS"
-        own = ["-O1"]  # nothing of it is called more than once per launch
+        own = ["-O1"]  # its code runs at most once per launch
     else:
         target, header, macro = _simd_level(), "recurrence/cpu/compiled.h", "RNNKERN_COMPILED_CELL"
         own = ["-O3", f"-DRNNKERN_SIMD_LEVEL={target}"]
@@ -131,14 +132,14 @@ def library_of(cell: Known, on_cuda: bool, options: tuple[str, ...] = ()) -> Pat
     except OSError as error:
         _compiler.warn_of_folder(str(path.parent), error.strerror or str(error))
         folder = tempfile.mkdtemp(prefix="rnnkern-")
-        path = Path(folder, path.name)  # for this process alone
+        path = Path(folder, path.name)  # only for this process
     try:
         Path(folder, "cell.cpp").write_text(source)
         command = [*compiler(), *flags, f"-I{_compiler.sources()}", "cell.cpp", "-o", "cell.so"]
         done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command)}\n{done.stderr[:4000]}")
-        Path(folder, "cell.so").replace(path)  # whole or not at all, whatever other processes do
+        Path(folder, "cell.so").replace(path)  # atomic, since other processes may do the same
     finally:
         if path.parent != Path(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Runs a user's function once, on stand-ins for its tensors, and gives the graph of its equations."""
+"""Traces a user's function: runs it once with placeholders for its tensors, which record the graph of its equations."""
 
 import inspect
 import linecache
@@ -14,11 +14,11 @@ from rnnkern._cells.functions import FUNCTIONS, NAMES, NOT_ELEMENTWISE
 from rnnkern._cells.graph import Graph, Node, in_order
 
 MOST_STATES = MOST_PARAMS = 8
-"""Of csrc/cells/strip.h."""
+"""The limits of csrc/cells/strip.h."""
 
 
 class CellError(ValueError):
-    """The function of a cell does what no kernel can be made of. The message has its file and line, and the remedy."""
+    """The function of a cell contains what kernels cannot express. The message has the file, line and remedy."""
 
 
 class Traced(NamedTuple):
@@ -26,16 +26,16 @@ class Traced(NamedTuple):
 
     graph: Graph
     gates: tuple[str, ...]
-    recurrent: tuple[str, ...]  # gates that R has rows for, those of a second product last
+    recurrent: tuple[str, ...]  # gates with rows in R, those of a second product last
     states: tuple[str, ...]
     params: tuple[str, ...]
     next: tuple[Node, ...]
     operand: Node | None  # of the second product
-    first: int  # how many recurrent gates the first product has
+    first: int  # number of recurrent gates of the first product
 
 
 class _Tracer:
-    """What belongs to one run of a function."""
+    """The state of one trace of a function."""
 
     def __init__(self, name: str, code: CodeType) -> None:
         self.name, self.code, self.graph = name, code, Graph()
@@ -50,7 +50,7 @@ class _Tracer:
         raise CellError(f"{self.name} ({self.code.co_filename}, line {line}){shown}: {what}; {remedy}")
 
     def node(self, value: Any) -> Node:
-        """The node of a stand-in or a number."""
+        """The node of a placeholder or a number."""
         if isinstance(value, Value):
             return value._node
         if isinstance(value, numbers.Real):
@@ -70,7 +70,7 @@ class _Tracer:
 
 
 class Value:
-    """A stand-in for one of the function's tensors: of one unit of one sequence at one step."""
+    """A placeholder for an element of a tensor: one unit of one sequence at one step."""
 
     __slots__ = ("_node", "_tracer")
 
@@ -79,7 +79,7 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        return apply(function.__name__, args, kwargs or {})  # torch.fn(...) with a stand-in among its arguments
+        return apply(function.__name__, args, kwargs or {})  # torch.fn(...) with a placeholder among its arguments
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -117,7 +117,7 @@ def _tracer_of(args: Sequence[Any]) -> _Tracer:
 
 
 def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    """What torch's function of that name gives of stand-ins."""
+    """Applies the PyTorch function of that name to placeholders."""
     tracer = _tracer_of((*args, *kwargs.values()))
     name = name.strip("_") if name.startswith("__") else name
     if kwargs.pop("inplace", False) or (name.endswith("_") and name[:-1] in FUNCTIONS):
@@ -156,7 +156,7 @@ Value.__hash__ = object.__hash__
 
 
 class Gates:
-    """`u` and `r`: a value for each gate, by name, or by number where gates have none."""
+    """`u` or `r`: a value for each gate, by name or, for gates without names, by number."""
 
     def __init__(self, tracer: _Tracer, kind: str, names: Sequence[str], make: Callable[[str], Any]) -> None:
         self._tracer, self._kind, self._names, self._make, self.used = tracer, kind, names, make, set()
@@ -178,7 +178,7 @@ class Gates:
 
 
 class _Recurrent(Value):
-    """A gate of `r`: a value, and by a call a second product."""
+    """A gate of `r`: a value that can be called for a second product."""
 
     __slots__ = ("_second",)
 
@@ -190,11 +190,11 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) ->
     """Runs ``function(u, r, *states, *, ...)``.
 
     Args:
-        gates: names of the gates of u, in order; ``("",)`` where u and r are values themselves.
-        recurrent: those of them that R has rows for, in order.
+        gates: names of the gates of u, in order; ``("",)`` if u and r are single values.
+        recurrent: names of the gates that have rows in R, in order.
 
     Raises:
-        CellError: the function does what no kernel can be made of.
+        CellError: the function contains what kernels cannot express.
     """
     tracer = _Tracer(function.__name__, function.__code__)
     graph = tracer.graph
@@ -239,7 +239,7 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) ->
 
 
 def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]:
-    """The names of the states and of the params, and the constants."""
+    """The names of the states, the names of the parameters, and the constants by name."""
     _, _, *rest = given = list(inspect.signature(function).parameters.values())
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in given):
         tracer.fail("`*args` or `**kwargs` in the signature", "name every state and parameter")
@@ -266,7 +266,7 @@ def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -
         ("param", traced.params, "parameter"),
     ):  # fmt: skip
         for k, name in enumerate(names):
-            # A first state that is read by R alone is used.
+            # The first state may be read by R only.
             if k not in used[kind] and not (kind == "old" and k == 0):
                 named = f"{what} {name!r}" if name else what
                 tracer.fail(f"the {named} is not used", "leave it out, or name gates without R by `recurrent=`")
