@@ -1,29 +1,20 @@
 """Builds rnnkern._C, one C++ library on PyTorch's stable ABI; pyproject.toml holds everything else.
 
-Environment variables:
-
-- RNNKERN_SIMD_LEVELS: ``host`` compiles plain code and this processor's own level (the default), ``all`` every level
-  (for wheels); or a list of levels, separated by commas.
-- RNNKERN_CPP=0: installs pure Python, without the C++ library.
-- RNNKERN_CXXFLAGS, RNNKERN_LDFLAGS: appended to the flags of the compiler and the linker.
-- CXX, MAX_JOBS: the compiler and the number of parallel jobs, as for PyTorch's extensions.
-
-Object files stay in build/ninja, so that a second build compiles only what has changed.
+docs/install.md lists the environment variables. Object files stay in build/ninja, so that a second build compiles only
+what has changed.
 """
 
 import json
 import os
-import re
+import shutil
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from shlex import quote
-from subprocess import call, getstatusoutput
+from subprocess import call, getoutput, getstatusoutput
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 
 ENV, BUILD = os.environ.get, Path("build/ninja")  # relative like all sources, so that a copied tree reuses its objects
 CXX = ENV("CXX", "c++")
@@ -35,28 +26,13 @@ LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
 LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf16": "__AVX512BF16__"}
 
 
-def printed_by(command):
-    """Output of a shell command; empty if the command fails."""
-    status, printed = getstatusoutput(command)
-    return "" if status else printed
-
-
-def why_no_extension():
-    """The reason why the extension cannot be compiled; empty if a small program compiles."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    command = f"{COMPILE} csrc/common/probe.cpp {LINK} -o {BUILD}/probe.so"
-    status, printed = getstatusoutput(command)
-    return f"the C++ compiler fails: {command}\n{printed}" if status else ""
-
-
 def simd_levels():
-    """The SIMD levels to compile. Plain is always one of them, because pip caches wheels and may install one on another
-    machine."""
-    macros = printed_by(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
+    """The SIMD levels to compile; always plain, because pip caches wheels and may install one on another machine."""
+    macros = getoutput(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
     known = list(LEVELS) if "__x86_64__" in macros else ["plain"]
     named = {"all": known, "host": [level for level in known if LEVELS[level] in macros][-1:]}
     wanted = ENV("RNNKERN_SIMD_LEVELS") or "host"
-    names = {"plain", *named.get(wanted, re.split("[ ,]+", wanted))}
+    names = {"plain", *named.get(wanted, wanted.replace(",", " ").split())}
     if names - set(known):
         sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(known)}, got {wanted!r}")
     names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources
@@ -69,7 +45,7 @@ def write(name, text):
         (BUILD / name).write_text(text)
 
 
-def ninja_lines(torch, levels):
+def ninja_lines(sources, levels, torch):
     # --no-as-needed keeps the dependency on libtorch.so, of which no symbol is used directly. The weak symbol that
     # returns the CUDA stream is found through it if PyTorch was built with CUDA, and is NULL otherwise.
     link = f"{CXX} {LINK} -L{quote(torch)}/lib -o $out $in -Wl,--no-as-needed -ltorch -ldl"
@@ -94,44 +70,31 @@ class Build(build_ext):
     def build_extension(self, ext):
         import torch
 
-        levels, begun = simd_levels(), time.monotonic()
-        commit = printed_by("git describe --always --dirty --exclude='*'") if tracked else None
+        levels = simd_levels()
+        commit = getoutput("git --git-dir=.git describe --always --dirty --exclude='*' 2>/dev/null") or None
         facts = {"commit": commit, "torch": torch.__version__, "built_simd_levels": levels}
         write("build_facts.h", f"#define RNNKERN_BUILD_FACTS {json.dumps(json.dumps(facts)[:-1])}\n")
         each = " ".join(f"X({level})" for level in levels)
         write("build_levels.h", f"#pragma once\n#define RNNKERN_BUILT_LEVELS(X) {each}\n")
-        write("build.ninja", "\n".join(ninja_lines(torch.__path__[0], levels)))
+        write("build.ninja", "\n".join(ninja_lines(ext.sources, levels, torch.__path__[0])))
         ninja = [sys.executable, *f"-m ninja -f {BUILD}/build.ninja -j {ENV('MAX_JOBS') or os.cpu_count()}".split()]
-        if call(ninja, env=os.environ | {"NINJA_STATUS": "[%f/%t] "}):
+        if call(ninja):
             sys.exit("rnnkern: the C++ part does not build; what ninja printed says why")
-        self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
+        # The headers are installed with the library, because CUDA kernels are compiled from them at run time.
+        others = shutil.ignore_patterns("*.cpp", "interpreter")
+        shutil.copytree("csrc", f"{self.build_lib}/rnnkern/csrc", ignore=others, dirs_exist_ok=True)
         self.copy_file(BUILD / "_C.so", self.get_ext_fullpath(ext.name))
-        print(f"rnnkern: built for the SIMD levels {', '.join(levels)} in {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"rnnkern: built for the SIMD levels {', '.join(levels)}", flush=True)
 
 
-class Sources(build_py):
-    """Adds the headers to the package, because CUDA kernels are compiled from them at run time. A source distribution
-    contains every file that git tracks; without git, the files that an unpacked source distribution lists."""
-
-    def run(self):
-        super().run()
-        for path in [] if self.editable_mode else headers:
-            self.mkpath(os.path.dirname(f"{self.build_lib}/rnnkern/{path}"))
-            self.copy_file(path, f"{self.build_lib}/rnnkern/{path}")
-
-    def get_source_files(self):
-        return [*super().get_source_files(), *csrc, *tracked]
-
-
-tracked = printed_by("git ls-files").splitlines() if Path(".git").exists() else []
-csrc = [str(path) for path in sorted(Path("csrc").rglob("*")) if path.is_file() and "interpreter" not in path.parts]
-headers = [path for path in csrc if not path.endswith(".cpp")]
-sources = [path for path in csrc if path.endswith(".cpp") and "probe" not in path]
-missing = "RNNKERN_CPP=0" if ENV("RNNKERN_CPP") == "0" else why_no_extension()
-if missing:
-    print(f"rnnkern: pure Python is installed, without the C++ part: {missing}", file=sys.stderr)
-setup(
-    ext_modules=[] if missing else [Extension("rnnkern._C", sources, py_limited_api=True)],
-    cmdclass={"build_ext": Build, "build_py": Sources},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
-)
+paths = sorted(Path("csrc").rglob("*.cpp"))
+sources = [str(path) for path in paths if "interpreter" not in path.parts and path.name != "probe.cpp"]
+BUILD.mkdir(parents=True, exist_ok=True)
+probe = f"{COMPILE} csrc/common/probe.cpp {LINK} -o {BUILD}/probe.so"
+wanted = ENV("RNNKERN_CPP") != "0"
+failed, printed = getstatusoutput(probe) if wanted else (True, "")
+if failed:
+    why = f"the C++ compiler fails: {probe}\n{printed}" if wanted else "RNNKERN_CPP=0"
+    print(f"rnnkern: pure Python is installed, without the C++ part: {why}", file=sys.stderr)
+modules = [] if failed else [Extension("rnnkern._C", sources, py_limited_api=True)]
+setup(ext_modules=modules, cmdclass={"build_ext": Build}, options={"bdist_wheel": {"py_limited_api": "cp311"}})
