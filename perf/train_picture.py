@@ -1,6 +1,6 @@
-"""The picture of trainings on one task: each model's median over the seeds, and a band from lowest to highest.
+"""Plots of training on one task: the median over seeds of each model, with a band from the lowest to the highest.
 
-``python -m perf.train_picture`` redraws those in docs/images from all published CSVs.
+``python -m perf.train_picture`` redraws the plots in docs/images from all published CSVs.
 """
 
 import math
@@ -14,12 +14,12 @@ from perf.figure import COLOURS, MOST_LINES, STYLE, plt, save
 from perf.record import OURS, Row
 
 PANELS = ("train_loss", "measured")
-"""Columns of the CSV."""
+"""Columns of the CSV, one per panel."""
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Draws rows of one task, a row of panels for every few kinds of layer. A peer has the colour of the layer that it
-    is a peer of, wide and pale below it."""
+    """Draws the rows of one task, with a row of panels for each group of models. A peer has the colour of our layer, in
+    a wide, pale line below it."""
     last, groups = rows[-1], grouped(list(dict.fromkeys(row["model"] for row in rows)))
     with plt.rc_context(STYLE):
         size = (13, 0.6 + 3.3 * len(groups))
@@ -53,7 +53,7 @@ def kind_of(model: str) -> str:
 
 
 def grouped(models: Sequence[str]) -> list[list[str]]:
-    """By kind, a layer with its peers, at most ``MOST_LINES`` lines in a group."""
+    """Groups of at most ``MOST_LINES`` models, which keep a layer and its peers together."""
     groups: list[list[str]] = [[]]
     for kind in dict.fromkeys(map(kind_of, models)):
         own = [model for model in models if kind_of(model) == kind]
@@ -64,7 +64,7 @@ def grouped(models: Sequence[str]) -> list[list[str]]:
 
 
 def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict) -> None:
-    """The median over seeds, and the band."""
+    """Draws the median over seeds and the band."""
     updates = sorted({int(row["update"]) for row in rows})
     values = np.array([[float(row[column]) for row in rows if int(row["update"]) == update] for update in updates])
     axes.plot(updates, np.median(values, 1), solid_capstyle="round", **line)
@@ -72,13 +72,13 @@ def curve(axes: plt.Axes, rows: Sequence[Row], column: str, line: dict) -> None:
 
 
 def top(rows: Sequence[Row], column: str) -> float:
-    """Above all but outliers: a training may explode, for a moment or for ever."""
+    """The upper limit of an axis, without outliers: training may diverge, temporarily or for good."""
     values = np.array([x for row in rows if math.isfinite(x := float(row[column]))] or [1.0])
     return 1.05 * values[values <= 2 * np.quantile(values, 0.9)].max() or 1.0
 
 
 def main() -> None:
-    from perf.tables import of_all_devices  # which imports perf.train, which draws with this module
+    from perf.tables import of_all_devices  # imports perf.train, which imports this module
     from perf.train import newest
 
     for name in sorted({path.name for path in record.RESULTS.glob("*/train-*.csv")}):

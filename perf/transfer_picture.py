@@ -1,6 +1,6 @@
-"""The picture of transfer: how each layer learns, and its accuracy on longer sequences.
+"""Plots of transfer: how each layer learns, and its accuracy on longer sequences.
 
-``python -m perf.transfer_picture`` redraws those in docs/images from all published CSVs.
+``python -m perf.transfer_picture`` redraws the plots in docs/images from all published CSVs.
 """
 
 import itertools
@@ -14,12 +14,12 @@ from perf.figure import COLOURS, LAYER_COLOURS, MOST_LINES, STYLE, numbered, plt
 from perf.record import Row
 
 OTHERS = COLOURS[:5:-1]
-"""Colours of variants, in order."""
+"""Colours of variants."""
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Draws rows of one task and scale: for each layer the median and the range over the seeds, in training and in the
-    tests; variants of a layer in a row of their own, beside the layer."""
+    """Draws the rows of one task and scale: the median and range over seeds of each layer, in training and in the tests.
+    A layer with variants also has a row of panels with these."""
     groups, last = grouped(list(dict.fromkeys(row["model"] for row in rows))), rows[-1]
     with plt.rc_context(STYLE):
         size = (13, 0.8 + 3.4 * len(groups))
@@ -46,7 +46,7 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
 
 def grouped(models: Sequence[str]) -> list[list[str]]:
-    """All layers but variants, then each layer that has variants, with them."""
+    """All layers except variants, then each layer that has variants with these."""
     plain = [model for model in models if "-" not in model or model.partition("-")[0] not in models]
     groups = [plain[k : k + MOST_LINES] for k in range(0, len(plain), MOST_LINES)]
     for layer in plain:
@@ -61,7 +61,7 @@ def colours(models: Sequence[str]) -> list[str]:
 
 
 def learning(rows: Sequence[Row]) -> dict[int, list[float]]:
-    """The accuracies of all seeds by update. A seed that has stopped keeps its last accuracy."""
+    """The accuracies of all seeds, by update. A seed that has stopped keeps its last accuracy."""
     seeds: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["phase"] == "training":
@@ -71,7 +71,7 @@ def learning(rows: Sequence[Row]) -> dict[int, list[float]]:
 
 
 def tests(rows: Sequence[Row]) -> dict[int, list[float]]:
-    """The accuracies of all seeds by length."""
+    """The accuracies of all seeds, by length."""
     found: dict[int, list[float]] = {}
     for row in rows:
         if row["phase"] == "test":
@@ -86,7 +86,7 @@ def curve(axes: plt.Axes, values: dict[int, list[float]], line: dict) -> None:
 
 
 def main() -> None:
-    from perf.tables import of_all_devices  # which imports perf.transfer, which draws with this module
+    from perf.tables import of_all_devices  # imports perf.transfer, which imports this module
     from perf.transfer import newest
 
     for task in ("copy", "denoise"):
