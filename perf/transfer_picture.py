@@ -18,8 +18,8 @@ OTHERS = COLOURS[:5:-1]
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Draws the rows of one task and scale: the median and range over seeds of each layer, in training and in the tests.
-    A layer with variants also has a row of panels with these."""
+    """Draws the rows of one task and scale: the median and range over seeds of each layer, in training and in tests. A
+    layer with variants also has a row of panels with these."""
     groups, last = grouped(list(dict.fromkeys(row["model"] for row in rows))), rows[-1]
     with plt.rc_context(STYLE):
         size = (13, 0.8 + 3.4 * len(groups))
