@@ -1,8 +1,8 @@
-"""Writes the tables of README and docs, each between its marks, from the CSVs in perf/results.
+"""Writes the tables of README and docs, between marks in the pages, from the CSVs in perf/results.
 
-``python -m perf.tables``. Tables of speed have one device and one commit: those of the newest rows that may be
-published, which are steady (see :mod:`perf.harness`) and of a commit without changes. Tables of trainings and of
-memory have each subject's newest run.
+``python -m perf.tables``. Speed tables show one device and one commit: those of the newest publishable rows, which are
+steady (see :mod:`perf.harness`) and of a commit without local changes. Tables of training and memory show the newest
+run of each subject.
 """
 
 import functools
@@ -27,12 +27,12 @@ NOTHING = "*Not measured yet.*"
 Record = dict[str, str]
 
 
-# ---- which rows
+# ---- selection of rows
 
 
 def publishable(rows: Iterable[Record]) -> list[Record]:
-    """Of the rows of one device those that may stand in a table: steady ones of its newest clean commit; of several
-    that measure the same, the last one appended."""
+    """The rows of a device that tables may show: steady rows of its newest clean commit. Of several rows with the same
+    measurement, the last one."""
     rows = [row for row in rows if row["steady"] == "True" and not row["commit"].endswith(("-dirty", "unknown"))]
     rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
     sames = ("op", "case", "cell", "shape", "direction", "provider", "dtype")
@@ -44,27 +44,27 @@ def where(rows: Sequence[Record], **wanted: str) -> list[Record]:
 
 
 def peers(rows: Sequence[Record], dtype: str = "float32") -> list[Record]:
-    """Of one layer: torch.nn's, or the loop where torch.nn has not the cell."""
+    """Rows of the peer of one layer: torch.nn, or the loop for cells that torch.nn lacks."""
     rows = where(rows, op="recurrence", case="dense", dtype=dtype)
     return [row for row in rows if row["provider"] == ("torch.nn" if row["cell"] in MODULES else "loop")]
 
 
 def number(rows: Sequence[Record], show: Callable[[Record], str], **wanted: str) -> str:
-    """Of the one row that is wanted, or nothing where there is none."""
+    """The figure of the one matching row, or an empty string."""
     return next((show(row) for row in where(rows, **wanted)), "")
 
 
-# ---- how a figure is shown
+# ---- formats
 
 
 def ratio(row: Record) -> str:
-    """How many times faster than this row's provider; a loss in bold."""
+    """The speed-up over the row's provider; values below 1 in bold."""
     value = float(row["ratio_50"])
     return f"{value:.2f}" if value >= 1 else f"**{value:.2f}**"
 
 
 def span(rows: Sequence[Record]) -> str:
-    """The least and the largest ratio."""
+    """The lowest and the highest ratio."""
     found = sorted(rows, key=lambda row: float(row["ratio_50"]))
     return " to ".join(dict.fromkeys(ratio(row) for row in (found[0], found[-1])))
 
@@ -74,7 +74,7 @@ def over_baseline(row: Record) -> str:
 
 
 def three(x: float) -> str:
-    """Digits, or all before the point."""
+    """Three significant digits, or all digits before the point."""
     return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
@@ -95,7 +95,7 @@ def sizes(shape: str) -> str:
 
 
 def american(words: str) -> str:
-    """Spelling of the pages; older CSVs have another."""
+    """Converts the spelling of older CSVs to that of the pages."""
     return words.replace("step of the optimiser", "step").replace("optimiser", "optimizer")
 
 
@@ -104,7 +104,7 @@ def words_of(row: Record) -> list[str]:
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A table whose first columns are words and all others numbers."""
+    """A table whose first ``words`` columns are text, and all others numbers."""
     rule = "|" + "---|" * words + "---:|" * (len(head) - words)
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)])
 
@@ -114,7 +114,7 @@ def of_lines(lines: Sequence[Mapping[str, object]], words: int) -> str:
 
 
 def grid(rows: Sequence[Record], corner: str, label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
-    """A line per label, a column per shape, the smallest first."""
+    """A table with a line per label and a column per shape, in ascending order."""
     shapes = sorted({row["shape"] for row in rows}, key=lambda shape: math.prod(map(int, shape.split("x"))))
     found = {(label(row), row["shape"]): show(row) for row in rows}
     lines = [[name, *(found.get((name, shape), "") for shape in shapes)] for name in dict.fromkeys(map(label, rows))]
@@ -122,7 +122,7 @@ def grid(rows: Sequence[Record], corner: str, label: Callable[[Record], str], sh
 
 
 def grids(rows: Sequence[Record], label: Callable[[Record], str], show: Callable[[Record], str]) -> str:
-    """One for each direction."""
+    """A table for each direction."""
     found = {title: where(rows, direction=direction) for direction, title in DIRECTIONS.items()}
     return "\n\n".join(grid(own, title, label, show) for title, own in found.items() if own)
 
@@ -131,19 +131,19 @@ def grids(rows: Sequence[Record], label: Callable[[Record], str], show: Callable
 
 
 class Speed(NamedTuple):
-    chosen: Callable[[Sequence[Record]], Sequence[Record]]  # from all rows, those that it shows
+    chosen: Callable[[Sequence[Record]], Sequence[Record]]  # selects the rows to show
     shown: Callable[[Sequence[Record]], str]
     about: str
 
     def text(self, rows: Sequence[Record]) -> str:
-        """With a caption."""
+        """The table with its caption."""
         if not (rows := self.chosen(rows)):
             return NOTHING
         return f"{self.shown(rows)}\n\n*{self.about} {facts(rows)}.*"
 
 
 def facts(rows: Sequence[Record]) -> str:
-    """What all rows share."""
+    """The facts that all rows share."""
     names = ("dtype", "device", "threads", "simd", "torch", "commit")
     ((dtype, device, threads, simd, torch, commit),) = {tuple(row[name] for name in names) for row in rows}
     return f"{dtype.title()}; {device}, {threads} threads, {simd}, PyTorch {torch}, commit {commit}"
@@ -163,7 +163,7 @@ def gemm(rows: Sequence[Record]) -> str:
 
 
 def strongest(rows: Sequence[Record]) -> list[Record]:
-    """Of packed input the row of the faster of torch.nn's forms, where both were measured."""
+    """For packed input, the row of the faster of torch.nn's two forms, if both were measured."""
     found: dict[tuple[str, ...], list[Record]] = {}
     for row in rows:
         if row["case"] == "packed" and row["provider"] in ("torch.nn", PADDED):
@@ -182,7 +182,7 @@ def packed(rows: Sequence[Record]) -> str:
 
 
 def of_recomputed(rows: Sequence[Record]) -> list[Record]:
-    """And of what stands beside it."""
+    """Rows with recomputed gates, and all rows of the same cells and shapes."""
     rows = where(rows, op="recurrence", case="dense", direction=BOTH, dtype="float32")
     keys = {(row["cell"], row["shape"]) for row in where(rows, provider=RECOMPUTED)}
     return [row for row in rows if (row["cell"], row["shape"]) in keys]
@@ -226,7 +226,7 @@ def by_step(rows: Sequence[Record]) -> str:
 
 
 def of_operators(rows: Sequence[Record]) -> list[Record]:
-    """All but the recurrence."""
+    """The rows of all operators except the recurrence."""
     return [row for row in rows if row["op"] != "recurrence"]
 
 
@@ -247,11 +247,11 @@ def recurrence_of(rows: Sequence[Record], **wanted: str) -> list[Record]:
     return where(rows, **({"op": "recurrence", "dtype": "float32"} | wanted))
 
 
-# ---- what the tables say, in sentences
+# ---- claims
 
 
 def claims(rows: Sequence[Record]) -> str:
-    """A list, each point of what was measured of it."""
+    """A list of the measured speed-ups."""
     steps = [row for row in recurrence_of(rows, case=overhead.STEPS) if row["provider"].endswith("Cell")]
     layers = peers(rows)
     cells = [(cell, where(layers, cell=cell)) for cell in README_CELLS]
@@ -321,10 +321,10 @@ TABLES: dict[str, dict[str, Speed]] = {
         ),
     },
 }  # fmt: skip
-"""By page, and by the name in its marks."""
+"""Speed tables, by page and by name of the mark."""
 
 
-# ---- tables of trainings and of memory
+# ---- tables of training and memory
 
 
 def environment(rows: Sequence[Record]) -> str:
@@ -371,8 +371,8 @@ def of_memory(rows: Sequence[Record]) -> str:
 
 
 def of_cells(rows: Sequence[Record]) -> str:
-    """A line per cell: the geometric mean over shapes of the newest commit's ratios, and the least. Means of few shapes
-    would not compare, so that unsteady ratios count too, and are counted."""
+    """A line per cell: the geometric mean over shapes of the newest commit's ratios, and the lowest ratio. Unsteady
+    ratios are included, because means over different shapes are not comparable; the caption counts them."""
     rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
     ratios = [row for row in rows if row["provider"] != OURS]
     steady = sum(row["steady"] == "True" for row in ratios)
@@ -405,14 +405,14 @@ RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
     }
     | {"memory": ("memory.csv", of_memory)},
 }
-"""By page, and by the name in its marks: the CSV and the text of its rows."""
+"""Other tables, by page and by name of the mark: the CSV, and the function that makes the text from its rows."""
 
 
 # ---- pages
 
 
 def newest_device(results: Path) -> list[Record]:
-    """The rows that may be published of the device that has the newest of them."""
+    """The publishable rows of the device that has the newest one."""
     devices = [publishable(record.read(path)) for path in results.glob(f"*/{SPEED}.csv")]
     return max(devices, key=lambda rows: max((row["date"] for row in rows), default=""), default=[])
 
@@ -423,7 +423,7 @@ def of_all_devices(results: Path, name: str) -> list[Record]:
 
 
 def main(root: Path = record.ROOT, results: Path = record.RESULTS) -> None:
-    """Fills every page below ``root``; a mark of which nothing may be published says so."""
+    """Fills all pages below ``root``. Tables without publishable rows say so."""
     speeds = newest_device(results)
     for page in sorted({*TABLES, *RUNS}):
 
