@@ -49,7 +49,7 @@ def draw(path: Path, memories: Sequence[Row], gradients: Sequence[Row]) -> None:
             axes.set_axisbelow(True)
         figure.legend(*middle.get_legend_handles_labels(), loc="outside right upper", frameon=False)
         lengths = ", ".join(sorted({row["length"] for row in gradients}, key=int))
-        about = f"left and right: denoise, T = {lengths}; {memories[-1]['device']}, n = {memories[-1]['hidden']}"
+        about = f"left and right: denoise, T = {lengths}; {memories[-1]['device']}, H = {memories[-1]['hidden']}"
         figure.supxlabel(about, fontsize=8, color="#777777")
         save(figure, path)
 

@@ -351,7 +351,7 @@ def of_transfer(rows: Sequence[Record], task: str) -> str:
     rows = transfer.newest(rows, task, "small")
     row = rows[-1]
     lines = quoted(transfer.ends(rows), "layer")
-    settings = f"K = {row['copied']}, B = {row['batch']}, n = {row['hidden']}, gradient norm clipped at {row['clip']}"
+    settings = f"K = {row['copied']}, B = {row['batch']}, H = {row['hidden']}, gradient norm clipped at {row['clip']}"
     return (
         f"{of_lines(lines, 2)}\n\n*Learned: number of seeds that reached an accuracy of {row['enough']} at T = "
         f"{row['trained_length']}. Updates: of each seed. Columns T: test accuracy of each seed. {settings}, "
@@ -365,7 +365,7 @@ def of_memory(rows: Sequence[Record]) -> str:
     return (
         f"{of_lines(memory.fits(rows), 2)}\n\n*Floats kept: per sequence and step, for the backward pass, at the "
         f"longest T; allowed: the most that the tests accept. ~: growth with T, fitted over the longer half. Forward "
-        f"and backward; n = {row['hidden']}, B = {row['batch']}, 10 states each in S and R. Peak memory is that of "
+        f"and backward; H = {row['hidden']}, B = {row['batch']}, 10 states each in S and R. Peak memory is that of "
         f"the process. {environment(rows)}.*"
     )
 

@@ -91,13 +91,13 @@ class Relevancy(Attending):
             input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
             hx: a state that an earlier call returned, which continues that sequence; or s_0, or for an LSTM the tuple
-                ``(s_0, c_0)``, each (1, B, n) as in torch.nn or (B, n), with an empty memory. None means zeros. In the
+                ``(s_0, c_0)``, each (1, B, H) as in torch.nn or (B, H), with an empty memory. None means zeros. In the
                 caller's batch order; without B for unbatched input.
             reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
                 unbatched input; in the caller's batch order. True zeroes s and c and empties the memory before step t.
 
         Returns:
-            The output, shaped like ``input`` with n columns, and the :class:`~rnnkern.ops.RelevancyState`.
+            The output, shaped like ``input`` with H columns, and the :class:`~rnnkern.ops.RelevancyState`.
 
         Raises:
             ValueError: a tensor has the wrong shape.
@@ -195,16 +195,16 @@ class RelRNN(Relevancy):
         s_t &= (h_t + \sum_j \alpha_j m_j) / 2
 
     where :math:`m_j` are the members of the buffer (the last states including :math:`h_t`) and of the relevant set.
-    :func:`rnnkern.ops.relevancy_recurrence` describes how states enter the relevant set. 2n + K + 1 floats per sequence
+    :func:`rnnkern.ops.relevancy_recurrence` describes how states enter the relevant set. 2H + K + 1 floats per sequence
     and step are saved for the backward pass, where K = ``buffer_size`` + ``relevant_size``. T is the number of time
-    steps, B the batch size, I the input size and n the hidden size.
+    steps, B the batch size, I the input size and H the hidden size.
 
     Args:
-        input_size, hidden_size: I and n.
+        input_size, hidden_size: I and H.
         buffer_size: number of last states in the buffer, at least 1.
         relevant_size: number of earlier states in the relevant set; 0 for none.
         nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, which has the bias ``modrelu_bias_l0``
-            (n,).
+            (H,).
         combine: ``"half"`` as above, or ``"sum"``, which omits the factor 1/2 as in the thesis and does not generalize
             to longer sequences than those in training.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
@@ -217,11 +217,11 @@ class RelRNN(Relevancy):
 
     Parameters and their initialization:
 
-    - U: ``weight_ih_l0`` (n, I), Glorot's normal distribution
-    - b: ``bias_ih_l0`` (n,), zeros
-    - V: ``weight_hh_l0`` (n, n), orthogonal as in Henaff et al. 2016; you can register any parametrization on it
-    - :math:`W_a` and :math:`U_a`: ``weight_query_l0`` and ``weight_key_l0`` (n, n), :math:`U(-n^{-1/2}, n^{-1/2})`
-    - v: ``weight_score_l0`` (n,), Glorot's normal distribution
+    - U: ``weight_ih_l0`` (H, I), Glorot's normal distribution
+    - b: ``bias_ih_l0`` (H,), zeros
+    - V: ``weight_hh_l0`` (H, H), orthogonal as in Henaff et al. 2016; you can register any parametrization on it
+    - :math:`W_a` and :math:`U_a`: ``weight_query_l0`` and ``weight_key_l0`` (H, H), :math:`U(-H^{-1/2}, H^{-1/2})`
+    - v: ``weight_score_l0`` (H,), Glorot's normal distribution
     - bias of modReLU: U(-0.01, 0.01)
 
     Raises:
@@ -267,15 +267,15 @@ class RelLSTM(Relevancy):
         c_t &= \sigma(f) c_{t-1} + \sigma(i) \tanh(g) \\
         h_t &= \sigma(o) \tanh(c_t)
 
-    where :math:`s_t` is computed from :math:`h_t` as in :class:`RelRNN`. Attention reads h, not c. 7n + K + 1 floats
+    where :math:`s_t` is computed from :math:`h_t` as in :class:`RelRNN`. Attention reads h, not c. 7H + K + 1 floats
     per sequence and step are saved for the backward pass.
 
     Args:
         input_size, hidden_size, buffer_size, relevant_size, combine, alignment, relevance, output, bias, batch_first,
             device, dtype: as in :class:`RelRNN`.
 
-    Parameters have the names and the initialization of RelRNN, with these differences: U is ``weight_ih_l0`` (4n, I); V
-    is ``weight_hh_l0`` (4n, n), orthogonal for each gate; b is ``bias_ih_l0`` (4n,), 1 for the forget gate and 0
+    Parameters have the names and the initialization of RelRNN, with these differences: U is ``weight_ih_l0`` (4H, I); V
+    is ``weight_hh_l0`` (4H, H), orthogonal for each gate; b is ``bias_ih_l0`` (4H,), 1 for the forget gate and 0
     otherwise. Gates are in torch.nn's order.
 
     Raises:

@@ -28,10 +28,10 @@ class SABLSTM(Attending):
 
     where the memories :math:`m_j` are the first h and every ``attend_every``-th h since. The weights :math:`\omega` are
     sparse and come from the ``top_k`` largest scores, see :func:`rnnkern.ops.sab_recurrence`. The output is
-    :math:`[h_t; a_t]`. T is the number of time steps, B the batch size, I the input size and n the hidden size.
+    :math:`[h_t; a_t]`. T is the number of time steps, B the batch size, I the input size and H the hidden size.
 
     Args:
-        input_size, hidden_size: I and n.
+        input_size, hidden_size: I and H.
         top_k: number of memories that a step attends to. Once more memories exist, the k-th largest score only sets the
             threshold, and at most ``top_k`` - 1 weights are nonzero.
         attend_every: number of steps between stored states.
@@ -43,9 +43,9 @@ class SABLSTM(Attending):
         batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
         device, dtype: device and dtype of the parameters.
 
-    Parameters: ``weight_ih_l0`` (4n, I), ``weight_hh_l0`` (4n, n) and ``bias_ih_l0`` (4n,), with gates in torch.nn's
-    order, are initialized from :math:`U(-n^{-1/2}, n^{-1/2})`. w is ``weight_score_l0``, (2n,) for ``"separable"`` and
-    (n,) for ``"mlp"``, initialized from N(0, 0.01^2). W is ``weight_alignment_l0`` (n, 2n), for ``"mlp"`` only,
+    Parameters: ``weight_ih_l0`` (4H, I), ``weight_hh_l0`` (4H, H) and ``bias_ih_l0`` (4H,), with gates in torch.nn's
+    order, are initialized from :math:`U(-H^{-1/2}, H^{-1/2})`. w is ``weight_score_l0``, (2H,) for ``"separable"`` and
+    (H,) for ``"mlp"``, initialized from N(0, 0.01^2). W is ``weight_alignment_l0`` (H, 2H), for ``"mlp"`` only,
     initialized from Glorot's normal distribution.
 
     Raises:
@@ -110,14 +110,14 @@ class SABLSTM(Attending):
         Args:
             input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
-            hx: a state that an earlier call returned, which continues that sequence; or ``(h_0, c_0)``, each (1, B, n)
-                as in torch.nn or (B, n). None means zeros. In the caller's batch order; without B for unbatched input.
+            hx: a state that an earlier call returned, which continues that sequence; or ``(h_0, c_0)``, each (1, B, H)
+                as in torch.nn or (B, H). None means zeros. In the caller's batch order; without B for unbatched input.
             reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
                 unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros, which is then the only memory.
 
         Returns:
-            The output, shaped like ``input`` with 2n columns, and the :class:`~rnnkern.ops.SABState`.
+            The output, shaped like ``input`` with 2H columns, and the :class:`~rnnkern.ops.SABState`.
 
         Raises:
             ValueError: a tensor has the wrong shape.

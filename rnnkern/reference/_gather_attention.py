@@ -23,7 +23,7 @@ def gather_attention(
     place = torch.where(valid, idx, memories).long()
     sample = torch.arange(batch, device=q.device).view(-1, 1, 1)
 
-    def members(x: Tensor) -> Tensor:  # (B, T, kappa, n); zeros for empty places
+    def members(x: Tensor) -> Tensor:  # (B, T, kappa, H); zeros for empty places
         return torch.cat([x, x.new_zeros(batch, 1, hidden)], 1)[sample, place]
 
     query, key = q.unsqueeze(2), members(u)

@@ -1,5 +1,5 @@
 """Relevancy attention inside a recurrence (Kerg 2022, ch. 4, algorithm 1): a state attends to a bounded set of its
-past. Computed per sample, directly from the definition, for T time steps, B samples, n hidden units and G gates of the
+past. Computed per sample, directly from the definition, for T time steps, B samples, H hidden units and G gates of the
 cell."""
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ class RelevancyState(NamedTuple):
     number of buffer slots, is the smaller of ``buffer_size`` and the number of steps so far."""
 
     s: Tensor
-    """(B, n): the state s."""
+    """(B, H): the state s."""
     c: Tensor | None
-    """(B, n): the cell state of an LSTM; None for other cells."""
+    """(B, H): the cell state of an LSTM; None for other cells."""
     buffer: Tensor
-    """(B, L, n): the last events, event i in slot i mod ``buffer_size``."""
+    """(B, L, H): the last events, event i in slot i mod ``buffer_size``."""
     buffer_scores: Tensor
     """(B, L): the current score of each event in the buffer."""
     buffer_ids: Tensor
     """(B, L) int64: the id of each event in the buffer."""
     relevant: Tensor
-    """(B, ``relevant_size``, n): the relevant set."""
+    """(B, ``relevant_size``, H): the relevant set."""
     scores: Tensor
     """(B, ``relevant_size``): the final score of each event in the relevant set."""
     ids: Tensor

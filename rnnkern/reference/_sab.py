@@ -1,5 +1,5 @@
 """Sparse attentive backtracking (Ke et al. 2018): an LSTM that attends to a few of its past states, with the gradient
-of the recurrent path cut every few steps. T time steps, B samples, n hidden units, k = ``top_k``."""
+of the recurrent path cut every few steps. T time steps, B samples, H hidden units, k = ``top_k``."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,11 +20,11 @@ class SABState(NamedTuple):
     Slot 0 holds the h at its start, and slot j holds h after ``j * attend_every`` steps. Unused slots are zero."""
 
     h: Tensor
-    """(B, n): the hidden state."""
+    """(B, H): the hidden state."""
     c: Tensor
-    """(B, n): the cell state."""
+    """(B, H): the cell state."""
     memory: Tensor
-    """(B, L, n): the memories, in L = 1 + ``steps // attend_every`` slots."""
+    """(B, L, H): the memories, in L = 1 + ``steps // attend_every`` slots."""
     time: Tensor
     """(B,) int64: number of steps so far in the sequence of each sample."""
     steps: int

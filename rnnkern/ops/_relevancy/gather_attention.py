@@ -32,17 +32,17 @@ def _check(q: Tensor, u: Tensor, h: Tensor, idx: Tensor, v: Tensor, alignment: s
     if idx.device != q.device:
         raise TypeError(f"{OP}: `idx` must be on {q.device} like `q`, got {idx.device}")
     if q.dim() != 3 or q.shape[-1] == 0:
-        raise ValueError(f"{OP}: `q` must be (B, T, n) with n of at least 1, got {shape_of(q)}")
+        raise ValueError(f"{OP}: `q` must be (B, T, H) with H of at least 1, got {shape_of(q)}")
     batch, steps, hidden = q.shape
     if u.dim() != 3 or u.shape[0] != batch or u.shape[2] != hidden:
-        raise ValueError(f"{OP}: `u` must be (B, M, n) = ({batch}, M, {hidden}), got {shape_of(u)}")
+        raise ValueError(f"{OP}: `u` must be (B, M, H) = ({batch}, M, {hidden}), got {shape_of(u)}")
     memories = u.shape[1]
-    check_shape(OP, "h", h, "(B, M, n)", (batch, memories, hidden))
+    check_shape(OP, "h", h, "(B, M, H)", (batch, memories, hidden))
     if idx.dim() != 3 or tuple(idx.shape[:2]) != (batch, steps):
         raise ValueError(f"{OP}: `idx` must be (B, T, kappa) = ({batch}, {steps}, kappa), got {shape_of(idx)}")
     if v.dim() not in (1, 2) or v.shape[-1] != hidden or (v.dim() == 2 and (v.shape[0] == 0 or batch % v.shape[0])):
         raise ValueError(
-            f"{OP}: `v` must be (n,) = ({hidden},) or (G, n) with G that divides B = {batch}, got {shape_of(v)}"
+            f"{OP}: `v` must be (H,) = ({hidden},) or (G, H) with G that divides B = {batch}, got {shape_of(v)}"
         )
     if _readable(idx) and idx.numel() and (most := int(idx.max())) >= memories:
         raise ValueError(f"{OP}: `idx` must be less than the number of memories M = {memories}, got {most}")
@@ -80,23 +80,23 @@ def gather_attention(
 
     where :math:`j` runs over ``idx[b, t]``. ``idx`` alone makes the attention causal, windowed or dense. A memory that
     occurs twice in a list counts twice. B is the batch size, T the number of queries, M the number of memories, kappa
-    the length of a list and n the number of units.
+    the length of a list and H the number of units.
 
     Args:
-        q: (B, T, n), queries; float32 or float64, or bfloat16 or float16, which are computed in float32.
-        u: (B, M, n), the memories' keys.
-        h: (B, M, n), the memories' values.
+        q: (B, T, H), queries; float32 or float64, or bfloat16 or float16, which are computed in float32.
+        u: (B, M, H), the memories' keys.
+        h: (B, M, H), the memories' values.
         idx: (B, T, kappa), int32 or int64: the memories that each query attends to, in any order. Negative values mark
             empty places; a list without any memory gives zeros. Values of M or more raise an error if the tensor is on
             a CPU and readable. In compiled code, under ``torch.vmap`` and on other devices, where the check would
             synchronize with the device, they count as empty.
-        v: (n,), or (G, n) where G divides B: each row of v serves B / G consecutive samples, for example if heads are
+        v: (H,), or (G, H) where G divides B: each row of v serves B / G consecutive samples, for example if heads are
             part of the batch.
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (q_t \odot u_j)`.
         return_weights: if True, also returns alpha.
 
     Returns:
-        (B, T, n), with the dtype of ``q``; with ``return_weights`` also alpha, (B, T, kappa), 0 for empty places; no
+        (B, T, H), with the dtype of ``q``; with ``return_weights`` also alpha, (B, T, kappa), 0 for empty places; no
         gradient flows through alpha. Gradients flow to ``q``, ``u``, ``h`` and ``v``. In addition to the arguments, one
         number per query is saved for the backward pass, the log-sum-exp of its scores; alpha is recomputed.
 
@@ -127,7 +127,7 @@ def gather_attention(
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
 
 
-# ---- derivatives with respect to (q, u, h, idx, v, dot, weights), with v as (G, n)
+# ---- derivatives with respect to (q, u, h, idx, v, dot, weights), with v as (G, H)
 
 
 def _reference_backward(grad, q, u, h, idx, v, lse, dot):

@@ -33,7 +33,7 @@ def _blocks(hidden: int, count: int) -> tuple[int, int]:
 
 
 def _sizes(q: Tensor, u: Tensor, idx: Tensor, v: Tensor) -> tuple[int, ...]:
-    """(T, M, kappa, n, number of samples per row of v)."""
+    """(T, M, kappa, H, number of samples per row of v)."""
     return q.shape[1], u.shape[1], idx.shape[2], q.shape[2], q.shape[0] // v.shape[0]
 
 

@@ -52,20 +52,20 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
             check_like(OP, f"{name}[{k}]", tensor, "u", u)
 
     if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, G*n)" if batch_sizes is None else "(sum of batch_sizes, G*n) when `batch_sizes` is given"
+        wanted = "(T, B, G*H)" if batch_sizes is None else "(sum of batch_sizes, G*H) when `batch_sizes` is given"
         raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
     hidden = u.shape[-1] // gates
     if u.shape[-1] % gates or hidden == 0:
         raise ValueError(
-            f"{OP}: the last size of `u` must be G*n, a positive multiple of G = {gates} for the cell {cell!r}, got "
+            f"{OP}: the last size of `u` must be G*H, a positive multiple of G = {gates} for the cell {cell!r}, got "
             f"{shape_of(u)}"
         )
-    check_shape(OP, "R", R, "(G*n, n)", (gates * hidden, hidden))
-    square = ("(n, n)", (hidden, hidden))
-    for k, (name, symbols, sizes) in enumerate((("W_a", *square), ("U_a", *square), ("v", "(n,)", (hidden,)))):
+    check_shape(OP, "R", R, "(G*H, H)", (gates * hidden, hidden))
+    square = ("(H, H)", (hidden, hidden))
+    for k, (name, symbols, sizes) in enumerate((("W_a", *square), ("U_a", *square), ("v", "(H,)", (hidden,)))):
         check_shape(OP, f"attention_weights[{k}]", attention_weights[k], f"{name}, {symbols}", sizes)
     for k, name in enumerate(names):
-        check_shape(OP, f"params[{k}]", params[k], f"{name}, (n,)", (hidden,))
+        check_shape(OP, f"params[{k}]", params[k], f"{name}, (H,)", (hidden,))
     s0 = state[0]
     batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
     steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
@@ -73,7 +73,7 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
         _check_state(state, u, states, batch, hidden, buffer_size, relevant_size)
     else:
         for k, tensor in enumerate(state):
-            check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
+            check_shape(OP, f"state[{k}]", tensor, "(B, H)", (batch, hidden))
     if reset is not None:
         check_reset(OP, reset, u, steps, batch)
     if isinstance(relevance, Tensor):
@@ -91,10 +91,10 @@ def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) ->
         raise ValueError(f"{OP}: `state.buffer` has {slots} slots, more than `buffer_size` = {buffer_size}")
     number = torch.empty(0, dtype=torch.int64, device=u.device)
     wanted = {
-        "s": ("(B, n)", (batch, hidden)), "c": ("(B, n)", (batch, hidden)),
-        "buffer": ("(B, L, n)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
+        "s": ("(B, H)", (batch, hidden)), "c": ("(B, H)", (batch, hidden)),
+        "buffer": ("(B, L, H)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
         "buffer_ids": ("(B, L)", (batch, slots)),
-        "relevant": ("(B, relevant_size, n)", (batch, relevant_size, hidden)),
+        "relevant": ("(B, relevant_size, H)", (batch, relevant_size, hidden)),
         "scores": ("(B, relevant_size)", (batch, relevant_size)), "ids": ("(B, relevant_size)", (batch, relevant_size)),
         "time": ("(B,)", (batch,)),
     }  # fmt: skip
@@ -154,16 +154,16 @@ def relevancy_recurrence(
 
     where :math:`m_j` are the events in the buffer and in the relevant set. The score of each event in the buffer then
     increases by its :math:`\alpha_j`. No gradient flows through scores and selection. T is the number of time steps, B
-    the batch size, n the hidden size and G the number of gates of the cell.
+    the batch size, H the hidden size and G the number of gates of the cell.
 
     Args:
         cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4; attention reads h, not c).
-        u: (T, B, G*n), or packed (sum of ``batch_sizes``, G*n); float32 or float64, or bfloat16 or float16, which are
+        u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H); float32 or float64, or bfloat16 or float16, which are
             computed in float32, with a float32 state.
-        R: (G*n, n), called V in the thesis.
-        state: ``(s0,)``, or for an LSTM ``(s0, c0)``, each (B, n), to start with an empty memory; or the state that an
+        R: (G*H, H), called V in the thesis.
+        state: ``(s0,)``, or for an LSTM ``(s0, c0)``, each (B, H), to start with an empty memory; or the state that an
             earlier call returned. The two calls then give bit for bit the result of one call.
-        attention_weights: ``(W_a, U_a, v)``: (n, n), (n, n), (n,).
+        attention_weights: ``(W_a, U_a, v)``: (H, H), (H, H), (H,).
         buffer_size: number of slots in the buffer, at least 1. With T or more slots no event leaves, which gives full
             attention with memory linear in T.
         relevant_size: number of slots in the relevant set; with 0, attention is limited to the buffer.
@@ -173,7 +173,7 @@ def relevancy_recurrence(
         relevance: the scores of events. ``"attention"`` sums the attention they receive in the buffer, as above;
             ``"random"`` draws scores from torch's generator; ``"fifo"`` keeps the events that left the buffer last; a
             tensor (T, B) gives your own scores.
-        params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (n,).
+        params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (H,).
         batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
             :class:`torch.nn.utils.rnn.PackedSequence`.
         reset: bool mask of shape (T, B), also for packed input. True zeroes s and c and empties the memory before step
@@ -182,7 +182,7 @@ def relevancy_recurrence(
         return_memory: if True, also returns what each step attended to.
 
     Returns:
-        h, shaped like ``u`` with n columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
+        h, shaped like ``u`` with H columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
         the time indices of the events in the relevant set, -1 for an empty slot, and whose ``scores`` are their final
         scores; and with ``return_memory`` the :class:`RelevancyMemory`. Gradients flow from h and from the state's
         ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params`` and the same parts

@@ -45,19 +45,19 @@ def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alig
             check_like(OP, name, tensor, "u", u)
 
     if u.dim() != (3 if batch_sizes is None else 2):
-        wanted = "(T, B, 4*n)" if batch_sizes is None else "(sum of batch_sizes, 4*n) when `batch_sizes` is given"
+        wanted = "(T, B, 4*H)" if batch_sizes is None else "(sum of batch_sizes, 4*H) when `batch_sizes` is given"
         raise ValueError(f"{OP}: `u` must be {wanted}, got {shape_of(u)}")
     hidden = u.shape[-1] // 4
     if u.shape[-1] % 4 or hidden == 0:
-        raise ValueError(f"{OP}: the last size of `u` must be 4*n, a positive multiple of 4, got {shape_of(u)}")
-    check_shape(OP, "R", R, "(4*n, n)", (4 * hidden, hidden))
+        raise ValueError(f"{OP}: the last size of `u` must be 4*H, a positive multiple of 4, got {shape_of(u)}")
+    check_shape(OP, "R", R, "(4*H, H)", (4 * hidden, hidden))
     if bias is not None:
-        check_shape(OP, "bias", bias, "(4*n,)", (4 * hidden,))
+        check_shape(OP, "bias", bias, "(4*H,)", (4 * hidden,))
     *W, w = attention_weights
     if W:
         width = w.shape[0] if w.dim() == 1 else 0
-        check_shape(OP, "attention_weights[0]", W[0], "W, (d, 2*n)", (width, 2 * hidden))
-    width, symbols = (W[0].shape[0], "w, (d,)") if W else (2 * hidden, "w, (2*n,)")
+        check_shape(OP, "attention_weights[0]", W[0], "W, (d, 2*H)", (width, 2 * hidden))
+    width, symbols = (W[0].shape[0], "w, (d,)") if W else (2 * hidden, "w, (2*H,)")
     check_shape(OP, f"attention_weights[{len(W)}]", w, symbols, (width,))
     h0 = state[0]
     batch = u.shape[1] if batch_sizes is None else h0.shape[0] if isinstance(h0, Tensor) and h0.dim() == 2 else 0
@@ -66,7 +66,7 @@ def _check(u, R, state, attention_weights, top_k, attend_every, truncation, alig
         _check_state(state, u, batch, hidden, attend_every)
     else:
         for k, tensor in enumerate(state):
-            check_shape(OP, f"state[{k}]", tensor, "(B, n)", (batch, hidden))
+            check_shape(OP, f"state[{k}]", tensor, "(B, H)", (batch, hidden))
     if reset is not None:
         check_reset(OP, reset, u, steps, batch)
 
@@ -75,8 +75,8 @@ def _check_state(state: SABState, u: Tensor, batch: int, hidden: int, attend_eve
     like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
     slots = 1 + state.steps // attend_every
     wanted = {
-        "h": ("(B, n)", (batch, hidden)), "c": ("(B, n)", (batch, hidden)),
-        "memory": ("(B, 1 + steps // attend_every, n)", (batch, slots, hidden)),
+        "h": ("(B, H)", (batch, hidden)), "c": ("(B, H)", (batch, hidden)),
+        "memory": ("(B, 1 + steps // attend_every, H)", (batch, slots, hidden)),
     }  # fmt: skip
     for name, (symbols, sizes) in wanted.items():
         check_like(OP, f"state.{name}", getattr(state, name), "u", like)
@@ -118,16 +118,16 @@ def sab_recurrence(
 
     so at most k - 1 weights are nonzero. Of equal scores, that of the older memory counts as larger. :math:`h_t` is
     passed to the next step, and every ``attend_every``-th :math:`h_t` is added to M. T is the number of time steps, B
-    the batch size and n the hidden size.
+    the batch size and H the hidden size.
 
     Args:
-        u: (T, B, 4*n), or packed (sum of ``batch_sizes``, 4*n), gates in PyTorch's order; float32 or float64, or
+        u: (T, B, 4*H), or packed (sum of ``batch_sizes``, 4*H), gates in PyTorch's order; float32 or float64, or
             bfloat16 or float16, which are computed in float32, with a float32 state.
-        R: (4*n, n).
-        state: ``(h0, c0)``, each (B, n), to start a sequence; or the :class:`SABState` that an earlier call returned.
+        R: (4*H, H).
+        state: ``(h0, c0)``, each (B, H), to start a sequence; or the :class:`SABState` that an earlier call returned.
             The two calls then give bit for bit the result of one call.
-        attention_weights: for ``"separable"``, ``(w,)`` with w (2*n,); for ``"mlp"``, ``(W, w)`` with W (d, 2*n) and w
-            (d,), for any d. The first n columns apply to :math:`\tilde h_t`, the others to the memory.
+        attention_weights: for ``"separable"``, ``(w,)`` with w (2*H,); for ``"mlp"``, ``(W, w)`` with W (d, 2*H) and w
+            (d,), for any d. The first H columns apply to :math:`\tilde h_t`, the others to the memory.
         top_k: k, at least 1.
         attend_every: h of a sample is added to M at every step of its sequence, counted from 1, that is a multiple of
             this.
@@ -136,7 +136,7 @@ def sab_recurrence(
         alignment: ``"separable"``, :math:`e_j = w \cdot \tanh([\tilde h_t; m_j])`, as in the published code (its
             weights do not depend on :math:`\tilde h_t` once there are more than k memories); or ``"mlp"``, :math:`e_j =
             w \cdot \tanh(W [\tilde h_t; m_j])`, an MLP of both as in the paper.
-        bias: (4*n,).
+        bias: (4*H,).
         batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
             :class:`torch.nn.utils.rnn.PackedSequence`.
         reset: bool mask of shape (T, B), also for packed input. True starts a new sequence at step t: h and c are zero,
@@ -144,7 +144,7 @@ def sab_recurrence(
         return_memory: if True, also returns what each step attended to.
 
     Returns:
-        :math:`[h_t; a_t]`, shaped like ``u`` with 2*n columns, where :math:`a_t` is the attention context; the final
+        :math:`[h_t; a_t]`, shaped like ``u`` with 2*H columns, where :math:`a_t` is the attention context; the final
         :class:`SABState`; and with ``return_memory`` the :class:`SABMemory`. Gradients flow from the first result and
         from the state's ``h``, ``c`` and ``memory`` to ``u``, ``R``, ``bias``, ``attention_weights`` and the same parts
         of ``state``.
