@@ -7,6 +7,7 @@ measured too. ``perf.measure_gpu`` runs the cases.
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -156,13 +157,13 @@ def network(stack: list[list[Layer]], x: Tensor) -> tuple[Tensor, tuple[Tensor, 
 
 
 def kernel_of(module: Module, x: Tensor, batch_sizes: Tensor | None) -> str:
-    """The reason in the result of :func:`rnnkern.ops.explain`, which names the kernel.
+    """The reason in the result of :func:`rnnkern.ops.explain`, which names the kernel, without layer and direction.
 
     Raises:
         NoKernel: the reference would run.
     """
     choices = explain(module, x if batch_sizes is None else PackedSequence(x, batch_sizes))
-    reasons = list(dict.fromkeys(choice.reason for choice in choices))
+    reasons = list(dict.fromkeys(re.sub("^layer [^:]*: ", "", choice.reason) for choice in choices))
     if any(choice.implementation == "reference" for choice in choices):
         raise NoKernel(f"there is no kernel to measure: {'; '.join(reasons)}")
     return "; ".join(reasons)

@@ -159,8 +159,9 @@ def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, li
 
     Returns:
         Without arguments a dict that maps the name of each recurrent layer, as in ``named_modules``, to a list of
-        :class:`rnnkern.ops.Choice`, one per layer and direction. For layers of ``torch.nn`` the implementation is
-        ``"torch.nn"``. With arguments, the result of :func:`rnnkern.ops.explain`.
+        :class:`rnnkern.ops.Choice`, one per layer and direction, as :func:`rnnkern.ops.explain` returns. For a layer of
+        ``torch.nn`` the list has one choice, whose implementation is ``"torch.nn"``. With arguments, the result of
+        :func:`rnnkern.ops.explain`.
 
     Raises:
         TypeError: ``model`` is neither a module nor an operator.

@@ -189,6 +189,18 @@ def test_explain_asks_for_the_calls_that_forward_makes(build, kind, dropout, mon
     assert all(isinstance(choice, rnnkern.ops.Choice) for choice in choices)
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("cls", ["GRU", "LSTM", "EURNN", "UnitaryRNN"])
+def test_explain_names_layers_and_directions(cls, layers):
+    def names(**options):
+        choices = rnnkern.ops.explain(getattr(rnnkern.nn, cls)(I, H, layers, **options), torch.zeros(T, B, I))
+        return [choice.reason.partition("the cpu kernel serves this call")[0] for choice in choices]
+
+    assert names() == (["layer 0: ", "layer 1: ", "layer 2: "][:layers] if layers > 1 else [""])
+    ways = ("forward", "reverse")
+    assert names(bidirectional=True) == [f"layer {k}, {way} direction: " for k in range(layers) for way in ways]
+
+
 def test_explain_tells_the_truth_about_projections_and_force():
     x = torch.randn(T, B, I)
     plain, projected = rnnkern.nn.LSTM(I, H, 2), rnnkern.nn.LSTM(I, H, 2, proj_size=2)

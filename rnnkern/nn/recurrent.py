@@ -57,6 +57,15 @@ def spelled(module: Module) -> str:
     return f"{'rnnkern.nn.' if ours else ''}{type(module).__name__}"
 
 
+def said_per_layer(choices: list[Choice], bidirectional: bool) -> list[Choice]:
+    """Begins each reason with its layer and direction, if there are several, for :func:`rnnkern.ops.explain`."""
+    if len(choices) == 1:
+        return choices
+    directions = (", forward direction", ", reverse direction") if bidirectional else ("",)
+    places = [f"layer {layer}{way}" for layer in range(len(choices) // len(directions)) for way in directions]
+    return [choice._replace(reason=f"{place}: {choice.reason}") for place, choice in zip(places, choices, strict=True)]
+
+
 def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tensor | None]:
     """The mask that each direction needs, from a (T, B) ``reset``."""
     if reset is None or not bidirectional:
@@ -238,7 +247,7 @@ class RecurrentBase(RNNBase):
             x = sequence.x.new_zeros(1).expand(*sequence.x.shape[:-1], calls[0]["weight_ih"].shape[1])
             both = recurrence_bidirectional if self.bidirectional else recurrence_stacked
             choices += self._layer(x, calls, recurrence._choose, both._choose)
-        return choices
+        return said_per_layer(choices, self.bidirectional)
 
     def _check(self, input, hx, reset) -> TimeFirst:
         """Does what torch.nn's forward does before its kernel, with the checks of torch.nn."""

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.options import with_options
-from rnnkern.nn.recurrent import TimeFirst, reset_of_directions
+from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
 from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
@@ -159,7 +159,7 @@ class UnitaryRNN(Layers):
             for operator, args, options in self._calls(layer, x, sequence):
                 choice = operator._choose(*args, **options)
                 choices.append(choice if operator is recurrence else said_inside(choice))
-        return choices
+        return said_per_layer(choices, self.bidirectional)
 
     def _sequence(self, input, hx, reset) -> TimeFirst:
         return self._time_first(input, None if hx is None else (hx,), reset)

@@ -149,7 +149,8 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
 
     Returns:
         A :class:`Choice` for an operator; for a module, a list with one :class:`Choice` per layer and direction, in
-        order.
+        order. If there are several, each reason begins with its layer, numbered as in ``weight_ih_l0``, and its
+        direction.
 
     Raises:
         TypeError: ``op`` is neither an operator nor a module of rnnkern.
@@ -158,6 +159,8 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
     >>> u, R, h0 = torch.zeros(5, 2, 3), torch.zeros(3, 3), torch.zeros(2, 3)
     >>> rnnkern.ops.explain(rnnkern.ops.recurrence, "tanh", u, R, (h0,)).implementation
     'cpu'
+    >>> [choice.reason.partition(":")[0] for choice in rnnkern.ops.explain(rnnkern.nn.GRU(3, 8, bidirectional=True), u)]
+    ['layer 0, forward direction', 'layer 0, reverse direction']
     """
     if not hasattr(op, "_choose"):
         wanted = "an operator of rnnkern.ops or a module of rnnkern.nn"
