@@ -43,6 +43,11 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed) -> Tensor[]");
+  m.def(
+      "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "
+      "Tensor[]? params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor h, Tensor[] saved, "
+      "Tensor? u_tangent, Tensor? r_tangent, Tensor? bias_tangent, Tensor[]? params_tangent, int every, "
+      "bool sequence, float[]? zoneout, float dropout, Tensor? seed) -> Tensor[]");
   // Each list holds the tensors of the first recurrence, followed by those of the second.
   m.def(
       "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
@@ -132,6 +137,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("recurrence", TORCH_BOX(&recurrence_cpu));
   m.impl("recurrence_backward", TORCH_BOX(&recurrence_backward_cpu));
+  m.impl("recurrence_tangent", TORCH_BOX(&recurrence_tangent_cpu));
   m.impl("recurrence_pair", TORCH_BOX(&recurrence_pair_cpu));
   m.impl("recurrence_pair_backward", TORCH_BOX(&recurrence_pair_backward_cpu));
   m.impl("relevancy_recurrence", TORCH_BOX(&relevancy_recurrence_cpu));

@@ -60,16 +60,37 @@ struct BackwardStrip {
   bool mixed;  // next[1] is the state after zoneout, not the input of the norm
 };
 
+// With layer norm: the tangents of a whole row, given that of R h. Tangents are null where they are zero.
+template <class T>
+struct TangentStrip {
+  int64_t hidden;
+  const T* saved;
+  const T* old[most_states];
+  const T* next[most_states];
+  const T* params[most_params];
+  const T* bias;
+  bool mixed;  // as in BackwardStrip
+  const T* old_tangent[most_states];
+  const T* u_tangent;
+  T* r_tangent;  // in: of R h; overwritten
+  const T* params_tangent[most_params];
+  const T* bias_tangent;
+  T* next_tangent[most_states];  // other rows than old_tangent
+  T* workspace;                  // workspace_size()
+};
+
 // Functions that a cell does not have are null.
 template <class T>
 struct Strips {
   using Forward = void (*)(const ForwardStrip<T>&);
   using Backward = void (*)(const BackwardStrip<T>&);
+  using Tangent = void (*)(const TangentStrip<T>&);
 
   Forward prepare;            // with two products: computes saved and operand from the first
   Forward forward;            // next and saved
   Backward backward;          // grad, du, dr, dparams; with two products, not the final du and dr of the first gates
   Backward prepare_backward;  // after it: du and dr of the first gates, operand; adds to grad[0]
+  Tangent tangent;            // with layer norm: next_tangent
 };
 
 // The strips of a cell that was compiled at run time, for one SIMD level.

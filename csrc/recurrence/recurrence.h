@@ -27,6 +27,15 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
                                 OptionalTensor seed);
 
+// The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
+// forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
+// Returns [h_tangent, *tangents of the final state, log_r, lost].
+Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Tensors tangents,
+                               OptionalTensor bias, OptionalTensors params, OptionalTensor batch_sizes,
+                               OptionalTensor reset, bool reverse, Tensor h, Tensors saved, OptionalTensor u_tangent,
+                               OptionalTensor r_tangent, OptionalTensor bias_tangent, OptionalTensors params_tangent,
+                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed);
+
 // Two recurrences of equal sizes at once: both directions of a layer over one input, or, if `stacked`, a layer and the
 // layer above it, which reads its h. Lists contain the tensors of the first and then those of the second; results are
 // those of `recurrence` and `recurrence_backward` for the first and then for the second. If stacked, the only gradient

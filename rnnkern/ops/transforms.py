@@ -63,11 +63,12 @@ def no_forward_mode(operator: str) -> staticmethod:
     return staticmethod(refuse)
 
 
-def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
+def applied(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
     """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
-    jvp."""
+    jvp. Without ``jvp``, that subclass raises NotImplementedError."""
     function.forward.__signature__ = inspect.signature(function.forward)  # otherwise created at each call, in 10 us
-    duals = type(f"_{function.__name__}OfDuals", (function,), {"jvp": no_forward_mode(operator)})
+    forward_mode = staticmethod(jvp) if jvp else no_forward_mode(operator)
+    duals = type(f"_{function.__name__}OfDuals", (function,), {"jvp": forward_mode})
 
     def apply(*args):
         if torch.compiler.is_dynamo_compiling():
@@ -77,10 +78,10 @@ def applied(function: type[torch.autograd.Function], operator: str) -> Callable:
     return apply
 
 
-def applied_whole(function: type[torch.autograd.Function], operator: str) -> Callable:
+def applied_whole(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
     """Like :func:`applied`, but inside a transform torch.compile does not trace into the Function: it would decompose
     it and silently lose its gradient."""
-    apply = applied(function, operator)
+    apply = applied(function, operator, jvp)
 
     def twin(*args):
         return apply(*args)

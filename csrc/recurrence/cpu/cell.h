@@ -124,6 +124,7 @@ constexpr Strips<T> strips_of() {
     strips.prepare = [](const ForwardStrip<T>& s) { Cell::prepare(s); };
     strips.prepare_backward = [](const BackwardStrip<T>& s) { Cell::prepare_backward(s); };
   }
+  if constexpr (Cell::normalised) strips.tangent = [](const TangentStrip<T>& s) { normalised_tangent<Equations>(s); };
   return strips;
 }
 

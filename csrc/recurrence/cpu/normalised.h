@@ -107,8 +107,8 @@ void normalised_forward(const ForwardStrip<T>& s) {
 }
 
 // Recomputes c'.
-template <class Equations, class T>
-void cells_again(const BackwardStrip<T>& s, T* to) {
+template <class Equations, class T, class Strip>
+void cells_again(const Strip& s, T* to) {
   using V = Vec<T>;
   constexpr int own = Equations::saved - Equations::gates;
   for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -173,6 +173,63 @@ void normalised_backward(const BackwardStrip<T>& s) {
     }
   });
   norm.backward(dr_workspace, [&](int64_t i, auto lanes, V dr) RNNKERN_INLINE_LAMBDA { dr.store(s.dr + i, lanes); });
+}
+
+// The tangents of such a cell, for a whole row. The gradient of the equations for one of their results is a row of
+// their Jacobian. The Jacobian of a norm is symmetric, so its backward is its tangent.
+template <class Equations, class T>
+void normalised_tangent(const TangentStrip<T>& s) {
+  using V = Vec<T>;
+  constexpr int gates = Equations::gates, own = Equations::saved - gates, states = Equations::states;
+  const Norm<T> norm(s.saved + own * s.hidden, gates * s.hidden);
+  norm.backward(s.r_tangent, [&](int64_t i, auto lanes, V of_norm) RNNKERN_INLINE_LAMBDA {
+    V r = of_norm * V::load(s.params[0] + i, lanes);
+    if (s.params_tangent[0]) r = r + norm(i, lanes) * V::load(s.params_tangent[0] + i, lanes);
+    if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);
+    r.store(s.r_tangent + i, lanes);
+  });
+  T *const y_tangent = s.workspace, *const c_again = y_tangent + s.hidden;
+  std::optional<Norm<T>> norm_c;
+  if constexpr (states > 1) {
+    if (s.mixed) cells_again<Equations>(s, c_again);
+    norm_c.emplace(s.mixed ? c_again : s.next[1], s.hidden);
+  }
+  // The tangent of a result of the equations, except for its part through the norm of c.
+  auto direct = [&](int result, int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    V save[Equations::saved], old[states], next[states], grad[states], du[gates], dr[gates];
+    load_gates(save, own, s.saved, s.hidden, unit, lanes);
+    for (int g = 0; g < gates; ++g) save[own + g] = affine(norm, s.params[0], s.bias, g * s.hidden + unit, lanes);
+    for (int k = 0; k < states; ++k) {
+      old[k] = V::load(s.old[k] + unit, lanes);
+      grad[k] = V(k == result ? 1 : 0);
+    }
+    next[0] = V::load(s.next[0] + unit, lanes);
+    if constexpr (states > 1) next[1] = affine(*norm_c, s.params[1], s.params[2], unit, lanes);
+    Equations::backward(save, old, next, static_cast<const V*>(nullptr), grad, du, dr, static_cast<V*>(nullptr));
+    V sum(0);
+    for (int k = 0; k < states; ++k) sum = sum + grad[k] * V::load(s.old_tangent[k] + unit, lanes);
+    for (int g = 0; g < gates; ++g) {
+      sum = sum + dr[g] * V::load(s.r_tangent + g * s.hidden + unit, lanes);
+      if (s.u_tangent) sum = sum + du[g] * V::load(s.u_tangent + g * s.hidden + unit, lanes);
+    }
+    return sum;
+  };
+  for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+    direct(states - 1, unit, lanes).store(s.next_tangent[states - 1] + unit, lanes);
+  });
+  if constexpr (states > 1) {
+    norm_c->backward(s.next_tangent[1], [&](int64_t unit, auto lanes, V of_norm)
+                                            RNNKERN_INLINE_LAMBDA { of_norm.store(y_tangent + unit, lanes); });
+    for_vectors<V>(0, s.hidden, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      V save[own];
+      load_gates(save, own, s.saved, s.hidden, unit, lanes);
+      V y = V::load(y_tangent + unit, lanes) * V::load(s.params[1] + unit, lanes);
+      if (s.params_tangent[1]) y = y + (*norm_c)(unit, lanes) * V::load(s.params_tangent[1] + unit, lanes);
+      if (s.params_tangent[2]) y = y + V::load(s.params_tangent[2] + unit, lanes);
+      const V slope = Equations::output_backward(save, affine(*norm_c, s.params[1], s.params[2], unit, lanes), V(1));
+      (direct(0, unit, lanes) + slope * y).store(s.next_tangent[0] + unit, lanes);
+    });
+  }
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 reference for second derivatives."""
 
 import inspect
-import json
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,22 +10,13 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern._cells import library
-from rnnkern.ops._recurrence.second import differentiate_backward
+from rnnkern._torch_private import in_forward_mode
+from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
+from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
+from rnnkern.ops._recurrence.tangent import tangents_of
 from rnnkern.ops._recurrence.vmap import over_members
-from rnnkern.ops.transforms import applied_whole, no_forward_mode, transformed
+from rnnkern.ops.transforms import applied_whole, transformed
 from rnnkern.reference._recurrence import cell_of
-
-KERNEL_CELLS: dict[str, dict[str, int]] = (
-    json.loads(torch.ops.rnnkern.recurrence_cells()) if _extension.available else {}
-)
-"""For each cell with kernels (csrc/cells/list.h), its properties such as ``saved``, ``resident`` and ``params``."""
-
-
-def saved_by(cell: str) -> int:
-    """Number of values per unit and step that a cell's kernel saves in addition to the states."""
-    return KERNEL_CELLS[cell]["saved"] if cell in KERNEL_CELLS else library.saved_by(cell)
-
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
 """Cells with CUDA kernels that keep R on chip for the whole sequence; the other cells use the stepwise kernel."""
@@ -73,14 +63,17 @@ class Recurrence(torch.autograd.Function):
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
-        ctx.inputs = 1 + len(tensors)
+        ctx.inputs, ctx.kept = 1 + len(tensors), len(saved)
         last = 8 + ctx.states + len(cell_of(ctx.cell).params)
         tensors, sources = tensors[:last], tensors[last:]
         ctx.sources = len(sources)
         projected = tensors[0] is not None
         # u takes as much memory as the gates. If the gates are saved, or the cell has none, no kernel reads u.
         reads_u = projected or (saved_by(ctx.cell) and not save_gates)
-        ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
+        kept = (*sources, u if reads_u or save_u else None, *tensors, h, *saved)
+        ctx.save_for_backward(*kept)
+        if in_forward_mode():
+            ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx, grad_h, *grad_rest):
@@ -99,7 +92,35 @@ class Recurrence(torch.autograd.Function):
         return over_members(differentiable, info, dims, args)
 
 
-differentiable = applied_whole(Recurrence, "recurrence")
+def _tensors_saved(cell, rates, seed):
+    """Number of tensors that a training forward saves, with the gates."""
+    candidates = not saved_by(cell) and seed is None and rates and rates[0] > 0
+    return cell_of(cell).states - 1 + bool(saved_by(cell)) + bool(candidates)
+
+
+def push_forward(ctx, *dots):
+    """The jvp of :class:`Recurrence`."""
+    saved = ctx.saved_tensors[ctx.sources :]
+    arguments, last = saved[:9], 9 + ctx.states
+    state, params = saved[9:last], saved[last : last + len(cell_of(ctx.cell).params)]
+    h, *kept = saved[last + len(params) :]
+    if arguments[7] is not None:
+        raise NotImplementedError(
+            "recurrence: forward mode with `grad_scale` is not supported: the scale changes gradients, but not h"
+        )
+    call = ctx.cell, ctx.reverse, ctx.rates
+    if len(kept) < _tensors_saved(ctx.cell, ctx.rates, arguments[8]):
+        _, *rest = differentiable(*call[:2], (True, True, None), ctx.states, ctx.rates, *arguments, *state, *params)
+        kept = rest[ctx.states :]
+    dots = dots[5:]
+    h_tangent, final = tangents_of(
+        *call, (*arguments[:7], arguments[8]), state, params, h, kept, dots[:5],
+        dots[9 : 9 + ctx.states], dots[9 + ctx.states : 9 + ctx.states + len(params)],
+    )  # fmt: skip
+    return h_tangent, *final, *[None] * ctx.kept
+
+
+differentiable = applied_whole(Recurrence, "recurrence", push_forward)
 
 
 def gradients(cell, reverse, states, rates, tensors, needs, grads):
@@ -147,7 +168,10 @@ class RecurrenceBackward(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
         ctx.set_materialize_grads(False)
+        ctx.shapes = [y.shape for y in output]
         ctx.save_for_backward(*tensors)
+        if in_forward_mode():
+            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -170,7 +194,16 @@ class RecurrenceBackward(torch.autograd.Function):
         share = wanted.isdisjoint(WEIGHTS) and not cell_of(cell).params
         return over_members(RecurrenceBackward.apply, info, dims, args, share)
 
-    jvp = no_forward_mode("recurrence")
+    @staticmethod
+    def jvp(ctx, *dots):
+        saved = ctx.saved_tensors
+        state, params, _, *upstream = _parts(ctx.cell, ctx.states, saved[9:])
+        state_dots, params_dots, _, *upstream_dots = _parts(ctx.cell, ctx.states, dots[14:])
+        of = ReferenceBackward(
+            ctx.cell, ctx.reverse, ctx.rates, saved[:9], state, params, (upstream[0], *upstream[1])
+        )  # fmt: skip
+        given = dict(zip(of.names, (*dots[5:10], *state_dots, *params_dots), strict=True))
+        return push_forward_backward(of, given, (upstream_dots[0], *upstream_dots[1]), ctx.shapes)
 
 
 class _Bound(NamedTuple):

@@ -1,0 +1,166 @@
+// Orthonormalizes the tangents of a sequence. Included once per SIMD level.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/storage.h"
+#include "recurrence/cpu/sequence.h"
+
+namespace rnnkern {
+namespace {
+
+// S rows of n values. Row s consists of a row of each state tensor; rows of one tensor are contiguous.
+template <class T>
+struct TangentRows {
+  using V = Vec<T>;
+  static constexpr int together = 4;  // rows that a pass over another row reads at once
+
+  int states;
+  int64_t count;  // S
+  T* of[most_states];
+  int64_t width[most_states];
+
+  int64_t size() const {
+    int64_t n = 0;
+    for (int k = 0; k < states; ++k) n += width[k];
+    return n;
+  }
+  T* at(int64_t row, int state) const { return of[state] + row * width[state]; }
+
+  // The Euclidean length of a row. Elements are divided by the largest, because squares of long products of Jacobians
+  // overflow or underflow.
+  T length(int64_t row) const {
+    V most(std::numeric_limits<T>::min());
+    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { most = select(abs(x) > most, abs(x), most); });
+    T lanes[V::width], largest = 0;
+    most.store(lanes);
+    for (const T x : lanes) largest = x > largest ? x : largest;
+    V squares(0);
+    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA {
+      const V part = x / V(largest);
+      squares = squares + part * part;
+    });
+    return largest * std::sqrt(sum_of(squares));
+  }
+
+  void divide(int64_t row, T by) const {
+    for (int k = 0; k < states; ++k)
+      for_vectors<V>(0, width[k], [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+        (V::load(at(row, k) + i, lanes) / V(by)).store(at(row, k) + i, lanes);
+      });
+  }
+
+  void set_zero(int64_t row) const {
+    for (int k = 0; k < states; ++k) clear(at(row, k), width[k]);
+  }
+
+  // Subtracts from a row its projections on rows 0..last-1, twice, because one pass leaves a rounding error that is
+  // relative to the length before it (Giraud et al. 2005). Rows of zeros have no effect. `row` may be among them.
+  void reject(int64_t row, int64_t last) const {
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int64_t first = 0; first < last; first += together) {
+        const int64_t rows = smaller(together, last - first);
+        T along[together];
+        dot(row, first, rows, along);
+        for (int j = 0; j < rows; ++j)
+          if (first + j == row) along[j] = 0;
+        subtract(row, first, rows, along);
+      }
+    }
+  }
+
+ private:
+  template <class F>
+  RNNKERN_INLINE void for_vectors_of(int64_t row, F f) const {
+    for (int k = 0; k < states; ++k)
+      for_vectors<V>(0, width[k],
+                     [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { f(V::load(at(row, k) + i, lanes)); });
+  }
+
+  static T sum_of(V x) {
+    T lanes[V::width];
+    x.store(lanes);
+    for (int half = V::width / 2; half > 0; half /= 2)
+      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    return lanes[0];
+  }
+
+  void dot(int64_t row, int64_t first, int64_t rows, T* along) const {
+    V sums[together] = {V(0), V(0), V(0), V(0)};
+    for (int k = 0; k < states; ++k) {
+      const T *const a = at(row, k), *const q = at(first, k);
+      const int64_t step = width[k];
+      const auto add = [&](auto all) RNNKERN_INLINE_LAMBDA {
+        for_vectors<V>(0, step, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+          const V x = V::load(a + i, lanes);
+          for (int j = 0; j < (all ? together : rows); ++j) sums[j] = sums[j] + x * V::load(q + j * step + i, lanes);
+        });
+      };
+      if (rows == together)
+        add(std::true_type());
+      else
+        add(std::false_type());
+    }
+    for (int j = 0; j < rows; ++j) along[j] = sum_of(sums[j]);
+  }
+
+  void subtract(int64_t row, int64_t first, int64_t rows, const T* along) const {
+    for (int k = 0; k < states; ++k) {
+      T* const a = at(row, k);
+      const T* const q = at(first, k);
+      const int64_t step = width[k];
+      for_vectors<V>(0, step, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+        V x = V::load(a + i, lanes);
+        for (int j = 0; j < rows; ++j) x = x - V(along[j]) * V::load(q + j * step + i, lanes);
+        x.store(a + i, lanes);
+      });
+    }
+  }
+};
+
+// Gram-Schmidt. Writes the logarithms of the lengths to log_r (S,). A row that is linearly dependent on the rows before
+// it, to rounding, has -inf there and is counted in `lost`; at the end it is replaced by the first unit vector that is
+// not in the span of all others. `covered` is workspace of n elements.
+template <class T>
+void orthonormalize(const TangentRows<T>& rows, double* log_r, int64_t* lost, T* covered) {
+  const int64_t n = rows.size();
+  const T least = T(8 * n) * std::numeric_limits<T>::epsilon();
+  bool any_lost = false;
+  for (int64_t s = 0; s < rows.count; ++s) {
+    const T before = rows.length(s);
+    rows.reject(s, s);
+    const T length = rows.length(s);
+    if (length <= least * before) {
+      log_r[s] = -std::numeric_limits<double>::infinity();
+      rows.set_zero(s);
+      ++lost[s];
+      any_lost = true;
+    } else {
+      log_r[s] = std::log(double(length));
+      rows.divide(s, length);
+    }
+  }
+  if (!any_lost) return;
+  clear(covered, n);
+  auto cover = [&](int64_t s) {
+    T* sums = covered;
+    for (int k = 0; k < rows.states; sums += rows.width[k++])
+      for (int64_t i = 0; i < rows.width[k]; ++i) sums[i] += rows.at(s, k)[i] * rows.at(s, k)[i];
+  };
+  for (int64_t s = 0; s < rows.count; ++s) cover(s);
+  for (int64_t s = 0; s < rows.count; ++s) {
+    if (log_r[s] != -std::numeric_limits<double>::infinity()) continue;
+    int64_t unit = 0;  // at least one unit vector has a part of this length outside of the span
+    while (unit < n - 1 && !(1 - covered[unit] > T(0.5) / T(n))) ++unit;
+    int state = 0;
+    while (unit >= rows.width[state]) unit -= rows.width[state++];
+    rows.at(s, state)[unit] = 1;
+    rows.reject(s, rows.count);
+    rows.divide(s, rows.length(s));
+    cover(s);
+  }
+}
+
+}  // namespace
+}  // namespace rnnkern
