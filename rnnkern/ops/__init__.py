@@ -6,12 +6,14 @@ from rnnkern.ops._orthogonal.householder import householder_product
 from rnnkern.ops._orthogonal.orthogonal import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.ops._recurrence.pair import recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import recurrence
+from rnnkern.ops._recurrence.recurrence_tangent import recurrence_tangent
 from rnnkern.ops._relevancy.gather_attention import gather_attention
 from rnnkern.ops._relevancy.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.sab import SABMemory, SABState, sab_recurrence
 from rnnkern.ops._scan.linear_scan import linear_scan
 from rnnkern.ops._scan.moment_filter import moment_filter
 from rnnkern.ops.dispatch import Choice, explain, use
+from rnnkern.reference import Tangents
 
 __all__ = [
     "Choice",
@@ -19,6 +21,7 @@ __all__ = [
     "RelevancyState",
     "SABMemory",
     "SABState",
+    "Tangents",
     "cayley",
     "explain",
     "gather_attention",
@@ -31,6 +34,7 @@ __all__ = [
     "recurrence",
     "recurrence_bidirectional",
     "recurrence_stacked",
+    "recurrence_tangent",
     "relevancy_recurrence",
     "sab_recurrence",
     "schur_weight",

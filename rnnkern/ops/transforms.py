@@ -67,14 +67,21 @@ def applied(function: type[torch.autograd.Function], operator: str, jvp: Callabl
     """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
     jvp. Without ``jvp``, that subclass raises NotImplementedError."""
     function.forward.__signature__ = inspect.signature(function.forward)  # otherwise created at each call, in 10 us
-    forward_mode = staticmethod(jvp) if jvp else no_forward_mode(operator)
-    duals = type(f"_{function.__name__}OfDuals", (function,), {"jvp": forward_mode})
+
+    class OfDuals(function):
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            function.setup_context(ctx, inputs, output)
+            ctx.save_for_forward(*ctx.to_save)
+
+    OfDuals.jvp = staticmethod(jvp) if jvp else no_forward_mode(operator)
 
     def apply(*args):
         if torch.compiler.is_dynamo_compiling():
             args = _distinct(args)
-        return (duals if in_forward_mode() else function).apply(*args)
+        return (OfDuals if in_forward_mode() else function).apply(*args)
 
+    apply.of_duals = OfDuals.apply
     return apply
 
 
@@ -83,8 +90,8 @@ def applied_whole(function: type[torch.autograd.Function], operator: str, jvp: C
     it and silently lose its gradient."""
     apply = applied(function, operator, jvp)
 
-    def twin(*args):
-        return apply(*args)
+    def twin(*args):  # forward mode of a compiled call is not visible here
+        return apply.of_duals(*args)
 
     @constant_when_compiled
     def keep():  # called while torch.compile traces: registering the twin earlier would import torch.compile

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern._torch_private import in_forward_mode
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
 from rnnkern.ops._recurrence.tangent import tangents_of
@@ -70,10 +69,7 @@ class Recurrence(torch.autograd.Function):
         projected = tensors[0] is not None
         # u takes as much memory as the gates. If the gates are saved, or the cell has none, no kernel reads u.
         reads_u = projected or (saved_by(ctx.cell) and not save_gates)
-        kept = (*sources, u if reads_u or save_u else None, *tensors, h, *saved)
-        ctx.save_for_backward(*kept)
-        if in_forward_mode():
-            ctx.save_for_forward(*kept)
+        ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
 
     @staticmethod
     def backward(ctx, grad_h, *grad_rest):
@@ -170,8 +166,7 @@ class RecurrenceBackward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.shapes = [y.shape for y in output]
         ctx.save_for_backward(*tensors)
-        if in_forward_mode():
-            ctx.save_for_forward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx, *grads):

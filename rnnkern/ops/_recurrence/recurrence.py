@@ -25,15 +25,20 @@ from rnnkern.reference._recurrence import cell_of
 _operators = torch.ops.rnnkern
 
 
-def _choose(cell: str, u: Tensor) -> Choice:
-    """The implementation for a cell and the device and dtype of ``u``."""
+def choose_kernel(operator: str, cell: str, u: Tensor, no_cuda: str | None = None) -> Choice:
+    """The implementation of an operator on cells, for the device and dtype of ``u``. ``no_cuda``: why there is no CUDA
+    kernel, if so."""
     cell = COMPLEX[cell] if u.is_complex() else cell
     why = on_cuda = None if cell in KERNEL_CELLS else f"the cell {cell!r} has no kernel"
     if library.is_known(cell):
         compiles = forced() != "reference"
         why = library.refusal(cell) if compiles and u.device.type == "cpu" else None
-        on_cuda = library.refusal(cell, on_cuda=True) if compiles and u.device.type == "cuda" else None
-    return choose("recurrence", {"cuda": cuda_refusal(u, on_cuda), "cpu": cpu_refusal(u, why)})
+        on_cuda = library.refusal(cell, on_cuda=True) if compiles and u.device.type == "cuda" and not no_cuda else None
+    return choose(operator, {"cuda": cuda_refusal(u, no_cuda or on_cuda), "cpu": cpu_refusal(u, why)})
+
+
+def _choose(cell: str, u: Tensor) -> Choice:
+    return choose_kernel("recurrence", cell, u)
 
 
 def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) -> Choice:
@@ -128,7 +133,7 @@ def recurrence(
         ValueError: a shape, the cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
             implementation that cannot run the call.
         TypeError: an argument has the wrong type, dtype or device.
-        NotImplementedError: forward mode (``torch.func.jvp``) is not supported, nor is a second derivative of packed
+        NotImplementedError: forward mode (``torch.func.jvp``) with ``grad_scale``, or a second derivative of packed
             input under ``torch.compile``.
         RuntimeError: a second derivative needs ``u``, which was not saved; set ``save_u``.
 

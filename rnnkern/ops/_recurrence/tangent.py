@@ -82,7 +82,6 @@ class RecurrenceTangent(torch.autograd.Function):
         ctx.mark_non_differentiable(output[-1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[6:])
-        ctx.save_for_forward(*inputs[6:])
 
     @staticmethod
     def backward(ctx, *grads):

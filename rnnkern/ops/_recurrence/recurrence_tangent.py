@@ -1,0 +1,214 @@
+"""Forward mode of the recurrence: the public function, its checks, and its choice of implementation."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rnnkern import reference
+from rnnkern.ops._recurrence.autograd import differentiable
+from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
+from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
+from rnnkern.ops._recurrence.recurrence import choose_kernel
+from rnnkern.ops._recurrence.tangent import NO_CUDA, propagate
+from rnnkern.ops.checks import check_like, check_shape, shape_of
+from rnnkern.ops.dispatch import Choice, operator
+from rnnkern.reference import Tangents
+from rnnkern.reference._recurrence import cell_of
+
+
+def _choose(cell: str, u: Tensor) -> Choice:
+    return choose_kernel("recurrence_tangent", getattr(cell, "name", cell), u, NO_CUDA)
+
+
+def _check(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
+           params, batch_sizes, reset, reverse, weight_ih, bias_ih) -> None:  # fmt: skip
+    """Raises the errors that :func:`recurrence_tangent` documents."""
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, None, None, False, weight_ih, bias_ih)
+    facts = cell_of(getattr(cell, "name", cell))
+    what = "recurrence_tangent"
+    if not isinstance(tangents, (tuple, list)):
+        raise TypeError(f"{what}: `tangents` must be a tuple of tensors, got {type(tangents).__name__}")
+    if len(tangents) != len(state):
+        raise ValueError(f"{what}: `tangents` must have {len(state)} tensors like `state`, got {len(tangents)}")
+    if params_tangent is not None and len(params_tangent) != len(params):
+        raise ValueError(
+            f"{what}: `params_tangent` must have {len(params)} tensors like `params`, got {len(params_tangent)}"
+        )
+    if not isinstance(tangents[0], Tensor) or tangents[0].dim() != 3:
+        raise ValueError(f"{what}: `tangents[0]` must be (S, B, H), got {shape_of(tangents[0])}")
+    count = tangents[0].shape[0]
+    columns = u.shape[-1] if weight_ih is None else weight_ih.shape[0]
+    recurrent = columns // facts.gates * facts.recurrent
+    given = [
+        *(
+            (f"tangents[{k}]", d, f"state[{k}]", s, "(S, B, H)", s.shape)
+            for k, (d, s) in enumerate(zip(tangents, state, strict=True))
+        ),
+        ("u_tangent", u_tangent, "u", u, "(S, T, B, G*H)", (*u.shape[:-1], columns)),
+        ("r_tangent", r_tangent, "u", u, "(S, T, B, G*H)", (*u.shape[:-1], recurrent)),
+        ("bias_tangent", bias_tangent, "u", u, "(S, G*H)", (recurrent,)),
+        *(
+            (f"params_tangent[{k}]", d, f"params[{k}]", p, "like `params` with a leading S,", p.shape)
+            for k, (d, p) in enumerate(zip(params_tangent or (), params, strict=False))
+        ),
+    ]
+    for name, tensor, like, of, wanted, shape in given:
+        if tensor is not None:
+            check_like(what, name, tensor, like, of)
+            check_shape(what, name, tensor, wanted, (count, *shape))
+    if r_tangent is not None and facts.joint:
+        raise ValueError(
+            f"{what}: `r_tangent` must be None for a cell that adds u and R h; add it to `u_tangent`, got a tensor"
+        )
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"{what}: `every` must be an int, got {every!r}")
+    if every < 0:
+        raise ValueError(f"{what}: `every` must not be negative, got {every}")
+    if not every:
+        return
+    size = sum(s.shape[1] for s in state)
+    if u.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{what}: `every` needs float32 or float64, got {u.dtype}")
+    if sequence:
+        raise ValueError(f"{what}: `sequence` must be False if `every` is positive, got every={every}")
+    if reset is not None:
+        raise ValueError(f"{what}: `reset` must be None if `every` is positive, because it sets all tangents to zero")
+    if count > size:
+        raise ValueError(f"{what}: `tangents` must be at most {size}, the size of the state, with `every`, got {count}")
+
+
+@operator(_check, lambda cell, u: _choose(cell, u))
+def recurrence_tangent(
+    cell: str,
+    u: Tensor,
+    R: Tensor,
+    state: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    *,
+    u_tangent: Tensor | None = None,
+    r_tangent: Tensor | None = None,
+    bias_tangent: Tensor | None = None,
+    params_tangent: Sequence[Tensor | None] | None = None,
+    every: int = 0,
+    sequence: bool = False,
+    bias: Tensor | None = None,
+    params: Sequence[Tensor] = (),
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    reverse: bool = False,
+    weight_ih: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tangents:
+    r"""Forward mode of :func:`recurrence`: propagates S tangents of each sequence through all steps.
+
+    With the state :math:`x_t = F(x_{t-1}, u_t)` of all state tensors, the tangents are
+
+    .. math::
+        \dot x_t = \frac{\partial F}{\partial x} \dot x_{t-1} + \frac{\partial F}{\partial u} \dot u_t
+
+    Unit vectors as tangents give the Jacobian of the final state; :func:`torch.func.jvp` of :func:`recurrence` is a
+    call with S = 1. With ``every`` = k, the tangents of a sequence are orthonormalized after every k steps and after
+    the last one, which gives Lyapunov exponents (Benettin et al. 1980).
+
+    Args:
+        cell, u, R, state: as in :func:`recurrence`.
+        tangents: tensors (S, B, H), the tangents of ``state``. S may be 0.
+        u_tangent: (S, T, B, G*H), or (S, rows, G*H) with ``batch_sizes``: tangents of u, after the projection by
+            ``weight_ih``. Default: zeros.
+        r_tangent: tangents that are added to R h, likewise. Only for cells in which u and R h enter separately
+            (``gru``, ``goru`` and those with layer normalization, where they are added before the norm).
+        bias_tangent: (S, G*H), tangents of ``bias``.
+        params_tangent: tangents of ``params``, shaped like them with a leading S; None for zeros.
+        every: orthonormalize after this many steps in processing order. 0: never.
+        sequence: whether to return the tangents of h at every step; not together with ``every``.
+        bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, zoneout, dropout, seed: as in :func:`recurrence`.
+            A reset sets the tangents to zero.
+
+    Returns:
+        A named tuple:
+
+        - ``h``, ``state``: the results of :func:`recurrence`.
+        - ``h_tangent``: (S, T, B, H), or (S, rows, H): the tangents of h at every step; (0,) without ``sequence``.
+        - ``tangents``: tensors (S, B, H), those of the final state; orthonormal if ``every`` > 0.
+        - ``log_r``: (ceil(T / every), B, S), float64: the logarithms of the diagonal of the QR decompositions' R, in
+          nats; 0 after the end of a shorter sequence; (0,) if ``every`` is 0.
+        - ``lost``: (B, S), int64: how often a tangent was linearly dependent on the previous ones, to rounding. Its
+          ``log_r`` is then -inf, and it is replaced by a unit vector.
+
+    float32, float64 and, without ``every``, bfloat16, float16 and complex numbers; 16-bit tangents are float32 between
+    steps. The CPU has a kernel; on a GPU the reference runs. Derivatives of all results with respect to all tensors go
+    through the reference.
+
+    Raises:
+        ValueError: as :func:`recurrence`; a tangent has the wrong shape; ``every`` is negative, or combined with
+            ``reset``, ``sequence`` or S above the size of the state; ``r_tangent`` is given for another cell.
+        TypeError: a tangent has the wrong type, dtype or device; ``every`` is not an int, or positive with a dtype
+            other than float32 and float64.
+
+    See also: :func:`rnnkern.reference.recurrence_tangent`, the same equations in plain PyTorch.
+
+    >>> u, R, h0 = torch.zeros(4, 1, 3), torch.diag(torch.tensor([2.0, 1.0, 0.5])), torch.zeros(1, 3)
+    >>> unit_vectors = torch.eye(3).unsqueeze(1)
+    >>> recurrence_tangent("tanh", u, R, (h0,), (unit_vectors,), every=1).log_r.mean(0)  # logarithms of 2, 1 and 1/2
+    tensor([[ 0.6931,  0.0000, -0.6931]], dtype=torch.float64)
+    """
+    cell = getattr(cell, "name", cell)
+    _check(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
+           params, batch_sizes, reset, reverse, weight_ih, bias_ih)  # fmt: skip
+    rates, seed = noise(zoneout, dropout, seed, len(state), u)
+    if _choose(cell, u).implementation == "reference":
+        return reference.recurrence_tangent(
+            cell, u, R, state, tangents, u_tangent=u_tangent, r_tangent=r_tangent, bias_tangent=bias_tangent,
+            params_tangent=params_tangent, every=every, sequence=sequence, bias=bias, params=params,
+            batch_sizes=batch_sizes, reset=reset, reverse=reverse, weight_ih=weight_ih, bias_ih=bias_ih,
+            zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed,
+        )  # fmt: skip
+    if weight_ih is not None:
+        u = F.linear(u, weight_ih, bias_ih)
+    facts = cell_of(cell)
+    if bias_tangent is not None and not facts.normalised:  # R h + b: the norm is the only thing between them
+        added = bias_tangent[(slice(None), *[None] * (u.dim() - 1))]
+        if facts.joint:
+            u_tangent = added.expand(-1, *u.shape) if u_tangent is None else u_tangent + added
+        else:
+            rows = (-1, *u.shape[:-1], added.shape[-1])
+            r_tangent = added.expand(rows) if r_tangent is None else r_tangent + added
+        bias_tangent = None
+    params_tangent = [None] * len(params) if params_tangent is None else params_tangent
+    if u.is_complex():
+        found = _propagate(
+            COMPLEX[cell], columns_in_parts(u), rows_in_parts(R), (state_in_parts(state[0]),),
+            (state_in_parts(tangents[0]),), None if u_tangent is None else columns_in_parts(u_tangent), None, None,
+            [None if d is None else d.repeat_interleave(2, -1) for d in params_tangent], every, sequence,
+            None if bias is None else columns_in_parts(bias), [x.repeat_interleave(2) for x in params], batch_sizes,
+            reset, reverse, rates, seed,
+        )  # fmt: skip
+        h_tangent = of_parts(found.h_tangent) if sequence else found.h_tangent.to(u.dtype)
+        return found._replace(
+            h=of_parts(found.h), state=tuple(map(of_parts, found.state)), h_tangent=h_tangent,
+            tangents=tuple(map(of_parts, found.tangents)),
+        )  # fmt: skip
+    return _propagate(
+        cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias, params,
+        batch_sizes, reset, reverse, rates, seed,
+    )  # fmt: skip
+
+
+def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
+               params, batch_sizes, reset, reverse, rates, seed) -> Tangents:  # fmt: skip
+    arguments = u, None, None, R, bias, batch_sizes, reset
+    states = len(state)
+    h, *rest = differentiable(
+        cell, reverse, (True, True, None), states, rates, *arguments, None, seed, *state, *params
+    )  # fmt: skip
+    final, saved = rest[:states], rest[states:]
+    h_tangent, *moved, log_r, lost = propagate(
+        cell, reverse, states, rates, every, sequence, *arguments, seed, u_tangent, r_tangent, bias_tangent, *state,
+        *params, *tangents, *params_tangent, h, *saved,
+    )  # fmt: skip
+    return Tangents(h, tuple(final), h_tangent, tuple(moved), log_r, lost)
