@@ -1,18 +1,60 @@
 """Tools that measure what recurrent models and their weights do, in plain PyTorch."""
 
 from rnnkern.analysis._fisher import fisher_memory_curve, spatial_fisher
+from rnnkern.analysis._fixed_points import ZeroPoint, fixed_points, shaping, zero_point
+from rnnkern.analysis._gains import Gains
+from rnnkern.analysis._jacobian import jacobian
+from rnnkern.analysis._mean_field import MeanField, mean_field
 from rnnkern.analysis._memory import KINDS, memory_function, perturbation_error
 from rnnkern.analysis._nonnormal import Departure, commutator, henrici_departure, schur_parts, transient_norms
+from rnnkern.analysis._phases import SwitchLimit, bifurcation, marginal, phase, pinching_rate, switch_limit
+from rnnkern.analysis._samples import unit_samples
+from rnnkern.analysis._slow import expected_slow_fraction, participation, slow_fraction, squared_singular_values
+from rnnkern.analysis._spectral import (
+    Support,
+    UnitSamples,
+    fixed_point_support,
+    spectral_boundary,
+    spectral_edge,
+    spectral_function,
+    spectral_support,
+)
 
 __all__ = [
     "KINDS",
     "Departure",
+    "Gains",
+    "MeanField",
+    "Support",
+    "SwitchLimit",
+    "UnitSamples",
+    "ZeroPoint",
+    "bifurcation",
     "commutator",
+    "expected_slow_fraction",
     "fisher_memory_curve",
+    "fixed_point_support",
+    "fixed_points",
     "henrici_departure",
+    "jacobian",
+    "marginal",
+    "mean_field",
     "memory_function",
+    "participation",
     "perturbation_error",
+    "phase",
+    "pinching_rate",
     "schur_parts",
+    "shaping",
+    "slow_fraction",
     "spatial_fisher",
+    "spectral_boundary",
+    "spectral_edge",
+    "spectral_function",
+    "spectral_support",
+    "squared_singular_values",
+    "switch_limit",
     "transient_norms",
+    "unit_samples",
+    "zero_point",
 ]

@@ -1,0 +1,196 @@
+"""Fixed points of random gated networks and their stability."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from rnnkern.analysis._gains import RESET_CELLS, Gate, check_not_negative, gates_of, sigmoid
+from rnnkern.analysis._gauss import mean_square_gate, mean_square_slope, nodes, peak, root, sech2, slope
+
+FIXED_POINT_CELLS = ("gru_reset_before", "gru", "tanh")
+SMALLEST, SCANNED = 1e-10, 161
+"""Fixed points are searched between this mean square and 1, at this many values first."""
+
+
+class ZeroPoint(NamedTuple):
+    """Result of :func:`zero_point`."""
+
+    centre: float
+    radius: float
+    stable: bool
+
+
+def zero_point(cell: str, gains: Mapping[str, float], biases: Mapping[str, float] | None = None) -> ZeroPoint:
+    r"""Computes where the eigenvalues of the Jacobian lie at the zero state of a random network without input.
+
+    They fill the disk :math:`|\lambda - \mathrm{centre}| \le \mathrm{radius}` uniformly:
+
+    .. math::
+        |\lambda - z| \le (1 - z) r a_h, \quad z = \sigma(b_z), r = \sigma(b_r) & \text{GRU} \\
+        |\lambda - f| \le o i a_h, \quad f = \sigma(b_f), i = \sigma(b_i), o = \sigma(b_o) & \text{LSTM} \\
+        |\lambda| \le a_h & \text{tanh}
+
+    An LSTM with H units has 2H eigenvalues; the other H are exactly 0. The disk of a GRU is the same for both places of
+    the reset gate. The zero state is stable if centre + radius < 1. The gains of the gates have no influence.
+
+    Args:
+        cell: ``"gru"``, ``"gru_reset_before"``, ``"lstm"`` or ``"tanh"``.
+        gains: a :class:`Gains` of the cell.
+        biases: means of the biases, by gate; missing ones are 0. That of h must be 0, or zero is no fixed point.
+
+    Returns:
+        ``ZeroPoint(centre, radius, stable)``.
+
+    Raises:
+        ValueError: the cell or a name is unknown, a gain is missing or negative, or the bias of h is not 0.
+
+    Source: Can, Krishnamurthy and Schwab 2020, equations 20 and 21, corollaries 5.3 and 5.4.
+
+    >>> rnnkern.analysis.zero_point("gru", rnnkern.analysis.Gains(1.5, 10.0, 1.0))
+    ZeroPoint(centre=0.5, radius=0.375, stable=True)
+    """
+    gates = gates_of("zero_point", cell, gains, biases)
+    check_no_drive("zero_point", gates)
+    value = {name: sigmoid(gate.bias) for name, gate in gates.items()}
+    centre, radius = 0.0, gates["h"].gain
+    if cell in RESET_CELLS:
+        centre, radius = value["z"], (1 - value["z"]) * value["r"] * radius
+    elif cell == "lstm":
+        centre, radius = value["f"], value["o"] * value["i"] * radius
+    return ZeroPoint(centre, radius, centre + radius < 1)
+
+
+def fixed_points(
+    gains: Mapping[str, float], biases: Mapping[str, float] | None = None,
+    variances: Mapping[str, float] | None = None, *, cell: str = "gru_reset_before",
+) -> list[float]:  # fmt: skip
+    r"""Computes the fixed points of a large random GRU or tanh network without input, other than zero.
+
+    Mean field theory describes a fixed point by the mean square of its units, :math:`C_h`, which solves
+
+    .. math::
+        C_h = E\, \tanh^2\Bigl(x \sqrt{a_h^2 C_y + v_h} + b_h\Bigr), \qquad
+        C_y = C_h\, E\, \sigma^2\Bigl(x \sqrt{a_r^2 C_h + v_r} + b_r\Bigr)
+
+    for the GRU with the reset gate before the product. With the reset gate after the product,
+    :math:`C_h = E \tanh^2(r w + \sqrt{v_h} x + b_h)` with :math:`w \sim N(0, a_h^2 C_h)` independent of r; with tanh,
+    r is 1. The update gate has no influence. All nonzero solutions that are known are unstable (:func:`shaping`).
+
+    Args:
+        gains: a :class:`Gains` of the cell.
+        biases, variances: means and variances of the biases, by gate; missing ones are 0.
+        cell: ``"gru_reset_before"``, ``"gru"`` or ``"tanh"``.
+
+    Returns:
+        The solutions :math:`C_h` between 1e-10 and 1 in increasing order: none, one or two without biases.
+
+    Raises:
+        ValueError: the cell or a name is unknown, or a gain or variance is missing or negative.
+
+    Source: Can, Krishnamurthy and Schwab 2020, equation 10; the other two cells are ours.
+
+    >>> from rnnkern.analysis import Gains
+    >>> [round(C, 6) for C in fixed_points(Gains(1.8, 1.0, 10.0))]
+    [0.022202, 0.123864]
+    """
+    gates = gates_of("fixed_points", cell, gains, biases, variances, FIXED_POINT_CELLS)
+
+    def excess(logarithm: float) -> float:
+        C = math.exp(logarithm)
+        return mean_square(cell, gates, C) / C - 1
+
+    grid = torch.linspace(math.log(SMALLEST), 0, SCANNED, dtype=torch.float64).tolist()
+    values = [excess(x) for x in grid]
+    for k in range(len(grid) - 2, 0, -1):  # a peak above 0 between grid points whose values are below it
+        if max(values[k - 1], values[k + 1]) < values[k] < 0:
+            x, top = peak(excess, grid[k - 1], grid[k + 1])
+            if top > 0:
+                grid[k], values[k] = x, top
+    pairs = itertools.pairwise(zip(grid, values, strict=True))
+    return [math.exp(root(excess, a, b)) for (a, f_a), (b, f_b) in pairs if (f_a > 0) != (f_b > 0)]
+
+
+def shaping(
+    C_h: float, gains: Mapping[str, float], biases: Mapping[str, float] | None = None,
+    variances: Mapping[str, float] | None = None, *, cell: str = "gru_reset_before",
+) -> float:  # fmt: skip
+    r"""Computes the spectral shaping parameter :math:`\rho` of a random GRU or tanh network.
+
+    .. math::
+        \rho^2 = a_h^2\, E[\tanh'(y)^2] \bigl(E[r^2] + a_r^2\, E[\sigma'(\xi)^2]\, C_h\bigr)
+
+    y and xi are the pre-activations of the candidate and of the reset gate, with the variances of
+    :func:`fixed_points`. With the reset gate after the product,
+    :math:`\rho^2 = E[\tanh'(y)^2 (a_h^2 r^2 + a_r^2 \sigma'(\xi)^2 w^2)]`. A fixed point is stable if and only if
+    :math:`\rho < 1`. Without gain of the update gate, the spectral radius of the Jacobian is
+    :math:`z + (1 - z) \rho` with :math:`z = \sigma(b_z)`, at a fixed point or not.
+
+    Args:
+        C_h: mean square of the units: of a fixed point, or C[0] of :func:`mean_field`.
+        gains, biases, variances, cell: as in :func:`fixed_points`.
+
+    Returns:
+        rho.
+
+    Raises:
+        ValueError: as :func:`fixed_points`, or ``C_h`` is negative.
+
+    Source: Can, Krishnamurthy and Schwab 2020, equation 19, corollaries 4.4 and 4.6.
+
+    >>> gains = rnnkern.analysis.Gains(3.0, 1.0, 1.0)
+    >>> round(shaping(fixed_points(gains)[0], gains), 6)
+    1.118581
+    """
+    gates = gates_of("shaping", cell, gains, biases, variances, FIXED_POINT_CELLS)
+    check_not_negative("shaping", "C_h", C_h)
+    h = gates["h"]
+    if cell == "gru":
+        return _shaping_after(gates, C_h)
+    r = gates.get("r")
+    C_r = 1.0 if r is None else mean_square_gate(r.bias, r.deviation(C_h))
+    through_gate = 0.0 if r is None else r.gain**2 * mean_square_slope(r.bias, r.deviation(C_h)) * C_h
+    deviation = h.deviation(C_r * C_h)
+    y, w = nodes(deviation)
+    return h.gain * math.sqrt(float(w @ sech2(h.bias + deviation * y).square()) * (C_r + through_gate))
+
+
+def check_no_drive(caller: str, gates: Mapping[str, Gate]) -> None:
+    if gates["h"].bias != 0:
+        raise ValueError(f"{caller}: the bias of h must be 0, got {gates['h'].bias}; zero is no fixed point with it")
+
+
+def mean_square(cell: str, gates: Mapping[str, Gate], C: float) -> float:
+    """The right-hand side of the equation of :func:`fixed_points`."""
+    h, r = gates["h"], gates.get("r")
+    if cell == "gru":
+        return _mean_square_after(gates, C)
+    C_y = C if r is None else C * mean_square_gate(r.bias, r.deviation(C))
+    deviation = h.deviation(C_y)
+    y, w = nodes(deviation)
+    return float(w @ torch.tanh(h.bias + deviation * y).square())
+
+
+def _mean_square_after(gates: Mapping[str, Gate], C: float) -> float:
+    """E tanh(r w + sqrt(v_h) x + b_h)^2 on a grid of xi and the candidate's normal variable."""
+    h, r = gates["h"], gates["r"]
+    xi, w_xi = nodes(r.deviation(C))
+    y, w_y = nodes(h.deviation(C))
+    deviation = (torch.sigmoid(r.bias + r.deviation(C) * xi).square() * (h.gain**2 * C) + h.variance).sqrt()
+    return float(w_xi @ torch.tanh(h.bias + deviation.unsqueeze(1) * y).square() @ w_y)
+
+
+def _shaping_after(gates: Mapping[str, Gate], C: float) -> float:
+    """rho with the reset gate after the product. Given y = r w + sqrt(v_h) x + b_h, w is normal; its mean square
+    follows from the joint covariance."""
+    h, r = gates["h"], gates["r"]
+    xi, w_xi = nodes(r.deviation(C))
+    x, w_x = nodes(h.deviation(C))
+    pre = (r.bias + r.deviation(C) * xi).unsqueeze(1)
+    gate, of_w = torch.sigmoid(pre), h.gain**2 * C
+    total = gate.square() * of_w + h.variance
+    w_square = (gate * of_w * x).square() / total + of_w * h.variance / total if of_w > 0 else torch.zeros_like(total)
+    inner = h.gain**2 * gate.square() + r.gain**2 * slope(pre).square() * w_square
+    return math.sqrt(float(w_xi @ (sech2(h.bias + total.sqrt() * x).square() * inner) @ w_x))
