@@ -14,7 +14,7 @@ from python_tests.samples import Sample
 from rnnkern import _extension, ops, reference
 from rnnkern.ops import Choice
 from rnnkern.reference import _noise as noise
-from rnnkern.reference._recurrence import _product
+from rnnkern.reference._recurrence import product_of
 
 KERNELS = (
     *(
@@ -174,7 +174,7 @@ def off_kinks(sample: Sample) -> Sample:
     zoneout = rates[0] if rates else 0.0
     sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
     kept = noise.dropout_mask(seed, dropout, h0) if dropout and seed is not None else None
-    product = _product(matrix, kwargs["bias"], reference.CELLS[cell].gates, None, kept)
+    product = product_of(matrix, kwargs["bias"], reference.CELLS[cell].gates, None, kept)
     wide = wide.contiguous()
     rows = list(wide.flatten(0, -2).split(sizes))  # views
     for t in reversed(range(len(sizes))) if sample.kwargs["reverse"] else range(len(sizes)):

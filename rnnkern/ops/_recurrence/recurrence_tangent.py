@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern import reference
-from rnnkern.ops._recurrence.autograd import differentiable
+from rnnkern.ops._recurrence.autograd import Recurrence, differentiable
 from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops._recurrence.recurrence import choose_kernel
-from rnnkern.ops._recurrence.tangent import NO_CUDA, propagate
+from rnnkern.ops._recurrence.tangent import NO_CUDA, RecurrenceTangent, propagate
 from rnnkern.ops.checks import check_like, check_shape, shape_of
 from rnnkern.ops.dispatch import Choice, operator
+from rnnkern.ops.transforms import needs_derivatives, transformed
 from rnnkern.reference import Tangents
 from rnnkern.reference._recurrence import cell_of
 
@@ -149,6 +150,7 @@ def recurrence_tangent(
             ``reset``, ``sequence`` or S above the size of the state; ``r_tangent`` is given for another cell.
         TypeError: a tangent has the wrong type, dtype or device; ``every`` is not an int, or positive with a dtype
             other than float32 and float64.
+        NotImplementedError: torch.compile traces a call that needs gradients.
 
     See also: :func:`rnnkern.reference.recurrence_tangent`, the same equations in plain PyTorch.
 
@@ -202,13 +204,19 @@ def recurrence_tangent(
 def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
                params, batch_sizes, reset, reverse, rates, seed) -> Tangents:  # fmt: skip
     arguments = u, None, None, R, bias, batch_sizes, reset
+    directions = u_tangent, r_tangent, bias_tangent
+    forward, tangent = Recurrence.forward, RecurrenceTangent.forward
+    if needs_derivatives(u, R, bias, *state, *params, *tangents, *directions, *params_tangent):
+        if torch.compiler.is_dynamo_compiling() and not transformed():
+            raise NotImplementedError(
+                "recurrence_tangent: torch.compile does not support gradients through this call: make it outside of "
+                "torch.compile, or under torch.no_grad()"
+            )
+        forward, tangent = differentiable, propagate
     states = len(state)
-    h, *rest = differentiable(
-        cell, reverse, (True, True, None), states, rates, *arguments, None, seed, *state, *params
+    h, *rest = forward(cell, reverse, (True, True, None), states, rates, *arguments, None, seed, *state, *params)
+    h_tangent, *moved, log_r, lost = tangent(
+        cell, reverse, states, rates, every, sequence, *arguments, seed, *directions, *state, *params, *tangents,
+        *params_tangent, h, *rest[states:],
     )  # fmt: skip
-    final, saved = rest[:states], rest[states:]
-    h_tangent, *moved, log_r, lost = propagate(
-        cell, reverse, states, rates, every, sequence, *arguments, seed, u_tangent, r_tangent, bias_tangent, *state,
-        *params, *tangents, *params_tangent, h, *saved,
-    )  # fmt: skip
-    return Tangents(h, tuple(final), h_tangent, tuple(moved), log_r, lost)
+    return Tangents(h, tuple(rest[:states]), h_tangent, tuple(moved), log_r, lost)

@@ -106,5 +106,11 @@ def push_forward_backward(
         return {name: torch.zeros_like(x) if dots.get(name) is None else dots[name] for name, x in values.items()}
 
     given = filled(of.leaves, dots), filled(of.upstream, dict(zip(of.of_upstream, upstream_dots, strict=True)))
-    found = torch.func.jvp(of.function(asked), (of.leaves, of.upstream), given)[1] if of.upstream and asked else {}
+    found: dict[str, Tensor] = {}
+    if of.upstream and asked:
+        # A pullback is linear, and its own pullback is the Jacobian. torch.func.jvp would not work with dual numbers of
+        # torch.autograd.forward_ad, which PyTorch does not nest.
+        gradients, pull = torch.func.vjp(of.function(asked), of.leaves, of.upstream)
+        zeros = {name: torch.zeros_like(x) for name, x in gradients.items()}
+        (found,) = torch.func.vjp(pull, zeros)[1](given)
     return tuple(found[name] if name in found else of.leaves["u"].new_zeros(shape) for name, shape in named.items())
