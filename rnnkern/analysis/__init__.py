@@ -3,7 +3,9 @@
 from rnnkern.analysis._fisher import fisher_memory_curve, spatial_fisher
 from rnnkern.analysis._fixed_points import ZeroPoint, fixed_points, shaping, zero_point
 from rnnkern.analysis._gains import Gains
+from rnnkern.analysis._gradients import gradient_norms
 from rnnkern.analysis._jacobian import jacobian
+from rnnkern.analysis._lyapunov import Spectrum, kaplan_yorke, lyapunov_spectrum
 from rnnkern.analysis._mean_field import MeanField, mean_field
 from rnnkern.analysis._memory import KINDS, memory_function, perturbation_error
 from rnnkern.analysis._nonnormal import Departure, commutator, henrici_departure, schur_parts, transient_norms
@@ -25,6 +27,7 @@ __all__ = [
     "Departure",
     "Gains",
     "MeanField",
+    "Spectrum",
     "Support",
     "SwitchLimit",
     "UnitSamples",
@@ -35,8 +38,11 @@ __all__ = [
     "fisher_memory_curve",
     "fixed_point_support",
     "fixed_points",
+    "gradient_norms",
     "henrici_departure",
     "jacobian",
+    "kaplan_yorke",
+    "lyapunov_spectrum",
     "marginal",
     "mean_field",
     "memory_function",
