@@ -64,7 +64,14 @@ FLOORS = {
     "rnnkern.parametrizations": {"rnnkern._torch_private", "rnnkern.ops", "rnnkern.reference"},
     "rnnkern.analysis": {"rnnkern.ops", "rnnkern.reference"},
     "rnnkern.optim": {"rnnkern.ops", "rnnkern.parametrizations"},
-    "rnnkern.nn": {"rnnkern._cell", "rnnkern.cells", "rnnkern.ops", "rnnkern.parametrizations", "rnnkern.reference"},
+    "rnnkern.nn": {
+        "rnnkern._cell",
+        "rnnkern.analysis",
+        "rnnkern.cells",
+        "rnnkern.ops",
+        "rnnkern.parametrizations",
+        "rnnkern.reference",
+    },
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
 }
 FLOORS["rnnkern"] = set(FLOORS)

@@ -89,6 +89,9 @@ def mean_field(
 
 # ---- a population
 
+NUGGET = 1e-9
+"""Relative variance of white noise that is added to each process: covariances of slow units are close to singular."""
+
 
 class _Process:
     """A Gaussian process of each of M units, drawn one step at a time."""
@@ -104,9 +107,9 @@ class _Process:
         t = len(covariances) - 1
         row = self.gate.gain**2 * covariances + self.gate.variance
         known = torch.linalg.solve_triangular(self.factor[:t, :t], row[:t, None], upper=False).squeeze(1)
-        rest = row[t] - known.square().sum()
+        rest = row[t] * (1 + NUGGET) - known.square().sum()
         self.factor[t, :t] = known
-        self.factor[t, t] = rest.clamp(min=1e-12 * row[t].item()).sqrt().clamp(min=1e-150)
+        self.factor[t, t] = rest.clamp(min=NUGGET * row[t].item()).sqrt().clamp(min=1e-150)
         self.noise[t].normal_(generator=self.generator)
         return self.gate.bias + self.factor[t, : t + 1] @ self.noise[: t + 1]
 

@@ -46,35 +46,38 @@ def expected_slow_fraction(
     C_h: float, gains: Mapping[str, float], biases: Mapping[str, float] | None = None,
     variances: Mapping[str, float] | None = None, *, cell: str = "gru_reset_before", radius: float = 0.05,
 ) -> float:  # fmt: skip
-    r"""Computes the share of slow modes of a large random GRU with a large gain of the update gate.
+    r"""Computes the number of slow modes per unit of a large random GRU or LSTM, if the gain of the update or forget
+    gate is large.
 
     .. math::
         P(|\lambda - 1| < r) \approx \tfrac12 \mathrm{erfc}\biggl(
             \frac{-\ln r - b_z}{\sqrt{2 (a_z^2 C_h + v_z)}} \biggr)
 
     It is the probability that :math:`e^{-\zeta} < r`, for the pre-activation zeta of the update gate; nothing is
-    fitted. It is good to a few percent from a_z = 5 on.
+    fitted. It is good to .04 for a GRU from a_z = 5 on. For an LSTM, f takes the place of z and it is good to .06; an
+    LSTM has two eigenvalues per unit, so :func:`slow_fraction` of its Jacobian is half as large.
 
     Args:
         C_h: mean square of the units: C[0] of :func:`mean_field`.
         gains, biases, variances: as in :func:`mean_field`.
-        cell: ``"gru"`` or ``"gru_reset_before"``.
+        cell: ``"gru"``, ``"gru_reset_before"`` or ``"lstm"``.
         radius: r, positive.
 
     Returns:
-        The share.
+        The number of eigenvalues within r of 1, divided by the number of units.
 
     Raises:
         ValueError: the cell or a name is unknown, a gain or variance is missing or negative, ``C_h`` is negative, or
             ``radius`` is not positive.
 
-    Source: Can, Krishnamurthy and Schwab 2020, equation 111; the bias is ours.
+    Source: Can, Krishnamurthy and Schwab 2020, equation 111; bias and LSTM are ours.
 
     >>> round(expected_slow_fraction(0.35, rnnkern.analysis.Gains(3.0, 10.0, 0.0)), 3)
     0.306
     """
     caller = "expected_slow_fraction"
-    z = gates_of(caller, cell, gains, biases, variances, ("gru", "gru_reset_before"))["z"]
+    gates = gates_of(caller, cell, gains, biases, variances, ("gru", "gru_reset_before", "lstm"))
+    z = gates["f" if cell == "lstm" else "z"]
     check_not_negative(caller, "C_h", C_h)
     if not radius > 0:
         raise ValueError(f"{caller}: `radius` must be positive, got {radius}")

@@ -1,6 +1,7 @@
 """Recurrent layers, among them drop-in replacements for those of torch.nn. They hold parameters and call
 rnnkern.ops."""
 
+from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.continuous import ContinuousRNN
 from rnnkern.nn.goru import GORU
