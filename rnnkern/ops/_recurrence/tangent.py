@@ -138,7 +138,7 @@ def _given_params(cell, reverse, parts):
         before = Before(parts.arguments[5], parts.arguments[6], reverse)
         i, f, g, o = parts.saved[1].chunk(4, -1)
         unprojected = o * torch.tanh(f * before(parts.state[1], parts.saved[0]) + i * g)
-        return [torch.einsum("...h,sph->s...p", unprojected, given[0])]
+        return [torch.einsum("...h,sph->s...p", unprojected, given[0].to(unprojected)).to(given[0])]
     count = parts.tangents[0].shape[0]
     pairs = zip(given, parts.params, strict=True)
     return [x.new_zeros(count, *x.shape) if dot is None else dot for dot, x in pairs]
@@ -261,7 +261,7 @@ def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot):
             return given(operand, first, last)
 
         u = x if weight_ih is None else F.linear(x, weight_ih, bias_ih)
-        rest = [before(s, made).flatten(0, -2) for s, made in zip(state[1:], saved, strict=False)]
+        rest = [before(s, made.to(s)).flatten(0, -2) for s, made in zip(state[1:], saved, strict=False)]
         facts.step(u.flatten(0, -2), product, (rows, *rest), *params)
         products = torch.cat(parts, -1)
     return products.unflatten(0, h.shape[:-1])
