@@ -9,6 +9,7 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linear
 from torch.utils._pytree import tree_leaves
 
 from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, recurrence_sample, takes
+from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
@@ -147,28 +148,73 @@ def test_what_vmap_refuses():
         vmap(lambda R: recurrence("tanh", u, R, state)[0])(torch.randn(2, 3, 4, dtype=torch.float64))
 
 
-def dual_numbers(f, x):
+def dual_numbers(call):
     with forward_ad.dual_level():
-        return f(forward_ad.make_dual(x, x))
+        duals = {name: forward_ad.make_dual(x, x.sin()) for name, x in call.leaves.items()}
+        return [forward_ad.unpack_dual(y).tangent.clone() for y in call(**duals)]
+
+
+def along(leaves):
+    return {name: x.sin() for name, x in leaves.items()}
 
 
 FORWARD_MODE = {
-    "jvp": lambda f, x: jvp(f, (x,), (x,)),
-    "jacfwd": lambda f, x: jacfwd(f)(x),
-    "linearize": linearize,
-    "hessian": lambda f, x: hessian(f)(x),
-    "jvp of vmap": lambda f, x: jvp(vmap(f), (x[None],), (x[None],)),
-    "jvp of a gradient": lambda f, x: jvp(grad(f), (x,), (x,)),
-    "jvp of a pullback": lambda f, x: jvp(vjp(f, x)[1], (x.sum(),), (x.sum(),)),
+    "jvp": lambda call: jvp(lambda leaves: call(**leaves), (call.leaves,), (along(call.leaves),)),
+    "jacfwd": lambda call: jacfwd(lambda u: call(u=u))(call.leaves["u"]),
+    "jacfwd by a weight": lambda call: jacfwd(lambda R: call(R=R))(call.leaves["R"]),
+    "linearize": lambda call: linearize(lambda u: call(u=u), call.leaves["u"])[1](call.leaves["u"]),
+    "hessian": lambda call: hessian(lambda u: call.loss(u=u))(call.leaves["u"]),
+    "jacfwd of jacfwd": lambda call: jacfwd(jacfwd(lambda h: call.loss(**{"state 0": h})))(call.leaves["state 0"]),
+    "jacrev of jacfwd": lambda call: jacrev(jacfwd(lambda h: call.loss(**{"state 0": h})))(call.leaves["state 0"]),
+    "jvp of vmap": lambda call: jvp(vmap(lambda u: call(u=u)), *[(call.members("u")["u"],)] * 2),
+    "vmap of jvp": lambda call: vmap(lambda u: jvp(lambda u: call(u=u), (u,), (u,)))(call.members("u")["u"]),
+    "jvp of a gradient": lambda call: jvp(
+        grad(lambda leaves: call.loss(**leaves)), (call.leaves,), (along(call.leaves),)
+    ),
+    "gradient of jvp": lambda call: grad(
+        lambda leaves: sum(y.sin().sum() for y in jvp(lambda u: call(**leaves | {"u": u}), (leaves["u"],) * 1, (leaves["u"],))[1])
+    )(call.leaves),
+    "jvp of a pullback": lambda call: jvp(vjp(lambda u: call.loss(u=u), call.leaves["u"])[1], *[(call.loss(),)] * 2),
     "dual numbers": dual_numbers,
-}
+}  # fmt: skip
+
+FORWARD_ROWS = [
+    row
+    for row in covering_rows(
+        {"transform": list(FORWARD_MODE), "option": list(RECURRENCE_OPTIONS), "cell": list(KERNEL_CELLS)}
+    )
+    if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]]) and "grad_scale" not in row["option"]
+]
 
 
-@pytest.mark.parametrize("transform", FORWARD_MODE)
-def test_forward_mode_says_that_it_is_not_there(transform):
+@pytest.mark.parametrize(
+    "row",
+    quick_where(lambda row: row["cell"] in ("lstm", "gru_reset_before", "modrelu", "lstm_layer_norm"), FORWARD_ROWS),
+    ids=lambda row: "-".join(row.values()),
+)  # fmt: skip
+def test_forward_mode_of_the_kernel_is_that_of_the_reference(row):
+    sample = recurrence_sample(row["cell"], 3, 2, 4, **RECURRENCE_OPTIONS[row["option"]])
+    results = (FORWARD_MODE[row["transform"]](Call(op, sample)) for op in (recurrence, reference.recurrence))
+    for actual, wanted in zip(*map(tree_leaves, results), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_a_jacobian_is_one_call_of_the_kernel():
+    call = Call(recurrence, recurrence_sample("lstm"))
+    assert entered(lambda: FORWARD_MODE["jacfwd"](call)) == 2  # the forward pass and all tangents
+    assert entered(lambda: FORWARD_MODE["jacfwd by a weight"](call)) == 2
+
+
+def test_forward_mode_computes_gates_that_were_not_saved():
     _, u, R, state = recurrence_sample("gru").args
-    with pytest.raises(NotImplementedError, match=r"forward-mode AD is not supported \(torch.func.jvp"):
-        FORWARD_MODE[transform](lambda u: recurrence("gru", u, R, state)[0].sum(), u)
+    found = [jvp(lambda u: recurrence("gru", u, R, state, save_gates=keep)[0], (u,), (u,)) for keep in (True, False)]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_forward_mode_refuses_grad_scale():
+    sample = recurrence_sample("gru", grad_scale=1)
+    with pytest.raises(NotImplementedError, match="forward mode with `grad_scale` is not supported"):
+        jvp(lambda u: Call(recurrence, sample)(u=u), (sample.args[1],), (sample.args[1],))
 
 
 def test_forward_mode_around_a_call_without_tangents():

@@ -59,6 +59,14 @@ def test_only_a_kink_excuses_one_wrong_draw(kinked, wrong_seeds, refused):
         assert harness.measure(drawn, CPU, EFFORT)
 
 
+@pytest.mark.parametrize(("factors", "refused"), [({}, True), ({"other": 8.0}, True), ({"y": 8.0}, False)])
+def test_a_problem_may_allow_one_result_a_larger_error(factors, refused):
+    drawn = case(ours=4e-6)  # 17 roundings of the largest element; 4 * 3 are allowed
+    drawn = drawn._replace(build=lambda seed, build=drawn.build: build(seed)._replace(factors=factors))
+    with pytest.raises(WrongResult) if refused else contextlib.nullcontext():
+        assert harness.measure(drawn, CPU, EFFORT)
+
+
 def test_a_peer_may_round_as_it_likes():
     assert harness.measure(case(peer=1e-5), CPU, EFFORT)
 
