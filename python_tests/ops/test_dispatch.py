@@ -191,7 +191,8 @@ def test_explain_of_a_module_is_held_to_the_counters(name, options, cell, packed
     level = rnnkern.build_info()["simd_level"]
     assert kernels == {f"recurrence/cpu/forward/{cell}/{level}": 4}
     with use("reference"):
-        assert explain(module, x) == [("reference", "forced by use('reference')")] * 4
+        places = [f"layer {k}, {way} direction" for k in range(2) for way in ("forward", "reverse")]
+        assert explain(module, x) == [("reference", f"{place}: forced by use('reference')") for place in places]
         assert not entered(lambda: module(x))
 
 

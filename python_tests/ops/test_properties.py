@@ -12,7 +12,7 @@ from python_tests.tiers import LEVELS
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close
+from rnnkern.testing import GROSS, assert_close
 
 FEWER = settings(FEW, max_examples=25)
 
@@ -102,7 +102,8 @@ def check(call, use, level, threads, dtype=torch.float64):
     else:
         truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
         for name, value in wanted.items():
-            assert_close(actual[name], value, truth[name], name)
+            # The naive error of a few elements may be small by chance; other tests pool such results over draws.
+            assert_close(actual[name], value, truth[name], name, GROSS if value.numel() < 10 else None)
     assert torch.equal(h, actual["h"])
     assert all(torch.equal(s, actual[f"final state[{k}]"]) for k, s in enumerate(final))
 
