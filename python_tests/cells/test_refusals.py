@@ -143,6 +143,32 @@ def test_gates_are_refused():
         cell(lambda u, r, h: u + r, init={"leak": (0, 1)})
 
 
+def saves(u, r, h, *, leak, dt=0.5):
+    a = u + r
+    n = torch.tanh(a)
+    return leak * h + dt * n
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x", "`save` names 'x', which is not a value of the function; it has u, r, h, leak, a, n"),
+        ("dt", "`save` names 'dt', which is not a value of the function"),
+        ("h", "`save` names 'h', which the backward pass has in any case; leave it out"),
+        ("leak", "`save` names 'leak', which the backward pass has in any case"),
+        ("a", r"saves: `save` names ['a'], which the backward pass does not need; leave it out"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(name, message):
+    with pytest.raises(CellError, match=re.escape(message)):
+        cell(saves, save=("n", name))
+
+
+def test_a_name_may_be_saved_once():
+    with pytest.raises(CellError, match="`save` must name different variables, got 'nn'"):
+        cell(saves, save="nn")
+
+
 def test_second_products_are_refused():
     with pytest.raises(CellError, match="a second product with another operand"):
         cell(lambda u, r, h: r.a(u.a * h) + r.b(u.b + h), gates="ab")
