@@ -291,18 +291,25 @@ def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
             names[node] = (f"{kind}.{name}" if name else kind) if kind in "ur" else name
     for k, name in enumerate(traced.states):
         names[traced.graph.make("grad", data=k)] = f"d{name}'"
-    lines = []
-    results = {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
-    for kind, of, nodes in (
-        ("du", traced.gates, derived.du), ("d", traced.states, derived.dold), ("d", traced.params, derived.dparams),
-    ):  # fmt: skip
-        dot = "." if kind == "du" and any(of) else ""
-        results |= {f"{kind}{dot}{name}": node for name, node in zip(of, nodes, strict=True)}
-    for name, node in results.items():
+    lines: list[str] = []
+
+    def of_each(kind: str, of: tuple[str, ...], nodes: tuple[Node | None, ...]) -> dict[str, Node | None]:
+        dot = "." if kind != "d" and any(of) else ""
+        return {f"{kind}{dot}{name}": node for name, node in zip(of, nodes, strict=True)}
+
+    operand = {} if traced.operand is None else {"operand": traced.operand}
+    results = operand | {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
+    results |= of_each("du", traced.gates, derived.du)
+    results |= {} if derived.joint else of_each("dr", traced.recurrent, derived.dr)
+    results |= of_each("d", traced.states, derived.dold) | of_each("d", traced.params, derived.dparams)
+    added = of_each("du", traced.gates, derived.operand_du) if operand else {}
+    added |= of_each("dr", traced.recurrent, derived.operand_dr) if operand and not derived.joint else {}
+    added |= of_each("d", traced.states, derived.operand_dold) if operand else {}
+    for name, node in (*results.items(), *((f"{name} +", node) for name, node in added.items() if node)):
         for step in in_order([node] if node else [], stop=names.__contains__):
             if step not in names and step.args:
                 text = expression(step, names).replace("V(", "(")
                 names[step] = f"x{len(lines)}"
                 lines.append(f"{names[step]} = {text}")
-        lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}")
+        lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}".replace(" + = ", " += "))
     return lines, names
