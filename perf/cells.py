@@ -115,7 +115,7 @@ def first_calls(repeats: int) -> dict[str, float]:
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the cells of rnnkern.cell, forward and forward+backward.")
     parser.add_argument("--cells", nargs="+", choices=[*BUILT_IN, *COLLECTION], metavar="CELL")
-    parser.add_argument("--shapes", nargs="+", type=recurrence.shape, metavar="TxBxN", help="instead of the usual six")
+    family.add_shapes(parser, "TxBxN", "six")
     parser.add_argument("--compiled", action="store_true", help="torch.compile of the loop too, where T is at most 50")
     chosen, setup = family.begin(parser, argv, "cells", name="cells")
     if chosen.cells is None:
