@@ -201,6 +201,9 @@ def cell(
             f"{function.__name__}: `gates` and `recurrent` must be different names each, got {gates!r} and "
             f"{recurrent!r}"
         )
+    for name in (*names, *wanted):
+        if name and (name.startswith("_") or not (name.isidentifier() or name.isdigit())):
+            raise CellError(f"{function.__name__}: a gate must have a name like `f` or `new_gate`, got {name!r}")
     if save is not None and len(set(save)) < len(save):
         raise CellError(f"{function.__name__}: `save` must name different variables, got {save!r}")
     return Cell(function, names, wanted, init or {}, None if save is None else tuple(save))

@@ -90,6 +90,10 @@ def gelu(u, r, h):
     return F.gelu(u + r + h)
 
 
+def name_of_a_weight(u, r, h, *, weight_hh):
+    return u + r + weight_hh * h
+
+
 def constant_text(u, r, h, *, mode="fast"):
     return u + r
 
@@ -117,6 +121,7 @@ REFUSED = {
     unused_parameter: "the parameter 'leak' is not used",
     exponent: "a power whose exponent is a value; use torch.exp",
     gelu: '`gelu` with approximate="none"; write F.gelu(x, approximate="tanh")',
+    name_of_a_weight: "the parameter 'weight_hh' has the name of a layer's weight; give it another name",
     constant_text: "the default of `mode` is 'fast'; a constant is a number",
     arguments: "`*args` or `**kwargs` in the signature",
 }
@@ -139,6 +144,9 @@ def test_gates_are_refused():
     for names in ({"gates": "ff"}, {"gates": ()}, {"gates": "fn", "recurrent": "ff"}):
         with pytest.raises(CellError, match="`gates` and `recurrent` must be different names"):
             cell(lambda u, r, h: u.f + r.f, **names)
+    for gates in (("_f", "n"), ("a b",), "f."):
+        with pytest.raises(CellError, match="a gate must have a name like `f`"):
+            cell(lambda u, r, h: u.f + r.f, gates=gates)
     with pytest.raises(CellError, match=r"`init` names \['leak'\], and the parameters are \(\)"):
         cell(lambda u, r, h: u + r, init={"leak": (0, 1)})
 

@@ -16,6 +16,8 @@ from rnnkern._cells.graph import Graph, Node, in_order
 
 MOST_STATES = MOST_PARAMS = 8
 """The limits of csrc/cells/strip.h."""
+WEIGHTS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh"})
+"""Names that parameters cannot have, because a layer's weights have them."""
 
 
 class CellError(ValueError):
@@ -162,13 +164,12 @@ class Gates:
     """`u` or `r`: a value for each gate, by name or, for gates without names, by number."""
 
     def __init__(self, tracer: _Tracer, kind: str, names: Sequence[str], make: Callable[[str], Any]) -> None:
-        self._tracer, self._kind, self._names, self._make, self.used = tracer, kind, names, make, set()
+        self._tracer, self._kind, self._names, self._make = tracer, kind, names, make
 
     def _gate(self, name: str) -> Any:
         if name not in self._names:
             known = ", ".join(f"{self._kind}.{n}" if n.isidentifier() else f"{self._kind}[{n}]" for n in self._names)
             self._tracer.fail(f"`{self._kind}` has no gate {name!r}", f"it has {known or 'none'}")
-        self.used.add(name)
         return self._make(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -285,6 +286,8 @@ def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], 
         if not isinstance(value, numbers.Real):
             tracer.fail(f"the default of `{name}` is {value!r}", "a constant is a number")
     params = tuple(p.name for p in own if p.default is p.empty)
+    if clash := WEIGHTS & set(params):
+        tracer.fail(f"the parameter {min(clash)!r} has the name of a layer's weight", "give it another name")
     if not 1 <= len(states) <= MOST_STATES or len(params) > MOST_PARAMS:
         tracer.fail(
             f"{len(states)} states and {len(params)} parameters",
