@@ -2,8 +2,8 @@
 against the built-in ones.
 
 ``python -m perf.cells --help``. N = I = H, and both sides include the input projection. The loop computes everything
-outside of it that does not depend on the previous step. First calls are timed in separate processes. ``python -m
-perf.tables`` writes the tables of docs/cells.md.
+outside of it that does not depend on the previous step. First calls are timed in separate processes, unless ``--cells``
+selects some. ``python -m perf.tables`` writes the tables of docs/cells.md.
 """
 
 import functools
@@ -115,11 +115,12 @@ def first_calls(repeats: int) -> dict[str, float]:
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the cells of rnnkern.cell, forward and forward+backward.")
     parser.add_argument("--cells", nargs="+", choices=[*BUILT_IN, *COLLECTION], metavar="CELL")
-    parser.add_argument("--shapes", nargs="+", type=recurrence.shape, metavar="TxBxN", help="instead of the usual six")
+    family.add_shapes(parser, "TxBxN", "six")
     parser.add_argument("--compiled", action="store_true", help="torch.compile of the loop too, where T is at most 50")
     chosen, setup = family.begin(parser, argv, "cells", name="cells")
-    for what, seconds in first_calls(1 if chosen.quick else 5).items():
-        print(f"first call, {what}: {1e3 * seconds:.1f} ms")
+    if chosen.cells is None:
+        for what, seconds in first_calls(1 if chosen.quick else 5).items():
+            print(f"first call, {what}: {1e3 * seconds:.1f} ms")
     cells = [(name, True) for name in BUILT_IN] + [(name, False) for name in COLLECTION]
     todo = [
         Case(

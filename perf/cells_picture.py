@@ -37,8 +37,7 @@ def draw(path: Path, rows: list[tables.Record]) -> None:
 
 
 def main() -> None:
-    rows = tables.of_all_devices(record.RESULTS, "cells.csv")
-    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    rows = tables.newest_of_cells(tables.of_all_devices(record.RESULTS, "cells.csv"))
     chosen = tables.where(rows, case="collection", provider="loop", direction=tables.BOTH)
     draw(record.PICTURES / "cells.png", chosen)
 

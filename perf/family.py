@@ -44,6 +44,22 @@ def arguments(
     return parser
 
 
+def add_shapes(parser: argparse.ArgumentParser, metavar: str, usual: str) -> None:
+    """Adds ``--shapes``: sizes separated by x, as many as ``metavar`` names.
+
+    Args:
+        usual: the number of shapes without the argument, in words.
+    """
+
+    def shape(text: str) -> tuple[int, ...]:
+        sizes = tuple(map(int, text.split("x")))
+        if len(sizes) != len(metavar.split("x")):
+            raise ValueError(text)
+        return sizes
+
+    parser.add_argument("--shapes", nargs="+", type=shape, metavar=metavar, help=f"instead of the usual {usual}")
+
+
 def begin(
     parser: argparse.ArgumentParser, argv: Sequence[str], family: str, quick: Effort = LOOK, name: str = SPEED
 ) -> tuple[argparse.Namespace, Setup]:

@@ -99,14 +99,9 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
     ]
 
 
-def shape(text: str) -> tuple[int, ...]:
-    batch, steps, slots, hidden = map(int, text.split("x"))
-    return batch, steps, slots, hidden
-
-
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times gather_attention, forward and forward+backward.", devices=True)
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="BxTxKAPPAxN", help="instead of the usual four")
+    family.add_shapes(parser, "BxTxKAPPAxN", "four")
     chosen, setup = family.begin(parser, argv, "gather_attention")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)

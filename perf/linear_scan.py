@@ -164,14 +164,9 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
     ]
 
 
-def shape(text: str) -> tuple[int, ...]:
-    steps, batch, channels = map(int, text.split("x"))
-    return steps, batch, channels
-
-
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times linear_scan, forward and forward+backward.", devices=True)
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
+    family.add_shapes(parser, "TxBxC", "three")
     chosen, setup = family.begin(parser, argv, "linear_scan")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)

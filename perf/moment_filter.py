@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
-from perf.linear_scan import QUICK_SHAPES, SHAPES, copies, shape
+from perf.linear_scan import QUICK_SHAPES, SHAPES, copies
 from rnnkern import reference
 from rnnkern.ops import explain, linear_scan, moment_filter
 
@@ -87,7 +87,7 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device) -
 
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times moment_filter, forward and forward+backward.", devices=True)
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxC", help="instead of the usual three")
+    family.add_shapes(parser, "TxBxC", "three")
     chosen, setup = family.begin(parser, argv, "moment_filter")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype, setup.device), *setup)

@@ -226,19 +226,12 @@ def cases(cells: Sequence[str], shapes: Sequence[tuple[int, int, int]], dtype: s
     ]
 
 
-def shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(map(int, text.split("x")))
-    if len(sizes) != 3:
-        raise ValueError(text)
-    return sizes
-
-
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the recurrence of every cell, forward and forward+backward.")
     parser.add_argument(
         "--cells", nargs="+", choices=CELLS, default=CELLS, metavar="CELL", help=f"of {', '.join(CELLS)}"
     )
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxN", help="instead of the usual six")
+    family.add_shapes(parser, "TxBxN", "six")
     parser.add_argument("--packed", action="store_true", help="lengths uniform in T/4..T")
     parser.add_argument("--loop", action="store_true", help="the loop too where torch.nn has the cell")
     parser.add_argument(

@@ -137,18 +137,11 @@ def cases(
     ]
 
 
-def shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(map(int, text.split("x")))
-    if len(sizes) != 5:
-        raise ValueError(text)
-    return sizes
-
-
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times relevancy_recurrence of every cell, forward and forward+backward.", family.WIDE)
     parser.add_argument("--cells", nargs="+", choices=RELEVANCY_CELLS, default=RELEVANCY_CELLS, metavar="CELL",
                         help=f"of {', '.join(RELEVANCY_CELLS)}")  # fmt: skip
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxNUxRHO", help="instead of the usual four")
+    family.add_shapes(parser, "TxBxNxNUxRHO", "four")
     chosen, setup = family.begin(parser, argv, "relevancy")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(chosen.cells, shapes, chosen.dtype), *setup)

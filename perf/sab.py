@@ -139,16 +139,9 @@ def cases(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:
     ]
 
 
-def shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(map(int, text.split("x")))
-    if len(sizes) != 5:
-        raise ValueError(text)
-    return sizes
-
-
 def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times sab_recurrence of both alignments, forward and forward+backward.", family.WIDE)
-    parser.add_argument("--shapes", nargs="+", type=shape, metavar="TxBxNxKxEVERY", help="instead of the usual three")
+    family.add_shapes(parser, "TxBxNxKxEVERY", "three")
     chosen, setup = family.begin(parser, argv, "sab")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     harness.run(cases(shapes, chosen.dtype), *setup)

@@ -370,10 +370,16 @@ def of_memory(rows: Sequence[Record]) -> str:
     )
 
 
+def newest_of_cells(rows: Sequence[Record]) -> list[Record]:
+    """Of each cell the rows of its newest commit."""
+    commits = {row["cell"]: row["commit"] for row in rows}
+    return [row for row in rows if row["commit"] == commits[row["cell"]]]
+
+
 def of_cells(rows: Sequence[Record]) -> str:
-    """A line per cell: the geometric mean over shapes of the newest commit's ratios, and the lowest ratio. Unsteady
-    ratios are included, because means over different shapes are not comparable; the caption counts them."""
-    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    """A line per cell: the geometric mean over shapes of its newest ratios, and the lowest ratio. Unsteady ratios are
+    included, because means over different shapes are not comparable; the caption counts them."""
+    rows = newest_of_cells(rows)
     ratios = [row for row in rows if row["provider"] != OURS]
     steady = sum(row["steady"] == "True" for row in ratios)
     lines = []

@@ -32,12 +32,13 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
                     ours = model.startswith(f"{OURS}.")
                     line |= {"linewidth": 1.5} if ours else {"linewidth": 6, "alpha": 0.35, "zorder": 1}
                     curve(axes, [row for row in rows if row["model"] == model], column, line)
-                axes.set(ylabel=label, xlim=(0, None), ylim=(0, top(rows, column)))
+                low, scale = axis(rows, column)
+                axes.set(ylabel=label, xlim=(0, None), yscale=scale, ylim=(low, top(rows, column)))
                 axes.grid(color="#eeeeee")
                 axes.set_axisbelow(True)
             right = line_of_panels[1]
             right.axhline(constant := float(last["constant"]), color="#999999", linestyle=":", zorder=0)
-            right.set_ylim(0, max(top(rows, "measured"), 1.05 * constant))
+            right.set_ylim(top=max(top(rows, "measured"), 1.05 * constant))
             right.legend(*right.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
         for axes in panels[-1]:
             axes.set_xlabel("update")
@@ -75,6 +76,13 @@ def top(rows: Sequence[Row], column: str) -> float:
     """The upper limit of an axis, without outliers: training may diverge, temporarily or for good."""
     values = np.array([x for row in rows if math.isfinite(x := float(row[column]))] or [1.0])
     return 1.05 * values[values <= 2 * np.quantile(values, 0.9)].max() or 1.0
+
+
+def axis(rows: Sequence[Row], column: str) -> tuple[float, str]:
+    """The lower limit of an axis and its scale, which is logarithmic if the values span two decades."""
+    values = np.array([x for row in rows if (x := float(row[column])) > 0 and math.isfinite(x)] or [1.0])
+    low = 0.8 * np.quantile(values, 0.02)
+    return (low, "log") if top(rows, column) >= 100 * low else (0, "linear")
 
 
 def main() -> None:

@@ -33,18 +33,19 @@ class Cell:
         gates, recurrent: names of the gates, and of the gates that have rows in R.
         states, params: names of the states and of the parameters, which are (H,) each.
         saved: number of floats per unit and step that the backward pass needs in addition to the states.
+        save: the variables whose values are saved, if they were given.
         init: the bounds of the uniform distributions that initialize parameters in a module, by parameter.
         source: the C++ header from which kernels are compiled.
     """
 
     def __init__(self, function: Callable, gates: Sequence[str], recurrent: Sequence[str],
-                 init: Mapping[str, tuple[float, float]]) -> None:  # fmt: skip
+                 init: Mapping[str, tuple[float, float]], save: Sequence[str] | None) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.function = function
-        self._derived = derived = derive(trace(function, tuple(gates), tuple(recurrent)))
+        self._derived = derived = derive(trace(function, tuple(gates), tuple(recurrent), save))
         traced = derived.traced
         self.gates, self.recurrent, self.states, self.params = traced[1:5]
-        self.saved, self.init = len(derived.saved), dict(init)
+        self.saved, self.init, self.save = len(derived.saved), dict(init), save
         if unknown := set(init) - set(self.params):
             raise CellError(
                 f"{function.__name__}: `init` names {sorted(unknown)}, and the parameters are {self.params}"
@@ -118,7 +119,7 @@ class Cell:
                 assert_close(*triple, self.name, 16.0)  # the errors of so few elements may be small by chance
 
     def __reduce__(self):
-        options = {"gates": self.gates, "recurrent": self.recurrent, "init": self.init}
+        options = {"gates": self.gates, "recurrent": self.recurrent, "init": self.init, "save": self.save}
         return _restored, (self.__module__, self.__qualname__, self.name, _text_of(self.function), options)
 
     def __deepcopy__(self, memo: dict) -> "Cell":
@@ -132,13 +133,16 @@ class Cell:
             lines[0] += f" {', '.join(self.gates)}"
         if self.recurrent != self.gates:
             lines.append(f"  recurrent: {', '.join(self.recurrent) or 'none'}")
-        lines.append(f"  kept for the backward pass, per unit and step: {_counted(self.saved, 'float')}")
-        return "\n".join([*lines, *(f"  {line}" for line in _equations(derived))])
+        equations, names = _equations(derived)
+        kept = f": {', '.join(names[node] for node in derived.saved)}" if derived.saved else ""
+        lines.append(f"  kept for the backward pass, per unit and step: {_counted(self.saved, 'float')}{kept}")
+        return "\n".join([*lines, *(f"  {line}" for line in equations)])
 
 
 def cell(
     function: Callable | None = None, *, gates: str | int | Sequence[str] = 1,
     recurrent: str | Sequence[str] | None = None, init: Mapping[str, tuple[float, float]] | None = None,
+    save: str | Sequence[str] | None = None,
 ) -> Any:  # fmt: skip
     """Makes a fused recurrent cell from the equations of one unit at one step.
 
@@ -165,6 +169,11 @@ def cell(
             part, and recurrent gates need not be gates of u. Gates of a second product come last.
         init: the bounds of the uniform distributions that initialize parameters in a module, by parameter; by default
             those of the weights, :math:`\\pm 1 / \\sqrt{H}`.
+        save: variables of the function, named like ``gates``, whose values (as they are when the function returns) are
+            saved for the backward pass. The backward pass computes from them what it can, transcendental functions
+            included; if it needs more, the smallest set that suffices is saved too. ``save=()`` therefore saves the
+            least. By default the smallest set is saved from which the backward pass evaluates no transcendental
+            function again.
 
     Returns:
         A :class:`Cell`, for :class:`rnnkern.nn.Recurrent` and :func:`rnnkern.ops.recurrence`.
@@ -184,7 +193,7 @@ def cell(
     torch.Size([5, 2, 16])
     """
     if function is None:
-        return functools.partial(cell, gates=gates, recurrent=recurrent, init=init)
+        return functools.partial(cell, gates=gates, recurrent=recurrent, init=init, save=save)
     names = ("",) if gates == 1 else tuple(map(str, range(gates))) if isinstance(gates, int) else tuple(gates)
     wanted = names if recurrent is None else tuple(recurrent)
     if not names or len(set(names)) < len(names) or len(set(wanted)) < len(wanted):
@@ -192,7 +201,12 @@ def cell(
             f"{function.__name__}: `gates` and `recurrent` must be different names each, got {gates!r} and "
             f"{recurrent!r}"
         )
-    return Cell(function, names, wanted, init or {})
+    for name in (*names, *wanted):
+        if name and (name.startswith("_") or not (name.isidentifier() or name.isdigit())):
+            raise CellError(f"{function.__name__}: a gate must have a name like `f` or `new_gate`, got {name!r}")
+    if save is not None and len(set(save)) < len(save):
+        raise CellError(f"{function.__name__}: `save` must name different variables, got {save!r}")
+    return Cell(function, names, wanted, init or {}, None if save is None else tuple(save))
 
 
 # ---- the function as the reference calls it
@@ -270,8 +284,8 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _equations(derived: Derived) -> list[str]:
-    """The steps of the forward pass and the gradients, in the order of computation."""
+def _equations(derived: Derived) -> tuple[list[str], dict[Node, str]]:
+    """The steps of the forward pass and the gradients, in the order of computation, and the names of their values."""
     traced = derived.traced
     names: dict[Node, str] = {}
     for kind, of in (("u", traced.gates), ("r", traced.recurrent), ("old", traced.states), ("param", traced.params)):
@@ -280,18 +294,25 @@ def _equations(derived: Derived) -> list[str]:
             names[node] = (f"{kind}.{name}" if name else kind) if kind in "ur" else name
     for k, name in enumerate(traced.states):
         names[traced.graph.make("grad", data=k)] = f"d{name}'"
-    lines = []
-    results = {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
-    for kind, of, nodes in (
-        ("du", traced.gates, derived.du), ("d", traced.states, derived.dold), ("d", traced.params, derived.dparams),
-    ):  # fmt: skip
-        dot = "." if kind == "du" and any(of) else ""
-        results |= {f"{kind}{dot}{name}": node for name, node in zip(of, nodes, strict=True)}
-    for name, node in results.items():
+    lines: list[str] = []
+
+    def of_each(kind: str, of: tuple[str, ...], nodes: tuple[Node | None, ...]) -> dict[str, Node | None]:
+        dot = "." if kind != "d" and any(of) else ""
+        return {f"{kind}{dot}{name}": node for name, node in zip(of, nodes, strict=True)}
+
+    operand = {} if traced.operand is None else {"operand": traced.operand}
+    results = operand | {f"{name}'": node for name, node in zip(traced.states, traced.next, strict=True)}
+    results |= of_each("du", traced.gates, derived.du)
+    results |= {} if derived.joint else of_each("dr", traced.recurrent, derived.dr)
+    results |= of_each("d", traced.states, derived.dold) | of_each("d", traced.params, derived.dparams)
+    added = of_each("du", traced.gates, derived.operand_du) if operand else {}
+    added |= of_each("dr", traced.recurrent, derived.operand_dr) if operand and not derived.joint else {}
+    added |= of_each("d", traced.states, derived.operand_dold) if operand else {}
+    for name, node in (*results.items(), *((f"{name} +", node) for name, node in added.items() if node)):
         for step in in_order([node] if node else [], stop=names.__contains__):
             if step not in names and step.args:
                 text = expression(step, names).replace("V(", "(")
                 names[step] = f"x{len(lines)}"
                 lines.append(f"{names[step]} = {text}")
-        lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}")
-    return lines
+        lines.append(f"{name} = {0 if node is None else names.get(node) or leaf(node)}".replace(" + = ", " += "))
+    return lines, names

@@ -121,6 +121,61 @@ def test_first_and_second_derivatives():
     assert torch.autograd.gradgradcheck(layer, leaves, fast_mode=True)
 
 
+def saving(save):
+    """An LSTM whose variable names say what is saved."""
+
+    @rnnkern.cell(gates="ifgo", save=save)
+    def lstm(u, r, h, c):
+        i, f, o = torch.sigmoid(u.i + r.i), torch.sigmoid(u.f + r.f), torch.sigmoid(u.o + r.o)
+        g = torch.tanh(u.g + r.g)
+        c = f * c + i * g
+        y = torch.tanh(c)
+        return o * y, c
+
+    return lstm
+
+
+@pytest.mark.parametrize(("save", "saved"), [(None, 5), ((), 4), ("ifgo", 4), ("ifgoc", 5), ("y", 5)])
+def test_what_is_saved(save, saved):
+    """The values that the user names, and the smallest set that is missing; results do not depend on it."""
+    cell = saving(save)
+    assert cell.saved == saved
+    with rnnkern.use("reference"):
+        expected = call(cell)
+    for a, b in zip(call(cell), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_saved_is_shown_and_restored():
+    cell = saving("ifgoc")
+    _, kept, *equations = repr(cell).splitlines()
+    start, names = kept.rsplit(": ", 1)
+    assert start == "  kept for the backward pass, per unit and step: 5 floats"
+    values = dict(line.strip().split(" = ") for line in equations)
+    *gates, c = (values[name] for name in names.split(", "))
+    assert [gate.split("(")[0] for gate in gates] == ["sigmoid", "sigmoid", "tanh", "sigmoid"]
+    assert values["c'"] in names
+    assert "+" in c
+    restore, (module, name, *rest) = cell.__reduce__()
+    assert restore(module, f"no_longer_there.{name.rpartition('.')[2]}", *rest).source == cell.source
+
+
+@pytest.mark.parametrize("save", [None, ("n",)])
+def test_a_parameter_in_the_first_of_two_products(save):
+    """`prepare` has no parameters: values that depend on one are computed after the second product."""
+
+    @rnnkern.cell(gates="zqn", save=save)
+    def peephole(u, r, h, *, p):
+        z = torch.sigmoid(u.z + r.z + p * h)
+        n = torch.tanh(u.n + r.n(torch.sigmoid(u.q + r.q) * h))
+        return (1 - z) * h + z * n
+
+    with rnnkern.use("reference"):
+        expected = call(peephole)
+    for a, b in zip(call(peephole), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
 OPTIONS = [
     {},
     {"num_layers": 2, "bidirectional": True},

@@ -90,6 +90,10 @@ def gelu(u, r, h):
     return F.gelu(u + r + h)
 
 
+def name_of_a_weight(u, r, h, *, weight_hh):
+    return u + r + weight_hh * h
+
+
 def constant_text(u, r, h, *, mode="fast"):
     return u + r
 
@@ -117,6 +121,7 @@ REFUSED = {
     unused_parameter: "the parameter 'leak' is not used",
     exponent: "a power whose exponent is a value; use torch.exp",
     gelu: '`gelu` with approximate="none"; write F.gelu(x, approximate="tanh")',
+    name_of_a_weight: "the parameter 'weight_hh' has the name of a layer's weight; give it another name",
     constant_text: "the default of `mode` is 'fast'; a constant is a number",
     arguments: "`*args` or `**kwargs` in the signature",
 }
@@ -139,8 +144,37 @@ def test_gates_are_refused():
     for names in ({"gates": "ff"}, {"gates": ()}, {"gates": "fn", "recurrent": "ff"}):
         with pytest.raises(CellError, match="`gates` and `recurrent` must be different names"):
             cell(lambda u, r, h: u.f + r.f, **names)
+    for gates in (("_f", "n"), ("a b",), "f."):
+        with pytest.raises(CellError, match="a gate must have a name like `f`"):
+            cell(lambda u, r, h: u.f + r.f, gates=gates)
     with pytest.raises(CellError, match=r"`init` names \['leak'\], and the parameters are \(\)"):
         cell(lambda u, r, h: u + r, init={"leak": (0, 1)})
+
+
+def saves(u, r, h, *, leak, dt=0.5):
+    a = u + r
+    n = torch.tanh(a)
+    return leak * h + dt * n
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x", "`save` names 'x', which is not a value of the function; it has u, r, h, leak, a, n"),
+        ("dt", "`save` names 'dt', which is not a value of the function"),
+        ("h", "`save` names 'h', which the backward pass has in any case; leave it out"),
+        ("leak", "`save` names 'leak', which the backward pass has in any case"),
+        ("a", r"saves: `save` names ['a'], which the backward pass does not need; leave it out"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(name, message):
+    with pytest.raises(CellError, match=re.escape(message)):
+        cell(saves, save=("n", name))
+
+
+def test_a_name_may_be_saved_once():
+    with pytest.raises(CellError, match="`save` must name different variables, got 'nn'"):
+        cell(saves, save="nn")
 
 
 def test_second_products_are_refused():

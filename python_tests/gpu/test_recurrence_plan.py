@@ -60,8 +60,8 @@ NONE = {"blocks": 0, "threads": 0, "columns": 0, "shared_bytes": 0, "cluster": 1
 STEPWISE = [
     ("lstm", torch.float32, (258, 2), B200, "129 units"),
     ("gru", torch.float64, (32, 1), H100, "float64"),
-    ("lstm_projected", torch.float32, (32, 1), H100, "the cell"),
-    ("gru_layer_norm", torch.bfloat16, (512, 1), H100, "the cell"),
+    ("lstm_projected", torch.float32, (32, 1), H100, "this cell"),
+    ("gru_layer_norm", torch.bfloat16, (512, 1), H100, "this cell"),
     ("gru", torch.float64, (129, 1), H100, "129 units"),
     ("gru", torch.float16, (129, 1), T4, "129 units"),
     ("gru", torch.float16, (32, 1), T4, "capability 8.0"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rnnkern._cells.graph import LEAVES, TRANSCENDENTAL, Node, in_order
-from rnnkern._cells.trace import Traced
+from rnnkern._cells.trace import CellError, Traced
 
 
 class Derived(NamedTuple):
@@ -29,7 +29,8 @@ def derive(traced: Traced) -> Derived:
     """Differentiates the equations in reverse mode.
 
     The saved values are a minimum cut of the graph: the smallest set from which the backward pass can compute all that
-    it needs without u, R h, or transcendental functions that the forward pass has evaluated.
+    it needs without u, R h, or transcendental functions that the forward pass has evaluated. Values that the user named
+    are saved in any case; the rest is then the smallest set, where transcendental functions may be evaluated again.
     """
     graph = traced.graph
     seeds: dict[Node, Node] = {}
@@ -52,11 +53,15 @@ def derive(traced: Traced) -> Derived:
     of_operand = (leaves(operand, "u", gates), leaves(operand, "r", recurrent), leaves(operand, "old", states))
     wanted = [node for part in (*results, *of_operand) for node in part if node]
     needed = [*_read_of_forward(wanted), *_of_first_product(traced)]
-    saved = smallest_cut(needed)
+    named, again = tuple((traced.save or {}).values()), traced.save is not None
+    saved = (*named, *smallest_cut(needed, free=named, again=again))
     reads_next = False
-    if saved and len(traced.next) == 1 and traced.operand is None:
+    if saved and not again and len(traced.next) == 1 and traced.operand is None:
         reads_next = not smallest_cut(needed, free=traced.next)
         saved = () if reads_next else saved
+    read = in_order(needed, stop=named.__contains__)
+    if unread := [name for name, node in (traced.save or {}).items() if node not in read]:
+        raise CellError(f"{traced.name}: `save` names {unread}, which the backward pass does not need; leave it out")
     return Derived(traced, _is_joint(traced), saved, reads_next, *results, *of_operand)
 
 
@@ -90,8 +95,8 @@ def _of_first_product(traced: Traced) -> list[Node]:
 
 
 def is_late(traced: Traced, node: Node) -> bool:
-    """Whether a value depends on the second product."""
-    return any(leaf.op == "r" and leaf.data >= traced.first for leaf in in_order([node]))
+    """Whether `forward` computes a value, not `prepare`: it depends on the second product or on a parameter."""
+    return any((leaf.op == "r" and leaf.data >= traced.first) or leaf.op == "param" for leaf in in_order([node]))
 
 
 def _is_joint(traced: Traced) -> bool:
@@ -111,9 +116,10 @@ def _is_joint(traced: Traced) -> bool:
     return True
 
 
-def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Node, ...]:
+def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = (), again: bool = False) -> tuple[Node, ...]:
     """The smallest set of nodes from which, with the old state, the parameters and ``free``, all of ``needed`` can be
-    computed without u, r and transcendental functions. Of several such sets, the one nearest to ``needed``.
+    computed without u, r and, unless ``again``, transcendental functions. Of several such sets, the one nearest to
+    ``needed``.
 
     A maximum flow (Edmonds and Karp 1972) in a network where every node is an edge of capacity one.
     """
@@ -131,7 +137,7 @@ def smallest_cut(needed: Iterable[Node], free: Iterable[Node] = ()) -> tuple[Nod
         if node in free or node.op in ("old", "param", "const"):
             continue
         connect((node, "in"), (node, "out"), 1)
-        if node.op in ("u", "r") or node.op in TRANSCENDENTAL:
+        if node.op in ("u", "r") or (node.op in TRANSCENDENTAL and not again):
             connect("source", (node, "in"), endless)
         else:
             for a in node.args:

@@ -1,11 +1,12 @@
 """Traces a user's function: runs it once with placeholders for its tensors, which record the graph of its equations."""
 
+import contextlib
 import inspect
 import linecache
 import numbers
 import sys
-from collections.abc import Callable, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
@@ -15,6 +16,8 @@ from rnnkern._cells.graph import Graph, Node, in_order
 
 MOST_STATES = MOST_PARAMS = 8
 """The limits of csrc/cells/strip.h."""
+WEIGHTS = frozenset({"weight_ih", "weight_hh", "bias_ih", "bias_hh"})
+"""Names that parameters cannot have, because a layer's weights have them."""
 
 
 class CellError(ValueError):
@@ -32,6 +35,8 @@ class Traced(NamedTuple):
     next: tuple[Node, ...]
     operand: Node | None  # of the second product
     first: int  # number of recurrent gates of the first product
+    name: str
+    save: dict[str, Node] | None  # values that the user wants saved, by variable
 
 
 class _Tracer:
@@ -159,13 +164,12 @@ class Gates:
     """`u` or `r`: a value for each gate, by name or, for gates without names, by number."""
 
     def __init__(self, tracer: _Tracer, kind: str, names: Sequence[str], make: Callable[[str], Any]) -> None:
-        self._tracer, self._kind, self._names, self._make, self.used = tracer, kind, names, make, set()
+        self._tracer, self._kind, self._names, self._make = tracer, kind, names, make
 
     def _gate(self, name: str) -> Any:
         if name not in self._names:
             known = ", ".join(f"{self._kind}.{n}" if n.isidentifier() else f"{self._kind}[{n}]" for n in self._names)
             self._tracer.fail(f"`{self._kind}` has no gate {name!r}", f"it has {known or 'none'}")
-        self.used.add(name)
         return self._make(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -186,12 +190,14 @@ class _Recurrent(Value):
         return self._second(operand)
 
 
-def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) -> Traced:
+def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str],
+          save: Sequence[str] | None = None) -> Traced:  # fmt: skip
     """Runs ``function(u, r, *states, *, ...)``.
 
     Args:
         gates: names of the gates of u, in order; ``("",)`` if u and r are single values.
         recurrent: names of the gates that have rows in R, in order.
+        save: names of variables of the function.
 
     Raises:
         CellError: the function contains what kernels cannot express.
@@ -223,7 +229,8 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) ->
         u, r = Gates(tracer, "u", gates, of_u), Gates(tracer, "r", recurrent, of_r)
     old = [Value(tracer, graph.make("old", data=k)) for k in range(len(states))]
     own = {name: Value(tracer, graph.make("param", data=k)) for k, name in enumerate(params)}
-    result = function(u, r, *old, **own, **constants)
+    with variables_of(function) as variables:
+        result = function(u, r, *old, **own, **constants)
     results = result if isinstance(result, tuple) else (result,)
     if len(results) != len(states):
         tracer.fail(
@@ -232,10 +239,39 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str]) ->
         )
     traced = Traced(
         graph, tuple(gates), tuple(recurrent), states, params, tuple(map(tracer.node, results)),
-        next(iter(products.values()), None), len(recurrent) - len(products),
+        next(iter(products.values()), None), len(recurrent) - len(products), function.__name__,
+        None if save is None else {name: to_save(tracer, name, variables) for name in save},
     )  # fmt: skip
     check_products(tracer, traced, products)
     return traced
+
+
+@contextlib.contextmanager
+def variables_of(function: Callable) -> Iterator[dict[str, Any]]:
+    """The function's variables as they are when it returns, once it has been called."""
+    variables: dict[str, Any] = {}
+
+    def at_return(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "return" and frame.f_code is function.__code__:
+            variables.update(frame.f_locals)
+
+    before = sys.getprofile()
+    sys.setprofile(at_return)
+    try:
+        yield variables
+    finally:
+        sys.setprofile(before)
+
+
+def to_save(tracer: _Tracer, name: str, variables: dict[str, Any]) -> Node:
+    """The value of a variable that ``save`` names."""
+    value = variables.get(name)
+    if not isinstance(value, Value):
+        known = ", ".join(n for n, v in variables.items() if isinstance(v, Value))
+        tracer.fail(f"`save` names {name!r}, which is not a value of the function", f"it has {known}")
+    if value._node.op in ("old", "param", "const"):
+        tracer.fail(f"`save` names {name!r}, which the backward pass has in any case", "leave it out")
+    return value._node
 
 
 def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]:
@@ -250,6 +286,8 @@ def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], 
         if not isinstance(value, numbers.Real):
             tracer.fail(f"the default of `{name}` is {value!r}", "a constant is a number")
     params = tuple(p.name for p in own if p.default is p.empty)
+    if clash := WEIGHTS & set(params):
+        tracer.fail(f"the parameter {min(clash)!r} has the name of a layer's weight", "give it another name")
     if not 1 <= len(states) <= MOST_STATES or len(params) > MOST_PARAMS:
         tracer.fail(
             f"{len(states)} states and {len(params)} parameters",

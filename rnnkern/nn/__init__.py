@@ -4,6 +4,7 @@ rnnkern.ops."""
 from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
 from rnnkern.nn.continuous import ContinuousRNN
+from rnnkern.nn.eurnn import EURNN
 from rnnkern.nn.goru import GORU
 from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
@@ -11,7 +12,6 @@ from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
 from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
-    EURNN,
     IRNN,
     CayleyRNN,
     ExpRNN,

@@ -31,7 +31,7 @@ bool keeps_R(const Wanted& wanted) {
 Plan plan_block(const Wanted& wanted) {
   const cuda::Facts& facts = wanted.facts;
   const Sizes& sizes = wanted.sizes;
-  if (!keeps_R(wanted)) return refused("the cell runs step by step alone");
+  if (!keeps_R(wanted)) return refused("this cell only has the stepwise kernel");
   if (wanted.noisy) return refused("zoneout and dropout have no block kernel");
   if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   const int64_t d = sizes.hidden / sizes.heads;
@@ -47,7 +47,7 @@ Plan plan_block(const Wanted& wanted) {
   const Residents kernels = kernels_of(padded);
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("R needs " + std::to_string(kernels.shared_bytes()) +
-                   " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
+                   " bytes of shared memory, and a block of this GPU has " + std::to_string(facts.shared_bytes));
   }
   return {.kind = KernelKind::block,
           .reason = "heads of " + std::to_string(d) + " units stay on one block",
@@ -67,19 +67,19 @@ Plan plan_cluster(const Wanted& wanted) {
   };
   if (facts.major < 9) return refused("clusters need compute capability 9.0");
   const int padded = ClusterSizes::least(hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
-  if (padded == 0) return refused("R outgrows a cluster");
+  if (padded == 0) return refused("R is too large for a cluster");
   Residents kernels = kernels_of(padded);
   const std::string blocks = std::to_string(kernels.forward.cluster);
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("a cluster needs " + std::to_string(kernels.shared_bytes()) +
-                   " bytes of shared memory per block, and here are " + std::to_string(facts.shared_bytes));
+                   " bytes of shared memory per block, and the GPU has " + std::to_string(facts.shared_bytes));
   }
   const int64_t resident = facts.resident(kernels.forward.cluster);
-  if (resident == 0) return refused("no cluster of " + blocks + " blocks runs here");
+  if (resident == 0) return refused("the GPU runs no cluster of " + blocks + " blocks");
   const int64_t most = max_waves * resident * std::max(kernels.forward.columns, kernels.backward.columns);
   if (batch > most) {
-    return refused("B is above " + std::to_string(most) + ", what clusters take in " + std::to_string(max_waves) +
-                   " turns");
+    return refused("B is " + std::to_string(batch) + ", and the clusters process at most " + std::to_string(most) +
+                   " sequences in " + std::to_string(max_waves) + " passes");
   }
   // Use all clusters before giving any of them more sequences: a step takes longer with each sequence.
   const int64_t each = std::max<int64_t>(parts(batch, resident), 1);
@@ -101,20 +101,21 @@ Plan plan_grid(const Wanted& wanted) {
   const int64_t members = parts(hidden, units_of_member(wanted.dtype == ScalarType::Float ? 4 : 2));
   if (members > facts.multiprocessors) {
     return refused(std::to_string(hidden) + " units need " + std::to_string(members) +
-                   " blocks at once, and here run " + std::to_string(facts.multiprocessors));
+                   " blocks at once, and the GPU runs " + std::to_string(facts.multiprocessors));
   }
   const int64_t tiles = parts(batch, grid_columns), groups = facts.multiprocessors / members;
   const int64_t sets = parts(tiles, groups);
   if (sets > most_grid_sets) {
     return refused(std::to_string(batch) + " sequences are more than the " +
-                   std::to_string(groups * most_grid_sets * grid_columns) + " that the grid kernel takes here");
+                   std::to_string(groups * most_grid_sets * grid_columns) +
+                   " that the grid kernel processes on this GPU");
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
   const Residents kernels =
       cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return wanted.kernels.resident<S>().grid(size); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("a block's share of R needs " + std::to_string(kernels.shared_bytes()) +
-                   " bytes of shared memory, and a block here has " + std::to_string(facts.shared_bytes));
+                   " bytes of shared memory, and a block of this GPU has " + std::to_string(facts.shared_bytes));
   }
   return {.kind = KernelKind::grid,
           .reason = "R of " + std::to_string(hidden) + " units stays on " + std::to_string(members) + " blocks",

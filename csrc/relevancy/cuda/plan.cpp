@@ -8,10 +8,10 @@
 namespace rnnkern::relevancy {
 namespace {
 
-// `turns`: passes of all samples over the multiprocessors or clusters, above which the stepwise kernel is faster.
-// `turns_of_clusters`: the same, above which a block kernel is faster whose weights only fit in 16 bits, so that it
-// converts them in every step (docs/kernels.md).
-constexpr int64_t turns = 4, turns_of_clusters = 2;
+// Passes of all samples over the multiprocessors or clusters above which the stepwise kernel is faster; and passes over
+// the clusters above which a block kernel is faster whose weights only fit in 16 bits, so that it converts them in
+// every step (docs/developers/cuda.md).
+constexpr int64_t most_waves = 4, most_waves_of_clusters = 2;
 
 constexpr int64_t most_slots = 1 << 20;  // more means unbounded, and fits no kernel
 
@@ -38,9 +38,9 @@ Plan plan_block(const Wanted& wanted) {
     return refused("weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(gates) +
                    (gates > 1 ? " gates" : " gate") + " do not fit one block");
   }
-  if (sizes.batch > turns * wanted.facts.multiprocessors) {
-    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(turns) + " for each of " +
-                   std::to_string(wanted.facts.multiprocessors) + " multiprocessors");
+  if (sizes.batch > most_waves * wanted.facts.multiprocessors) {
+    return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(most_waves) +
+                   " for each of " + std::to_string(wanted.facts.multiprocessors) + " multiprocessors");
   }
   Plan plan{.kind = KernelKind::block, .padded = padded};
   plan.stored = has(wanted.dtype, place, padded) ? wanted.dtype : ScalarType::Float;
@@ -48,7 +48,7 @@ Plan plan_block(const Wanted& wanted) {
   if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {
     return refused("a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) +
                    " and the weights beside it need " + std::to_string(kernels.forward.shared_bytes) +
-                   " bytes of shared memory, and a block here has " + std::to_string(wanted.facts.shared_bytes));
+                   " bytes of shared memory, and a block of this GPU has " + std::to_string(wanted.facts.shared_bytes));
   }
   plan.backward = kernels.backward.shared_bytes <= wanted.facts.shared_bytes;
   plan.reason = "weights of " + std::to_string(sizes.hidden) + " units stay on one block";
@@ -59,19 +59,19 @@ Plan plan_block(const Wanted& wanted) {
 Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
   const Sizes& sizes = wanted.sizes;
   if (const std::string why = cuda::kernel_filter(KernelKind::cluster); !why.empty()) return refused(why);
-  if (wanted.dtype == ScalarType::Double) return refused("nor a cluster kernel");
-  if (sizes.buffer_size > most_slots) return refused("nor a cluster kernel");
+  if (wanted.dtype == ScalarType::Double) return refused("no cluster kernel");
+  if (sizes.buffer_size > most_slots) return refused("no cluster kernel");
   if (wanted.facts.major < 9) return refused("clusters need compute capability 9.0");
   const auto kernels_of = [&](int size) {
     return ClusterKernels::of(wanted.place, size, sizes.buffer_size, sizes.relevant_size);
   };
   const int padded =
       ClusterSizes::least(sizes.hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
-  if (padded == 0) return refused("they outgrow a cluster");
+  if (padded == 0) return refused("they are too large for a cluster");
   const Residents kernels = kernels_of(padded);
   const int blocks = kernels.forward.cluster;
   const int64_t resident = wanted.facts.resident(blocks);
-  if (resident == 0) return refused("no cluster of " + std::to_string(blocks) + " blocks runs here");
+  if (resident == 0) return refused("the GPU runs no cluster of " + std::to_string(blocks) + " blocks");
   if (sizes.batch > max_waves * resident) {
     return refused(std::to_string(sizes.batch) + " samples are more than " + std::to_string(max_waves) +
                    " for each of " + std::to_string(resident) + " clusters");
@@ -79,7 +79,7 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
   if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {
     return refused("a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) + " needs " +
                    std::to_string(kernels.forward.shared_bytes) +
-                   " bytes of shared memory in each block of a cluster, and here are " +
+                   " bytes of shared memory in each block of a cluster, and the GPU has " +
                    std::to_string(wanted.facts.shared_bytes));
   }
   return {.kind = KernelKind::cluster,
@@ -124,7 +124,7 @@ Plan plan_relevancy(const Wanted& wanted) {
   const bool widens = !block.stepwise() && !has(ScalarType::Float, wanted.place, block.padded);
   Plan plan = block;
   if (block.stepwise() || widens) {
-    const Plan cluster = plan_cluster(wanted, widens ? turns_of_clusters : turns);
+    const Plan cluster = plan_cluster(wanted, widens ? most_waves_of_clusters : most_waves);
     if (!cluster.stepwise()) {
       plan = cluster;
     } else if (!widens) {
