@@ -31,24 +31,24 @@ class Images(NamedTuple):
         return Images(x[:, :cut], y[:cut], x[:, cut:], y[cut:])
 
 
-def digits(seed: int = 0) -> Images:
-    """scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels, in a permutation that is drawn from ``seed``.
-    One fifth is the test set."""
+def digits(seed: int | None = 0) -> Images:
+    """scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels, in a permutation that is drawn from ``seed``, or
+    row by row if it is None. One fifth is the test set."""
     from sklearn.datasets import load_digits  # imported here, because nothing else needs scikit-learn
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
     parts = train_test_split(pixels / 16, labels, test_size=0.2, stratify=labels, random_state=0)
-    return permuted(parts[0], parts[2], parts[1], parts[3], seed)
+    return sequences(parts[0], parts[2], parts[1], parts[3], seed)
 
 
-def mnist(folder: Path, seed: int = 0) -> Images:
-    """MNIST (LeCun et al. 1998), 28 x 28 pixels, in a permutation that is drawn from ``seed``.
+def mnist(folder: Path, seed: int | None = 0) -> Images:
+    """MNIST (LeCun et al. 1998), 28 x 28 pixels, in a permutation that is drawn from ``seed``, or row by row.
 
     Args:
         folder: contains the four IDX files under their original names, ``train-images-idx3-ubyte`` and so on, each with
             or without ``.gz``.
-        seed: seed of the permutation.
+        seed: seed of the permutation; None keeps the order of the pixels.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -61,19 +61,22 @@ def mnist(folder: Path, seed: int = 0) -> Images:
         if len(x) != len(y):
             raise ValueError(f"{labels}: wanted {len(x)} labels, as many as {images.name} has images, got {len(y)}")
         arrays += [x.reshape(len(x), -1) / np.float32(255), y]
-    return permuted(*arrays, seed)
+    return sequences(*arrays, seed)
 
 
-def permuted(train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray, seed: int) -> Images:
-    order = np.random.default_rng(seed).permutation(train_x.shape[1])
+def sequences(
+    train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray, seed: int | None
+) -> Images:
+    length = train_x.shape[1]
+    order = np.arange(length) if seed is None else np.random.default_rng(seed).permutation(length)
 
-    def sequences(pixels: np.ndarray) -> Tensor:
+    def pixels_first(pixels: np.ndarray) -> Tensor:
         return torch.from_numpy(pixels.T[order].astype(np.float32, order="C")).unsqueeze(-1)
 
     def classes(labels: np.ndarray) -> Tensor:
         return torch.from_numpy(labels.astype(np.int64))
 
-    return Images(sequences(train_x), classes(train_y), sequences(test_x), classes(test_y))
+    return Images(pixels_first(train_x), classes(train_y), pixels_first(test_x), classes(test_y))
 
 
 def idx(path: Path, rank: int) -> np.ndarray:

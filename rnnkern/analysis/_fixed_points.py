@@ -191,6 +191,8 @@ def _shaping_after(gates: Mapping[str, Gate], C: float) -> float:
     pre = (r.bias + r.deviation(C) * xi).unsqueeze(1)
     gate, of_w = torch.sigmoid(pre), h.gain**2 * C
     total = gate.square() * of_w + h.variance
-    w_square = (gate * of_w * x).square() / total + of_w * h.variance / total if of_w > 0 else torch.zeros_like(total)
+    # Share of y's variance that is w's; without other variance it is 1 even if the gate underflows.
+    share = gate.square() * of_w / total if h.variance > 0 else torch.ones_like(gate)
+    w_square = of_w * (share * x.square() + 1 - share)
     inner = h.gain**2 * gate.square() + r.gain**2 * slope(pre).square() * w_square
     return math.sqrt(float(w_xi @ (sech2(h.bias + total.sqrt() * x).square() * inner) @ w_x))

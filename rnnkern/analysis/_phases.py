@@ -117,7 +117,7 @@ def marginal(a_h: float, *, beta: float = 0.0, cell: str = "gru_reset_before") -
         cell: ``"gru_reset_before"`` or ``"gru"``.
 
     Returns:
-        a_r, between 0.001 and 1,000.
+        a_r, between 0.001 and 500.
 
     Raises:
         ValueError: the cell is unknown, or no a_r in this range is on the line.
@@ -139,9 +139,12 @@ def marginal(a_h: float, *, beta: float = 0.0, cell: str = "gru_reset_before") -
     lowest = 1e-3
     if a_h < 2:  # nonzero fixed points begin at the bifurcation
         lowest = bifurcation(a_h, cell=cell) * (1 + 1e-9) if a_h > math.sqrt(2) else math.inf
-    if not (lowest < 1e3 and excess(math.log(lowest)) < 0 < excess(math.log(1e3))):
+    upper = max(4.0, 2 * lowest)
+    while upper < 1e3 and excess(math.log(upper)) <= 0:  # integrals for large gains are slow
+        upper *= 2
+    if not (upper < 1e3 and excess(math.log(lowest)) < 0):
         raise ValueError(f"marginal: no a_r is on the line for a_h = {a_h}")
-    return math.exp(root(excess, math.log(lowest), math.log(1e3)))
+    return math.exp(root(excess, math.log(lowest), math.log(upper)))
 
 
 def pinching_rate(C_h: float, rho: float, *, beta: float = 0.0) -> float:

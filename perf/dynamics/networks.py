@@ -1,7 +1,8 @@
-"""Random gated networks, their steady states and Jacobians, for the tests of the theory of gates."""
+"""Random gated networks, their steady states and Jacobians."""
 
+import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +20,23 @@ LAYERS = {
 }
 
 
-class Steady(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Steady:
     samples: UnitSamples
     state: tuple[Tensor, ...]  # before the last step, (1, n) each
     J: Tensor  # (n, n) or (2n, 2n)
 
-    @property
+    @functools.cached_property
     def eigenvalues(self) -> Tensor:
-        return torch.linalg.eigvals(self.J)
+        """(n,) or (2n,). Without gain of the output gate, h of an LSTM is a function of c: half of the eigenvalues are
+        0 and are left out."""
+        J, n = self.J, self.samples.old.shape[0]
+        if len(J) > n:
+            to_h, to_c = J[:n], J[n:]
+            of_c = to_h[:, n:].diagonal() / to_c[:, n:].diagonal()
+            if torch.allclose(to_h, of_c[:, None] * to_c, rtol=1e-12, atol=0):
+                J = to_c[:, :n] * of_c + to_c[:, n:]
+        return torch.linalg.eigvals(J)
 
 
 def network(

@@ -1,0 +1,1 @@
+"""Pictures of the theory of gates, of Lyapunov spectra and of non-normal weights."""

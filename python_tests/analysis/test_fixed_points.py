@@ -1,0 +1,325 @@
+"""Zero states, fixed points, phases and pinching of random networks: compared with numbers from other computations,
+with expansions, and with networks."""
+
+import math
+
+import pytest
+import torch
+
+from perf.dynamics import numbers
+from perf.dynamics.networks import network
+from perf.dynamics.numbers import agrees
+from python_tests.tiers import quick_where
+from rnnkern.analysis import (
+    Gains,
+    bifurcation,
+    fixed_point_support,
+    fixed_points,
+    jacobian,
+    marginal,
+    phase,
+    pinching_rate,
+    shaping,
+    switch_limit,
+    zero_point,
+)
+
+F64 = torch.float64
+FIXED_POINTS = [(cell, *gains) for cell, found in numbers.FIXED_POINTS.items() for gains in found]
+BIFURCATIONS = [(cell, a_h) for cell, found in numbers.BIFURCATIONS.items() for a_h in found]
+BIFURCATIONS = quick_where(lambda case: case in (("gru", 1.9), *BIFURCATIONS[:7]), BIFURCATIONS)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+# ---- the zero state
+
+
+def test_the_disk_of_the_zero_state():
+    biases = {"z": 0.7, "r": -0.4}
+    z, r = sigmoid(0.7), sigmoid(-0.4)
+    for cell in ("gru", "gru_reset_before"):
+        found = zero_point(cell, Gains(1.7, 20.0, 20.0), biases)
+        assert found[:2] == pytest.approx((z, (1 - z) * r * 1.7), rel=1e-15)
+    f, i, o = (sigmoid(b) for b in (1.0, -0.5, 0.3))
+    found = zero_point("lstm", Gains(1.7, 9.0, 9.0, 9.0), {"f": 1.0, "i": -0.5, "o": 0.3})
+    assert found[:2] == pytest.approx((f, o * i * 1.7), rel=1e-15)
+    assert zero_point("tanh", Gains(0.9)) == (0.0, 0.9, True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "gains", "biases", "a_h"),
+    [
+        ("gru", (0.0, 0.0), {}, 2.0),
+        ("gru_reset_before", (5.0, 5.0), {"r": -1.0}, 1 + math.e),
+        ("gru_reset_before", (5.0, 5.0), {"r": 1.0, "z": 2.0}, 1 + 1 / math.e),
+        ("lstm", (1.0, 1.0, 1.0), {"f": 1.0}, 1.0757657),
+        ("tanh", (), {}, 1.0),
+    ],
+)
+def test_the_gain_at_which_the_zero_state_loses_its_stability(cell, gains, biases, a_h):
+    """Just beyond it, mean field theory has a small nonzero fixed point, if the gain of r is small."""
+    below, above = (Gains(a_h * factor, *gains) for factor in (1 - 1e-6, 1 + 1e-6))
+    assert zero_point(cell, below, biases).stable
+    assert not zero_point(cell, above, biases).stable
+    if cell != "lstm":
+        small, far = (Gains(a_h * factor, *gains[:1], *([0.1] if gains else [])) for factor in (1 - 1e-3, 1 + 1e-3))
+        assert fixed_points(small, biases, cell=cell) == []
+        (C,) = fixed_points(far, biases, cell=cell)
+        assert C < 0.01
+
+
+@pytest.mark.proof
+def test_eigenvalues_of_the_zero_state_fill_the_disk_uniformly():
+    """600 units: radius within 8 % of the disk's, and a distance of at most .06 between the distribution functions of
+    (|lambda - z| / R)^2 and of a uniform variable, for three seeds. One network had 1.048 and .032."""
+    biases = {"z": 0.5, "r": -0.5}
+    for cell in ("gru", "gru_reset_before", "lstm"):
+        gains, own = Gains(3.0, 2.0, 2.0), biases
+        if cell == "lstm":
+            gains, own = Gains(3.0, 2.0, 2.0, 2.0), {"f": 0.5, "i": -0.5}
+        disk = zero_point(cell, gains, own)
+        for seed in range(3):
+            module, _ = network(cell, gains, 600, seed, own)
+            u, R = module.bias_ih_l0.detach()[None], module.weight_hh_l0.detach()
+            zeros = tuple(torch.zeros(1, 600, dtype=F64) for _ in range(2 if cell == "lstm" else 1))
+            J = jacobian(cell, u, R, zeros)[0]
+            if cell == "lstm":
+                assert torch.linalg.matrix_rank(J) == 600  # corollary 5.3: the other eigenvalues are exactly 0
+            distances = (torch.linalg.eigvals(J) - disk.centre).abs()
+            if cell == "lstm":
+                distances = distances[(distances - disk.centre).abs() > 1e-9]
+            assert len(distances) == 600
+            assert abs(distances.max() / disk.radius - 1) < 0.08
+            squares = (distances.sort().values / disk.radius).square()
+            ranks = (torch.arange(600, dtype=F64) + 0.5) / 600
+            assert (squares - ranks).abs().max() < 0.06
+
+
+# ---- fixed points
+
+
+@pytest.mark.parametrize(("cell", "a_h", "a_r"), FIXED_POINTS)
+def test_fixed_points_and_their_shaping_parameters(cell, a_h, a_r):
+    gains, wanted = Gains(a_h, 7.0, a_r), numbers.FIXED_POINTS[cell][a_h, a_r]
+    found = fixed_points(gains, cell=cell)
+    assert len(found) == len(wanted)
+    for C, (C_h, rho) in zip(found, wanted, strict=True):
+        assert agrees(C, C_h)
+        assert agrees(shaping(C, gains, cell=cell), rho)
+        assert shaping(C, gains, cell=cell) > 1  # all of them are unstable
+    assert fixed_points(Gains(a_h, 0.0, a_r), {"z": 3.0}, cell=cell) == found  # the update gate does not enter
+
+
+def test_with_biases_and_variances_fixed_points_solve_their_equation():
+    """Monte Carlo is too coarse; the equation is integrated on a grid of another kind."""
+    gains, biases, variances = Gains(2.5, 1.0, 3.0), {"h": 0.3, "r": -0.7}, {"h": 0.2, "r": 0.5}
+    x = torch.linspace(-9, 9, 24_001, dtype=F64)
+    w = torch.exp(-x.square() / 2)
+    w /= w.sum()
+    found = fixed_points(gains, biases, variances)
+    assert found
+    for C in found:
+        C_y = C * (w @ torch.sigmoid(-0.7 + (9 * C + 0.5) ** 0.5 * x).square())
+        assert (w @ torch.tanh(0.3 + (6.25 * C_y + 0.2).sqrt() * x).square()).item() == pytest.approx(C, rel=1e-12)
+
+
+def test_the_shaping_parameter_of_gru_with_a_variance_of_the_bias():
+    """Over the three independent variables of a unit: the reset gate's, w, and the bias of h."""
+    gains, C, biases, variances = Gains(2.5, 1.0, 3.0), 0.3, {"h": 0.2, "r": -0.4}, {"h": 0.5, "r": 0.3}
+    x = torch.linspace(-7, 7, 141, dtype=F64)
+    weight = torch.exp(-x.square() / 2)
+    weight /= weight.sum()
+    r = torch.sigmoid(-0.4 + (9 * C + 0.3) ** 0.5 * x)[:, None, None]
+    w, bias = 2.5 * C**0.5 * x[:, None], 0.2 + 0.5**0.5 * x
+    inner = (2.5 * r).square() + (3 * r * (1 - r) * w).square()
+    values = torch.cosh(r * w + bias) ** -4 * inner
+    wanted = torch.einsum("ijk,i,j,k->", values, weight, weight, weight).sqrt().item()
+    assert shaping(C, gains, biases, variances, cell="gru") == pytest.approx(wanted, rel=1e-9)
+
+
+def test_the_shaping_parameter_of_gru_is_finite_where_reset_gates_underflow():
+    """The mean over the gate grows as the square root of a_r."""
+    first, second = (shaping(0.2, Gains(2.5, 1.0, a_r), cell="gru") for a_r in (200.0, 800.0))
+    assert 1.8 < second / first < 2
+
+
+def test_of_tanh_they_are_those_of_an_elman_network():
+    (C,) = fixed_points(Gains(1.5), cell="tanh")
+    x = torch.linspace(-9, 9, 24_001, dtype=F64)
+    w = torch.exp(-x.square() / 2)
+    w /= w.sum()
+    y = 1.5 * C**0.5 * x
+    assert (w @ torch.tanh(y).square()).item() == pytest.approx(C, rel=1e-12)
+    slope = (w @ (1 - torch.tanh(y).square()).square()).item()
+    assert shaping(C, Gains(1.5), cell="tanh") == pytest.approx(1.5 * slope**0.5, rel=1e-12)
+
+
+def test_near_the_transition_fixed_points_follow_expansions():
+    """Equation 24 of Can et al.; its middle branch is sqrt(3 eps / 31), and not sqrt(eps) / 4 as printed."""
+    eps = 1e-4
+    for a_r in (0.1, 1.0, 2.0):
+        assert fixed_points(Gains(2 + eps, 1.0, a_r))[0] == pytest.approx(4 * eps / (8 - a_r**2), rel=2e-3)
+    (middle,) = fixed_points(Gains(2 + eps, 1.0, math.sqrt(2) * (2 + eps)))
+    assert agrees(middle, "3.149e-3")
+    assert middle == pytest.approx(math.sqrt(3 * eps / 31), rel=0.02)
+    assert abs(middle - math.sqrt(eps) / 4) > 5e-4
+    ratios = [fixed_points(Gains(math.sqrt(2) + eps, 1.0, 2000.0))[-1] / (eps / math.sqrt(2)) for eps in (0.2, 0.1)]
+    assert abs(ratios[1] - 1) < 0.75 * abs(ratios[0] - 1) < 0.4
+
+
+@pytest.mark.parametrize(("a_r", "true", "printed"), [(3.0, "0.02205", "0.0186"), (4.0, "0.1095", "0.0472")])
+def test_the_third_branch_of_eq_24_holds_only_near_the_root_of_8(a_r, true, printed):
+    C = fixed_points(Gains(2.0, 1.0, a_r))[-1]
+    assert agrees(C, true)
+    assert agrees(6 * (a_r**2 - 8) / (3 * a_r**4 + 24 * a_r**2 - 136), printed)
+
+
+def test_control_eq_123_as_printed_lacks_the_gain_of_h():
+    """phi'(sqrt(C_y) x) in place of phi'(a_h sqrt(C_y) x) would give 1.487 instead of 1.1186."""
+    gains = Gains(3.0, 1.0, 1.0)
+    C = fixed_points(gains)[0]
+    x = torch.linspace(-9, 9, 24_001, dtype=F64)
+    w = torch.exp(-x.square() / 2)
+    w /= w.sum()
+    r = torch.sigmoid(C**0.5 * x)
+    C_r, r_slope = w @ r.square(), w @ (r * (1 - r)).square()
+
+    def rho(gain):
+        slope = w @ (1 - torch.tanh(gain * (C_r * C).sqrt() * x).square()).square()
+        return 3 * (slope * (C_r + r_slope * C)).sqrt().item()
+
+    assert rho(3.0) == pytest.approx(shaping(C, gains), rel=1e-12)
+    assert agrees(rho(1.0), "1.487")
+
+
+# ---- phases
+
+
+@pytest.mark.parametrize(("cell", "a_h"), BIFURCATIONS)
+def test_the_bifurcation(cell, a_h):
+    found = bifurcation(a_h, cell=cell)
+    assert agrees(found, numbers.BIFURCATIONS[cell][a_h])
+    assert phase(Gains(a_h, 1.0, found * 0.999), cell=cell) == "zero"
+    assert phase(Gains(a_h, 1.0, found * 1.001), cell=cell) == "coexistence"
+    assert len(fixed_points(Gains(a_h, 1.0, found * 1.001), cell=cell)) == 2
+
+
+def test_phases_without_biases():
+    assert phase(Gains(1.4, 5.0, 200.0)) == "zero"  # below sqrt(2), whatever the gain of r
+    assert phase(Gains(2.01, 5.0, 0.0)) == phase(Gains(2.01, 5.0, 50.0)) == "chaos"
+    assert phase(Gains(0.9), cell="tanh") == "zero"
+    assert phase(Gains(1.1), cell="tanh") == "chaos"
+    assert len(fixed_points(Gains(2.01, 1.0, 1.0))) == 1
+    assert bifurcation(1.9999) == pytest.approx(math.sqrt(8), rel=0.02)
+
+
+def test_the_line_of_marginal_stability_of_pytorchs_gru():
+    a_r = marginal(3.0, cell="gru")
+    (C,) = fixed_points(Gains(3.0, 1.0, a_r), cell="gru")
+    assert shaping(C, Gains(3.0, 1.0, a_r), cell="gru") == pytest.approx(math.sqrt(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("a_h", numbers.MARGINAL)
+def test_the_line_of_marginal_stability(a_h):
+    found = marginal(a_h)
+    assert agrees(found, numbers.MARGINAL[a_h])
+    gains = Gains(a_h, 1.0, found)
+    assert shaping(fixed_points(gains)[-1], gains) == pytest.approx(math.sqrt(2), rel=1e-12)
+
+
+# ---- pinching
+
+
+def test_the_spectral_radius_of_a_fixed_point_approaches_1_at_the_rate_of_theorem_4_8():
+    gains = Gains(3.0, 1.0, 1.0)
+    C = fixed_points(gains)[0]
+    c = pinching_rate(C, shaping(C, gains))
+    assert agrees(c, "0.8388315")
+    assert agrees(-c * C**0.5, "-0.517016")
+    edges = {a_z: fixed_point_support(C, Gains(3.0, a_z, 1.0)).edge() for a_z in (*numbers.EDGES, 80.0, 160.0)}
+    for a_z, wanted in numbers.EDGES.items():
+        assert agrees(edges[a_z], wanted)
+    assert agrees(math.log(edges[160.0] / edges[80.0]) / 80, "-0.516895")  # the last edge is 1e-36
+
+
+@pytest.mark.parametrize("a_z", numbers.INTERCEPTS)
+def test_the_intercept_of_the_boundary_at_real_part_1(a_z):
+    gains = Gains(3.0, a_z, 2.0)
+    C = fixed_points(gains)[0]
+    y = fixed_point_support(C, gains).boundary(torch.zeros(1)).item()
+    assert agrees(y, numbers.INTERCEPTS[a_z])
+    if a_z == 0:
+        assert y == pytest.approx(math.sqrt(shaping(C, gains) ** 2 - 1) / 2, rel=1e-12)
+
+
+@pytest.mark.proof
+def test_the_masses_and_the_disk_of_a_switch():
+    """Equation 22, hardtanh, 600 units, a_z = 500, three seeds. One network had .487 (1 - alpha of the draw .496) at 1,
+    .162 (.165) at 0, and a disk of .874 against .907 for the 97 % quantile of the other moduli."""
+    for seed in range(3):
+        gains = Gains(3.0, 500.0, 0.0)
+        module, generator = network("gru_reset_before", gains, 600, seed)
+        _, R_z, R_n = module.weight_hh_l0.detach().chunk(3)
+        h = torch.randn(600, generator=generator, dtype=F64).tanh()
+        for _ in range(300):
+            z, y, old = torch.sigmoid(R_z @ h), R_n @ h / 2, h
+            n = y.clamp(-1, 1)
+            h = z * old + (1 - z) * n
+        inner = ((1 - z) * (y.abs() < 1))[:, None] * R_n / 2
+        J = z.diag() + inner + ((old - n) * z * (1 - z))[:, None] * R_z
+        eigenvalues = torch.linalg.eigvals(J)
+        wanted = switch_limit(old.square().mean().item(), gains)
+        ones, zeros = ((eigenvalues - at).abs() < 0.05 for at in (1, 0))
+        opened, saturated = (z > 0.5).double().mean(), ((z < 0.5) & (y.abs() > 1)).double().mean()
+        assert abs(ones.double().mean() - wanted.at_one) < 0.05
+        assert abs(ones.double().mean() - opened) < 0.02
+        assert abs(zeros.double().mean() - wanted.at_zero) < 0.05
+        assert abs(zeros.double().mean() - saturated) < 0.02
+        bulk = eigenvalues[~ones & ~zeros].abs()
+        assert abs(bulk.quantile(0.97) / wanted.radius - 1) < 0.1
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Gains(1.0, 2.0), r"Gains: there must be 1 \(h\), 3 \(h, z, r\) or 4 \(h, f, i, o\), got 2"),
+        (lambda: Gains(1.0, h=2.0), "Gains: 'h' must be given once, got it twice"),
+        (lambda: Gains(1.0, q=2.0), "Gains: the names must be h, or h, z and r, or h, f, i and o, got h, q"),
+        (lambda: Gains(-1.0), "Gains: `h` must not be negative, got -1"),
+        (lambda: Gains(math.nan), "Gains: `h` must not be negative, got nan"),
+        (lambda: zero_point("goru", Gains(1.0)), "zero_point: `cell` must be one of tanh, gru, .*, got 'goru'"),
+        (lambda: zero_point("gru", Gains(1.0)), "zero_point: `gains` of gru must contain h, z, r; 'z' is missing"),
+        (lambda: zero_point("gru", Gains(1.0, 1.0, 1.0), {"f": 1.0}), "`biases` of gru must be among h, z, r, got 'f'"),
+        (lambda: zero_point("gru", Gains(1.0, 1.0, 1.0), {"h": 1.0}), "zero_point: the bias of h must be 0, got 1.0"),
+        (lambda: fixed_points(Gains(1.0, 1.0, 1.0), cell="lstm"), "fixed_points: `cell` must be one of gru_reset_bef"),
+        (lambda: fixed_points(Gains(1.0, 1.0, 1.0), None, {"r": -1.0}), r"`variances\['r'\]` must not be negative"),
+        (lambda: shaping(-1.0, Gains(1.0, 1.0, 1.0)), "shaping: `C_h` must not be negative, got -1.0"),
+        (lambda: bifurcation(2.5), r"bifurcation: `a_h` must be between sqrt\(2\) and 2, got 2.5"),
+        (lambda: bifurcation(1.8, cell="tanh"), "bifurcation: `cell` must be one of gru_reset_before, gru, got 'tanh'"),
+        (lambda: bifurcation(1.41422, cell="gru"), "bifurcation: a gru with a_h = 1.41422 has no nonzero fixed points"),
+        (lambda: marginal(1.0), "marginal: no a_r is on the line for a_h = 1.0"),
+        (lambda: pinching_rate(0.0, 1.1), "pinching_rate: `C_h` must be positive, got 0"),
+        (lambda: pinching_rate(0.3, 1.5), "pinching_rate: `rho` must be between 1 and 1.41421, got 1.5"),
+        (lambda: switch_limit(0.3, Gains(1.0, 1.0, 1.0)), "the gain of r must be 0 and that of z positive"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_raise(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_gains_are_mappings_by_name():
+    gains = Gains(3.0, z=10.0, r=1.0)
+    assert dict(gains) == {"h": 3.0, "z": 10.0, "r": 1.0}
+    assert (gains.h, gains["z"], len(gains)) == (3.0, 10.0, 3)
+    assert Gains(r=1.0, z=10.0, h=3.0) == gains
+    with pytest.raises(AttributeError, match="Gains has no gain 'f'"):
+        _ = gains.f
+    with pytest.raises(TypeError, match="fixed_points: `gains` must be a mapping such as Gains, got tuple"):
+        fixed_points((3.0, 1.0, 1.0))

@@ -1,0 +1,264 @@
+"""Spectral support of Jacobians: compared with the formulas of Can et al. as printed, with circles, and with
+eigenvalues of networks."""
+
+import math
+
+import pytest
+import torch
+
+from perf.dynamics.networks import LAYERS, steady
+from perf.dynamics.networks import network as network_of
+from perf.dynamics.numbers import agrees
+from rnnkern.analysis import (
+    Gains,
+    Support,
+    UnitSamples,
+    mean_field,
+    shaping,
+    spectral_boundary,
+    spectral_edge,
+    spectral_function,
+    spectral_support,
+    unit_samples,
+)
+from rnnkern.analysis._gauss import mean_square_slope
+
+F64 = torch.float64
+GRUS = [(1.0, 10.0), (10.0, 10.0), (1.0, 1.0), (10.0, 1.0)]
+"""a_z and a_r of figure 1 a-d."""
+LSTMS = [(1.0, 1.0), (1.0, 10.0), (10.0, 1.0), (10.0, 10.0)]
+"""a_f and a_o of figure 3 a-d."""
+CELLS = {
+    "tanh": Gains(1.5),
+    "gru": Gains(3.0, 5.0, 2.0),
+    "gru_reset_before": Gains(3.0, 5.0, 2.0),
+    "lstm": Gains(3.0, 2.0, 1.0, 4.0),
+}
+
+
+def prime(gate):
+    return gate * (1 - gate)
+
+
+def naive(samples, gains, points, without=""):
+    """S with z and f in place of their pre-activations; ``without`` names a term that is left out."""
+    a, s = dict(gains), {name: torch.sigmoid(x) for name, x in samples.gates.items()}
+    old, new, n_slope = samples.old, samples.new, 1 - torch.tanh(samples.gates["h"]).square()
+    distance = (points[:, None] - s["f" if "f" in s else "z"]).abs().square() if len(s) > 1 else None
+    if samples.cell == "tanh":
+        return a["h"] ** 2 * n_slope.square().mean() / points.abs().square() - 1
+    if samples.cell == "lstm":
+        q = (a["o"] * prime(s["o"]) * torch.tanh(new)).square().mean()
+        inner = (a["f"] * old * prime(s["f"])).square() + (a["h"] * s["i"] * n_slope).square()
+        inner += (a["i"] * prime(s["i"]) * torch.tanh(samples.gates["h"])).square()
+        p = (s["o"] * (1 - torch.tanh(new).square())).square() * inner
+        return q / points.abs().square() + (p / distance).mean(1) - 1
+    a |= {without: 0.0}
+    weight = (a["z"] * prime(s["z"]) * (old - new)).square()
+    if samples.cell == "gru":
+        through = (a["h"] * s["r"]).square() + (a["r"] * prime(s["r"]) * samples.product).square()
+        weight = weight + ((1 - s["z"]) * n_slope).square() * through
+    else:
+        of_reset = s["r"].square().mean() + a["r"] ** 2 * prime(s["r"]).square().mean() * old.square().mean()
+        rho2 = a["h"] ** 2 * n_slope.square().mean() * of_reset
+        weight = weight + (1 - s["z"]).square() * rho2
+    return (weight / distance).mean(1) - 1
+
+
+def drawn(cell, seed=0, units=300):
+    generator = torch.Generator().manual_seed(seed)
+    return unit_samples(LAYERS[cell](units), steps=3, generator=generator)
+
+
+# ---- formulas
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_function_the_boundary_and_the_edge_follow_the_formulas(cell):
+    torch.manual_seed(0)
+    samples, gains = drawn(cell), CELLS[cell]
+    points = torch.complex(torch.linspace(-1, 2, 31, dtype=F64) + 1e-3, torch.linspace(0.3, 1.1, 31, dtype=F64))
+    torch.testing.assert_close(spectral_function(samples, gains, points), naive(samples, gains, points))
+    x = torch.linspace(-0.6, 0.9, 31, dtype=F64)
+    y = spectral_boundary(samples, gains, x)
+    found = naive(samples, gains, torch.complex(x, y))[y > 0]
+    assert len(found) > 3
+    torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-11)
+    beyond = torch.complex(x[y == 0], torch.full_like(x[y == 0], 1e-3))
+    assert (naive(samples, gains, beyond) < 0).all()
+    edge = torch.tensor([spectral_edge(samples, gains)], dtype=torch.complex128)
+    assert abs(naive(samples, gains, edge).item()) < 1e-9
+    assert (naive(samples, gains, edge + torch.linspace(1e-6, 3, 50)) < 0).all()
+
+
+def test_a_constant_gate_gives_a_circle():
+    """Equation 23: |lambda - z| = (1 - z) rho."""
+    generator = torch.Generator().manual_seed(1)
+    gains, z = Gains(3.0, 0.0, 4.0), 0.7
+    found = mean_field("gru_reset_before", gains, {"z": math.log(z / (1 - z))}, population=50_000, generator=generator)
+    x = torch.tensor([z, z + 0.1, z - 0.1], dtype=F64)
+    y = spectral_boundary(found.samples, gains, x)
+    edge = spectral_edge(found.samples, gains)
+    torch.testing.assert_close((x - z).square() + y.square(), torch.full((3,), (edge - z) ** 2, dtype=F64))
+    assert edge == pytest.approx(z + (1 - z) * shaping(found.C[0].item(), gains), abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("a_r", "exact", "limit"), [(20.0, "0.0055938", "0.0056195"), (80.0, "0.00140446", "0.00140487")]
+)
+def test_steep_reset_gates_have_the_slope_of_eq_126(a_r, exact, limit):
+    found = mean_square_slope(0.0, a_r * math.sqrt(0.35))
+    assert agrees(found, exact)
+    assert agrees(1 / (6 * a_r * math.sqrt(2 * math.pi * 0.35)), limit)
+
+
+def test_near_1_the_support_keeps_its_digits():
+    """With one unit, (1 + epsilon t)^2 = a exactly. In terms of lambda and z, both ends would round to 1."""
+    t = torch.tensor([1e20], dtype=F64)
+    support = Support(torch.tensor([4.0], dtype=F64), t)
+    assert support.edge() == pytest.approx(1e-20, rel=1e-12)
+    y = support.boundary(torch.zeros(1, dtype=F64))
+    torch.testing.assert_close(y, torch.tensor([math.sqrt(3) * 1e-20], dtype=F64), rtol=1e-12, atol=0)
+    assert Support(torch.tensor([0.25], dtype=F64), t).edge() == pytest.approx(-0.5e-20, rel=1e-12)
+    assert Support(torch.zeros(3, dtype=F64), t.expand(3)).edge() == -1
+    saturated = UnitSamples("gru", *(lambda x: (x, {"h": x, "z": 1e4 + x, "r": x}, x, x))(torch.zeros(4, dtype=F64)))
+    assert spectral_function(saturated, CELLS["gru"], torch.tensor([0.5])).isfinite().all()
+
+
+def test_many_points_and_units_are_evaluated_in_chunks():
+    samples = drawn("gru", units=3000)
+    points = torch.linspace(-1, 1.5, 1000, dtype=F64) + 0.3j
+    found = spectral_function(samples, CELLS["gru"], points)
+    torch.testing.assert_close(found[::100], spectral_function(samples, CELLS["gru"], points[::100]))
+
+
+# ---- networks
+
+
+def facts(network, gains):
+    """The share of eigenvalues outside of the support, its edge, and the largest real part and modulus."""
+    eigenvalues = network.eigenvalues
+    support = spectral_support(network.samples, gains)
+    outside = (support.function(eigenvalues - 1) < 0).double().mean().item()
+    return outside, 1 + support.edge(), eigenvalues.real.max().item(), eigenvalues.abs().max().item()
+
+
+EDGES = {
+    # cell, two gains: share outside, edge and largest real part of one network
+    ("gru_reset_before", 1.0, 10.0): (0.010, 1.368, 1.394),
+    ("gru_reset_before", 10.0, 10.0): (0.008, 1.524, 1.518),
+    ("gru_reset_before", 1.0, 1.0): (0.004, 1.070, 1.066),
+    ("gru_reset_before", 10.0, 1.0): (0.008, 1.028, 1.069),
+    ("gru", 1.0, 10.0): (0.016, 1.273, 1.209),
+    ("gru", 10.0, 10.0): (0.012, 1.317, 1.265),
+    ("gru", 1.0, 1.0): (0.014, 1.058, 1.047),
+    ("gru", 10.0, 1.0): (0.014, 1.031, 1.031),
+    ("lstm", 1.0, 1.0): (0.007, 1.046, 1.027),
+    ("lstm", 1.0, 10.0): (0.002, 1.216, 1.155),
+    ("lstm", 10.0, 1.0): (0.010, 1.143, 1.101),
+    ("lstm", 10.0, 10.0): (0.003, 1.313, 1.266),
+}
+
+
+def gains_of(cell, first, second):
+    return Gains(3.0, first, 1.0, second) if cell == "lstm" else Gains(3.0, first, second)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("cell", "first", "second"), EDGES)
+def test_eigenvalues_of_networks_lie_in_the_support(cell, first, second):
+    """500 units, of LSTMs 300, seeds 0 to 2: at most .025 outside, edges within .1 of the spectral radius, and means of
+    both edges and largest real parts within .06 of those of other networks."""
+    gains = gains_of(cell, first, second)
+    found = [facts(steady(cell, gains, 300 if cell == "lstm" else 500, seed), gains) for seed in range(3)]
+    for outside, edge, _, radius in found:
+        assert outside <= 0.025
+        assert abs(edge - radius) < 0.1
+    _, edge, real, _ = torch.tensor(found).mean(0).tolist()
+    assert abs(edge - EDGES[cell, first, second][1]) < 0.06
+    assert abs(real - EDGES[cell, first, second][2]) < 0.06
+
+
+def test_a_small_network_of_each_cell_lies_in_its_support():
+    """200 units, of LSTMs 100: the same with at most .05 outside."""
+    for cell, gains in CELLS.items():
+        outside, edge, _, radius = facts(steady(cell, gains, 100 if cell == "lstm" else 200, 0, 100), gains)
+        assert outside <= 0.05
+        assert abs(edge - radius) < 0.2
+
+
+@pytest.mark.proof
+def test_controls_without_a_term_of_the_formula_eigenvalues_lie_outside():
+    """Shares outside for (a_z, a_r) of figure 1 a-d; they were .13, .08, .02, .03 without the term of a_r, and .005,
+    .06, .004, .07 without that of a_z."""
+    for (a_z, a_r), r_least, z_least in zip(GRUS, (0.08, 0.05, 0.01, 0.015), (0, 0.04, 0, 0.04), strict=True):
+        gains = Gains(3.0, a_z, a_r)
+        network = steady("gru_reset_before", gains, 500, 0)
+        eigenvalues = network.eigenvalues
+        shares = [(naive(network.samples, gains, eigenvalues, name) < 0).double().mean() for name in ("", "r", "z")]
+        assert shares[0] < 0.02
+        assert shares[1] >= r_least
+        assert shares[2] >= z_least
+
+
+@pytest.mark.proof
+def test_control_the_curve_of_the_other_gru_contains_the_eigenvalues_and_misses_the_edge():
+    """(a_z, a_r) = (1, 10): about 1.28 in place of 1.37, and hardly an eigenvalue outside."""
+    gains = Gains(3.0, 1.0, 10.0)
+    for seed in range(3):
+        network = steady("gru_reset_before", gains, 500, seed)
+        s, R_n = network.samples, network_of("gru_reset_before", gains, 500, seed)[0].weight_hh_l0.detach()[1000:]
+        other = UnitSamples("gru", s.old, s.gates, s.new, R_n @ s.old)
+        wrong, right = spectral_edge(other, gains), spectral_edge(s, gains)
+        assert right - wrong > 0.05
+        assert abs(network.eigenvalues.real.max() - right) < 0.1
+
+
+# ---- errors
+
+
+def test_wrong_arguments_raise():
+    samples = drawn("gru")
+    with pytest.raises(ValueError, match="spectral_support: `gains` of gru must contain h, z, r; 'z' is missing"):
+        spectral_support(samples, Gains(1.0))
+    with pytest.raises(ValueError, match=r"`points` must be \(P,\), got \(2, 2\)"):
+        spectral_function(samples, CELLS["gru"], torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"`x` must be \(P,\), got \(\)"):
+        spectral_boundary(samples, CELLS["gru"], torch.zeros(()))
+    with pytest.raises(ValueError, match="exactly one of `x` and `steps` must be given"):
+        unit_samples(LAYERS["gru"](3))
+    with pytest.raises(ValueError, match="`module` must run one of the cells"):
+        unit_samples(torch.nn.Linear(2, 2), steps=1)
+    with pytest.raises(ValueError, match=r"`x` must be \(T, B, I\), not empty, I 1: got \(2, 1, 2\)"):
+        unit_samples(LAYERS["gru"](3), torch.zeros(2, 1, 2))
+    with pytest.raises(ValueError, match="`layer` must be between 0 and 0, got 1"):
+        unit_samples(LAYERS["gru"](3), steps=1, layer=1)
+
+
+# ---- samples
+
+
+def test_samples_of_a_network_are_the_values_of_its_last_step():
+    torch.manual_seed(0)
+    for cell in CELLS:
+        layer = LAYERS[cell](5)
+        x = torch.randn(4, 2, 1, dtype=F64)
+        found = unit_samples(layer, x)
+        _, state = layer(x)
+        _, before = layer(x[:-1])
+        h, old = (pair[0] if cell == "lstm" else pair for pair in (state, before))
+        c, old_c = (pair[1] if cell == "lstm" else pair for pair in (state, before))
+        s = {name: torch.sigmoid(value) for name, value in found.gates.items()}
+        torch.testing.assert_close(found.old, old_c.detach().flatten())
+        if cell == "lstm":
+            torch.testing.assert_close(found.new, c.detach().flatten())
+            wanted = s["o"] * torch.tanh(found.new)
+        elif cell == "tanh":
+            wanted = found.new
+        else:
+            torch.testing.assert_close(found.new, torch.tanh(found.gates["h"]))
+            wanted = s["z"] * found.old + (1 - s["z"]) * found.new
+        torch.testing.assert_close(wanted, h.detach().flatten())
+        if cell == "gru":
+            R, b = layer.weight_hh_l0.detach()[10:], layer.bias_hh_l0.detach()[10:]
+            torch.testing.assert_close(found.product, (old[0].detach() @ R.T + b).flatten())
