@@ -17,7 +17,7 @@ SHAPES, SIDE = 100, 32
 CELLS, POINTS = 6, 24
 """Cells of a side of a bitmap, and the size of glyphs in pixels."""
 LEAST = {"bitmaps": 11.0, "glyphs": 6.0}
-"""Least L2 distance of two shapes in a table: 424 of the font's glyphs are copies of another, whose labels would be
+"""Least L2 distance of two shapes in a table: more than 400 of the glyphs are copies of another, whose labels would be
 wrong."""
 COLOURS = 100
 """Number of background colours of spurious tasks."""
@@ -67,7 +67,7 @@ def all_glyphs() -> Tensor:
     except ImportError as error:
         raise ImportError(f"glyphs need matplotlib and Pillow (`pip install 'rnnkern[demo]'`): {error}") from error
     path = str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
-    font, found = ImageFont.truetype(path, POINTS), []
+    font, found = ImageFont.truetype(path, POINTS, layout_engine=ImageFont.Layout.BASIC), []
     for code in sorted(FT2Font(path).get_charmap()):
         left, top, right, bottom = font.getbbox(chr(code))
         if not (0 < right - left <= SIDE and 0 < bottom - top <= SIDE):
@@ -147,5 +147,3 @@ def game_objects(kind: str) -> tuple[Tensor, int]:
 def luminance() -> Tensor:
     """Of each colour of the palette."""
     return palette() @ torch.tensor([0.2126, 0.7152, 0.0722])
-
-

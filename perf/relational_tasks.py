@@ -143,8 +143,8 @@ def same_different6(count: int, pool: Tensor, generator: torch.Generator, test: 
 
 
 def comparison(transitive: bool) -> Draw:
-    """One shape in two of three sizes: where is the larger one? Indices are size * 100 + shape. ``transitive``: training
-    compares neighbours, the test the smallest with the largest."""
+    """One shape in two of three sizes: where is the larger one? For N shapes, indices are size * N + shape.
+    ``transitive``: training compares neighbours, the test the smallest with the largest."""
 
     def draw(count, pool, generator, test):
         pairs = torch.tensor([[0, 1], [1, 2], [0, 2]])
@@ -152,7 +152,7 @@ def comparison(transitive: bool) -> Draw:
         size = pairs[torch.randint(len(pairs), (count,), generator=generator)]
         answer = kinds(count, 2, generator)
         size = torch.where(answer.unsqueeze(1) == 1, size, size.flip(1))
-        return size * 100 + distinct(count, 1, pool, generator), answer
+        return size * len(pool) + distinct(count, 1, pool, generator), answer
 
     return draw
 

@@ -49,7 +49,9 @@ def test_it_is_the_published_loop(batch, objects):
     found, wanted = hoisted(z, weights, a, b), published(z, weights, a, b)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     upstream, leaves = torch.randn_like(wanted), [z, a, b, *weights]
-    pair = (torch.autograd.grad(h, leaves, upstream, allow_unused=True, materialize_grads=True) for h in (found, wanted))
+    pair = (
+        torch.autograd.grad(h, leaves, upstream, allow_unused=True, materialize_grads=True) for h in (found, wanted)
+    )
     for mine, other in zip(*pair, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
 
@@ -83,8 +85,16 @@ W, CONF, WEIGHTS = torch.zeros(2, 3, 3), torch.zeros(2, 3), [weight.detach().flo
         (TypeError, {"conf": CONF.double()}, "`conf` must be of dtype torch.float32 like `w`, got torch.float64"),
         (ValueError, {"conf": CONF[:1]}, r"`conf` must be \(B, T\) = \(2, 3\), got \(1, 3\)"),
         (TypeError, {"weights": WEIGHTS[:7]}, r"`weights` must be \(W_ih, .*\), got 7 items"),
-        (ValueError, {"weights": [WEIGHTS[0][:, 1:], *WEIGHTS[1:]]}, r"`weights\[0\]` must be \(4 H, 1 \+ K\) = \(16, 6\)"),
-        (ValueError, {"weights": [*WEIGHTS[:6], WEIGHTS[6][0], WEIGHTS[7]]}, r"`weights\[6\]` must be \(1, H\) = \(1, 4\)"),
+        (
+            ValueError,
+            {"weights": [WEIGHTS[0][:, 1:], *WEIGHTS[1:]]},
+            r"`weights\[0\]` must be \(4 H, 1 \+ K\) = \(16, 6\)",
+        ),
+        (
+            ValueError,
+            {"weights": [*WEIGHTS[:6], WEIGHTS[6][0], WEIGHTS[7]]},
+            r"`weights\[6\]` must be \(1, H\) = \(1, 4\)",
+        ),
     ],
 )
 def test_errors_name_the_argument(error, changed, said):

@@ -83,7 +83,9 @@ def test_16_bits_are_computed_in_float32_and_rounded_once(dtype):
     for name in ("grad of x", "grad of values", "grad of weight"):
         assert found[name].dtype == dtype
         assert found[name].isfinite().all()
-        torch.testing.assert_close(found[name].float(), wide[name], rtol=0.03, atol=0.03 * wide[name].abs().max().item())
+        torch.testing.assert_close(
+            found[name].float(), wide[name], rtol=0.03, atol=0.03 * wide[name].abs().max().item()
+        )
 
 
 def test_gather_attention_finds_the_same():
@@ -373,7 +375,11 @@ X = torch.zeros(2, 3, 4)
         (TypeError, {"y": X.double()}, "`y` must be of dtype torch.float32 like `x`, got torch.float64"),
         (ValueError, {"y": X[:, 1:]}, r"`y` must be \(B, T, d\) = \(2, 3, 4\), got \(2, 2, 4\)"),
         (ValueError, {"weight": torch.zeros(4)}, "`bias` must be given where `weight` is, got None"),
-        (ValueError, {"weight": torch.zeros(3), "bias": torch.zeros(3)}, r"`weight` must be \(d,\) = \(4,\), got \(3,\)"),
+        (
+            ValueError,
+            {"weight": torch.zeros(3), "bias": torch.zeros(3)},
+            r"`weight` must be \(d,\) = \(4,\), got \(3,\)",
+        ),
         (ValueError, {"weight": X[0, 0], "bias": X[0, 0], "norm": None}, "`weight` and `bias` must be None for `norm`"),
         (ValueError, {"norm": "layer"}, "`norm` must be one of .* got 'layer'"),
         (TypeError, {"eps": None}, "`eps` must be a number, got None"),

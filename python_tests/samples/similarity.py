@@ -50,7 +50,8 @@ def similarity_sample(
             tensors[name][gone] = torch.nan
         options |= {"lengths": counts}
     return SimilarityCall(
-        {name: x.to(dtype) for name, x in tensors.items()}, {"scale": features**-0.5} | options | {"return_scores": True}
+        {name: x.to(dtype) for name, x in tensors.items()},
+        {"scale": features**-0.5} | options | {"return_scores": True},
     )
 
 

@@ -2,7 +2,8 @@
 because means and variances need the objects of one feature only.
 
 Products of float32 are exact (input_precision "ieee"), as R saturates and amplifies errors of the scores. There are no
-atomics: gradients of weight and bias are written per sample, and summed by the caller.
+atomics: gradients of weight and bias are written per sample, and summed by the caller. Numbers are compile-time
+constants, because arguments would be rounded to float32.
 """
 
 import triton
@@ -79,8 +80,8 @@ def _normalized(
 
 @triton.jit
 def forward(
-    x, y, weight, bias, values, lengths, starts, R, scores, product, T, d, e, segments, share, scale,
-    EPS: tl.constexpr, CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr,
+    x, y, weight, bias, values, lengths, starts, R, scores, product, T, d, e, segments, share,
+    SCALE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_LENGTHS: tl.constexpr, SCORES: tl.constexpr,
     TINY: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +104,7 @@ def forward(
             )  # fmt: skip
         S = tl.dot(z_x, tl.trans(z_y), S, input_precision="ieee", out_dtype=S.dtype)
     member = _members(row, n, MASK)
-    S = tl.where(member, S * scale.to(S.dtype), 0.0)
+    S = tl.where(member, S * SCALE, 0.0)
     place, stored, size = _places(row, T, MASK, PACKED)
     if SCORES:
         tl.store(scores + b * size + place, S, mask=stored)
@@ -158,7 +159,7 @@ def _through_norm(
 @triton.jit
 def backward(
     grad_R, grad_scores, grad_product, x, y, weight, bias, values, lengths, starts, R, grad_x, grad_y, grad_weight,
-    grad_bias, grad_values, T, d, e, segments, share, scale, EPS: tl.constexpr, CORRECTION: tl.constexpr,
+    grad_bias, grad_values, T, d, e, segments, share, SCALE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_R: tl.constexpr, HAS_S: tl.constexpr, HAS_P: tl.constexpr, TINY: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -191,7 +192,7 @@ def backward(
     grad = tl.where(tl.abs(grad) < TINY, 0.0, grad)
     if HAS_S:
         grad += tl.load(grad_scores + b * size + place, mask=stored & member, other=0.0)
-    grad = grad * scale.to(grad.dtype)
+    grad = grad * SCALE
     if not TWO:
         grad = grad + tl.trans(grad)
     for first in range(0, d, BLOCK_D):

@@ -24,7 +24,9 @@ def kernels():
 
 def refusal(objects: int) -> str | None:
     """Why the kernels cannot serve a call with so many objects, or None."""
-    return None if objects <= MOST else f"more than {MOST} objects, here {objects}, do not fit into a program's registers"
+    return (
+        None if objects <= MOST else f"more than {MOST} objects, here {objects}, do not fit into a program's registers"
+    )
 
 
 def blocks(objects: int) -> tuple[int, int, int]:
@@ -55,10 +57,11 @@ class _Call:
         width = 0 if values is None else values.shape[2]
         self.tensors = [self.there(t) for t in (self.x, self.y, self.weight, self.bias, self.values, self.lengths)]
         self.tensors.append(starts_of(tuple(segments), x.device))
-        self.sizes = objects, features, width, len(segments), max(share, 1), scale
+        self.sizes = objects, features, width, len(segments), max(share, 1)
         block_t, block_d, warps = blocks(objects)
         self.options = {
-            "EPS": eps, "CORRECTION": {"unbiased": 1, "biased": 0, "none": -1}[norm], "MASK": mask, "PACKED": packed,
+            "SCALE": scale, "EPS": eps, "CORRECTION": {"unbiased": 1, "biased": 0, "none": -1}[norm], "MASK": mask,
+            "PACKED": packed,
             "TWO": y is not None, "HAS_WEIGHT": weight is not None, "HAS_VALUES": values is not None,
             "HAS_LENGTHS": lengths is not None, "TINY": torch.finfo(x.dtype).tiny, "BLOCK_T": block_t,
             "BLOCK_D": block_d, "num_warps": warps,
