@@ -184,8 +184,19 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
+def newest(path: Path) -> list[Row]:
+    """The last row of each training and test in a CSV, in the order of the groups."""
+    kept: dict[tuple, Row] = {}
+    for row in record.read(path):
+        numbers = {name: float(row[name]) for name in ("accuracy", "least", "most", "seconds")}
+        kept[tuple(row[name] for name in ("group", "run", "model", "test", "seed"))] = row | numbers
+    order = {(run.group, run.name, run.model): k for k, run in enumerate(RUNS)}
+    known = [row for row in kept.values() if (row["group"], row["run"], row["model"]) in order]
+    return sorted(known, key=lambda row: order[row["group"], row["run"], row["model"]])
+
+
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """A dot for each seed, a line for the goal and a cross for the published accuracy."""
+    """A dot for each seed, and a cross for the published accuracy."""
     from perf.figure import COLOURS, STYLE, plt, save
 
     lines = summary(rows)
@@ -225,7 +236,7 @@ def published(line: Row) -> float | None:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        description="Trains relational models on generated tasks; tests them on shapes or relations not seen in training."
+        description="Trains relational models on generated tasks; tests them on what training has not shown."
     )
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="groups of runs, all if not given")
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *GAMES], help="runs of these tasks alone")
@@ -251,7 +262,7 @@ def main(argv: Sequence[str]) -> None:
                 progress.what = f"relational tasks: {run.group}, {run.name}, {run.model}: {new[0]['accuracy']:.3f}"
     print(record.table(summary(rows)))
     if not chosen.quick:
-        draw(rows, output.pictures)
+        draw(newest(output.rows / CSV), output.pictures)
         print(f"rows: {output.rows / CSV}; picture: {output.pictures / 'relational.png'}")
 
 

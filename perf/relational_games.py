@@ -1,8 +1,8 @@
 """Relational games (Shanahan et al. 2020; Kerg et al. 2022, 5.4.2), generated: nine cells of a picture as a sequence of
 objects, which have a shape and a colour.
 
-Each game draws objects (B, 9), indices into the table of :func:`perf.relational_shapes.game_objects`, and answers; -1 is
-an empty cell. Where the sources are silent: false samples of "same" differ in colour, shape or both by thirds, those of
+Each game draws objects (B, 9), indices into the table of :func:`perf.relational_shapes.game_objects`, and answers; -1
+is an empty cell. Where the sources are silent: false samples of "same" differ in colour, shape or both by thirds, those of
 "xoccurs" contain the object twice as often as not, with two equal others, and rows match among aaa, aab, aba, abb, abc.
 """
 

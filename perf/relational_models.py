@@ -4,7 +4,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Conv2d, Flatten, Linear, Module, ReLU, Sequential, TransformerEncoder, TransformerEncoderLayer
+from torch.nn import (
+    Conv2d,
+    Flatten,
+    Linear,
+    Module,
+    ReLU,
+    Sequential,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+    init,
+)
 
 import rnnkern
 from rnnkern.nn import ESBN, ContextNorm, CoRelNet
@@ -13,12 +23,17 @@ FEATURES = 128
 
 
 def encoder(side: int) -> Sequential:
-    """Three convolutions and three layers, from pictures (N, 3, side, side) to (N, 128)."""
+    """Three convolutions and two layers, from pictures (N, 3, side, side) to (N, 128). Weights are He's, as in the
+    published code: torch's default leaves features that hardly differ between pictures."""
     layers, channels = [], 3
     for _ in range(3):
         layers += [Conv2d(channels, 32, 4, stride=2, padding=1), ReLU()]
         channels, side = 32, side // 2
     layers += [Flatten(), Linear(32 * side * side, 256), ReLU(), Linear(256, FEATURES), ReLU()]
+    for layer in layers:
+        if isinstance(layer, (Conv2d, Linear)):
+            init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            init.zeros_(layer.bias)
     return Sequential(*layers)
 
 

@@ -1,5 +1,7 @@
 """The trainings of ``python -m perf.relational``: tasks, models, settings, and the accuracy that each should reach."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 EQUALITY = "equality"
@@ -15,7 +17,7 @@ class Run(NamedTuple):
     pictures: str = "bitmaps"
     held: int | None = None  # m; None: as in the hardest published setting
     batch: int = 96
-    options: dict[str, Any] = {}  # of the model
+    options: Mapping[str, Any] = MappingProxyType({})  # of the model
     penalty: float = 0.0  # L1, on one more layer after the encoder
     spurious: str = ""  # "colours" or "separated"
     least: float = 0.0  # goals of the accuracy

@@ -1,7 +1,7 @@
 """Pictures of the objects of relational tasks: tables that samplers index, so that each shape is encoded once.
 
-Shapes are black on white, with three channels in [0, 1]. Bitmaps are random patterns; glyphs are characters of the font
-that matplotlib carries, drawn by Pillow.
+They have three equal channels in [0, 1]. Bitmaps are random patterns, white on black; glyphs are characters of the font
+that matplotlib carries, drawn by Pillow, black on white.
 """
 
 import itertools
@@ -42,11 +42,11 @@ def bitmaps(generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def drawn(cells: Tensor, pixels: int = POINTS // CELLS) -> Tensor:
-    """Black cells of some pixels each, in the middle of a white picture."""
+    """White cells of some pixels each, in the middle of a black picture."""
     ink = cells.float().repeat_interleave(pixels, 0).repeat_interleave(pixels, 1)
     before = (SIDE - len(ink)) // 2
     after = SIDE - len(ink) - before
-    return 1 - torch.nn.functional.pad(ink, (before, after, before, after))
+    return torch.nn.functional.pad(ink, (before, after, before, after))
 
 
 def glyphs(generator: torch.Generator) -> Iterator[Tensor]:
@@ -86,10 +86,10 @@ def colours(seed: int) -> Tensor:
 
 def sizes(seed: int) -> Tensor:
     """One hundred bitmaps in three sizes, (3, 100, 3, 32, 32): cells of 2, 3 and 4 pixels."""
-    black = 1 - shapes("bitmaps", seed)[:, 0]
+    white = shapes("bitmaps", seed)[:, 0]
     first = (SIDE - POINTS) // 2
     step = POINTS // CELLS
-    cells = black[:, first : first + POINTS : step, first : first + POINTS : step]
+    cells = white[:, first : first + POINTS : step, first : first + POINTS : step]
     return torch.stack([torch.stack([drawn(one, pixels) for one in cells]) for pixels in (2, 3, 4)])[:, :, None].repeat(
         1, 1, 3, 1, 1
     )

@@ -169,8 +169,8 @@ TASKS = {
     "identity rules 4, flipped": Task(13, 6, 94, identity_rules4("test", "training")),
     "dist10": Task(30, 11, 89, distribution(10)),
     "dist10, restricted": Task(30, 11, 89, distribution(10, restricted=True)),
-    "comparison": Task(2, 2, 98, comparison(transitive=False)),
-    "transitive": Task(2, 2, 98, comparison(transitive=True)),
+    "comparison": Task(2, 2, 50, comparison(transitive=False)),
+    "transitive": Task(2, 2, 50, comparison(transitive=True)),
 }
 
 

@@ -54,11 +54,11 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", CALLS, ids=str)
-def test_values_and_gradients(options, dtype):
-    for features in (5, 70):
-        check_similarity(by_triton, reference.similarity, similarity_sample(3, 7, features, dtype=dtype, **options))
+def test_values_and_gradients(options):
+    """Two blocks of features."""
+    for dtype in (torch.float32, torch.float64):
+        check_similarity(by_triton, reference.similarity, similarity_sample(2, 7, 70, dtype=dtype, **options))
 
 
 @pytest.mark.parametrize("objects", [1, 2, 17])
@@ -67,13 +67,13 @@ def test_numbers_of_objects(objects):
 
 
 def test_rows_of_weights_for_some_samples_each():
-    x, weight, bias = torch.randn(6, 4, 5), torch.rand(2, 5), torch.randn(2, 5)
+    x, weight, bias = torch.randn(4, 4, 5), torch.rand(2, 5), torch.randn(2, 5)
     rest = None, [4], "unbiased", 1e-8, "causal", 1.0, False
     (R,) = similarity_triton.forward(x, None, weight, bias, None, *rest, False)
     grads = torch.rand_like(R), None, None
     found = similarity_triton.backward(*grads, x, None, weight, bias, None, None, R, *rest[1:])
     for k in range(2):
-        mine = slice(3 * k, 3 * k + 3)
+        mine = slice(2 * k, 2 * k + 2)
         (alone,) = similarity_triton.forward(x[mine], None, weight[k : k + 1], bias[k : k + 1], None, *rest, False)
         assert torch.equal(R[mine], alone)
         wanted = similarity_triton.backward(
@@ -89,7 +89,7 @@ def test_nothing():
 
 
 def test_no_subnormal_number_leaves_the_kernel():
-    x = torch.randn(64, 9, 32) * (87.3 / 32) ** 0.5
+    x = torch.randn(16, 9, 32) * (87.3 / 32) ** 0.5
     R, _ = by_triton(x, norm=None)
     naive = reference.similarity(x, norm=None)
     tiny = torch.finfo(torch.float32).tiny

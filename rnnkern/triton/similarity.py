@@ -35,13 +35,12 @@ def _members(row, n, MASK: tl.constexpr):
 def _places(row, T, MASK: tl.constexpr, PACKED: tl.constexpr):
     """Addresses of the pairs of a sample, which of them are stored, and how many there are."""
     i, j = row[:, None], row[None, :]
+    place, stored, size = i * T + j, (i < T) & (j < T), T * T
     if PACKED:
-        if MASK == "causal":
-            return i * (i + 1) // 2 + j, (i < T) & (j <= i), T * (T + 1) // 2
-        else:  # noqa: RET505  (the compiler takes both branches otherwise)
-            return i * (i - 1) // 2 + j, (i < T) & (j < i), T * (T - 1) // 2
-    else:  # noqa: RET505
-        return i * T + j, (i < T) & (j < T), T * T
+        strict: tl.constexpr = 1 if MASK == "strict" else 0
+        place = i * (i + 1 - 2 * strict) // 2 + j
+        stored, size = (i < T) & (j + strict <= i), T * (T + 1 - 2 * strict) // 2
+    return place, stored, size
 
 
 @triton.jit
@@ -49,8 +48,8 @@ def _normalized(
     x, b, row, first, n, T, d, starts, segments, weight, bias, group, EPS: tl.constexpr, CORRECTION: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A block of features: x normalized and z, (BLOCK_T, BLOCK_D), and 1 / s of each object's segment. CORRECTION is 0 or
-    1, or -1 for no normalization."""
+    """A block of features: x normalized and z, (BLOCK_T, BLOCK_D), 1 / s of each object's segment, and what is there.
+    CORRECTION is 0 or 1, or -1 for no normalization."""
     feature = first + tl.arange(0, BLOCK_D)
     inside = (row < n)[:, None] & (feature < d)[None, :]
     value = tl.load(x + (b * T + row)[:, None] * d + feature[None, :], mask=inside, other=0.0)
@@ -81,9 +80,9 @@ def _normalized(
 @triton.jit
 def forward(
     x, y, weight, bias, values, lengths, starts, R, scores, product, T, d, e, segments, share,
-    SCALE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_LENGTHS: tl.constexpr, SCORES: tl.constexpr,
-    TINY: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+    TWO: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    SCORES: tl.constexpr, TINY: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """R, and if requested S and R values."""
     b = tl.program_id(0).to(tl.int64)
@@ -145,7 +144,8 @@ def _through_norm(
         if HAS_WEIGHT:
             gamma = tl.load(weight + group * d + feature, mask=feature < d, other=0.0)
             found = found * gamma[None, :]
-            of_weight, of_bias = tl.sum(tl.where(inside, grad * normal, 0.0), 0), tl.sum(tl.where(inside, grad, 0.0), 0)
+            of_weight = tl.sum(tl.where(inside, grad * normal, 0.0), 0)
+            of_bias = tl.sum(tl.where(inside, grad, 0.0), 0)
             at = b * d + feature
             if ADD:
                 of_weight += tl.load(grad_weight + at, mask=feature < d, other=0.0)
@@ -159,8 +159,8 @@ def _through_norm(
 @triton.jit
 def backward(
     grad_R, grad_scores, grad_product, x, y, weight, bias, values, lengths, starts, R, grad_x, grad_y, grad_weight,
-    grad_bias, grad_values, T, d, e, segments, share, SCALE: tl.constexpr, EPS: tl.constexpr, CORRECTION: tl.constexpr,
-    MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr,
+    grad_bias, grad_values, T, d, e, segments, share, SCALE: tl.constexpr, EPS: tl.constexpr,
+    CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr,
     HAS_LENGTHS: tl.constexpr, HAS_R: tl.constexpr, HAS_S: tl.constexpr, HAS_P: tl.constexpr, TINY: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip

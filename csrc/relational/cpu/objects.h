@@ -74,8 +74,9 @@ RNNKERN_INLINE void normalize(const SimilarityRule& rule, int64_t there, const T
       }
 #pragma GCC unroll 4
     for (int v = 0; v < count; ++v) {
-      // A single object becomes the bias, even if eps is 0.
-      factor[v] = end - begin > 1 ? V(1) / root(fused(V(rest), factor[v], V(T(rule.eps)))) : V(0);
+      // A single object becomes the bias, even if eps is 0; and lanes beyond the features stay 0.
+      const V eps = count > 1 ? V(T(rule.eps)) : select(among_first<T>(lanes), V(T(rule.eps)), V(1));
+      factor[v] = end - begin > 1 ? V(1) / root(fused(V(rest), factor[v], eps)) : V(0);
       if (inverse) factor[v].store(inverse + k * block_width<T> + v * V::width);
     }
     for (int64_t i = begin; i < end; ++i)
