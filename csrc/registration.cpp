@@ -14,6 +14,7 @@
 #include "orthogonal/givens.h"
 #include "orthogonal/orthogonal.h"
 #include "recurrence/recurrence.h"
+#include "relational/relational.h"
 #include "relevancy/gather_attention.h"
 #include "relevancy/relevancy.h"
 #include "relevancy/sab.h"
@@ -112,6 +113,14 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "bool dot) -> Tensor[]");
 
   m.def(
+      "similarity(Tensor x, Tensor? y, Tensor? weight, Tensor? bias, Tensor? values, Tensor? lengths, int[] segments, "
+      "str norm, float eps, str mask, float scale, bool packed, bool scores) -> Tensor[]");
+  m.def(
+      "similarity_backward(Tensor? grad_R, Tensor? grad_scores, Tensor? grad_product, Tensor x, Tensor? y, "
+      "Tensor? weight, Tensor? bias, Tensor? values, Tensor? lengths, Tensor R, int[] segments, str norm, float eps, "
+      "str mask, float scale, bool packed) -> Tensor[]");
+
+  m.def(
       "linear_scan(Tensor a, Tensor x, Tensor? h0, Tensor? batch_sizes, Tensor? reset, bool reverse, bool sequence) -> "
       "Tensor[]");
   m.def(
@@ -154,6 +163,8 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern, CPU, m) {
   m.impl("sab_recurrence_backward", TORCH_BOX(&sab_recurrence_backward_cpu));
   m.impl("gather_attention", TORCH_BOX(&gather_attention_cpu));
   m.impl("gather_attention_backward", TORCH_BOX(&gather_attention_backward_cpu));
+  m.impl("similarity", TORCH_BOX(&similarity_cpu));
+  m.impl("similarity_backward", TORCH_BOX(&similarity_backward_cpu));
   m.impl("linear_scan", TORCH_BOX(&linear_scan_cpu));
   m.impl("linear_scan_backward", TORCH_BOX(&linear_scan_backward_cpu));
   m.impl("moment_filter", TORCH_BOX(&moment_filter_cpu));

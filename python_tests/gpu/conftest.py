@@ -17,7 +17,7 @@ CLUSTERS = (9, 0)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS warns otherwise with deterministic algorithms
 
 
-ON_TRITON = ("test_skew_exp", "test_linear_scan", "test_moment_filter", "test_gather_attention")
+ON_TRITON = ("test_skew_exp", "test_linear_scan", "test_moment_filter", "test_gather_attention", "test_similarity")
 """Files that mark their slow tests themselves; all tests on the interpreter are slow and get the marker ``proof``."""
 
 

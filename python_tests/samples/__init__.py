@@ -36,6 +36,12 @@ from python_tests.samples.recurrence import (
     recurrence_samples,
     takes,
 )
+from python_tests.samples.similarity import (
+    SimilarityCall,
+    check_similarity,
+    similarity_outputs_and_gradients,
+    similarity_sample,
+)
 
 __all__ = [
     "DENSE",
@@ -48,10 +54,12 @@ __all__ = [
     "GivensCall",
     "Sample",
     "Scan",
+    "SimilarityCall",
     "check_filter",
     "check_givens_recurrence",
     "check_recurrence",
     "check_scan",
+    "check_similarity",
     "covering_rows",
     "filter_outputs_and_gradients",
     "filter_sample",
@@ -66,5 +74,7 @@ __all__ = [
     "scan_outputs_and_gradients",
     "scan_sample",
     "scan_samples",
+    "similarity_outputs_and_gradients",
+    "similarity_sample",
     "takes",
 ]

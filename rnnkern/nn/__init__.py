@@ -1,5 +1,5 @@
-"""Recurrent layers, among them drop-in replacements for those of torch.nn. They hold parameters and call
-rnnkern.ops."""
+"""Recurrent layers, among them drop-in replacements for those of torch.nn, and relational models. They hold parameters
+and call rnnkern.ops."""
 
 from rnnkern.nn import init as init
 from rnnkern.nn.cells import GRUCell, LSTMCell, RNNCell
@@ -22,12 +22,14 @@ from rnnkern.nn.orthogonal import (
     orthogonal_penalty,
     schur_penalty,
 )
+from rnnkern.nn.relational import ESBN, ContextNorm, CoRelNet, Similarity
 from rnnkern.nn.relevancy import MemLSTM, MemRNN, RelLSTM, RelRNN
 from rnnkern.nn.rnn import RNN
 from rnnkern.nn.sab import SABLSTM
 from rnnkern.nn.unitary import UnitaryRNN
 
 __all__ = [
+    "ESBN",
     "EURNN",
     "GORU",
     "GRU",
@@ -37,6 +39,8 @@ __all__ = [
     "RNN",
     "SABLSTM",
     "CayleyRNN",
+    "CoRelNet",
+    "ContextNorm",
     "ContinuousRNN",
     "ExpRNN",
     "GRUCell",
@@ -52,6 +56,7 @@ __all__ = [
     "Recurrent",
     "RelLSTM",
     "RelRNN",
+    "Similarity",
     "SpectralRNN",
     "UnitaryRNN",
     "orthogonal_penalty",

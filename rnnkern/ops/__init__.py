@@ -7,6 +7,8 @@ from rnnkern.ops._orthogonal.orthogonal import cayley, project_orthogonal, schur
 from rnnkern.ops._recurrence.pair import recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import recurrence
 from rnnkern.ops._recurrence.recurrence_tangent import recurrence_tangent
+from rnnkern.ops._relational.binding_recurrence import binding_recurrence
+from rnnkern.ops._relational.similarity import similarity
 from rnnkern.ops._relevancy.gather_attention import gather_attention
 from rnnkern.ops._relevancy.relevancy import RelevancyMemory, RelevancyState, relevancy_recurrence
 from rnnkern.ops._relevancy.sab import SABMemory, SABState, sab_recurrence
@@ -22,6 +24,7 @@ __all__ = [
     "SABMemory",
     "SABState",
     "Tangents",
+    "binding_recurrence",
     "cayley",
     "explain",
     "gather_attention",
@@ -38,6 +41,7 @@ __all__ = [
     "relevancy_recurrence",
     "sab_recurrence",
     "schur_weight",
+    "similarity",
     "skew_exp",
     "use",
 ]

@@ -144,9 +144,14 @@ def _as_tuple(*outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _flat(args: Sequence[Any]) -> tuple[list[Any], Spec]:
-    """Expands lists among the arguments; :func:`_nested` is the inverse."""
-    spec = tuple([len(x) if isinstance(x, list) else None for x in args])
-    return [y for x in args for y in (x if isinstance(x, list) else (x,))], spec
+    """Expands lists of tensors among the arguments; :func:`_nested` is the inverse."""
+    spec = tuple([len(x) if _is_of_tensors(x) else None for x in args])
+    return [y for x, length in zip(args, spec, strict=True) for y in ((x,) if length is None else x)], spec
+
+
+def _is_of_tensors(x: Any) -> bool:
+    """Whether an argument is a list of tensors, not of ints."""
+    return isinstance(x, list) and not (x and isinstance(x[0], int))
 
 
 def _nested(flat: Sequence[Any], spec: Spec) -> list[Any]:

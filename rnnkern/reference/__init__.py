@@ -14,6 +14,7 @@ from rnnkern.reference._orthogonal import (
 )
 from rnnkern.reference._recurrence import CELLS, recurrence
 from rnnkern.reference._recurrence_tangent import Tangents, recurrence_tangent
+from rnnkern.reference._relational import binding_recurrence, similarity
 from rnnkern.reference._relevancy import (
     RelevancyMemory,
     RelevancyState,
@@ -31,6 +32,7 @@ __all__ = [
     "SABState",
     "Tangents",
     "begin_sab",
+    "binding_recurrence",
     "cayley",
     "empty_state",
     "gather_attention",
@@ -48,6 +50,7 @@ __all__ = [
     "sab_recurrence",
     "sab_slots",
     "schur_weight",
+    "similarity",
     "skew",
     "skew_exp",
 ]

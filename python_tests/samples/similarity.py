@@ -1,0 +1,78 @@
+"""Samples of similarity."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rnnkern.testing import GROSS, assert_close
+
+FEW = 32
+"""Results with fewer elements are held to a gross bound: their naive error is often small by chance."""
+
+
+class SimilarityCall(NamedTuple):
+    """``operator(**tensors, **options)``."""
+
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+    def to(self, dtype: torch.dtype) -> "SimilarityCall":
+        return self._replace(tensors={name: x.to(dtype) for name, x in self.tensors.items()})
+
+
+def similarity_sample(
+    batch: int = 3,
+    objects: int = 6,
+    features: int = 10,
+    *,
+    dtype: torch.dtype = torch.float64,
+    two: bool = False,
+    affine: bool = True,
+    values: int = 0,
+    lengths: bool = False,
+    **options: Any,
+) -> SimilarityCall:
+    """A random call, drawn from torch's generator. Products are of order 1, so that R does not saturate. With
+    ``lengths`` some samples have none or one object, and what is beyond a length is NaN."""
+    tensors = {"x": torch.randn(batch, objects, features)}
+    if two:
+        tensors["y"] = torch.randn(batch, objects, features)
+    if affine and options.get("norm", "unbiased") is not None:
+        tensors |= {"weight": 0.5 + torch.rand(features), "bias": torch.randn(features)}
+    if values:
+        tensors["values"] = torch.randn(batch, objects, values)
+    if lengths:
+        counts = torch.randint(0, objects + 1, (batch,))
+        counts[:2] = torch.tensor([0, 1])[: counts[:2].numel()]
+        gone = torch.arange(objects) >= counts.unsqueeze(1)
+        for name in set(tensors) & {"x", "y", "values"}:
+            tensors[name][gone] = torch.nan
+        options |= {"lengths": counts}
+    return SimilarityCall(
+        {name: x.to(dtype) for name, x in tensors.items()},
+        {"scale": features**-0.5} | options | {"return_scores": True},
+    )
+
+
+def similarity_outputs_and_gradients(operator, call: SimilarityCall, dtype: torch.dtype | None = None):
+    """The results of a call by name, and the gradients of everything for random upstream gradients."""
+    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in call.tensors.items()}
+    outputs = operator(**leaves, **call.options)
+    generator = torch.Generator().manual_seed(0)
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) for y in outputs]
+    grads = torch.autograd.grad(outputs, list(leaves.values()), upstream)
+    named = dict(zip(("R", "S", "product"), (y.detach() for y in outputs), strict=False))
+    return named | {f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
+
+
+def check_similarity(operator, reference, call: SimilarityCall) -> None:
+    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance of 1e-10."""
+    actual = similarity_outputs_and_gradients(operator, call)
+    naive = similarity_outputs_and_gradients(reference, call)
+    truth = similarity_outputs_and_gradients(reference, call, torch.float64)
+    for name, found in actual.items():
+        if found.dtype == torch.float64:
+            torch.testing.assert_close(found, truth[name], rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        else:
+            assert_close(found, naive[name], truth[name], name, GROSS if found.numel() < FEW else None)

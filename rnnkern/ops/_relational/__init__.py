@@ -1,0 +1,1 @@
+"""Similarity of a few objects, and the memory of an emergent symbol binding network."""
