@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <stdexcept>
+#include <utility>
+
+#include "interpreter/launch_check.h"
 
 namespace rnnkern::device {
 namespace {
@@ -12,7 +16,13 @@ constexpr size_t stack_bytes = 256 * 1024;
 #else
 constexpr size_t stack_bytes = 64 * 1024;
 #endif
+constexpr size_t watched_stack_bytes = 256 * 1024;
 constexpr std::align_val_t shared_alignment{128};
+// Blocks of an ordinary grid run in groups of up to so many clusters, with at most so many threads.
+constexpr int64_t most_clusters = 4, most_threads = 2048;
+// Blocks that run one after another still race. To the thread sanitizer their threads are other fibers, as far as there
+// are so many; it supports 8,128.
+constexpr size_t most_watched = 1024;
 
 std::string at(Place place) {
   return std::string(place.file_name()) + ":" + std::to_string(place.line()) + ":" + std::to_string(place.column());
@@ -29,6 +39,11 @@ std::string who(const Fiber& fiber) {
 }  // namespace
 
 void Freed::operator()(char* memory) const { ::operator delete[](memory, shared_alignment); }
+
+cuda::Facts& pretended() {
+  static cuda::Facts facts{9, 0, 132, 227 * 1024, {16, 8}};
+  return facts;
+}
 
 Machine& machine() {
   static thread_local Machine machine;
@@ -53,8 +68,10 @@ bool Machine::inside_shared(const Block& block, const void* pointer, int64_t byt
 void Machine::enter() {
   Machine& m = machine();
   Context::entered_from(m.scheduler_);
-  (*m.kernel_)();
   Fiber& fiber = m.fiber();
+  fiber.seen.enter();
+  (*m.kernel_)();
+  races::Thread::leave(*m.host_);
   fiber.done = true;
   ++fiber.block->exited;
   m.back_to_scheduler();
@@ -118,7 +135,7 @@ void Machine::settle(Mbarrier* barrier, Block& holder) {
 }
 
 void Machine::converge(Gathering& gathering, size_t all, const char* what, Place place, void* mine,
-                       void (*together)(void* const*)) {
+                       void (*together)(void* const*), bool ordering) {
   Fiber& fiber = *current_;
   if (!gathering.came.empty()) {
     const Fiber& first = *gathering.came.front();
@@ -130,10 +147,14 @@ void Machine::converge(Gathering& gathering, size_t all, const char* what, Place
   }
   fiber.waits_for = what;
   fiber.place = place;
-  if (together) gathering.given[fiber.thread % warp_size] = mine;
+  if (mine) gathering.given[fiber.thread % warp_size] = mine;
   gathering.came.push_back(&fiber);
   if (gathering.came.size() == all) {
     if (together) together(gathering.given);
+    if (ordering) {
+      for (const Fiber* other : gathering.came) other->seen.releases(&gathering);
+      for (const Fiber* other : gathering.came) other->seen.acquires(&gathering);
+    }
     for (Fiber* other : gathering.came) wake(other);
     gathering.came.clear();
   }
@@ -141,8 +162,33 @@ void Machine::converge(Gathering& gathering, size_t all, const char* what, Place
 }
 
 void Machine::send(const Store& store) {
-  current_->block->cluster->stores.push_back(store);
+  Cluster& cluster = *current_->block->cluster;
+  if (!store.on) cluster.words[store.to] = cluster.stores.size();
+  cluster.stores.push_back(store);
   ++stores_;
+}
+
+void Machine::deliver_word(const void* word) {
+  Cluster& cluster = *current_->block->cluster;
+  const auto sent = cluster.words.find(word);
+  if (sent != cluster.words.end()) deliver(cluster, sent->second);
+}
+
+void Machine::deliver_words() {
+  Cluster& cluster = *current_->block->cluster;
+  while (!cluster.words.empty()) deliver(cluster, cluster.words.begin()->second);
+}
+
+Inside::Inside(void* caller) {
+  if (!races::watched()) return;
+  __tsan_func_entry(caller);
+  races::Thread::leave(machine().host());
+}
+
+Inside::~Inside() {
+  if (!races::watched()) return;
+  machine().fiber().seen.enter();
+  __tsan_func_exit();
 }
 
 // ---- scheduler
@@ -152,21 +198,35 @@ bool Machine::deliver_one() {
   uint64_t which = random(stores_);
   auto cluster = clusters_.begin();
   for (; which >= (*cluster)->stores.size(); ++cluster) which -= (*cluster)->stores.size();
-  auto& stores = (*cluster)->stores;
-  std::swap(stores[which], stores.back());
-  const Store store = stores.back();
-  stores.pop_back();
+  deliver(**cluster, which);
+  return true;
+}
+
+void Machine::deliver(Cluster& cluster, size_t which) {
+  const Store store = cluster.stores[which];
+  if (!store.on) cluster.words.erase(store.to);
+  cluster.stores[which] = cluster.stores.back();
+  cluster.stores.pop_back();
+  if (which < cluster.stores.size() && !cluster.stores[which].on) cluster.words[cluster.stores[which].to] = which;
   --stores_;
   fruitless_ = 0;
+  if (!store.on) {
+    std::memcpy(store.to, store.value, size_t(store.bytes));
+    return;
+  }
   if (store.holder->exited) {
     failure_ = "store_async: block " + std::to_string(store.holder->index) +
                " had threads that ended when the store arrived, sent at " + at(store.place);
-    return true;
+    return;
   }
   std::memcpy(store.to, store.value, size_t(store.bytes));
+  if (store.on->bytes - store.bytes <= -most_bytes) {
+    failure_ = "store_async: " + std::to_string(most_bytes) + " bytes that the phase did not expect, sent at " +
+               at(store.place);
+    return;
+  }
   store.on->bytes -= store.bytes;
   settle(store.on, *store.holder);
-  return true;
 }
 
 std::string Machine::deadlock() const {
@@ -253,31 +313,34 @@ void Machine::loop() {
     current_ = nullptr;
     if (!failure_.empty()) return;
   }
-  if (stores_) deliver_one();  // delivers a store that no thread waited for, to report it
+  while (stores_ && failure_.empty()) deliver_one();  // reports a store_async that no thread waited for
 }
 
 void Machine::start(Block& block, bool starved_block, size_t starved_warp) {
   for (int t = 0; t < shape_.threads; ++t) {
-    const size_t place = fibers_.size();
-    if (place == pool_.size()) {
+    const size_t bytes = races::watched() ? watched_stack_bytes : stack_bytes;
+    if (used_ == pool_.size()) {
       pool_.push_back(std::make_unique<Fiber>());
-      pool_.back()->stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+      pool_.back()->stack = std::make_unique_for_overwrite<char[]>(bytes);
     }
-    Fiber& fiber = *pool_[place];
+    Fiber& fiber = *pool_[used_++];
+    fiber.seen.acquires(&begun_);
     fiber.block = &block;
     fiber.thread = t;
+    if (races::watched()) fiber.seen.is(who(fiber));
     fiber.done = false;
     fiber.starved = starved_block || size_t(t / warp_size) == starved_warp;
     fiber.tries = 0;
     fiber.copies.clear();
     fiber.commits = 0;
-    fiber.context.prepare(fiber.stack.get(), stack_bytes, &Machine::enter);
+    fiber.initialised.clear();
+    fiber.context.prepare(fiber.stack.get(), bytes, &Machine::enter);
     fibers_.push_back(&fiber);
     wake(&fiber);
   }
 }
 
-void Machine::run_together(int64_t first, int64_t count) {
+void Machine::run_together(const int64_t* clusters, size_t count) {
   std::vector<std::unique_ptr<Block>> alive;
   fibers_.clear();
   clusters_.clear();
@@ -287,17 +350,19 @@ void Machine::run_together(int64_t first, int64_t count) {
   spinning_starved_.clear();
   fruitless_ = stores_ = 0;
   const size_t warps = size_t(shape_.threads / warp_size);
-  const bool starve_block = count > 1 && random(2);
-  const int64_t starved_block = starve_block ? int64_t(random(uint64_t(count))) : -1;
+  const size_t blocks = count * size_t(shape_.cluster);
+  if (!races::watched() || used_ + blocks * size_t(shape_.threads) > most_watched) used_ = 0;
+  const bool starve_block = blocks > 1 && random(2);
+  const size_t starved_block = starve_block ? random(blocks) : blocks;
   const size_t starved_warp = starve_block ? warps : random(warps);
   constexpr uint64_t delays[] = {2, 64, uint64_t(1) << 40};
   delay_ = delays[random(3)];
   copies_at_once_ = random(3) == 0;
   stores_before_starved_ = random(2);
-  for (int64_t k = 0; k < count; ++k) {
+  for (size_t k = 0; k < blocks; ++k) {
     auto block = std::make_unique<Block>();
-    block->index = first + k;
-    block->rank = int(k % shape_.cluster);
+    block->rank = int(k) % shape_.cluster;
+    block->index = clusters[k / size_t(shape_.cluster)] * shape_.cluster + block->rank;
     if (block->rank == 0) clusters_.push_back(std::make_unique<Cluster>());
     block->cluster = clusters_.back().get();
     block->cluster->blocks.push_back(block.get());
@@ -311,25 +376,36 @@ void Machine::run_together(int64_t first, int64_t count) {
     alive.push_back(std::move(block));
   }
   loop();
+  for (const Fiber* fiber : fibers_) fiber->seen.releases(&ended_);
 }
 
 void Machine::run(const Shape& shape, const std::function<void()>& kernel) {
   if (current_) throw std::runtime_error("interpret: a kernel cannot launch another");
-  if (shape.threads <= 0 || shape.threads > 1024 || shape.threads % warp_size) {
-    throw std::runtime_error("interpret: a block has whole warps and at most 1024 threads, not " +
-                             std::to_string(shape.threads));
-  }
-  if (shape.cluster < 1 || shape.blocks % shape.cluster) {
-    throw std::runtime_error("interpret: " + std::to_string(shape.blocks) + " blocks are not clusters of " +
-                             std::to_string(shape.cluster));
-  }
+  check_launch(shape);
   shape_ = shape;
   kernel_ = &kernel;
   state_ = seed_;
   failure_.clear();
-  const int64_t together = shape.cooperative ? shape.blocks : shape.cluster;
-  for (int64_t first = 0; first < shape.blocks && failure_.empty(); first += together) run_together(first, together);
-  if (!failure_.empty()) throw std::runtime_error("interpret: " + failure_);
+  const races::Host host;
+  host_ = &host;
+  host.releases(&begun_);
+  used_ = 0;
+  std::vector<int64_t> clusters(size_t(shape.blocks / shape.cluster));
+  std::iota(clusters.begin(), clusters.end(), 0);
+  if (!shape.cooperative) {
+    for (size_t k = clusters.size(); k > 1; --k) std::swap(clusters[k - 1], clusters[random(k)]);
+  }
+  const int64_t most = std::clamp<int64_t>(most_threads / (shape.threads * shape.cluster), 1, most_clusters);
+  for (size_t first = 0; first < clusters.size() && failure_.empty();) {
+    const size_t left = clusters.size() - first;
+    const size_t count = shape.cooperative ? left : std::min(left, size_t(1 + random(uint64_t(most))));
+    run_together(&clusters[first], count);
+    first += count;
+  }
+  host.acquires(&ended_);
+  if (failure_.empty()) return;
+  if (races::watched()) pool_.clear();  // the sanitizer has the stacks of threads that did not end
+  throw std::runtime_error("interpret: " + failure_);
 }
 
 }  // namespace rnnkern::device

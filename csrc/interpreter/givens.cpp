@@ -11,6 +11,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnkern_interpret_givens, CompositeExplicitAutograd, m
   m.impl("set_facts", TORCH_BOX(&cuda::set_facts));
   m.impl("set_seed", TORCH_BOX(&cuda::set_seed_of));
   m.impl("set_capturing", TORCH_BOX(&cuda::set_capturing));
+  m.impl("bank_conflicts", TORCH_BOX(&cuda::count_bank_conflicts));
   m.impl("kernel_counts", TORCH_BOX(&kernel_counts));
 }
 

@@ -12,6 +12,10 @@
 
 #include "device/types.h"
 
+namespace rnnkern::cuda {
+struct Facts;  // cuda/facts.h
+}
+
 namespace rnnkern::device {
 
 using Place = std::source_location;
@@ -23,26 +27,26 @@ struct Shape {
   int threads;
 };
 
-// Runs `kernel` once for every thread. The blocks of a cluster, or of a cooperative launch, are alive at the same time.
+// Runs `kernel` once for every thread. The blocks of a cluster, or of a cooperative launch, are alive at the same time;
+// other blocks run in small groups, in any order.
 void interpret(const Shape& shape, const std::function<void()>& kernel);
 
 // Sets the seed of the next launches. It decides the order of threads, how late store_async and cp.async deliver, and
 // which threads starve (one warp of every block, or one whole block, runs only if nothing else can).
 void set_seed(uint64_t seed);
 
+// The device that launches are checked against.
+cuda::Facts& pretended();
+
+// How often load_matrices had to read a row after another one of its matrix, because both are in the same banks. In all
+// launches of this host thread.
+int64_t bank_conflicts();
+
 // ---- used by primitives
 
 // Lets other fibers run before the condition of spin_until is tested, the first time and again.
 void pause_spin(Place place);
 void end_spin();
-
-// Tells that the conditions of waiting fibers may have changed.
-void stored();
-
-// A convergence point of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue.
-void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes));
-
-[[noreturn]] void fail(const std::string& what, Place place);
 
 int thread();
 int block();
@@ -65,18 +69,24 @@ void spin_until(F condition, Place place = Place::current()) {
 
 constexpr bool has_clusters = true;
 
+// How far the initialisation of an mbarrier is visible: to its block, to the hardware that stores, to the cluster.
+enum class Fence : uint32_t { none, fenced, shared };
+
 struct alignas(8) Mbarrier {
   uint16_t arrivals, pending;  // of this phase: how many are needed, how many are missing
-  int32_t bytes : 31;          // expected minus arrived
+  int32_t bytes : 29;          // expected minus arrived
+  uint32_t fence : 2;          // a Fence
   uint32_t phase : 1;
 };
+static_assert(sizeof(Mbarrier) == 8);
+constexpr int32_t most_bytes = 1 << 20;  // that a phase can lack or have too many, exclusive
 
 struct Remote {
   char* address;
 };
 
 void init(Mbarrier* barrier, int arrivals, Place place = Place::current());
-inline void init_fence() {}
+void init_fence();
 void expect(Mbarrier* barrier, int bytes, Place place = Place::current());
 void wait(Mbarrier* barrier, int parity, Place place = Place::current());
 Remote map(const void* pointer, int rank, Place place = Place::current());
@@ -90,20 +100,15 @@ inline void store_async(Remote to, Word16 value, Remote on, Place place = Place:
 
 // ---- warps
 
+uint32_t exchange(const char* what, uint32_t x, int from, Place place);
 template <class T>
 T exchange(const char* what, T x, int from, Place place) {
   static_assert(sizeof(T) == 4);
-  struct Lane {
-    T given, taken;
-    int from;
-  } mine{x, x, from};
-  converge(what, place, &mine, [](void* const* lanes) {
-    for (int l = 0; l < warp_size; ++l) {
-      Lane& lane = *static_cast<Lane*>(lanes[l]);
-      lane.taken = static_cast<Lane*>(lanes[lane.from])->given;
-    }
-  });
-  return mine.taken;
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits = exchange(what, bits, from, place);
+  std::memcpy(&x, &bits, 4);
+  return x;
 }
 
 template <class T>
@@ -140,15 +145,9 @@ void wait_copies() {
 
 // ---- words and flags in global memory. Fibers are not interrupted inside of these, so 128 bits are always consistent.
 
-inline Word16 load_relaxed(const Word16* from) { return *from; }
-inline void store_relaxed(Word16* to, Word16 x) {
-  *to = x;
-  stored();
-}
-inline uint32_t load_acquire(const uint32_t* from) { return *from; }
-inline void store_release(uint32_t* to, uint32_t x) {
-  *to = x;
-  stored();
-}
+Word16 load_relaxed(const Word16* from);
+void store_relaxed(Word16* to, Word16 x, Place place = Place::current());
+uint32_t load_acquire(const uint32_t* from);
+void store_release(uint32_t* to, uint32_t x);
 
 }  // namespace rnnkern::device

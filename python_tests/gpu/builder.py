@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUILD = Path("build/interpreter")
-INTERPRETER = ("csrc/interpreter/fibers.cpp", "csrc/interpreter/primitives.cpp")
+INTERPRETER = tuple(f"csrc/interpreter/{name}.cpp -fno-sanitize=thread" for name in ("fibers", "primitives"))
 FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Icsrc"]
 
 

@@ -15,6 +15,7 @@ OWN = (
     "int clusters_of_16=0) -> ()",
     "set_seed(int seed) -> ()",
     "set_capturing(bool captures) -> ()",
+    "bank_conflicts() -> int",
 )
 
 

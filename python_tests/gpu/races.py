@@ -1,0 +1,70 @@
+"""Kernels on the interpreter under the thread sanitizer, which reports accesses that nothing orders. docs/kernels.md
+says what it sees."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from python_tests.gpu import builder
+
+FLAGS = ("-fsanitize=thread", "-O1")
+OPTIONS = "exitcode=0 report_thread_leaks=0 history_size=1 suppress_equal_addresses=0"
+
+
+class Race(NamedTuple):
+    """Two accesses of which at least one writes: `file:line` in the kernel, innermost first, with its callers."""
+
+    kind: str
+    accesses: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.kind, *("  " + " < ".join(stack) for stack in self.accesses)])
+
+
+def libraries() -> list[str]:
+    """The libraries to be loaded before Python's; skips the test if there are none."""
+    found = []
+    for name in ("libtsan.so", "libstdc++.so"):
+        command = [*builder.compiler(), f"-print-file-name={name}"]
+        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    if not all(map(os.path.isabs, found)):
+        pytest.skip("no libtsan")
+    return found
+
+
+def races_of(report: str) -> list[Race]:
+    """The races in the sanitizer's text."""
+    races = []
+    for text in re.findall(r"WARNING: ThreadSanitizer: (.*?)\n={18}", report, re.S):
+        kind = text.split(" (pid")[0]
+        stacks = re.findall(r"^  \S.*?(?:read|write|Read|Write) of size.*\n((?:    #.*\n)+)", text, re.M)
+        races.append(Race(kind, tuple(map(places, stacks))))
+    return races
+
+
+def places(stack: str) -> tuple[str, ...]:
+    """The lines of kernels in a stack, without those of the interpreter and of launches."""
+    found = re.findall(r"(\S+:\d+) \(", stack)
+    own = [place for place in found if "csrc/" in place or "python_tests/" in place]
+    inside = re.compile(r"interpreter/(?:races|fibers|primitives)\.|csrc/cuda/")
+    return tuple(place[place.rindex("csrc/") :] if "csrc/" in place else place for place in own if not inside.search(place))
+
+
+def run(script: str, arguments: Sequence[str] = ()) -> tuple[str, str]:
+    """Runs a Python script under the sanitizer, and returns its output and the sanitizer's reports."""
+    environment = {"LD_PRELOAD": " ".join(libraries()), "TSAN_OPTIONS": OPTIONS, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | environment,
+        cwd=builder.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout, done.stderr
