@@ -9,6 +9,7 @@ from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
+from rnnkern.nn.neural_ode import HeavyBallODE, NeuralODE
 from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
     EURNN,
@@ -40,12 +41,14 @@ __all__ = [
     "ContinuousRNN",
     "ExpRNN",
     "GRUCell",
+    "HeavyBallODE",
     "HouseholderRNN",
     "LSTMCell",
     "MemLSTM",
     "MemRNN",
     "MomentumLSTM",
     "MomentumRNN",
+    "NeuralODE",
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",
