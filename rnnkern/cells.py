@@ -15,9 +15,9 @@ from torch import sigmoid, tanh
 from rnnkern._cell import Cell, cell
 
 __all__ = [
-    "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "fast_grnn", "gru", "heavy_ball", "heavy_ball_tanh",
-    "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after", "minimal_rnn", "nas", "nbrc", "peephole_lstm",
-    "ran", "rnn", "slstm", "star", "ugrnn",
+    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "fast_grnn", "gru", "heavy_ball",
+    "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after", "minimal_rnn", "nas",
+    "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
 ]  # fmt: skip
 
 
@@ -200,17 +200,29 @@ def ct_gru(u, r, h, *, dt=0.1):
     return h + dt * (1 - z) * (tanh(u.n + r.n(sigmoid(u.r + r.r) * h)) - h)
 
 
-@cell
-def heavy_ball(u, r, h, m, *, a=0.9, b=0.1, dt=1.0):
-    r"""Heavy-ball cell (Xia et al. 2021): :math:`m' = a m + b \tanh(u + r)`, :math:`h' = h + dt \, m'`."""
+@cell(init={"dt": (1.0, 1.0)})
+def adams(u, r, h, k, *, dt):
+    r"""Step of the two-step Adams-Bashforth method for :math:`\dot h = \tanh(u + r)`, of second order with one product:
+    :math:`k' = \tanh(u + r)`, :math:`h' = h + dt (\tfrac32 k' - \tfrac12 k)`. Begin with :math:`k = \tanh(u_0 + R
+    h_0)`, which makes the first step one of Euler; from k = 0, as after a reset, it is 1.5 dt long."""
+    new = tanh(u + r)
+    return h + dt * (1.5 * new - 0.5 * k), new
+
+
+@cell(init={"a": (0.9, 0.9), "b": (0.1, 0.1), "dt": (1.0, 1.0)})
+def heavy_ball(u, r, h, m, *, a, b, dt):
+    r"""Heavy-ball cell (Xia et al. 2021): :math:`m' = a m + b \tanh(u + r)`, :math:`h' = h + dt \, m'`. For
+    :math:`\dot h = m`, :math:`\dot m = -\gamma m + \tanh(u + r)`, :math:`a = 1 - \gamma dt` and :math:`b = dt` are
+    semi-implicit Euler, and :math:`a = (1 - \gamma dt / 2) / (1 + \gamma dt / 2)`, :math:`b = dt / (1 + \gamma dt /
+    2)` the leapfrog method, of second order with m at half steps."""
     m = a * m + b * tanh(u + r)
     return h + dt * m, m
 
 
-@cell
-def heavy_ball_tanh(u, r, h, m, *, a=0.9, b=0.1, dt=1.0, xi=1.0):
+@cell(init={"a": (0.9, 0.9), "b": (0.1, 0.1), "dt": (1.0, 1.0), "xi": (1.0, 1.0)})
+def heavy_ball_tanh(u, r, h, m, *, a, b, dt, xi):
     r"""Generalized heavy-ball cell (Xia et al. 2021): :math:`m' = a m + b (\tanh(u + r) - \xi h)`,
-    :math:`h' = h + dt \tanh(m')`."""
+    :math:`h' = h + dt \tanh(m')`, with the coefficients of :func:`heavy_ball`."""
     m = a * m + b * (tanh(u + r) - xi * h)
     return h + dt * tanh(m), m
 

@@ -181,8 +181,8 @@ def _choices(module: Module) -> list[Choice]:
     """The choices for a module; empty if it is not a recurrent layer."""
     if hasattr(module, "_choose"):
         like = next(p for p in module.parameters() if p.is_floating_point())
-        cell = isinstance(module, RNNCellBase)
-        return ops.explain(module, like.new_zeros(*(1,) * (1 if cell else 2), module.input_size))
+        without_time = isinstance(module, (RNNCellBase, nn.NeuralODE, nn.HeavyBallODE))
+        return ops.explain(module, like.new_zeros(*(1,) * (1 if without_time else 2), module.input_size))
     if isinstance(module, (RNNBase, RNNCellBase)):
         return [Choice("torch.nn", "it is a torch.nn layer; rnnkern.replace changes that")]
     return []

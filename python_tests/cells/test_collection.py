@@ -133,14 +133,19 @@ def ct_gru(x, R, p, h):
     return h + 0.1 * (1 - z) * (tanh(x(2) + R(2, r * h)) - h)
 
 
+def adams(x, R, p, h, k):
+    new = tanh(x(0) + R(0, h))
+    return h + p["dt"] * (3 * new - k) / 2, new
+
+
 def heavy_ball(x, R, p, h, m):
-    m = 0.9 * m + 0.1 * tanh(x(0) + R(0, h))
-    return h + m, m
+    m = p["a"] * m + p["b"] * tanh(x(0) + R(0, h))
+    return h + p["dt"] * m, m
 
 
 def heavy_ball_tanh(x, R, p, h, m):
-    m = 0.9 * m + 0.1 * (tanh(x(0) + R(0, h)) - h)
-    return h + tanh(m), m
+    m = p["a"] * m + p["b"] * (tanh(x(0) + R(0, h)) - p["xi"] * h)
+    return h + p["dt"] * tanh(m), m
 
 
 def rnn(x, R, p, h):

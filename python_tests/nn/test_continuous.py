@@ -53,6 +53,61 @@ def test_values_and_gradients_are_those_of_the_loop(nonlinearity, stable_map):
     torch.testing.assert_close(*grads)
 
 
+def adams_loop(module, x, h, starts=None):
+    """Adams' method with K steps for each x, on one sequence (T, I); after a reset k is 0."""
+    dt, k, outputs = module.dt / module.steps, None, []
+    for t, x_t in enumerate(x):
+        if starts is not None and starts[t]:
+            h, k = torch.zeros_like(h), torch.zeros_like(h)
+        for _ in range(module.steps):
+            u = torch.nn.functional.linear(x_t, module.weight_ih_l0, module.bias_ih_l0)
+            slope = torch.tanh(u + module.weight_hh_l0 @ h)
+            h, k = h + dt * (1.5 * slope - 0.5 * (slope if k is None else k)), slope
+        outputs.append(h)
+    return torch.stack(outputs), (h, k)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("method", "steps"), [("adams", 1), ("adams", 3), ("euler", 3)])
+def test_other_methods_and_several_steps(method, steps, packed):
+    module, x, h0 = layer(method=method, steps=steps, dt=0.7), torch.randn(T, B, I, dtype=F64), drawn(B, H)
+    starts, lengths = torch.rand(T, B) < 0.2, [9, 5, 7]
+    starts[0] = False  # otherwise the first k of the loop, which begins with a step of Euler, would not matter
+    if method == "euler":
+        fine = layer(dt=0.7 / steps)
+        fine.load_state_dict(module.state_dict())
+    given = pack_padded_sequence(x, lengths, enforce_sorted=False) if packed else x
+    output, state = module(given, h0, starts)
+    output = pad_packed_sequence(output)[0] if packed else output
+    for b, length in enumerate(lengths):
+        length = length if packed else T
+        inputs, begins = x[:length, b], starts[:length, b]
+        if method == "adams":
+            wanted, last = adams_loop(module, inputs, h0[b], begins)
+            found = tuple(s[b] for s in state)
+        else:
+            begins = torch.stack([begins, *[torch.zeros_like(begins)] * (steps - 1)], 1).flatten()
+            wanted, last = fine(inputs.repeat_interleave(steps, 0), h0[b], begins)
+            wanted, found = wanted[steps - 1 :: steps], state[b]
+        torch.testing.assert_close((output[:length, b], found), (wanted, last))
+    if not packed:
+        first, between = module(x[:4], h0, starts[:4])
+        second, end = module(x[4:], between, starts[4:])
+        torch.testing.assert_close((torch.cat([first, second]), end), (output, state), rtol=0, atol=0)
+        leaves = [h0, *module.parameters()]
+        wanted = sum(
+            (adams_loop(module, x[:, b], h0[b], starts[:, b])[0] if method == "adams" else output[:, b]).square().sum()
+            for b in range(B)
+        )
+        torch.testing.assert_close(
+            torch.autograd.grad(output.square().sum(), leaves, retain_graph=True), torch.autograd.grad(wanted, leaves)
+        )
+
+
+def drawn(*shape):
+    return torch.randn(*shape, dtype=F64, requires_grad=True)
+
+
 @forms
 def test_in_float32_it_is_as_close_as_the_loop(nonlinearity):
     module, x = layer(nonlinearity=nonlinearity), torch.randn(100, B, I, dtype=F64)
@@ -112,6 +167,13 @@ def test_wrong_arguments():
     for options, error, said in (
         ({"dt": 0}, ValueError, "dt must be positive, got 0"),
         ({"dt": "fast"}, TypeError, "dt should be of type float, got: str"),
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"method": "rk4"}, ValueError, r"method must be one of \('euler', 'adams'\), got 'rk4'"),
+        (
+            {"method": "adams", "nonlinearity": "identity"},
+            ValueError,
+            "`method` and `steps` must be .* got 'adams' and 1",
+        ),
         ({"nonlinearity": "relu"}, ValueError, "nonlinearity must be one of .* got 'relu'"),
         ({"stable_map": "relu"}, ValueError, "stable: `stable_map` must be one of"),
     ):

@@ -10,7 +10,10 @@ from rnnkern.optim import CayleySGD, param_groups
 
 T, B, I, H = 6, 3, 2, 4  # noqa: E741
 F64, C128 = torch.float64, torch.complex128
-MAPS = [{"unitary_map": "fourier"}, {"unitary_map": "givens", "rotation_layers": 3}, {"unitary_map": "free"}]
+MAPS = [
+    {"unitary_map": "fourier"}, {"unitary_map": "givens", "rotation_layers": 3}, {"unitary_map": "free"},
+    {"unitary_map": "exp"}, {"unitary_map": "scaled_cayley", "base": "dynamic"},
+]  # fmt: skip
 maps = pytest.mark.parametrize("options", MAPS, ids=str)
 
 
@@ -137,9 +140,12 @@ def test_training_keeps_it_unitary_and_learns(options):
 def test_fresh_values():
     for options in MAPS:
         module = UnitaryRNN(I, H, **options)
-        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        names = [name for name, p in module.named_parameters() if p.any()]  # A starts at zero, and B is a buffer
+        before = {name: module.get_parameter(name).detach().clone() for name in names}
+        weight = module.weight_hh_l0.detach().clone()
         module.reset_parameters()
-        assert all(not torch.equal(p, before[name]) for name, p in module.named_parameters())
+        assert not torch.equal(module.weight_hh_l0, weight)
+        assert all(not torch.equal(module.get_parameter(name), old) for name, old in before.items())
         assert module.modrelu_bias_l0.abs().max() <= 0.01
     module = UnitaryRNN(I, H, 2, unitary_map="givens", bidirectional=True)
     assert "2, 4, num_layers=2, unitary_map=givens, bidirectional=True\n" in repr(module)
@@ -149,7 +155,8 @@ def test_wrong_arguments():
     for arguments, options, kind, said in (
         ((0, H), {}, ValueError, "input_size must be at least 1, got 0"),
         ((I, 4.0), {}, TypeError, "hidden_size should be of type int, got: float"),
-        ((I, H), {"unitary_map": "exp"}, ValueError, "unitary_map must be one of"),
+        ((I, H), {"unitary_map": "log"}, ValueError, "unitary_map must be one of"),
+        ((I, H), {"unitary_map": "free", "base": "dynamic"}, ValueError, "do not apply to the map 'free'"),
         ((I, H), {"style": "butterfly"}, ValueError, "`style` applies only to the map 'givens', got 'butterfly'"),
     ):
         with pytest.raises(kind, match=said):

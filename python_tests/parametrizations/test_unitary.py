@@ -17,6 +17,8 @@ MAPS = [
     {"unitary_map": "fourier"},
     {"unitary_map": "givens"},
     {"unitary_map": "givens", "style": "butterfly", "layers": 5},
+    {"unitary_map": "exp"},
+    {"unitary_map": "scaled_cayley", "base": "dynamic", "rebase_every": 2},
 ]
 maps = pytest.mark.parametrize("options", MAPS, ids=str)
 
@@ -64,6 +66,69 @@ def test_the_fourier_factors_are_those_of_the_paper():
     F = torch.exp(-2j * torch.pi * torch.outer(k, k) / 5) / 5**0.5
     Pi = torch.eye(5, dtype=C128)[parametrization.order]
     torch.testing.assert_close(module.W, D3 @ R2 @ F.mH @ D2 @ Pi @ R1 @ F @ D1)
+
+
+def hermitian(A):
+    """-i S for the skew-Hermitian S of a real A, entry by entry."""
+    N, K = len(A), torch.zeros(*A.shape, dtype=C128)
+    for i in range(N):
+        K[i, i] = A[i, i]
+        for j in range(i):
+            K[i, j] = A[j, i] - 1j * A[i, j]
+            K[j, i] = K[i, j].conj()
+    return K
+
+
+@pytest.mark.parametrize("init", ["haar", "henaff", "cayley", "identity"])
+def test_maps_from_skew_hermitian_matrices(init):
+    """Against the eigenvalues of the Hermitian matrix: exp(i K), and the Cayley transform of i K times D."""
+    for unitary_map in ("exp", "scaled_cayley"):
+        module = made(5, 5, unitary_map=unitary_map, init=init)
+        B, (A, *phases) = module.W.detach().clone(), originals(module)
+        D = torch.diag(torch.exp(1j * phases[0].detach())) if phases else torch.eye(5, dtype=C128)
+        B = B @ D.mH
+        with torch.no_grad():
+            A.copy_(torch.randn(5, 5))
+        values, vectors = torch.linalg.eigh(hermitian(A.detach()))
+        of = torch.exp(1j * values) if unitary_map == "exp" else (1 - 1j * values) / (1 + 1j * values)
+        torch.testing.assert_close(module.W, B @ vectors @ torch.diag(of) @ vectors.mH @ D, rtol=1e-12, atol=1e-12)
+        assert sum(p.numel() for p in module.parameters()) == 25 + 5 * len(phases)
+
+
+@pytest.mark.parametrize("unitary_map", ["exp", "scaled_cayley"])
+def test_a_dynamic_base_moves_with_the_weight(unitary_map):
+    """Moving the base does not change the weight, and every unitary target is reached: W stays unitary all the way."""
+    module = made(4, 4, unitary_map=unitary_map, base="dynamic", rebase_every=3)
+    target, optimizer = unitary_matrix(module.W), torch.optim.Adam(module.parameters(), 0.05)
+    parametrization, A = module.parametrizations.W[0], originals(module)[0]
+    for step in range(1, 301):
+        optimizer.zero_grad()
+        loss = (module.W - target).abs().square().sum()
+        loss.backward()
+        optimizer.step()
+        assert (A == 0).all() == (step % 3 == 0)
+    assert loss < 1e-3
+    assert distance(module.W) < 1e-13
+    before = module.W.detach().clone()
+    with torch.no_grad():
+        A.copy_(torch.randn(4, 4) / 10)
+    moved = module.W.detach().clone()
+    parametrization.rebase()
+    torch.testing.assert_close(module.W, moved, rtol=1e-13, atol=1e-13)
+    assert (moved - before).abs().max() > 0.01
+
+
+def test_a_unitary_matrix_can_be_assigned():
+    for unitary_map in ("exp", "scaled_cayley"):
+        module, W = made(4, 4, unitary_map=unitary_map), unitary_matrix(torch.empty(4, 4, dtype=C128))
+        module.W = W
+        torch.testing.assert_close(module.W, W)
+        with pytest.raises(ValueError, match=r"unitary: the weight must be unitary, got max \|W\^H W - I\|"):
+            module.W = 2 * W
+    with pytest.raises(ValueError, match="unitary: `base` applies only to the maps"):
+        made(4, 4, base="dynamic")
+    with pytest.raises(ValueError, match="`rebase_every` must be a positive integer, got 0"):
+        made(4, 4, unitary_map="exp", rebase_every=0)
 
 
 def test_rotations_with_phases_layer_by_layer():
@@ -129,8 +194,8 @@ def test_10_000_updates_stay_unitary(options):
     leaves = originals(module)
     with torch.no_grad():
         for _ in range(10_000):
-            leaves[0].sub_(1e-3 * torch.randn(leaves[0].shape, generator=generator))
-            leaves[1].sub_(1e-3 * torch.randn(leaves[1].shape, generator=generator))
+            for leaf in leaves[:2]:
+                leaf.sub_(1e-3 * torch.randn(leaf.shape, generator=generator))
     assert (module.W - begun).abs().max() > 0.1
     assert distance(module.W) < 3e-6
 
@@ -194,7 +259,7 @@ def test_wrong_arguments():
     with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating-point, got "):
         rnnkern.parametrizations.orthogonal(module, "W")
     with pytest.raises(ValueError, match="unitary: `unitary_map` must be one of"):
-        made(unitary_map="exp")
+        made(unitary_map="log")
     with pytest.raises(ValueError, match="unitary: `layers` applies only to the map 'givens', got 3"):
         made(layers=3)
     with pytest.raises(ValueError, match="unitary: N must be a power of two"):

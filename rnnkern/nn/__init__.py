@@ -10,11 +10,13 @@ from rnnkern.nn.gru import GRU
 from rnnkern.nn.lru import LRU
 from rnnkern.nn.lstm import LSTM
 from rnnkern.nn.momentum import MomentumLSTM, MomentumRNN
+from rnnkern.nn.neural_ode import HeavyBallODE, NeuralODE
 from rnnkern.nn.of_cell import Recurrent
 from rnnkern.nn.orthogonal import (
     IRNN,
     CayleyRNN,
     ExpRNN,
+    HenaffRNN,
     HouseholderRNN,
     NonNormalRNN,
     OrthogonalInitRNN,
@@ -44,12 +46,15 @@ __all__ = [
     "ContinuousRNN",
     "ExpRNN",
     "GRUCell",
+    "HeavyBallODE",
+    "HenaffRNN",
     "HouseholderRNN",
     "LSTMCell",
     "MemLSTM",
     "MemRNN",
     "MomentumLSTM",
     "MomentumRNN",
+    "NeuralODE",
     "NonNormalRNN",
     "OrthogonalInitRNN",
     "RNNCell",

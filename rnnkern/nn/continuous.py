@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern import parametrizations
+from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
 
-NONLINEARITIES = ("tanh", "identity")
+NONLINEARITIES, METHODS = ("tanh", "identity"), ("euler", "adams")
 
 
 @with_options
@@ -29,7 +29,7 @@ class ContinuousRNN(SingleLayer):
     is the number of time steps, B the batch size, I the input size and H the hidden size.
 
     - :math:`\phi = \tanh`: W (H, H) is symmetric. A step is a forward Euler step, :math:`h_t = h_{t-1} + dt \tanh(W
-      h_{t-1} + U x_t + b)`.
+      h_{t-1} + U x_t + b)`, or one of the second-order method ``"adams"``, or K of them, each of length dt / K.
     - :math:`\phi` the identity: W (H,) is diagonal, which loses no generality, since every symmetric W is diagonal in
       the basis of its eigenvectors. A step is the exact solution for every dt, :math:`h_t = e^{W dt} h_{t-1} + W^{-1}
       (e^{W dt} - 1) (U x_t + b)`, and :func:`rnnkern.ops.linear_scan` computes the sequence.
@@ -38,6 +38,9 @@ class ContinuousRNN(SingleLayer):
         input_size, hidden_size: I and H.
         dt: duration of a step.
         nonlinearity: :math:`\phi`, ``"tanh"`` or ``"identity"``.
+        method: for tanh, ``"euler"``, or ``"adams"``, the two-step Adams-Bashforth method, which also has one product a
+            step. Its state is (h, k), k the last derivative; after a reset its first step is 1.5 times as long.
+        steps: K, for tanh: the steps of the method in each dt, for which x stays the same.
         stable_map, timescales: the map g that keeps W stable, and the range of time constants for its initialization;
             see :func:`rnnkern.parametrizations.stable`. ``timescales`` have the unit of ``dt``.
         bias: if False, there is no b.
@@ -59,18 +62,24 @@ class ContinuousRNN(SingleLayer):
     """
 
     _plain: ClassVar = {
-        "dt": 0.1, "nonlinearity": "tanh", "stable_map": "exp", "timescales": (1.0, 100.0), "bias": True,
-        "batch_first": False,
+        "dt": 0.1, "nonlinearity": "tanh", "method": "euler", "steps": 1, "stable_map": "exp",
+        "timescales": (1.0, 100.0), "bias": True, "batch_first": False,
     }  # fmt: skip
 
     def __init__(
         self, input_size: int, hidden_size: int, *, dt: float = 0.1, nonlinearity: str = "tanh",
-        stable_map: str = "exp",
+        method: str = "euler", steps: int = 1, stable_map: str = "exp",
         timescales: tuple[float, float] = (1.0, 100.0), bias: bool = True, batch_first: bool = False,
         device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        sizes = {"input_size": input_size, "hidden_size": hidden_size}
-        super().__init__(sizes, {}, {"nonlinearity": (nonlinearity, NONLINEARITIES)})
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "steps": steps}
+        choices = {"nonlinearity": (nonlinearity, NONLINEARITIES), "method": (method, METHODS)}
+        super().__init__(sizes, {}, choices)
+        if nonlinearity == "identity" and (method, steps) != ("euler", 1):
+            raise ValueError(
+                "ContinuousRNN: `method` and `steps` must be 'euler' and 1 with nonlinearity = 'identity', whose step "
+                f"is exact, got {method!r} and {steps}"
+            )
         if isinstance(dt, bool) or not isinstance(dt, (int, float)):
             raise TypeError(f"dt should be of type float, got: {type(dt).__name__}")
         if not 0 < dt < float("inf"):
@@ -98,21 +107,24 @@ class ContinuousRNN(SingleLayer):
                 init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, Tensor] | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:  # fmt: skip
         """Runs the layer over a sequence.
 
         Args:
             input: tensor of shape (T, B, I), or (B, T, I) with ``batch_first``, or (T, I) without a batch, or a
                 :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
-            hx: h_0 of shape (B, H), or (H,) for unbatched input, in the caller's batch order. None means zeros.
+            hx: h_0 of shape (B, H), or (H,) for unbatched input, in the caller's batch order. None means zeros. With
+                ``method="adams"`` also (h_0, k_0), which an earlier call returned; without k_0 the first step is one of
+                Euler.
             reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
                 unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros.
 
         Returns:
             The output, which is h at the end of each step, shaped like ``input`` with H columns, and h_n, shaped like
-            ``hx``.
+            ``hx``; with ``method="adams"`` (h_n, k_n).
 
         Raises:
             ValueError: a tensor has the wrong shape.
@@ -120,26 +132,67 @@ class ContinuousRNN(SingleLayer):
         """
         args, options = self._call(input, hx, reset)
         h, last = self._operator(*args, **options)
-        return self._returned(input, h), self._returned_state(input, (last,) if isinstance(last, Tensor) else last)[0]
+        if self.steps > 1:
+            h = _last_of_each(h, self.steps, options["batch_sizes"])
+        state = self._returned_state(input, (last,) if isinstance(last, Tensor) else last)
+        return self._returned(input, h), state if self.method == "adams" else state[0]
 
     @property
     def _operator(self) -> Callable:
         return linear_scan if self.nonlinearity == "identity" else recurrence
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
-        if hx is not None and not isinstance(hx, Tensor):
-            raise TypeError(f"ContinuousRNN: `hx` must be a tensor, got {type(hx).__name__}")
-        x, states, batch_sizes, reset = self._time_first(input, None if hx is None else (hx,), reset)
+        adams = self.method == "adams"
+        state = (hx,) if isinstance(hx, Tensor) else hx
+        if state is not None and not (
+            isinstance(state, tuple) and len(state) <= 1 + adams and all(isinstance(s, Tensor) for s in state)
+        ):
+            wanted = "a tensor or a pair of tensors" if adams else "a tensor"
+            raise TypeError(f"ContinuousRNN: `hx` must be {wanted}, got {type(hx).__name__}")
+        x, states, batch_sizes, reset = self._time_first(input, state, reset)
         options = {"batch_sizes": batch_sizes, "reset": reset}
         U, W, b = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0
         if self.nonlinearity == "identity":
             factors, integrals = parametrizations.zero_order_hold(W, self.dt)
             u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
             return (factors, u.to(self._dtype), *states), options
-        dt = W.new_full((self.hidden_size,), self.dt)
+        if adams and len(states) == 1:
+            states = (*states, self._first_derivative(x, *states, batch_sizes))
+        if self.steps > 1:
+            x, options = _each_repeated(x, self.steps, **options)
+        dt = W.new_full((self.hidden_size,), self.dt / self.steps)
         weights = {"R": W, "state": states, "weight_ih": U, "bias_ih": b, "params": (dt,)}
         x, weights = autocast.cast(x, weights)
-        return ("euler", x), weights | options
+        return (cells.adams if adams else "euler", x), weights | options
+
+    def _first_derivative(self, x: Tensor, h: Tensor, batch_sizes: Tensor | None) -> Tensor:
+        """dh/dt at the beginning, with which the first step of Adams' method is one of Euler; zeros for T = 0."""
+        if not len(x):
+            return torch.zeros_like(h)
+        first = x[0] if batch_sizes is None else x[: len(h)]
+        return torch.tanh(F.linear(first, self.weight_ih_l0, self.bias_ih_l0) + F.linear(h, self.weight_hh_l0))
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
         return (x.new_zeros(batch, self.hidden_size, dtype=self._dtype),)
+
+
+def _each_repeated(
+    x: Tensor, steps: int, batch_sizes: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, dict[str, Any]]:
+    """Repeats each step of a sequence, (T, B, I) or packed, so many times; only the first can have a reset."""
+    if reset is not None:
+        reset = torch.stack([reset, *[torch.zeros_like(reset)] * (steps - 1)], 1).flatten(0, 1)
+    if batch_sizes is None:
+        return x.repeat_interleave(steps, 0), {"batch_sizes": None, "reset": reset}
+    sizes = batch_sizes.repeat_interleave(steps)
+    begins, shifts = (batch_sizes.cumsum(0) - batch_sizes).repeat_interleave(steps), sizes.cumsum(0) - sizes
+    rows = torch.arange(len(x) * steps) + (begins - shifts).repeat_interleave(sizes)
+    return x.index_select(0, rows.to(x.device)), {"batch_sizes": sizes, "reset": reset}
+
+
+def _last_of_each(h: Tensor, steps: int, batch_sizes: Tensor | None) -> Tensor:
+    """The results of the last of the repetitions of :func:`_each_repeated`."""
+    if batch_sizes is None:
+        return h[steps - 1 :: steps]
+    last = (torch.arange(len(batch_sizes)) % steps == steps - 1).repeat_interleave(batch_sizes)
+    return h.index_select(0, last.nonzero().squeeze(1).to(h.device))

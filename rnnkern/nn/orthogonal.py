@@ -8,9 +8,13 @@ from torch.nn import Module, init
 from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
+from rnnkern.nn import autocast
 from rnnkern.nn.options import LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 from rnnkern.parametrizations import _schur
+
+INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
+"""Functions of the projected input of :class:`HenaffRNN`."""
 
 
 @with_options
@@ -288,6 +292,86 @@ class IRNN(OrthogonalInitRNN):
         super().__init__(
             input_size, hidden_size, num_layers, init="identity", nonlinearity="relu", bias=bias, **options
         )
+
+
+@with_options
+class HenaffRNN(_OrthogonalRNN):
+    r"""LT-RNN: a network with a linear recurrence, whose nonlinearity only acts on the input.
+
+    .. math::
+        h_t = \sigma(W x_t + b_{ih}) + R h_{t-1} + b_{hh}
+
+    Shapes, input, output and errors are those of :class:`rnnkern.nn.RNN`. R is initialized orthogonal and then trained
+    without a constraint. :func:`rnnkern.nn.init.copy_solution_` and :func:`rnnkern.nn.init.adding_solution_` set the
+    parameters to those that solve the copy task and the adding problem.
+
+    Args:
+        input_size, hidden_size, num_layers: I, H and the number of layers.
+        input_nonlinearity: :math:`\sigma`, ``"relu"``, ``"tanh"`` or ``"identity"``.
+        init: initialization of R: ``"henaff"``, rotations of planes by uniform angles; ``"cayley"``, ``"haar"`` or
+            ``"identity"``.
+        bias: if True, adds the biases b_ih and b_hh. They start at 0; the published network has only b_ih.
+        options: all other options of :class:`rnnkern.nn.RNN` except ``nonlinearity`` and ``filter``.
+
+    Raises:
+        ValueError, TypeError: as for RNN, or ``init`` or ``input_nonlinearity`` has a wrong value.
+
+    Source: Henaff, Szlam and LeCun 2016, section 3; Kerg 2022, appendix D.2.
+
+    >>> rnn = rnnkern.nn.HenaffRNN(10, 20)
+    >>> output, h_n = rnn(torch.randn(4, 3, 10))
+    >>> output.shape
+    torch.Size([4, 3, 20])
+    """
+
+    _sets = ("nonlinearity", "filter")
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, input_nonlinearity: str = "relu",
+        init: str = "henaff", bias: bool = True, **options: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        if input_nonlinearity not in INPUT_NONLINEARITIES:
+            wanted = tuple(INPUT_NONLINEARITIES)
+            raise ValueError(f"HenaffRNN: `input_nonlinearity` must be one of {wanted}, got {input_nonlinearity!r}")
+        self._init = init
+        super().__init__(input_size, hidden_size, num_layers, nonlinearity="identity", bias=bias, **options)
+        self.input_nonlinearity = input_nonlinearity
+        self._zero_biases()
+
+    @torch.no_grad()
+    def _constrain(self, name: str) -> None:
+        weight = getattr(self, name)
+        weight.copy_(parametrizations.orthogonal_matrix(weight, self._init))
+
+    _draw = _constrain
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._zero_biases()
+
+    def _zero_biases(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.startswith("bias"):
+                init.zeros_(parameter)
+
+    def _step(self, input, hx):
+        return None  # the kernel of one step has no nonlinearity of the input
+
+    def _layer(self, x, calls, one, both) -> Sequence[Any]:
+        x, *calls = autocast.cast(x, *calls)
+        nonlinearity, results = INPUT_NONLINEARITIES[self.input_nonlinearity], []
+        for k, call in enumerate(calls):
+            u = nonlinearity(F.linear(x, call.pop("weight_ih"), call.pop("bias_ih")))
+            results.append(one(self._cell, u, **call, reverse=self.bidirectional and k == 1))
+            if one is recurrence and not self.bidirectional:
+                x = results[-1][0]
+        if one is recurrence and len(calls) > 1 and not self.bidirectional:
+            (_, lower), (h, upper) = results
+            return h, lower, upper
+        return results
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, input_nonlinearity={self.input_nonlinearity}"
 
 
 def schur_penalty(model: Module) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import Parameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
@@ -18,14 +18,15 @@ from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
-MAPS = ("fourier", "givens", "free")
+MAPS = ("fourier", "givens", "exp", "scaled_cayley", "free")
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 """``dtype.to_complex()``, which torch.compile does not support."""
 
 
 @with_options
 class UnitaryRNN(Layers):
-    r"""Complex modReLU network with a unitary recurrent weight: uRNN, unitary EURNN or full-capacity uRNN.
+    r"""Complex modReLU network with a unitary recurrent weight: uRNN, unitary EURNN, full-capacity uRNN, unitary
+    expRNN or scuRNN.
 
     .. math::
         h_t = \mathrm{modrelu}(W x_t + R h_{t-1}; b), \quad
@@ -40,12 +41,16 @@ class UnitaryRNN(Layers):
         input_size, hidden_size, num_layers: I, H and the number of layers. Each layer above the first reads the output
             columns of the layer below.
         unitary_map: how R is kept unitary. ``"fourier"`` is uRNN's product with 7 H parameters, ``"givens"`` is EURNN's
-            product of rotation layers with phases. :func:`rnnkern.parametrizations.unitary` computes both once per
-            optimizer step, and :func:`rnnkern.optim.param_groups` gives their parameters a tenth of the learning rate.
+            product of rotation layers with phases. ``"exp"`` is the matrix exponential, with N^2 parameters for all
+            unitary matrices, and ``"scaled_cayley"`` is scuRNN: the scaled Cayley transform with learned phases.
+            :func:`rnnkern.parametrizations.unitary` computes these four once per optimizer step, and
+            :func:`rnnkern.optim.param_groups` gives their parameters a tenth of the learning rate.
             ``"free"`` makes R a complex parameter, initialized to a random unitary matrix, which can become any unitary
             matrix. Train it with :class:`rnnkern.optim.CayleySGD`; with other optimizers it does not stay unitary. For
             ``"free"``, set ``dtype`` at construction, because ``module.double()`` does not convert complex parameters.
         rotation_layers, style, fused: for ``"givens"`` only, as in :class:`rnnkern.nn.EURNN`.
+        init, base, rebase_every: for ``"exp"`` and ``"scaled_cayley"`` only, as in
+            :func:`rnnkern.parametrizations.unitary`.
         batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
         bidirectional: if True, each layer runs in both directions; the reverse direction has its own parameters,
             ``..._l{k}_reverse``.
@@ -59,7 +64,8 @@ class UnitaryRNN(Layers):
         ValueError, TypeError: a size is not a positive integer, ``unitary_map`` is unknown, or an option does not apply
             to it.
 
-    Source: fourier: Arjovsky et al. 2016; givens: Jing et al. 2017; free: Wisdom et al. 2016.
+    Source: fourier: Arjovsky et al. 2016; givens: Jing et al. 2017; exp: Hyland and Rätsch 2017; scaled_cayley:
+    Maduranga, Helfrich and Ye 2019; free: Wisdom et al. 2016.
 
     >>> rnn = rnnkern.nn.UnitaryRNN(10, 20)
     >>> output, h_n = rnn(torch.randn(4, 3, 10))
@@ -74,6 +80,7 @@ class UnitaryRNN(Layers):
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, unitary_map: str = "fourier",
         rotation_layers: int | None = None, style: str | None = None, fused: bool | None = None,
+        init: str | None = None, base: str = "static", rebase_every: int = 1,
         batch_first: bool = False, bidirectional: bool = False, device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
@@ -84,6 +91,9 @@ class UnitaryRNN(Layers):
         for name, value in {"rotation_layers": rotation_layers, "style": style, "fused": fused}.items():
             if value is not None and unitary_map != "givens":
                 raise ValueError(f"UnitaryRNN: `{name}` applies only to the map 'givens', got {value!r}")
+        how = {"init": init, "base": base, "rebase_every": rebase_every}
+        if unitary_map == "free" and list(how.values()) != [None, "static", 1]:
+            raise ValueError(f"UnitaryRNN: `init`, `base` and `rebase_every` do not apply to the map 'free', got {how}")
         self.batch_first, self.bidirectional, self.fused = batch_first, bidirectional, fused
         self._directions = ("", "_reverse") if bidirectional else ("",)
         self.output_size = 2 * hidden_size * len(self._directions)
@@ -95,7 +105,7 @@ class UnitaryRNN(Layers):
                 R = W.new_empty(hidden_size, hidden_size, dtype=W.dtype.to_complex())
                 setattr(self, name := f"weight_hh_l{layer}{direction}", Parameter(R))
                 if unitary_map != "free":
-                    parametrizations.unitary(self, name, unitary_map, layers=rotation_layers, style=style)
+                    parametrizations.unitary(self, name, unitary_map, layers=rotation_layers, style=style, **how)
         self.reset_parameters()
 
     def _columns(self, layer: int) -> int:
@@ -106,8 +116,8 @@ class UnitaryRNN(Layers):
     def reset_parameters(self) -> None:
         for layer in range(self.num_layers):
             for direction in self._directions:
-                init.xavier_normal_(getattr(self, f"weight_ih_l{layer}{direction}"))
-                init.uniform_(getattr(self, f"modrelu_bias_l{layer}{direction}"), -0.01, 0.01)
+                torch.nn.init.xavier_normal_(getattr(self, f"weight_ih_l{layer}{direction}"))
+                torch.nn.init.uniform_(getattr(self, f"modrelu_bias_l{layer}{direction}"), -0.01, 0.01)
                 name = f"weight_hh_l{layer}{direction}"
                 if parametrize.is_parametrized(self, name):
                     parametrizations.reset_parameters(self, name)

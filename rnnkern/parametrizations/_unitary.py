@@ -1,13 +1,16 @@
 """Complex weights that stay unitary."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from rnnkern import ops
+from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._factors import layers_and_style
+from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
 from rnnkern.parametrizations._parametrization import Parametrization, register
 
 
@@ -94,22 +97,127 @@ class ComplexGivens(_Unitary):
         return angles, phases, self.uniform(math.pi, size)
 
 
-MAPS = ("fourier", "givens")
+class UnitaryMap(_Unitary):
+    """Parametrization of a weight B exp(S) or B (I + S)^-1 (I - S) D, registered by :func:`unitary`. The buffer
+    ``base`` (..., N, N, 2) holds the real and imaginary parts of the unitary B."""
+
+    def __init__(self, like: Tensor, unitary_map: str, init: str, base: str, rebase_every: int) -> None:
+        super().__init__(like)
+        check_init(init)
+        if base not in ("static", "dynamic"):
+            raise ValueError(f"unitary: `base` must be 'static' or 'dynamic', got {base!r}")
+        if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
+            raise ValueError(f"unitary: `rebase_every` must be a positive integer, got {rebase_every!r}")
+        self.unitary_map, self.init = unitary_map, init
+        self.dynamic, self.rebase_every = base == "dynamic", rebase_every
+        self.rotating = (0,) if unitary_map == "exp" else (0, 1)
+        self.steps = 0
+        self.register_buffer("base", torch.empty(*like.shape, 2, dtype=like.dtype.to_real(), device=like.device))
+        if self.dynamic:
+            steps.listen(self)
+
+    def weight(self, A: Tensor, phases: Tensor | None = None) -> Tensor:
+        V = self._rotated(A)
+        return V if phases is None else V * _phase(phases).unsqueeze(-2)
+
+    def _rotated(self, A: Tensor) -> Tensor:
+        """B exp(S) or B (I + S)^-1 (I - S), as B plus a difference, because a small S would be rounded away next to
+        1."""
+        S = torch.complex(A.tril(-1), A.triu().mT)  # only the lower triangle is read
+        if self.unitary_map == "exp":
+            added = ops.skew_exp(S, form="expm1")
+        else:
+            added = ops.cayley(S) - torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        B = torch.view_as_complex(self.base)
+        return B + B @ added
+
+    def draw(self) -> tuple[Tensor, ...]:
+        B = torch.view_as_complex(self.base)
+        if self.init == "haar":
+            B.copy_(unitary_matrix(B))
+        else:
+            B.copy_(orthogonal_matrix(self.base[..., 0], self.init, self.unitary_map))
+        A = torch.zeros_like(self.base[..., 0])
+        return (A,) if self.unitary_map == "exp" else (A, math.pi + self.uniform(math.pi, self.sizes[-1]))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Sets B to the weight and the parameters to zero.
+
+        Raises:
+            ValueError: the matrix has the wrong shape or is not unitary.
+        """
+        if tuple(weight.shape) != self.sizes:
+            raise ValueError(f"unitary: the weight must be {self.sizes}, got {tuple(weight.shape)}")
+        W = weight.detach().to(torch.complex128)
+        distance = (W.mH @ W - torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)).abs()
+        if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(weight.dtype).eps):
+            raise ValueError(f"unitary: the weight must be unitary, got max |W^H W - I| = {distance.max():.3g}")
+        self.base.copy_(torch.view_as_real(W))
+        A = torch.zeros_like(self.base[..., 0])
+        return (A,) if self.unitary_map == "exp" else (A, A.new_zeros(A.shape[:-1]))
+
+    def stepped(self, optimised: set[int]) -> None:
+        if any(id(x) in optimised for x in self.originals[:1]):
+            self.steps += 1
+            if self.steps % self.rebase_every == 0:
+                self.rebase()
+
+    @torch.no_grad()
+    def rebase(self) -> None:
+        """Moves the base to the current weight, B <- B exp(S) and S <- 0, and removes rounding errors by one
+        Newton-Schulz step. With a dynamic base this happens after every ``rebase_every`` steps of an optimizer."""
+        A = self.originals[0]
+        self.base.copy_(torch.view_as_real(ops.project_orthogonal(self._rotated(A), steps=1)))
+        A.zero_()
+
+    def _apply(self, fn, recurse: bool = True):
+        before = self.base.dtype
+        super()._apply(fn, recurse)
+        if torch.finfo(self.base.dtype).eps < torch.finfo(before).eps and not self.base.is_meta:
+            with torch.no_grad():
+                B = torch.view_as_complex(self.base)
+                B.copy_(ops.project_orthogonal(B, steps=3))
+        return self
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.dynamic:
+            steps.listen(self)
+
+    def extra_repr(self) -> str:
+        moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
+        return f"{self.sizes}, unitary_map={self.unitary_map}, init={self.init}, base={moves}"
+
+
+MAPS = ("fourier", "givens", "exp", "scaled_cayley")
+GROUP = {"exp": "haar", "scaled_cayley": "cayley"}
+"""Maps from the Lie algebra, each with its default initialization."""
 
 
 def unitary(
-    module: Module, name: str, unitary_map: str = "fourier", *, layers: int | None = None, style: str | None = None
-) -> Module:
+    module: Module, name: str, unitary_map: str = "fourier", *, layers: int | None = None, style: str | None = None,
+    init: str | None = None, base: str = "static", rebase_every: int = 1,
+) -> Module:  # fmt: skip
     r"""Keeps a square complex weight of a module unitary during training with any optimizer.
 
     .. math::
-        W = D_3 R_2 \mathcal F^{-1} D_2 \Pi R_1 \mathcal F D_1 \quad \text{or} \quad W = F_L \cdots F_2 F_1 D
+        W = D_3 R_2 \mathcal F^{-1} D_2 \Pi R_1 \mathcal F D_1, \quad F_L \cdots F_2 F_1 D, \quad B \exp(S)
+        \quad \text{or} \quad B (I + S)^{-1} (I - S) D
 
     Each D is diagonal with entries :math:`e^{i \omega}`, each R is a reflection :math:`I - 2 v v^H / |v|^2`,
     :math:`\mathcal F` is the discrete Fourier transform, and :math:`\Pi` is a permutation that is drawn once and stored
     in the buffer ``order`` (N,). Each F is a layer of :func:`rnnkern.ops.givens_product` with phases. All parameters
     are real and initialized uniformly: angles and phases in (-pi, pi), real and imaginary parts of v in (-1, 1). The
     weight is computed once per optimizer step, however often you access it.
+
+    S is skew-Hermitian, S_ij = A_ij + i A_ji below the diagonal and S_ii = i A_ii, for a real A (..., N, N) that starts
+    at zero: N^2 parameters for all unitary matrices. The unitary buffer B holds the initial weight.
 
     Args:
         module: a module with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, that is not
@@ -118,19 +226,27 @@ def unitary(
         unitary_map: ``"fourier"`` has 7 N parameters under ``module.parametrizations.<name>``: ``original0``, the
             phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the real and imaginary parts of the vectors of
             R_1 and R_2 (..., 2, N, 2). ``"givens"`` has ``original0`` and ``original1``, angles and phases (..., L, N
-            // 2), and ``original2``, the phases of D (..., N). If you created an optimizer before, add these parameters
-            to it.
+            // 2), and ``original2``, the phases of D (..., N). ``"exp"`` has ``original0``, A. ``"scaled_cayley"`` has
+            ``original0``, A, and ``original1``, the phases of D (..., N), initialized from U(0, 2 pi). If you created
+            an optimizer before, add these parameters to it.
         layers: L, for ``"givens"``. The default is N for ``"tunable"``, which reaches every unitary matrix, and
             :math:`\log_2 N` for ``"butterfly"``.
         style: of the layers, for ``"givens"``: ``"tunable"``, the default, or ``"butterfly"``.
+        init: B, for ``"exp"`` and ``"scaled_cayley"``: ``"haar"``, uniform over all unitary matrices, the default of
+            ``"exp"``; or a real matrix by :func:`orthogonal_matrix`: ``"cayley"``, the default of ``"scaled_cayley"``,
+            ``"henaff"`` or ``"identity"``.
+        base, rebase_every: for ``"exp"`` and ``"scaled_cayley"``. ``"dynamic"`` sets B <- B exp(S) and S <- 0 after
+            every ``rebase_every`` steps of an optimizer that has A; ``"static"`` keeps B.
 
     Returns:
-        The module. The weight cannot be assigned.
+        The module. With ``"exp"`` and ``"scaled_cayley"`` you can assign a unitary matrix, ``module.<name> = W``;
+        otherwise the weight cannot be assigned.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.
 
-    Source: fourier: Arjovsky et al. 2016, eq. 6; givens: Jing et al. 2017.
+    Source: fourier: Arjovsky et al. 2016, eq. 6; givens: Jing et al. 2017; exp: Hyland and Rätsch 2017; scaled_cayley:
+    Maduranga, Helfrich and Ye 2019.
 
     >>> module = torch.nn.Module()
     >>> module.W = torch.nn.Parameter(torch.empty(6, 6, dtype=torch.complex64))
@@ -140,6 +256,8 @@ def unitary(
     """
 
     def make(weight: Tensor) -> Parametrization:
+        if unitary_map in GROUP:
+            return UnitaryMap(weight, unitary_map, init or GROUP[unitary_map], base, rebase_every)
         return Fourier(weight) if unitary_map == "fourier" else ComplexGivens(weight, layers, style)
 
     if unitary_map not in MAPS:
@@ -147,6 +265,9 @@ def unitary(
     for option, value in {"layers": layers, "style": style}.items():
         if value is not None and unitary_map != "givens":
             raise ValueError(f"unitary: `{option}` applies only to the map 'givens', got {value!r}")
+    for option, value, plain in (("init", init, None), ("base", base, "static"), ("rebase_every", rebase_every, 1)):
+        if value != plain and unitary_map not in GROUP:
+            raise ValueError(f"unitary: `{option}` applies only to the maps {tuple(GROUP)}, got {value!r}")
     return register("unitary", module, name, make, field="complex")
 
 

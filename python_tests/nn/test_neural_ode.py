@@ -1,0 +1,205 @@
+"""NeuralODE and HeavyBallODE, and the cells adams, heavy_ball and heavy_ball_tanh, against loops that follow the
+equations on h and m."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, tanh
+from torch.autograd import grad, gradcheck, gradgradcheck
+
+import rnnkern
+from rnnkern import cells
+from rnnkern.nn import HeavyBallODE, NeuralODE
+from rnnkern.ops import recurrence
+from rnnkern.testing import assert_close
+
+F64 = torch.float64
+B, H, D = 4, 3, 5
+HEAVY = [
+    {"hidden_size": D}, {"hidden_size": D, "time_input": True, "learn_momentum": True}, {"hidden_size": None},
+    {"hidden_size": None, "generalized": True, "time_input": True}, {"hidden_size": D, "gamma": 0.7},
+]  # fmt: skip
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=F64).requires_grad_()
+
+
+def neural_loop(ode: NeuralODE, h: Tensor) -> Tensor:
+    path, last, dt = [h], None, ode.time / ode.steps
+    for n in range(ode.steps):
+        slope = ode.field(n * dt, h)
+        if ode.method == "euler" or last is None:
+            last = slope
+        h, last = h + dt * (1.5 * slope - 0.5 * last), slope
+        path.append(h)
+    return torch.stack(path)
+
+
+def heavy_loop(ode: HeavyBallODE, h: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Leapfrog in its usual form, with m at whole steps and two half steps of it around the step of h."""
+    path, dt, gamma = [h], ode.time / ode.steps, ode.gamma
+    moved = tanh if ode.generalized else lambda m: m
+
+    def force(t: float, h: Tensor) -> Tensor:
+        return ode.field(t, h) - (ode.xi * h if ode.generalized else 0)
+
+    for n in range(ode.steps):
+        if ode.method == "leapfrog":
+            m = (1 - gamma * dt / 2) * m + dt / 2 * force(n * dt, h)
+            h = h + dt * moved(m)
+            m = (m + dt / 2 * force((n + 1) * dt, h)) / (1 + gamma * dt / 2)
+        else:
+            m = (1 - gamma * dt) * m + dt * force(n * dt, h)
+            h = h + dt * moved(m)
+        path.append(h)
+    return torch.stack(path), m
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9])
+@pytest.mark.parametrize("time_input", [False, True])
+@pytest.mark.parametrize("method", ["adams", "euler"])
+def test_a_neural_ode_is_the_loop_on_h(method, time_input, steps):
+    ode = NeuralODE(H, D, steps=steps, method=method, time=1.7, time_input=time_input, dtype=F64)
+    h, weight = drawn(B, H), torch.randn(steps + 1, B, H, dtype=F64)
+    found, wanted = ode(h, return_path=True), neural_loop(ode, h)
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ode(h), wanted[-1], rtol=1e-13, atol=1e-13)
+    leaves = [h, *ode.parameters()]
+    torch.testing.assert_close(
+        *(grad((path * weight).sum(), leaves) for path in (found, wanted)), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("method", ["leapfrog", "semi_implicit_euler"])
+@pytest.mark.parametrize("options", HEAVY, ids=str)
+def test_a_heavy_ball_ode_is_the_loop_on_h_and_m(options, method, steps):
+    ode = HeavyBallODE(H, **options, steps=steps, method=method, time=1.7, dtype=F64)
+    if ode.momentum is not None:
+        torch.nn.init.normal_(ode.momentum)
+    h, m, weight = drawn(B, H), drawn(B, H), torch.randn(steps + 1, B, H, dtype=F64)
+    leaves = [h, *ode.parameters()]
+    for start in (m, None):
+        begun = (torch.zeros_like(h) if ode.momentum is None else ode.momentum.expand_as(h)) if start is None else m
+        found, wanted = ode(h, start, return_path=True), heavy_loop(ode, h, begun)
+        torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(ode(h, start), (wanted[0][-1], wanted[1]), rtol=1e-13, atol=1e-13)
+        grads = [
+            grad((path * weight).sum() + last.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+            for path, last in (found, wanted)
+        ]
+        torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", [cells.adams, cells.heavy_ball, cells.heavy_ball_tanh], ids=lambda cell: cell.__name__)
+def test_gradients_of_the_cells(cell):
+    u, R, state, params = drawn(4, 2, 3), drawn(3, 3), [drawn(2, 3), drawn(2, 3)], [drawn(3) for _ in cell.params]
+
+    def call(u, R, h, m, *params):
+        h, final = recurrence(cell, u, R, (h, m), params=params, save_u=True)
+        return h, *final
+
+    assert gradcheck(call, (u, R, *state, *params))
+    assert gradgradcheck(call, (u, R, *state, *params), fast_mode=True)
+    h, (m,) = state[0], state[1:]
+    for u_t in u:
+        h, m = cell(u_t, h @ R.T, h, m, **dict(zip(cell.params, params, strict=True)))
+    _, final = recurrence(cell, u, R, state, params=params)
+    leaves = [u, R, *state, *params]
+    found, wanted = (grad(h.sum() + m.square().sum(), leaves) for h, m in (final, (h, m)))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_in_float32_they_are_as_close_as_the_loop():
+    for make, loop in (
+        (lambda: NeuralODE(8, 32, steps=50, dtype=F64), neural_loop),
+        (lambda: HeavyBallODE(8, 32, steps=50, dtype=F64), lambda ode, h: heavy_loop(ode, h, torch.zeros_like(h))[0]),
+    ):
+        ode, h = make(), torch.randn(64, 8, dtype=F64)
+        truth = loop(ode, h)
+        ode.float()
+        found = ode(h.float(), return_path=True)
+        assert_close(found if isinstance(found, Tensor) else found[0], loop(ode, h.float()), truth, "path")
+
+
+# ---- memory, modules, other solvers
+
+
+@pytest.mark.skipif(not rnnkern._extension.available, reason="no compiled part")
+def test_values_kept_for_the_backward_pass():
+    """Both states and ``cell.saved`` values per step, sample and unit, or u in place of the latter; nothing else grows
+    with the steps."""
+    for cell, kept in ((cells.adams, 3), (cells.heavy_ball, 3), (cells.heavy_ball_tanh, 4)):
+
+        def counted(steps, save_gates, cell=cell):
+            sizes, u = [], drawn(steps, 2, 3)
+            params = [drawn(3) for _ in cell.params]
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+                recurrence(cell, u, drawn(3, 3), (drawn(2, 3), drawn(2, 3)), params=params, save_gates=save_gates)
+            return sum(sizes)
+
+        assert (counted(20, True) - counted(10, True)) / 10 == kept * 2 * 3, cell.__name__
+        assert (counted(20, False) - counted(10, False)) / 10 == 3 * 2 * 3, cell.__name__
+        assert kept == len(cell.states) + cell.saved
+
+
+@pytest.mark.parametrize("ode", [
+    NeuralODE(3, 8, steps=5), NeuralODE(3, 8, steps=5, method="euler"), HeavyBallODE(3, 8, steps=5),
+    HeavyBallODE(3, steps=5, generalized=True, learn_momentum=True),
+], ids=str)  # fmt: skip
+def test_copies_compiler_autocast_and_explain(ode):
+    def first(result):
+        return result if isinstance(result, Tensor) else result[0]
+
+    h = torch.randn(2, 3)
+    wanted = first(ode(h))
+    for other in (copy.deepcopy(ode), pickle.loads(pickle.dumps(ode))):
+        assert torch.equal(first(other(h)), wanted)
+    torch.testing.assert_close(first(torch.compile(ode, fullgraph=True, backend="eager")(h)), wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(first(ode(h)).float(), wanted, rtol=0.05, atol=0.05)
+    (choice,) = rnnkern.ops.explain(ode, h)
+    assert choice == rnnkern.explain(torch.nn.Sequential(ode))["0"][0]
+    assert choice.implementation == ("cpu" if rnnkern._extension.available else "reference")
+    assert first(ode(torch.randn(0, 3))).shape == (0, 3)
+    ode.reset_parameters()
+    assert not torch.equal(first(ode(h)), wanted)
+
+
+def test_wrong_arguments():
+    for make, error, said in (
+        (lambda: NeuralODE(2, 3, steps=0), ValueError, "steps must be at least 1, got 0"),
+        (lambda: NeuralODE(2, 3, steps=1.5), TypeError, "steps should be of type int, got: float"),
+        (lambda: NeuralODE(2, None, steps=1), TypeError, "hidden_size should be of type int"),
+        (lambda: NeuralODE(2, 3, steps=1, time=0), ValueError, "time must be positive, got 0"),
+        (lambda: NeuralODE(2, 3, steps=1, method="rk4"), ValueError, r"method must be one of \('adams', 'euler'\)"),
+        (lambda: HeavyBallODE(2, 3, steps=1, gamma=-1), ValueError, "gamma must be at least 0, got -1"),
+        (lambda: HeavyBallODE(2, 3, steps=1, gamma="a"), TypeError, "gamma should be of type float, got: str"),
+        (lambda: HeavyBallODE(2, 3, steps=1, generalized=True), ValueError, "`hidden_size` must be None .* got 3"),
+        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 3)), ValueError, r"`h` must be \(B, 2\), got \(4, 3\)"),
+        (lambda: NeuralODE(2, 3, steps=1)(torch.zeros(4, 2, dtype=F64)), TypeError, "`h` must have the dtype"),
+        (lambda: HeavyBallODE(2, 3, steps=1)(torch.zeros(4, 2), torch.zeros(3, 2)), ValueError, r"`m` must .*\(4, 2\)"),
+        (lambda: HeavyBallODE(2, 3, steps=1)([1.0]), TypeError, "`h` must be a tensor, got list"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            make()
+
+
+def test_solvers_of_torchdiffeq_take_the_fields():
+    odeint = pytest.importorskip("torchdiffeq").odeint
+    h, m, times = drawn(B, H), drawn(B, H), torch.linspace(0, 1, 101, dtype=F64)
+    ode = NeuralODE(H, D, steps=100, method="euler", dtype=F64)
+    wanted = odeint(ode.field, h, times, method="euler")
+    torch.testing.assert_close(ode(h, return_path=True), wanted, rtol=1e-12, atol=1e-12)
+    leaves = [h, *ode.parameters()]
+    torch.testing.assert_close(grad(ode(h).sum(), leaves), grad(wanted[-1].sum(), leaves), rtol=1e-11, atol=1e-12)
+    exact = odeint(ode.field, h, times[[0, -1]], method="dopri5", rtol=1e-10, atol=1e-12)[-1]
+    ode.method = "adams"
+    assert (ode(h) - exact).abs().max() < 1e-3
+    heavy = HeavyBallODE(H, D, steps=100, dtype=F64)
+    exact = odeint(heavy.system, (h, m), times[[0, -1]], method="dopri5", rtol=1e-10, atol=1e-12)
+    for found, wanted in zip(heavy(h, m), exact, strict=True):
+        assert (found - wanted[-1]).abs().max() < 1e-3
