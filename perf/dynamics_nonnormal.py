@@ -367,15 +367,14 @@ def main(argv: Sequence[str]) -> None:
     folders = [word for word in argv if word != "--quick"]
     if len(folders) != 1:
         sys.exit(__doc__)
-    quick, rows = "--quick" in argv, []
+    quick, rows, device = "--quick" in argv, [], torch.device("cpu")
+    facts = record.facts(device, shlex.join(["python", "-m", "perf.dynamics_nonnormal", *argv]))
     for draw in PICTURES:
         with Progress(draw.__name__):
             draw(Path(folders[0]), quick, rows)
     outside = [row for row in rows if not row["least"] <= row["value"] <= row["most"]]
     print(f"{len(rows)} numbers, {len(outside)} of them outside of their interval", *outside, sep="\n")
     if not quick:
-        device = torch.device("cpu")
-        facts = record.facts(device, shlex.join(["python", "-m", "perf.dynamics_nonnormal", *argv]))
         record.append(record.folder(device) / "dynamics.csv", [facts | row for row in rows])
 
 
