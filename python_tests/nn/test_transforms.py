@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jacrev, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern.nn
 from rnnkern.nn.filters import Adam
@@ -123,7 +124,7 @@ def test_second_derivatives_where_u_is_not_kept(cls, options):
 
 
 def test_hessian_by_the_input_in_reverse_mode():
-    """torch.nn supports it in reverse mode too; neither supports forward mode."""
+    """The one mode in which torch.nn supports it."""
     module, theirs = build("GRU", {}), build("GRU", {}, torch.nn)
     (x,) = samples({}, 1)
     actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
@@ -152,15 +153,35 @@ def test_a_single_step_without_gradients(given):
         torch.testing.assert_close(actual, torch.stack([module(each, hx)[0] for each in x]))
 
 
+def by_parameters(module, x):
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    directions = {name: p.cos() for name, p in parameters.items()}
+    return jvp(lambda p: values(functional_call(module, p, (x,))), (parameters,), (directions,))
+
+
+def by_packed_input(module, x):
+    lengths = torch.tensor([T, T - 2]).clamp(max=x.shape[1 if module.batch_first else 0])
+    packed = pack_padded_sequence(x, lengths, batch_first=module.batch_first)
+    return jvp(lambda data: module(packed._replace(data=data))[0].data, (packed.data,), (packed.data.cos(),))
+
+
+FORWARD_MODE = {
+    "jvp": lambda module, x: jvp(lambda x: values(module(x)), (x,), (x.cos(),)),
+    "jvp by the parameters": by_parameters,
+    "jvp of packed input": by_packed_input,
+    "jacfwd": lambda module, x: jacfwd(lambda x: module(x)[0])(x),
+    "hessian": lambda module, x: hessian(lambda x: loss(module(x)))(x),
+}
+
+
 @modules
-def test_forward_mode_says_that_it_is_not_there(cls, options):
-    module, (x,) = build(cls, options), samples(options, 1)
-    for steps in (T, 1):
-        x = x.narrow(1 if module.batch_first else 0, 0, steps)
-        for with_gradients in (True, False):
-            with torch.set_grad_enabled(with_gradients), pytest.raises(NotImplementedError, match="forward-mode"):
-                jvp(lambda x: module(x)[0], (x,), (x,))
+@pytest.mark.parametrize("steps", [T, 1])
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_forward_mode_is_that_of_the_reference(name, steps, cls, options):
+    module, (x,) = build(cls, options).double(), samples(options, 1).double()
+    x = x.narrow(1 if module.batch_first else 0, 0, steps)
+    found = FORWARD_MODE[name](module, x)
+    with torch.no_grad():
+        torch.testing.assert_close(FORWARD_MODE[name](module, x), found)
     with rnnkern.use("reference"):
-        value, tangent = jvp(lambda x: module(x)[0], (x,), (x,))
-    torch.testing.assert_close(value, module(x)[0])
-    assert tangent.abs().sum() > 0
+        torch.testing.assert_close(found, FORWARD_MODE[name](module, x), rtol=1e-9, atol=1e-10)
