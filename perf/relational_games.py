@@ -2,8 +2,9 @@
 objects, which have a shape and a colour.
 
 Each game draws objects (B, 9), indices into the table of :func:`perf.relational_shapes.game_objects`, and answers; -1
-is an empty cell. Where the sources are silent: false samples of "same" differ in colour, shape or both by thirds, those of
-"xoccurs" contain the object twice as often as not, with two equal others, and rows match among aaa, aab, aba, abb, abc.
+is an empty cell. Where the sources are silent: false samples of "same" differ in colour, shape or both by thirds, those
+of "xoccurs" contain the object twice as often as not, with two equal others, and rows match among aaa, aab, aba, abb,
+abc.
 """
 
 from collections.abc import Callable

@@ -52,7 +52,9 @@ def places(stack: str) -> tuple[str, ...]:
     found = re.findall(r"(\S+:\d+) \(", stack)
     own = [place for place in found if "csrc/" in place or "python_tests/" in place]
     inside = re.compile(r"interpreter/(?:races|fibers|primitives)\.|csrc/cuda/")
-    return tuple(place[place.rindex("csrc/") :] if "csrc/" in place else place for place in own if not inside.search(place))
+    return tuple(
+        place[place.rindex("csrc/") :] if "csrc/" in place else place for place in own if not inside.search(place)
+    )
 
 
 def run(script: str, arguments: Sequence[str] = ()) -> tuple[str, str]:

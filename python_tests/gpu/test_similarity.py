@@ -49,8 +49,8 @@ def test_kernels_compile_ahead_of_time(objects, dtype, arch):
     block_t, block_d, warps = similarity_triton.blocks(objects)
     flags = ("PACKED", "TWO", "HAS_WEIGHT", "HAS_VALUES", "HAS_LENGTHS", "HAS_R", "HAS_S", "HAS_P", "SCORES")
     constants = dict.fromkeys(flags, True) | {
-        "SCALE": 1.0, "EPS": 1e-8, "CORRECTION": 1, "MASK": "causal", "TINY": torch.finfo(dtype).tiny, "BLOCK_T": block_t,
-        "BLOCK_D": block_d,
+        "SCALE": 1.0, "EPS": 1e-8, "CORRECTION": 1, "MASK": "causal", "TINY": torch.finfo(dtype).tiny,
+        "BLOCK_T": block_t, "BLOCK_D": block_d,
     }  # fmt: skip
     pointer = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
     kinds = dict.fromkeys(("T", "d", "e", "segments", "share"), "i32")

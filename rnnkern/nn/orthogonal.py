@@ -1,8 +1,10 @@
 """Elman networks whose recurrent weight is initialized orthogonal, stays (nearly) orthogonal, or has a Schur form."""
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, init
 from torch.nn.utils import parametrize
@@ -11,6 +13,7 @@ from rnnkern import parametrizations
 from rnnkern.nn import autocast
 from rnnkern.nn.options import LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
+from rnnkern.ops import recurrence
 from rnnkern.parametrizations import _schur
 
 INPUT_NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}

@@ -1,5 +1,5 @@
-"""Relational models (Kerg et al. 2022; Webb et al. 2020, 2021): they see a few objects, encoded by a model of the user's,
-and answer a question about how the objects are alike."""
+"""Relational models (Kerg et al. 2022; Webb et al. 2020, 2021): they see a few objects, encoded by a model of the
+user's, and answer a question about how the objects are alike."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,8 +84,8 @@ class ContextNorm(_Normalized):
 
     Parameters: ``weight`` and ``bias``, (d,), initialized to 1 and 0.
 
-    A segment of a single object becomes ``bias``, where torch's unbiased variance would give NaN. float16 and bfloat16 are
-    computed in float32.
+    A segment of a single object becomes ``bias``, where torch's unbiased variance would give NaN. float16 and bfloat16
+    are computed in float32.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.
@@ -132,8 +132,8 @@ class Similarity(_Normalized):
         scale: factor of the products.
         device, dtype: device and dtype of the parameters.
 
-    Parameters: ``weight`` and ``bias``, (d,), initialized to 1 and 0; with ``asymmetric`` the linear layers ``left`` and
-    ``right``, d to d.
+    Parameters: ``weight`` and ``bias``, (d,), initialized to 1 and 0; with ``asymmetric`` the linear layers ``left``
+    and ``right``, d to d.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.
@@ -200,8 +200,9 @@ class CoRelNet(Module):
         outputs: number of answers.
         hidden: number of hidden units of the decoder.
         rule: what is compared: ``"similarity"``, R as above; ``"asymmetric"``, R of two projections, as in
-            :class:`Similarity`; ``"difference"``, the differences of one learned feature, :math:`D_{ij} = w \cdot z_i - w
-            \cdot z_j`. A first layer on D is one on the T values themselves without their mean, and is computed so.
+            :class:`Similarity`; ``"difference"``, the differences of one learned feature,
+            :math:`D_{ij} = w \cdot z_i - w \cdot z_j`. A first layer on D is one on the T values themselves without
+            their mean, and is computed so.
         decoder: ``"mlp"`` as above, or ``"transformer"`` (CoRelNet-T): object i becomes the token :math:`\sum_j R_{ij}
             p_j`, p (T, 8) learned; a learned query attends to the tokens with 8 heads. Not for ``"difference"``.
         segments, norm, eps, scale: as in :class:`Similarity`.
@@ -254,8 +255,8 @@ class CoRelNet(Module):
         return self.decoder(self.relations(x))
 
     def relations(self, x: Tensor) -> Tensor:
-        """What the decoder sees of (B, T, d): the triangle of R, (B, T (T + 1) / 2), for the transformer R, (B, T, T), and
-        for ``"difference"`` (B, T)."""
+        """What the decoder sees of (B, T, d): the triangle of R, (B, T (T + 1) / 2), for the transformer R, (B, T, T),
+        and for ``"difference"`` (B, T)."""
         if self.rule != "difference":
             return self.similarity(x)
         a = self.feature(self.norm(x)).squeeze(-1)
@@ -274,7 +275,8 @@ class TokenDecoder(Module):
     """The decoder of CoRelNet-T: from R, (B, T, T), to logits (B, outputs)."""
 
     WIDTH, HEADS, INNER, FORWARD = 8, 8, 512, 128
-    """Sizes of a token, the number of heads, that of all heads together, and of the hidden layer after the attention."""
+    """Sizes of a token, the number of heads, that of all heads together, and of the hidden layer after the
+    attention."""
 
     def __init__(self, objects: int, outputs: int, hidden: int, **factory) -> None:
         super().__init__()
@@ -304,8 +306,8 @@ class TokenDecoder(Module):
 
 
 class ESBN(Module):
-    r"""Emergent symbol binding network: an LSTM that never sees an object. It writes a key for each, and reads the keys of
-    earlier objects that are similar to the present one, with a confidence.
+    r"""Emergent symbol binding network: an LSTM that never sees an object. It writes a key for each, and reads the keys
+    of earlier objects that are similar to the present one, with a confidence.
 
     .. math::
         h_t, c_t &= \mathrm{LSTM}(r_t, h_{t-1}, c_{t-1}), \quad k_t = \mathrm{relu}(W_k h_t + b_k), \quad
@@ -313,8 +315,8 @@ class ESBN(Module):
         r_{t+1} &= g_t \textstyle\sum_{i<t} w_{ti} [k_i; \sigma(a S_{ti} + b)], \quad
         \text{answer} = W_y h_T + b_y
 
-    where S and w are the scores and the weights of :class:`Similarity` with ``mask="strict"``: they do not depend on the
-    LSTM, and are computed for all objects at once. B is the batch size, T the number of objects and d the number of
+    where S and w are the scores and the weights of :class:`Similarity` with ``mask="strict"``: they do not depend on
+    the LSTM, and are computed for all objects at once. B is the batch size, T the number of objects and d the number of
     features.
 
     Args:
@@ -327,7 +329,8 @@ class ESBN(Module):
     Parameters: ``similarity`` (a :class:`Similarity`), ``weight_ih`` (4 ``hidden_size``, ``key_size`` + 1), whose last
     column is that of the confidence, ``weight_hh``, ``bias_ih`` and ``bias_hh``, with gates in torch.nn's order; the
     linear layers ``key``, ``gate`` and ``answer``; ``confidence``, (a, b). Weights are initialized as in the published
-    code: Glorot's normal distribution, with a gain of 5/3 for the tanh of the LSTM, and He's for ``key``; biases 0, a = 1.
+    code: Glorot's normal distribution, with a gain of 5/3 for the tanh of the LSTM, and He's for ``key``; biases 0, a =
+    1.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.

@@ -1,5 +1,5 @@
-"""Similarity of a few objects: context normalization (Webb et al. 2020), products of all pairs and a masked softmax (Kerg
-et al. 2022), and the memory of an emergent symbol binding network (Webb et al. 2021)."""
+"""Similarity of a few objects: context normalization (Webb et al. 2020), products of all pairs and a masked softmax
+(Kerg et al. 2022), and the memory of an emergent symbol binding network (Webb et al. 2021)."""
 
 from collections.abc import Sequence
 

@@ -160,9 +160,9 @@ def _through_norm(
 def backward(
     grad_R, grad_scores, grad_product, x, y, weight, bias, values, lengths, starts, R, grad_x, grad_y, grad_weight,
     grad_bias, grad_values, T, d, e, segments, share, SCALE: tl.constexpr, EPS: tl.constexpr,
-    CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr, HAS_R: tl.constexpr, HAS_S: tl.constexpr, HAS_P: tl.constexpr, TINY: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    CORRECTION: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, TWO: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_R: tl.constexpr,
+    HAS_S: tl.constexpr, HAS_P: tl.constexpr, TINY: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """All gradients, from R and the arguments."""
     b = tl.program_id(0).to(tl.int64)

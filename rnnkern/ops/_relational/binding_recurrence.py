@@ -55,16 +55,16 @@ def binding_recurrence(w: Tensor, conf: Tensor, weights: Sequence[Tensor]) -> Te
         r_{t+1} &= g_t \left[ \textstyle\sum_{i<t} w_{ti} k_i; \; \mathrm{conf}_t \right]
         \quad \text{for } 1 \le t < T, \qquad r_0 = r_1 = 0
 
-    for t = 0, ..., T, from a state of zeros. B is the batch size, T the number of objects, K the size of a key and H the
-    number of hidden units. Steps 0 and 1 are the same for all samples and are computed once.
+    for t = 0, ..., T, from a state of zeros. B is the batch size, T the number of objects, K the size of a key and H
+    the number of hidden units. Steps 0 and 1 are the same for all samples and are computed once.
 
     Args:
         w: (B, T, T), weights of earlier objects, such as :func:`rnnkern.ops.similarity` with ``mask="strict"``; entries
             on and above the diagonal are not read. float32, float64, bfloat16 or float16.
         conf: (B, T), confidence: how similar the object is to those that it reads, :math:`\sum_i w_{ti} \sigma(a S_{ti}
             + b)`.
-        weights: W_ih (4H, K + 1), whose last column is that of the confidence, W_hh (4H, H), b_ih (4H,), b_hh (4H,), with
-            gates in torch.nn's order; W_k (K, H), b_k (K,), w_g (1, H), b_g (1,).
+        weights: W_ih (4H, K + 1), whose last column is that of the confidence, W_hh (4H, H), b_ih (4H,), b_hh (4H,),
+            with gates in torch.nn's order; W_k (K, H), b_k (K,), w_g (1, H), b_g (1,).
 
     Returns:
         :math:`h_T`, (B, H). Plain PyTorch on every device, with all derivatives that PyTorch has.

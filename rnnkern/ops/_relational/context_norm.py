@@ -19,8 +19,8 @@ def context_norm(
     segments: Sequence[int] | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Same arguments and result as the reference's, without checks. Of n objects, the variance over n - 1 is n / (n - 1)
-    times that of an instance norm, whose weight and eps are therefore smaller."""
+    """Same arguments and result as the reference's, without checks. Of n objects, the variance over n - 1 is n /
+    (n - 1) times that of an instance norm, whose weight and eps are therefore smaller."""
     dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     x, weight, bias = (None if y is None else y.to(wide) for y in (x, weight, bias))
     sizes = list(segments or x.shape[1:2])

@@ -126,8 +126,8 @@ def similarity(
     packed: bool = False,
     return_scores: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    r"""Compares a few objects with one another: normalizes each feature over the objects of a sample, takes the products
-    of all pairs, and a softmax of each row (Kerg et al. 2022; the normalization: Webb et al. 2020).
+    r"""Compares a few objects with one another: normalizes each feature over the objects of a sample, takes the
+    products of all pairs, and a softmax of each row (Kerg et al. 2022; the normalization: Webb et al. 2020).
 
     .. math::
         z = \gamma \frac{x - \mu}{\sqrt{\mathrm{var} + \epsilon}} + \beta, \quad
@@ -145,20 +145,20 @@ def similarity(
         eps: :math:`\epsilon`, not negative. A feature that differs by less than its root counts as equal, so it decides
             what "similar" means.
         segments: numbers of consecutive objects that are normalized together; they sum to T. None means one segment.
-        lengths: (B,) int64: objects of a sample from there on are neither read nor compared. Values outside [0, T] raise
-            an error on a CPU where they are readable; elsewhere they are clamped.
+        lengths: (B,) int64: objects of a sample from there on are neither read nor compared. Values outside [0, T]
+            raise an error on a CPU where they are readable; elsewhere they are clamped.
         mask: the members of row i: ``"causal"``, columns j <= i; ``"strict"``, j < i; ``"full"``, all. A row without
             members is 0.
         scale: factor of S.
         values: (B, T, e), also returns R values.
-        packed: if True, R and S have a row per sample, that of all members j <= i (or j < i) row by row, (B, T (T + 1) /
-            2) or for ``"strict"`` (B, T (T - 1) / 2). Not for ``"full"``.
+        packed: if True, R and S have a row per sample, that of all members j <= i (or j < i) row by row,
+            (B, T (T + 1) / 2) or for ``"strict"`` (B, T (T - 1) / 2). Not for ``"full"``.
         return_scores: if True, also returns S, 0 where R has no member.
 
     Returns:
-        R, (B, T, T) or packed; with ``return_scores`` or ``values`` a tuple of R, S if requested, and the product (B, T,
-        e) if requested. Gradients flow from all of them to ``x``, ``y``, ``weight``, ``bias`` and ``values``, and second
-        derivatives are supported. Besides the arguments, only R is saved for the backward pass.
+        R, (B, T, T) or packed; with ``return_scores`` or ``values`` a tuple of R, S if requested, and the product
+        (B, T, e) if requested. Gradients flow from all of them to ``x``, ``y``, ``weight``, ``bias`` and ``values``,
+        and second derivatives are supported. Besides the arguments, only R is saved for the backward pass.
 
     Raises:
         ValueError: a size, a rank, a choice or a value is wrong, or :func:`rnnkern.use` forces an implementation that
@@ -166,8 +166,8 @@ def similarity(
         TypeError: an argument has the wrong type, dtype or device.
         NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported.
 
-    On a GPU more than 128 objects take plain PyTorch. See also: :func:`rnnkern.reference.similarity`, the same equations
-    in plain PyTorch.
+    On a GPU more than 128 objects take plain PyTorch. See also: :func:`rnnkern.reference.similarity`, the same
+    equations in plain PyTorch.
 
     >>> x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]])  # the third object equals the first
     >>> similarity(10 * x, norm=None)[0].round(decimals=3).tolist()
