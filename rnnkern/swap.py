@@ -180,9 +180,10 @@ def explain(model: Module | Callable, *args: Any, **kwargs: Any) -> dict[str, li
 def _choices(module: Module) -> list[Choice]:
     """The choices for a module; empty if it is not a recurrent layer."""
     if hasattr(module, "_choose"):
-        like = next(p for p in module.parameters() if p.is_floating_point())
+        like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
         without_time = isinstance(module, (RNNCellBase, nn.NeuralODE, nn.HeavyBallODE))
-        return ops.explain(module, like.new_zeros(*(1,) * (1 if without_time else 2), module.input_size))
+        size = module.d if isinstance(module, nn.Similarity) else module.input_size
+        return ops.explain(module, like.new_zeros(*(1,) * (1 if without_time else 2), size))
     if isinstance(module, (RNNBase, RNNCellBase)):
         return [Choice("torch.nn", "it is a torch.nn layer; rnnkern.replace changes that")]
     return []

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import rnnkern
 from perf.relational_models import encoder
 from rnnkern import reference
 from rnnkern.nn import ESBN, ContextNorm, CoRelNet, Similarity
@@ -113,10 +114,11 @@ def test_what_a_decoder_sees_is_the_equality_of_objects():
 
 
 def test_explain_names_the_calls():
-    x = torch.randn(2, 3, 4)
-    assert [choice.implementation for choice in explain(Similarity(4), x)] == ["cpu"]
-    assert [choice.implementation for choice in explain(CoRelNet(4, 3, 2), x)] == ["cpu"]
-    assert [choice.implementation for choice in explain(ESBN(4, 2), x)] == ["cpu", "reference"]
+    assert [choice.implementation for choice in explain(Similarity(4), torch.randn(2, 3, 4))] == ["cpu"]
+    found = rnnkern.explain(torch.nn.ModuleList([CoRelNet(4, 3, 2), ESBN(4, 2), Similarity(4, norm=None)]))
+    assert {name: choice.implementation for name, (choice,) in found.items()} == {
+        "0.similarity": "cpu", "1.similarity": "cpu", "2": "cpu",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

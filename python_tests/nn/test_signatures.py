@@ -9,6 +9,8 @@ from rnnkern import cells, nn
 from rnnkern.nn import options
 
 CLASSES = {name: getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)}
+SIZES = {"ContextNorm": ("d",), "Similarity": ("d",), "CoRelNet": ("d", "objects"), "ESBN": ("d", "outputs")}
+"""The first arguments of classes that are not recurrent layers."""
 OF_CELL = {"Recurrent": [cells.mgu]}
 """Arguments that a class takes before the sizes."""
 PASSED_ON = {"RNNOptions": nn.RNN, "LSTMOptions": nn.LSTM, "RelevancyOptions": nn.RelRNN, "MemoryOptions": nn.MemLSTM}
@@ -18,14 +20,15 @@ PASSED_ON = {"RNNOptions": nn.RNN, "LSTMOptions": nn.LSTM, "RelevancyOptions": n
 def test_every_parameter_is_named(name):
     parameters = inspect.signature(CLASSES[name]).parameters.values()
     assert not [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    assert {"input_size", "hidden_size"} <= {p.name for p in parameters}
+    assert set(SIZES.get(name, ("input_size", "hidden_size"))) <= {p.name for p in parameters}
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_an_unknown_keyword_is_named_with_the_class_and_the_nearest_ones(name):
     with pytest.raises(TypeError, match=f"^{name}: unknown argument `dtypee`; did you mean `dtype`"):
         CLASSES[name](*OF_CELL.get(name, ()), 3, 4, dtypee=None)
-    wanted = f"^{name}: unknown argument `zzz`; available: (cell, )?input_size, hidden_size, "
+    sizes = ", ".join(SIZES.get(name, ("input_size", "hidden_size")))
+    wanted = f"^{name}: unknown argument `zzz`; available: (cell, )?{sizes}, "
     with pytest.raises(TypeError, match=wanted):
         CLASSES[name](*OF_CELL.get(name, ()), 3, 4, zzz=None)
 

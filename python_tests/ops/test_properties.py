@@ -102,8 +102,8 @@ def check(call, use, level, threads, dtype=torch.float64):
     else:
         truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
         for name, value in wanted.items():
-            # The naive error of a few elements may be small by chance; other tests pool such results over draws.
-            assert_close(actual[name], value, truth[name], name, GROSS if value.numel() < 10 else None)
+            # The naive error of so few elements may be small by chance; other tests pool such results over draws.
+            assert_close(actual[name], value, truth[name], name, GROSS if value.numel() < 100 else None)
     assert torch.equal(h, actual["h"])
     assert all(torch.equal(s, actual[f"final state[{k}]"]) for k, s in enumerate(final))
 

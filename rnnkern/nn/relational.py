@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, Parameter, ReLU, Sequential, init
 
+from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, binding_recurrence, similarity
 from rnnkern.ops._relational.context_norm import context_norm
 from rnnkern.ops._relational.similarity import check_eps, check_norm, check_number, check_segments
@@ -65,6 +66,7 @@ class _Normalized(Module):
         return f"{self.d}" + "".join(shown) + ("" if self.weight is not None else ", affine=False")
 
 
+@with_options
 class ContextNorm(_Normalized):
     r"""Context normalization over time (TCN): normalizes each feature over the objects of a sample.
 
@@ -113,6 +115,7 @@ class ContextNorm(_Normalized):
         return context_norm(x, **options, lengths=lengths)
 
 
+@with_options
 class Similarity(_Normalized):
     r"""How similar each object is to the others: :func:`rnnkern.ops.similarity` with its parameters.
 
@@ -183,6 +186,7 @@ class Similarity(_Normalized):
         return super().extra_repr() + "".join(shown)
 
 
+@with_options
 class CoRelNet(Module):
     r"""CoRelNet: answers from the similarities of the objects alone, so that it must carry over to objects that it has
     never seen.
@@ -262,11 +266,6 @@ class CoRelNet(Module):
         a = self.feature(self.norm(x)).squeeze(-1)
         return a - a.mean(1, keepdim=True)
 
-    @torch.no_grad()
-    def _choose(self, x: Tensor) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`."""
-        return [] if self.rule == "difference" else self.similarity._choose(x)
-
     def extra_repr(self) -> str:
         return f"objects={self.objects}, outputs={self.outputs}, rule={self.rule!r}"
 
@@ -305,6 +304,7 @@ class TokenDecoder(Module):
         return self.answer(y.squeeze(1))
 
 
+@with_options
 class ESBN(Module):
     r"""Emergent symbol binding network: an LSTM that never sees an object. It writes a key for each, and reads the keys
     of earlier objects that are similar to the present one, with a confidence.
@@ -390,11 +390,6 @@ class ESBN(Module):
         conf = (w * torch.sigmoid(a * S + b)).sum(-1)
         of_lstm = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         return w, conf, (*of_lstm, self.key.weight, self.key.bias, self.gate.weight, self.gate.bias)
-
-    @torch.no_grad()
-    def _choose(self, x: Tensor) -> list[Choice]:
-        """For :func:`rnnkern.ops.explain`: the similarities, and the recurrence."""
-        return [*self.similarity._choose(x), binding_recurrence._choose(*self._recurrence(x))]
 
     def extra_repr(self) -> str:
         return f"key_size={self.key_size}, hidden_size={self.hidden_size}"
