@@ -34,3 +34,13 @@ def compiled_anew():
     the rest of the process."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def nan_memory():
+    """Fills uninitialized memory with NaN, also in allocations of C++ code, so that values that are never written are
+    noticed."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

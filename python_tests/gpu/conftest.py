@@ -76,16 +76,6 @@ def launch(backend):
 # ---- the recurrence
 
 
-@pytest.fixture
-def nan_memory():
-    """Fills uninitialized memory with NaN, also in allocations of C++ code, so that values that are never written are
-    noticed."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @contextmanager
 def running(name: str, kernel: str) -> Iterator[recurrences.Place]:
     """Uses one thread, because calls are small."""

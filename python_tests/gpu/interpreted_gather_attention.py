@@ -1,5 +1,5 @@
-"""The Triton kernels of gather_attention on CPU tensors. Importing Triton decides whether its functions are compiled or
-interpreted, so test_gather_attention.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of gather_attention on CPU tensors. test_gather_attention.py runs this file with
+TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -9,15 +9,9 @@ from rnnkern import reference
 from rnnkern.ops._relevancy import gather_triton
 from rnnkern.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
-
-
-@pytest.fixture(autouse=True)
-def nan_memory():
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def by_triton(tensors, alignment):

@@ -1,5 +1,5 @@
-"""The Triton kernels of linear_scan on CPU tensors. Importing Triton decides whether its functions are compiled or
-interpreted, so test_linear_scan.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of linear_scan on CPU tensors. test_linear_scan.py runs this file with
+TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from python_tests.samples import SCAN_OPTIONS, check_scan, scan_outputs_and_grad
 from rnnkern import reference
 from rnnkern.ops._scan import scan_triton
 from rnnkern.testing import as_reals, assert_close
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +23,6 @@ def ranges_over_tensors(monkeypatch):
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-
-
-@pytest.fixture(autouse=True)
-def nan_memory():
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class ByTriton(torch.autograd.Function):

@@ -4,10 +4,12 @@ TRITON_INTERPRET=1."""
 import pytest
 import torch
 
-from python_tests.gpu.interpreted_linear_scan import nan_memory, ranges_over_tensors  # noqa: F401
+from python_tests.gpu.interpreted_linear_scan import ranges_over_tensors  # noqa: F401
 from python_tests.samples import FILTER_OPTIONS, check_filter, filter_outputs_and_gradients, filter_sample
 from rnnkern import reference
 from rnnkern.ops._scan import filter_triton
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
 
 EVERY = 4
 """Number of steps per piece: a small power of two, so that there are several pieces."""

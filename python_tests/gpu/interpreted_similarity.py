@@ -1,5 +1,5 @@
-"""The Triton kernels of similarity on CPU tensors. Importing Triton decides whether its functions are compiled or
-interpreted, so test_similarity.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of similarity on CPU tensors. test_similarity.py runs this file with
+TRITON_INTERPRET=1."""
 
 import pytest
 import torch
@@ -8,13 +8,7 @@ from python_tests.samples import check_similarity, similarity_sample
 from rnnkern import reference
 from rnnkern.ops._relational import similarity_triton
 
-
-@pytest.fixture(autouse=True)
-def nan_memory():
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("nan_memory")
 
 
 class ByTriton(torch.autograd.Function):

@@ -1,5 +1,5 @@
-"""The Triton kernels of skew_exp on CPU tensors. Importing Triton decides whether its functions are compiled or
-interpreted, so test_skew_exp.py runs this file in a process with TRITON_INTERPRET=1."""
+"""The Triton kernels of skew_exp on CPU tensors. test_skew_exp.py runs this file with
+TRITON_INTERPRET=1."""
 
 import pytest
 import torch

@@ -1,14 +1,11 @@
 """linear_scan on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from python_tests.gpu import triton_interpreter
 from python_tests.samples import SCAN_OPTIONS, scan_outputs_and_gradients, scan_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
@@ -27,12 +24,7 @@ NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16"}
 
 @pytest.mark.parametrize("only", ["nothing or small_factors or overflows", pytest.param("", marks=pytest.mark.proof)])
 def test_the_interpreter_finds_the_references_answers(only):
-    file = Path(__file__).with_name("interpreted_linear_scan.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "-k", only],
-        cwd=file.parents[2], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    triton_interpreter.check("linear_scan", only)
 
 
 def test_the_operator_of_a_gpu_is_this_one():

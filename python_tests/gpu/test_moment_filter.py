@@ -1,14 +1,11 @@
 """moment_filter on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from python_tests.gpu import triton_interpreter
 from python_tests.samples import FILTER_OPTIONS, filter_outputs_and_gradients, filter_sample
 from python_tests.tiers import quick_where
 from rnnkern import _extension
@@ -24,12 +21,7 @@ NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16"}
 
 
 def test_the_interpreter_finds_the_references_answers():
-    file = Path(__file__).with_name("interpreted_moment_filter.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        cwd=file.parents[2], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    triton_interpreter.check("moment_filter")
 
 
 def test_the_operator_of_a_gpu_is_this_one():

@@ -1,14 +1,11 @@
 """similarity on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from python_tests.gpu import triton_interpreter
 from python_tests.samples import similarity_outputs_and_gradients, similarity_sample
 from rnnkern import _extension
 from rnnkern.ops import similarity, triton_launch
@@ -20,12 +17,7 @@ pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled p
 
 
 def test_the_interpreter_finds_the_references_answers():
-    file = Path(__file__).with_name("interpreted_similarity.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        cwd=file.parents[2], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    triton_interpreter.check("similarity")
 
 
 def test_the_operator_of_a_gpu_is_this_one():

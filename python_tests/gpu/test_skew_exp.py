@@ -1,13 +1,9 @@
 """skew_exp on a GPU: its kernels in Triton's interpreter, and compiled ahead of time for three architectures."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from python_tests.gpu import triton_interpreter
 from python_tests.gpu.skew_launches import KERNELS, forward_and_backward, recording
 from python_tests.ops.orthogonal_oracle import Spectrum
 from python_tests.tiers import quick_where
@@ -23,12 +19,7 @@ pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled p
 
 @pytest.mark.parametrize("only", ["matrix_per_program and dtype1", pytest.param("", marks=pytest.mark.proof)])
 def test_the_interpreter_finds_the_eigenvalues_answers(only):
-    file = Path(__file__).with_name("interpreted_skew_exp.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "-k", only],
-        cwd=file.parents[2], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    triton_interpreter.check("skew_exp", only)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,13 +8,8 @@ if not _extension.available:
 
 
 @pytest.fixture(autouse=True)
-def nan_memory():
-    """Fills uninitialized memory with NaN, also in allocations of C++ code, so that values that are never written are
-    noticed."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+def uninitialized(nan_memory):
+    """All tests of operators run with ``nan_memory``."""
 
 
 @pytest.fixture
