@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import rnnkern
+from python_tests.tiers import LEVELS
 from rnnkern import _extension, cell
 from rnnkern._cells.derive import derive
 from rnnkern._cells.trace import trace
@@ -77,6 +78,17 @@ def test_random_expressions(seed):
         found = outputs()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=lambda said: f"{said}\n{text}")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("level", LEVELS[:-1])
+@pytest.mark.parametrize("seed", range(7))
+def test_random_expressions_at_lower_levels(seed, level):
+    before = torch.ops.rnnkern.set_simd_level(level)
+    try:
+        test_random_expressions(seed)
+    finally:
+        torch.ops.rnnkern.set_simd_level(before)
 
 
 KINKED = [

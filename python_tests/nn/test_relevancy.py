@@ -318,3 +318,6 @@ def test_a_state_of_torch_s_shape_and_what_states_can_do(cls):
     assert (wide[0].dtype, wide.time.dtype, wide.to("meta").time.device.type) == (torch.float64, torch.int64, "meta")
     rest, _ = layer(x, state)
     assert torch.equal(layer(x[:, 1:], state.select_batch(slice(1, 2)))[0], rest[:, 1:])
+    if state[1] is None:
+        with pytest.raises(TypeError, match=r"`state\.select_batch\(index\)`\), got NoneType in a tuple"):
+            layer(x[:, 1:], state[1:2])

@@ -110,6 +110,11 @@ class SingleLayer(Layers):
     def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
         """Checks the shape of ``hx``, (B, H) or without a batch (H,)."""
         wanted = (self.hidden_size,) if batch is None else (batch, self.hidden_size)
+        if not isinstance(state[0], Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "
+                f"(of some sequences only: `state.select_batch(index)`), got {type(state[0]).__name__} in a tuple"
+            )
         if tuple(state[0].shape) != wanted:
             raise ValueError(f"{type(self).__name__}: `hx` must be {wanted}, got {tuple(state[0].shape)}")
 
