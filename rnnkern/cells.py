@@ -177,7 +177,10 @@ def slstm(u, r, h, c, n, m):
 
 @cell(gates=8)
 def nas(u, r, h, c):
-    r"""The cell found by neural architecture search (Zoph and Le 2017), as in its authors' published code."""
+    r"""The cell found by neural architecture search (Zoph and Le 2017), as in its authors' published code. With
+    :math:`s_k = u_k + r_k` for the gates k = 0, ..., 7:
+    :math:`c' = \tanh(\tanh(\sigma(s_0) \, \mathrm{relu}(s_1)) + c) \tanh(\sigma(s_2) + \mathrm{relu}(u_3 r_3))`,
+    :math:`h' = \tanh(\tanh(c') \tanh(\tanh(\tanh(s_4) \, \sigma(s_5)) + \sigma(\tanh(s_6) + \sigma(s_7))))`."""
     a, b = sigmoid(u[0] + r[0]), torch.relu(u[1] + r[1])
     d, e = sigmoid(u[2] + r[2]), torch.relu(u[3] * r[3])
     f, g = tanh(u[4] + r[4]), sigmoid(u[5] + r[5])

@@ -90,7 +90,7 @@ def fixed_points(
     Raises:
         ValueError: the cell or a name is unknown, or a gain or variance is missing or negative.
 
-    Source: Can, Krishnamurthy and Schwab 2020, equation 10; the other two cells are ours.
+    Source: Can, Krishnamurthy and Schwab 2020, equation 10. The paper does not have the other two cells.
 
     >>> from rnnkern.analysis import Gains
     >>> [round(C, 6) for C in fixed_points(Gains(1.8, 1.0, 10.0))]

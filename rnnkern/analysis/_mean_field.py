@@ -69,7 +69,7 @@ def mean_field(
     Raises:
         ValueError: the cell or a name is unknown, a gain or variance is missing or negative, or a number is too small.
 
-    Source: Can, Krishnamurthy and Schwab 2020, equations 44 to 50 and 53 to 56; the method is ours.
+    Source: Can, Krishnamurthy and Schwab 2020, equations 44 to 50 and 53 to 56, without a method to solve them.
 
     >>> found = mean_field("gru_reset_before", rnnkern.analysis.Gains(3.0, 0.0, 1.0), lags=5, population=100)
     >>> [round(C, 4) for C in found.C[[0, 1, 5]].tolist()], round(found.correlation_time, 2)

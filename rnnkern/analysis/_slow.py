@@ -70,7 +70,7 @@ def expected_slow_fraction(
         ValueError: the cell or a name is unknown, a gain or variance is missing or negative, ``C_h`` is negative, or
             ``radius`` is not positive.
 
-    Source: Can, Krishnamurthy and Schwab 2020, equation 111; bias and LSTM are ours.
+    Source: Can, Krishnamurthy and Schwab 2020, equation 111, which has no bias and no LSTM.
 
     >>> round(expected_slow_fraction(0.35, rnnkern.analysis.Gains(3.0, 10.0, 0.0)), 3)
     0.306

@@ -134,7 +134,7 @@ def spectral_support(samples: UnitSamples, gains: Mapping[str, float]) -> Suppor
     Raises:
         ValueError: the cell or a name is unknown, or a gain is missing or negative.
 
-    Source: Can, Krishnamurthy and Schwab 2020, theorem 4.1 and corollary 5.2; gru is ours.
+    Source: Can, Krishnamurthy and Schwab 2020, theorem 4.1 and corollary 5.2. The paper does not have ``gru``.
     """
     a = {name: gate.gain for name, gate in gates_of("spectral_support", samples.cell, gains).items()}
     old, new, pre = samples.old, samples.new, samples.gates

@@ -166,8 +166,8 @@ def similarity(
         TypeError: an argument has the wrong type, dtype or device.
         NotImplementedError: forward-mode AD (``torch.func.jvp``) is not supported.
 
-    On a GPU more than 128 objects take plain PyTorch. See also: :func:`rnnkern.reference.similarity`, the same
-    equations in plain PyTorch.
+    On a GPU, more than 128 objects are compared in plain PyTorch. See also: :func:`rnnkern.reference.similarity`, the
+    same equations in plain PyTorch.
 
     >>> x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]])  # the third object equals the first
     >>> similarity(10 * x, norm=None)[0].round(decimals=3).tolist()
