@@ -184,10 +184,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def newest(path: Path) -> list[Row]:
+def newest(rows: Sequence[dict[str, str]]) -> list[Row]:
     """The last row of each training and test in a CSV, in the order of the groups."""
     kept: dict[tuple, Row] = {}
-    for row in record.read(path):
+    for row in rows:
         numbers = {name: float(row[name]) for name in ("accuracy", "least", "most", "seconds")}
         kept[tuple(row[name] for name in ("group", "run", "model", "test", "seed"))] = row | numbers
     order = {(run.group, run.name, run.model): k for k, run in enumerate(RUNS)}
@@ -262,7 +262,7 @@ def main(argv: Sequence[str]) -> None:
                 progress.what = f"relational tasks: {run.group}, {run.name}, {run.model}: {new[0]['accuracy']:.3f}"
     print(record.table(summary(rows)))
     if not chosen.quick:
-        draw(newest(output.rows / CSV), output.pictures)
+        draw(newest(record.read(output.rows / CSV)), output.pictures)
         print(f"rows: {output.rows / CSV}; picture: {output.pictures / 'relational.png'}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import memory, overhead, record, train, transfer
+from perf import memory, overhead, record, relational, relational_tables, train, transfer
 from perf.family import SPEED
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, PADDED, RECOMPUTED
@@ -401,6 +401,15 @@ def of_cells(rows: Sequence[Record]) -> str:
     )
 
 
+def captioned(rows: Sequence[Record], made: Callable[[Sequence[Record]], relational_tables.Table]) -> str:
+    lines, words, caption = made(rows)
+    return f"{of_lines(lines, words)}\n\n*{caption} {environment(rows)}.*" if lines else NOTHING
+
+
+RELATIONAL = {"base": ("equality", "clean", "held"), "controls": ("controls",), "spurious": ("spurious",),
+              "games": ("games",), "others": ("unseen", "models")}  # fmt: skip
+"""Groups of trainings, by the mark of their table."""
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
     "docs/cells.md": {"collection": ("cells.csv", of_cells)},
     "docs/training.md": {
@@ -410,6 +419,14 @@ RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
         task: (f"transfer-{task}.csv", functools.partial(of_transfer, task=task)) for task in ("copy", "denoise")
     }
     | {"memory": ("memory.csv", of_memory)},
+    "docs/relational.md": {
+        mark: (
+            relational.CSV,
+            functools.partial(captioned, made=functools.partial(relational_tables.of_groups, groups=groups)),
+        )
+        for mark, groups in RELATIONAL.items()
+    }
+    | {"similarity": ("similarity.csv", functools.partial(captioned, made=relational_tables.of_speeds))},
 }
 """Other tables, by page and by name of the mark: the CSV, and the function that makes the text from its rows."""
 
