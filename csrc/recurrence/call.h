@@ -52,7 +52,7 @@ struct Call {
         R(R_),
         dtype(u.scalar_type()),
         device(u.device()) {
-    STD_TORCH_CHECK(known.place >= 0, "recurrence: the cell `", name,
+    STD_TORCH_CHECK(known.cell_id >= 0, "recurrence: the cell `", name,
                     "` has no kernel; if rnnkern.cell made it, define it in this process and call its compile()");
     STD_TORCH_CHECK(state_.size() == size_t(cell.states) && params_.size() == size_t(cell.tensors()),
                     "recurrence: wrong number of tensors in `state` or `params`");

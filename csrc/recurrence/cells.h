@@ -32,15 +32,15 @@ RNNKERN_CELL_VISITOR(visit_resident_cell, RNNKERN_CELLS)
 
 // The index of a cell in the list, or -1.
 inline int find_cell(const std::string& name) {
-  int place = 0;
+  int cell_id = 0;
   for (const CellInfo& cell : cell_list) {
-    if (name == cell.name) return place;
-    ++place;
+    if (name == cell.name) return cell_id;
+    ++cell_id;
   }
   return -1;
 }
 
-constexpr int compiled_place = int(std::size(cell_list));  // stands for every cell compiled at run time
+constexpr int compiled_cell_id = int(std::size(cell_list));  // stands for every cell compiled at run time
 
 // A cell that was compiled at run time, for one SIMD level or for CUDA.
 struct RegisteredCell {
@@ -55,19 +55,19 @@ inline std::atomic<const RegisteredCell* (*)(const std::string&, int vector_byte
 
 // What a call needs of a cell.
 struct KnownCell {
-  int place = -1;  // in cells/list.h, or compiled_place; -1 if there is no such cell
+  int cell_id = -1;  // in cells/list.h, or compiled_cell_id; -1 if there is no such cell
   CellInfo info{};
   const CompiledStrips* strips = nullptr;    // of a cell compiled at run time, or null
   const CompiledKernels* kernels = nullptr;  // likewise
 };
 
 inline KnownCell known_cell(const std::string& name, int vector_bytes) {
-  if (const int place = find_cell(name); place >= 0) return {place, cell_list[place]};
+  if (const int cell_id = find_cell(name); cell_id >= 0) return {cell_id, cell_list[cell_id]};
   const auto find = find_registered.load(std::memory_order_acquire);
   const RegisteredCell* found = find ? find(name, vector_bytes) : nullptr;
   if (!found) return {};
   const CompiledCell& cell = *found->cell;
-  return {compiled_place, {cell.numbers, found->name.c_str()}, cell.strips, cell.kernels};
+  return {compiled_cell_id, {cell.numbers, found->name.c_str()}, cell.strips, cell.kernels};
 }
 
 }  // namespace rnnkern

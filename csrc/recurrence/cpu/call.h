@@ -13,7 +13,7 @@ Strips<Arithmetic<S>> strips(const Call& call) {
     if constexpr (std::is_same_v<S, double>) return compiled->float64;
     if constexpr (!std::is_same_v<S, double>) return compiled->float32;
   }
-  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(call.known.place); });
+  return at_level_in_use([&]<SimdLevel level>() { return strips_at<Arithmetic<S>, level>(call.known.cell_id); });
 }
 
 // Converts x to the arithmetic type of S; returns x itself if it already has that type.

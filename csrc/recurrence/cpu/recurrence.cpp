@@ -13,9 +13,10 @@ namespace {
 
 // A cell's kernels and strip functions for the SIMD level in use.
 template <class S>
-Kernels<S> kernels(int place) {
+Kernels<S> kernels(int cell_id) {
   constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
-  return at_level_in_use<multiplies_bfloat16>([&]<SimdLevel level>() { return Kernels<S>::template at<level>(place); });
+  return at_level_in_use<multiplies_bfloat16>(
+      [&]<SimdLevel level>() { return Kernels<S>::template at<level>(cell_id); });
 }
 
 void count_kernel(const char* direction, const Call& call) {
@@ -65,7 +66,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  return Prepared{p, kernels<S>(call.known.place).forward, outputs[0], [&call, outputs]() mutable {
+  return Prepared{p, kernels<S>(call.known.cell_id).forward, outputs[0], [&call, outputs]() mutable {
                     for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
                     return outputs;
                   }};
@@ -169,7 +170,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
     return outputs;
   };
-  return Prepared{p, kernels<S>(call.known.place).backward, first, std::move(collect)};
+  return Prepared{p, kernels<S>(call.known.cell_id).backward, first, std::move(collect)};
 }
 
 // One problem's half of a list that holds the tensors of the first problem and then those of the second.
@@ -221,15 +222,15 @@ Tensors results_of_both(P& first, P& second) {
 
 std::string recurrence_cells() {
   std::string text = "{";
-  int place = 0;
+  int cell_id = 0;
   for (const CellInfo& cell : cell_list) {
     text += std::string(text.size() > 1 ? ", " : "") + '"' + cell.name +
             "\": {\"gates\": " + std::to_string(cell.gates) + ", \"states\": " + std::to_string(cell.states) +
             ", \"params\": " + std::to_string(cell.tensors()) + ", \"saved\": " + std::to_string(cell.saved) +
             ", \"first_gates\": " + std::to_string(cell.first_gates) +
             ", \"recurrent\": " + std::to_string(cell.recurrent) + ", \"joint\": " + (cell.joint ? "true" : "false") +
-            ", \"resident\": " + (place < resident_cells ? "true" : "false") + "}";
-    ++place;
+            ", \"resident\": " + (cell_id < resident_cells ? "true" : "false") + "}";
+    ++cell_id;
   }
   return text + "}";
 }

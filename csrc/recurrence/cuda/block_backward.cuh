@@ -93,7 +93,7 @@ struct BlockBackwardKernel {
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
       const S rounded = device::narrow<S>(dr[g]);
-      x[Tile::place(column, g, unit)] = rounded;
+      x[Tile::smem_offset(column, g, unit)] = rounded;
       if (p.dr) to_dr[g * d] = rounded;
     }
     RNNKERN_UNROLL

@@ -66,16 +66,17 @@ struct BlockForwardKernel {
       for (int s = 0; s < Cell::states; ++s) {
         state[v][s] = real ? widen(p.state[s][int64_t(b[v]) * hidden + unit]) : A(0);
       }
-      if (real) x[Tile::place(Tile::column(v), Tile::unit(v))] = device::narrow<S>(state[v][0]);
+      if (real) x[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = device::narrow<S>(state[v][0]);
     }
     device::block_barrier();
 
     const int steps = int(seq.length(b0));  // of the longest sequence of this block
     const auto at = [&](int k) { return seq.reverse ? steps - 1 - k : k; };
     int64_t row = steps ? seq.offset(at(0)) : 0, ahead = steps > 1 ? seq.offset(at(1)) : 0;
-    // place(first, per) is the index of this thread's result 0 at the step whose first row is `first`, in a tensor with
-    // `per` times H columns; apart(v, per) is the distance from there to result v. This needs a single 64-bit product.
-    const auto place = [&](int64_t first, int per) {
+    // row_offset(first, per) is the index of this thread's result 0 at the step whose first row is `first`, in a tensor
+    // with `per` times H columns; apart(v, per) is the distance from there to result v. This needs a single 64-bit
+    // product.
+    const auto row_offset = [&](int64_t first, int per) {
       return (first + b[0]) * hidden * per + first_unit + Tile::unit(0);
     };
     const auto apart = [&](int v, int per) {
@@ -84,11 +85,11 @@ struct BlockForwardKernel {
     ForwardInput<Cell, S> input[values];
     RNNKERN_UNROLL
     for (int v = 0; v < values; ++v) {
-      const S* u = p.u + place(row, Cell::gates) + apart(v, Cell::gates);
+      const S* u = p.u + row_offset(row, Cell::gates) + apart(v, Cell::gates);
       input[v].fetch(seq, u, at(0), b[v], steps && at(0) < length[v]);
     }
 
-    const S* next_u = p.u + place(ahead, Cell::gates);
+    const S* next_u = p.u + row_offset(ahead, Cell::gates);
     RNNKERN_ROLLED
     for (int k = 0; k < steps; ++k) {
       const int t = at(k), next_t = at(k + 1);
@@ -114,7 +115,8 @@ struct BlockForwardKernel {
           RNNKERN_UNROLL
           for (int s = 0; s < Cell::states; ++s) old[s] = reset[v] ? A(0) : state[v][s];
           Cell::prepare(u[v], r[v], old, save[v], product);
-          if (Tile::unit(v) < d) operand[Tile::place(Tile::column(v), Tile::unit(v))] = device::narrow<S>(product);
+          if (Tile::unit(v) < d)
+            operand[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = device::narrow<S>(product);
         }
         device::block_barrier();
         tile.template multiply<Cell::first_gates, Cell::recurrent>(operand, r);
@@ -134,9 +136,9 @@ struct BlockForwardKernel {
         RNNKERN_UNROLL
         for (int s = 0; s < Cell::states; ++s) state[v][s] = alive ? next[s] : state[v][s];
         const S h = device::narrow<S>(state[v][0]);
-        if (Tile::unit(v) < d) to[Tile::place(Tile::column(v), Tile::unit(v))] = h;
+        if (Tile::unit(v) < d) to[Tile::smem_offset(Tile::column(v), Tile::unit(v))] = h;
         if (alive) {
-          const int64_t here = place(row, 1) + apart(v, 1);
+          const int64_t here = row_offset(row, 1) + apart(v, 1);
           p.h[here] = h;
           RNNKERN_UNROLL
           for (int s = 1; s < Cell::states; ++s) {
@@ -144,7 +146,7 @@ struct BlockForwardKernel {
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {
-              A* saved = p.saved + place(row, Cell::saved) + apart(v, Cell::saved);
+              A* saved = p.saved + row_offset(row, Cell::saved) + apart(v, Cell::saved);
               RNNKERN_UNROLL
               for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[v][i];
             }
@@ -153,7 +155,7 @@ struct BlockForwardKernel {
       }
       row = ahead;
       ahead = later;
-      next_u = p.u + place(ahead, Cell::gates);
+      next_u = p.u + row_offset(ahead, Cell::gates);
       device::block_barrier();
     }
     RNNKERN_UNROLL

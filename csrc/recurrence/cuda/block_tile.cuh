@@ -111,7 +111,7 @@ struct MmaForward {
 
   RNNKERN_DEVICE static int unit(int v) { return device::warp() * warp_units + 8 * (v / 2) + device::lane() / 4; }
   RNNKERN_DEVICE static int column(int v) { return 2 * (device::lane() % 4) + v % 2; }
-  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int unit) { return column * pitch + unit; }
 
   RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
     weights.load(memory, [&](int n, int i) {
@@ -174,7 +174,7 @@ struct MmaBackward {
 
   RNNKERN_DEVICE static int unit(int v) { return device::warp() * 16 + 8 * (v / 2) + device::lane() / 4; }
   RNNKERN_DEVICE static int column(int v) { return 2 * (device::lane() % 4) + v % 2; }
-  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
 
   RNNKERN_DEVICE void load(const S* R, int d, char* memory) {
     weights.load(memory, [&](int k, int i) {
@@ -309,7 +309,7 @@ struct FmaForward {
 
   RNNKERN_DEVICE static int unit(int) { return device::thread() / 4; }
   RNNKERN_DEVICE static int column(int) { return device::thread() % 4; }
-  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int unit) { return column * pitch + unit; }
 
   RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
     const int part = device::thread() % 4;
@@ -345,7 +345,7 @@ struct FmaBackward {
 
   RNNKERN_DEVICE static int unit(int) { return device::thread() / 4; }
   RNNKERN_DEVICE static int column(int) { return device::thread() % 4; }
-  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int gate, int unit) { return column * pitch + gate * D + unit; }
 
   RNNKERN_DEVICE void load(const float* R, int d, char* memory) {
     const int part = device::thread() % 16, units = device::thread() / 16 * 4;

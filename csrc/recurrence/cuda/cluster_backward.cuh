@@ -87,7 +87,7 @@ struct ClusterBackwardKernel {
     const int hidden = int(p.sequence.hidden);
     RNNKERN_UNROLL
     for (int g = first; g < last; ++g) {
-      x[Tile::place(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(dr[g]);
+      x[Tile::smem_offset(Pairs::column(v), g, Pairs::unit(v))] = multiplied<M>(dr[g]);
       if (p.dr) p.dr[((row - origin) * Cell::recurrent + g) * hidden + unit] = device::narrow<S>(dr[g]);
     }
     RNNKERN_UNROLL

@@ -45,11 +45,11 @@ struct ClusterForwardKernel {
     constexpr int group = 16 / sizeof(S);
     const device::Word16 word = Tile::gather(multiplied<M>(value));
     if (Tile::column(v) >= n) return;
-    S* place = to + Tile::place(Tile::column(v), rank * units + Tile::unit(v) / group * group);
+    S* target = to + Tile::smem_offset(Tile::column(v), rank * units + Tile::unit(v) / group * group);
     RNNKERN_UNROLL
     for (int k = 0; k < cluster; k += Tile::members) {
       const int other = k + Tile::member();
-      device::store_async(device::map(place, other), word, device::map(on, other));
+      device::store_async(device::map(target, other), word, device::map(on, other));
     }
   }
 
@@ -87,7 +87,7 @@ struct ClusterForwardKernel {
     for (int i = device::thread(); i < rows.n * hidden; i += threads) {
       const int column = i / hidden, second = column >= rows.half;
       const S h = p.state[0][(int64_t(rows.b0) + column) * hidden + i % hidden];
-      all_x[second * buffers * Tile::x_size + Tile::place(column - second * rows.half, i % hidden)] =
+      all_x[second * buffers * Tile::x_size + Tile::smem_offset(column - second * rows.half, i % hidden)] =
           multiplied<M>(widen(h));
     }
 

@@ -108,7 +108,7 @@ struct ClusterMmaForward : ClusterShape<Cell, M, D>, ClusterPairs<256, ClusterSh
 
   RNNKERN_DEVICE static int row_warp() { return device::warp() % row_warps; }
   RNNKERN_DEVICE static int part() { return device::warp() / row_warps; }
-  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int unit) { return column * pitch + unit; }
   RNNKERN_DEVICE static bool writes() { return true; }
   static constexpr int members = K::word;
   RNNKERN_DEVICE static int member() { return device::lane() % members; }
@@ -203,7 +203,7 @@ struct ClusterMmaBackward : ClusterShape<Cell, M, D> {
 
   Weights weights;
 
-  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * units + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int gate, int unit) { return column * pitch + gate * units + unit; }
 
   RNNKERN_DEVICE void load(const S* R, int hidden, int rank, char* memory) {
     weights.load(memory, [&](int n, int i) {
@@ -289,7 +289,7 @@ struct ClusterFmaForward : ClusterShape<Cell, float, D> {
   RNNKERN_DEVICE static bool writes() { return device::thread() % 2 == 0; }
   static constexpr int members = 8;
   RNNKERN_DEVICE static int member() { return device::lane() / 8 * 2 + device::lane() % 2; }
-  RNNKERN_DEVICE static int place(int column, int unit) { return column * pitch + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int unit) { return column * pitch + unit; }
 
   RNNKERN_DEVICE static device::Word16 gather(float h) {
     uint32_t word[4];
@@ -347,7 +347,7 @@ struct ClusterFmaBackward : ClusterShape<Cell, float, D> {
 
   Weights weights;
 
-  RNNKERN_DEVICE static int place(int column, int gate, int unit) { return column * pitch + gate * units + unit; }
+  RNNKERN_DEVICE static int smem_offset(int column, int gate, int unit) { return column * pitch + gate * units + unit; }
 
   RNNKERN_DEVICE void load(const float* R, int hidden, int rank, char* memory) {
     const int part = device::thread() % parts, column = device::thread() / parts * 4;

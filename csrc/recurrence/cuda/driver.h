@@ -40,10 +40,10 @@ struct CudaDriver {
       : call(call),
         current(call.u),
         stream(current.stream()),
-        steps(CellKernels{call.known.place, call.known.kernels}.steps<S>()) {
+        steps(CellKernels{call.known.cell_id, call.known.kernels}.steps<S>()) {
     const Steps& over = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
-                            {call.known.place, call.known.kernels},
+                            {call.known.cell_id, call.known.kernels},
                             call.cell,
                             call.u.scalar_type(),
                             {over.count, over.batch, call.hidden, call.heads},

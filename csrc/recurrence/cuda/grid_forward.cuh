@@ -159,17 +159,17 @@ struct GridForwardKernel {
         const S h = device::narrow<S>(alive ? new_state[0] : own[0]);
         publish(own_words(0, item.step + 1, item.set), h, tag + 1);
         if (alive) {
-          const int64_t place = row + b;
+          const int64_t output_row = row + b;
           RNNKERN_UNROLL
           for (int s = 0; s < Cell::states; ++s) own[s * Thread::count] = new_state[s];
-          p.h[place * hidden + at.unit] = h;
+          p.h[output_row * hidden + at.unit] = h;
           RNNKERN_UNROLL
           for (int s = 1; s < Cell::states; ++s) {
-            if (p.cells[s]) p.cells[s][place * hidden + at.unit] = new_state[s];
+            if (p.cells[s]) p.cells[s][output_row * hidden + at.unit] = new_state[s];
           }
           if constexpr (Cell::saved > 0) {
             if (p.saved) {
-              A* saved = p.saved + place * Cell::saved * hidden + at.unit;
+              A* saved = p.saved + output_row * Cell::saved * hidden + at.unit;
               RNNKERN_UNROLL
               for (int i = 0; i < Cell::saved; ++i) saved[i * hidden] = save[i];
             }

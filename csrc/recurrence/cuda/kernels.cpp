@@ -6,8 +6,8 @@
 namespace rnnkern {
 
 template <class M>
-const ResidentTable& BuiltIn<M>::resident(int place) {
-  return *visit_resident_cell(place, []<class Cell>(CellType<Cell>) { return &resident_table<Cell, M>; });
+const ResidentTable& BuiltIn<M>::resident(int cell_id) {
+  return *visit_resident_cell(cell_id, []<class Cell>(CellType<Cell>) { return &resident_table<Cell, M>; });
 }
 
 // The interpreter compiles this file once per type, because it compiles the kernels' code too.

@@ -40,15 +40,15 @@ struct StepTable {
   const cuda::Kernel *forward[2], *backward[2];
 };
 
-// The tables of a built-in cell; `place` is its index in cells/list.h. M is the operand type of R: float, bfloat16,
+// The tables of a built-in cell; `cell_id` is its index in cells/list.h. M is the operand type of R: float, bfloat16,
 // float16, or tfloat32, which only has cluster kernels.
 template <class M>
 struct BuiltIn {
-  static const ResidentTable& resident(int place);
+  static const ResidentTable& resident(int cell_id);
 };
 template <class S>
 struct BuiltInSteps {
-  static const StepTable& steps(int place);
+  static const StepTable& steps(int cell_id);
 };
 
 // The tables of a cell compiled at run time.
@@ -65,16 +65,16 @@ constexpr int table_index = std::is_same_v<T, float>              ? 0
                                                                   : 3;
 
 struct CellKernels {
-  int place;
+  int cell_id;
   const CompiledKernels* compiled;  // null for a built-in cell
 
   template <class M>
   const ResidentTable& resident() const {
-    return compiled ? compiled->resident[table_index<M>] : BuiltIn<M>::resident(place);
+    return compiled ? compiled->resident[table_index<M>] : BuiltIn<M>::resident(cell_id);
   }
   template <class S>
   const StepTable& steps() const {
-    return compiled ? compiled->steps[table_index<S>] : BuiltInSteps<S>::steps(place);
+    return compiled ? compiled->steps[table_index<S>] : BuiltInSteps<S>::steps(cell_id);
   }
 };
 

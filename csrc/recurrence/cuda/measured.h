@@ -10,8 +10,8 @@
 namespace rnnkern {
 
 struct Measured {
-  int major, place;  // the device's compute capability; the cell's index in cells/list.h
-  ScalarType dtype;  // float32 means exact float32
+  int major, cell_id;  // the device's compute capability; the cell's index in cells/list.h
+  ScalarType dtype;    // float32 means exact float32
   int64_t hidden, batch;
   std::string kernel;    // "block", "cluster", "grid" or "stepwise"
   double forward, both;  // speed relative to torch.nn, without and with the backward; 0 if torch.nn lacks the cell
@@ -24,7 +24,7 @@ std::vector<Measured> read_measured(const std::string& text);
 const std::vector<Measured>& measured();
 
 // The row with the smallest H, and then the smallest B, that are not below those of the call; or null.
-const Measured* find_measured(const std::vector<Measured>& rows, int major, int place, ScalarType dtype, int64_t hidden,
-                              int64_t batch);
+const Measured* find_measured(const std::vector<Measured>& rows, int major, int cell_id, ScalarType dtype,
+                              int64_t hidden, int64_t batch);
 
 }  // namespace rnnkern

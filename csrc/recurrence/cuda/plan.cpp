@@ -24,7 +24,7 @@ Plan refused(std::string why) { return {.reason = std::move(why)}; }
 // Whether the cell has kernels that keep R.
 bool keeps_R(const Wanted& wanted) {
   if (const CompiledKernels* compiled = wanted.kernels.compiled) return compiled->resident[0].grid;
-  return wanted.kernels.place < resident_cells;
+  return wanted.kernels.cell_id < resident_cells;
 }
 
 // The three functions below return a stepwise plan, with the reason, if their kernel cannot run the call.
@@ -169,7 +169,7 @@ Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows) {
   const Sizes& sizes = wanted.sizes;
   const Measured* row = nullptr;
   if (sizes.heads == 1 && !wanted.noisy)
-    row = find_measured(rows, wanted.facts.major, wanted.kernels.place, wanted.dtype, sizes.hidden, sizes.batch);
+    row = find_measured(rows, wanted.facts.major, wanted.kernels.cell_id, wanted.dtype, sizes.hidden, sizes.batch);
   Plan plan = choose(wanted, row);
   if (row && row->kernel == plan.name()) plan.reason += beside_torch(*row);
   const int64_t at_once = rows_per_multiprocessor * wanted.facts.multiprocessors;
@@ -181,10 +181,10 @@ Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows) {
 std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int64_t> sizes, std::vector<int64_t> facts,
                             bool noisy, bool tf32, std::string rows) {
   const KnownCell known = known_cell(cell, 0);
-  STD_TORCH_CHECK(known.place >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
+  STD_TORCH_CHECK(known.cell_id >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
   const Wanted wanted{cuda::facts_from("recurrence_plan", facts),
-                      {known.place, known.kernels},
+                      {known.cell_id, known.kernels},
                       known.info,
                       scalar_type(dtype),
                       {sizes[0], sizes[1], sizes[2], sizes[3]},

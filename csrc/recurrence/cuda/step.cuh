@@ -253,8 +253,8 @@ struct DropKernel {
     if (index >= p.rows * seq.hidden) return;
     const int64_t here = index / seq.hidden, column = index % seq.hidden, row = seq.offset(p.first) + here;
     const int64_t b = row - seq.offset(step_of(seq, p.first, row)), d = seq.head_size();
-    const int64_t place = (column / d * p.rows + here) * d + column % d;
-    p.to[place] = device::narrow<S>(widen(p.from[place]) * p.mask[b * seq.hidden + column]);
+    const int64_t element = (column / d * p.rows + here) * d + column % d;
+    p.to[element] = device::narrow<S>(widen(p.from[element]) * p.mask[b * seq.hidden + column]);
   }
 };
 

@@ -6,8 +6,8 @@
 namespace rnnkern {
 
 template <class S>
-const StepTable& BuiltInSteps<S>::steps(int place) {
-  return *visit_cell(place, []<class Cell>(CellType<Cell>) { return &step_table<Cell, S>; });
+const StepTable& BuiltInSteps<S>::steps(int cell_id) {
+  return *visit_cell(cell_id, []<class Cell>(CellType<Cell>) { return &step_table<Cell, S>; });
 }
 
 template <class S>

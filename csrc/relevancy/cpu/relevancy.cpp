@@ -33,7 +33,7 @@ bool is(const Tensor& x, std::initializer_list<int64_t> sizes, ScalarType dtype)
 
 // The arguments that both directions share; all tensors are contiguous.
 struct Call {
-  int place = -1;  // index of the cell
+  int cell_id = -1;  // index of the cell
   ScalarType dtype;
   int64_t steps, batch, hidden, buffer_size, first_slots, relevant, rows;
   double mix;
@@ -42,7 +42,7 @@ struct Call {
   OptionalTensor reset;
   RowLayout layout;
 
-  const CellFactsOf& cell() const { return cells[place]; }
+  const CellFactsOf& cell() const { return cells[cell_id]; }
   bool has_c() const { return cell().states == 2; }
   int64_t slots() const { return buffer_size < first_slots + steps ? buffer_size : first_slots + steps; }
   int64_t kappa() const { return slots() + relevant; }
@@ -55,8 +55,8 @@ struct Call {
        double mix, bool dot)
       : dtype(like.scalar_type()), buffer_size(buffer_size), mix(mix), dot(dot) {
     for (size_t k = 0; k < std::size(cells); ++k)
-      if (name == cells[k].name) place = int(k);
-    require(place >= 0, "`cell`");
+      if (name == cells[k].name) cell_id = int(k);
+    require(cell_id >= 0, "`cell`");
     require(dtype == ScalarType::Float || dtype == ScalarType::Double, "the dtype of `u`");
     require(buffer_size >= 1, "`buffer_size`");
     for (const Tensor& x : weights_) weights.push_back(dense(x));
@@ -189,7 +189,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
       p.taken = write<int32_t>(results[taken]);
       if (call.has_c()) p.gates = write<T>(results[taken + 1]), p.c = write<T>(results[taken + 2]);
     }
-    run(kernels_in_use<RelevancyKernels<T>>().forward[call.place], p, u);
+    run(kernels_in_use<RelevancyKernels<T>>().forward[call.cell_id], p, u);
   });
   return results;
 }
@@ -259,7 +259,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     if (call.has_c()) p.dc = write<T>(results[6]);
     p.dbuffer = write<T>(results[at]), p.drelevant = write<T>(results[at + 1]);
     if (call.cell().params) p.dparams = write<T>(results[at + 2]);
-    run(kernels_in_use<RelevancyKernels<T>>().backward[call.place], p, h);
+    run(kernels_in_use<RelevancyKernels<T>>().backward[call.cell_id], p, h);
   });
   return results;
 }

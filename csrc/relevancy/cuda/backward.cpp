@@ -62,10 +62,10 @@ struct BackwardDriver : Driver<T> {
   }
 
   // (B, n): a gradient of the final state, or zeros.
-  Tensor carried(size_t place) const {
+  Tensor carried(size_t index) const {
     if (grad_state.empty()) return cleared({rows.batch, hidden});
     const Tensor x = made({rows.batch, hidden});
-    copy(x, grad_state[place]);
+    copy(x, grad_state[index]);
     return x;
   }
 
@@ -194,7 +194,7 @@ struct BackwardDriver : Driver<T> {
     if constexpr (std::is_same_v<T, float>) {
       if (this->plan.backward) {
         PerSequenceBackward p{attend, step, read<T>(this->V), read<T>(this->W_a), read<T>(this->U_a), nullptr};
-        const Resident kernel = this->plan.kernels(this->place, slots, relevant_size).backward;
+        const Resident kernel = this->plan.kernels(this->cell_id, slots, relevant_size).backward;
         return this->start_resident(kernel, p, true);
       }
     }
@@ -207,7 +207,7 @@ struct BackwardDriver : Driver<T> {
       attend.alive = step.alive = alive;
       cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
       product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
-      CellKernels<T>::start(this->place, step, stream);
+      CellKernels<T>::start(this->cell_id, step, stream);
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
     }
   }

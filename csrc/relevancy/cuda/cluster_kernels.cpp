@@ -37,8 +37,8 @@ constexpr int rows_held_keys(int D) {
 
 }  // namespace
 
-Residents ClusterKernels::of(int place, int padded, int64_t slots, int64_t relevant_size) {
-  return visit_cell(place, [&]<class Cell>(CellType<Cell>) {
+Residents ClusterKernels::of(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
+  return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
     return ClusterSizes::visit(padded, [&](auto size) {
       constexpr int D = size(), blocks = cluster_blocks<Cell>(D);
       if constexpr (has_cluster<Cell>(D)) {

@@ -47,9 +47,9 @@ struct ClusterTile {
       const float pair[2] = {part(k), part(k + 1)};
       device::Word8 word;
       std::memcpy(&word, pair, sizeof word);
-      float* const place = to + device::cluster_rank() * count + k;
+      float* const target = to + device::cluster_rank() * count + k;
       const int other = device::lane();
-      if (other < R) device::store_async(device::map(place, other), word, device::map(arrived, other));
+      if (other < R) device::store_async(device::map(target, other), word, device::map(arrived, other));
     }
   }
 
@@ -70,9 +70,9 @@ struct ClusterTile {
       std::memcpy(word + k, &of_unit, 4);
     }
     const int other = device::lane();
-    float* const place = to + device::cluster_rank() * units + unit() / together * together;
+    float* const target = to + device::cluster_rank() * units + unit() / together * together;
     if (other < R) {
-      device::store_async(device::map(place, other), device::Word16{word[0], word[1], word[2], word[3]},
+      device::store_async(device::map(target, other), device::Word16{word[0], word[1], word[2], word[3]},
                           device::map(arrived, other));
     }
   }
@@ -194,8 +194,8 @@ struct ClusterRows {
       std::memcpy(word + k, &x, 4);
     }
     if (lane % together > 0) return;
-    float* const place = to + device::cluster_rank() * pitch + column % T::units;
-    device::store_async(device::map(place, block), device::Word16{word[0], word[1], word[2], word[3]},
+    float* const target = to + device::cluster_rank() * pitch + column % T::units;
+    device::store_async(device::map(target, block), device::Word16{word[0], word[1], word[2], word[3]},
                         device::map(arrived, block));
   }
 };

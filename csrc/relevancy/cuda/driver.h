@@ -31,7 +31,7 @@ struct Driver {
   CurrentDevice current;
   void* stream;
   Plan plan;
-  int place;
+  int cell_id;
   Cell cell;
   RowLayout layout;
   Rows rows{};                                                            // as in `layout`, on the device
@@ -47,8 +47,8 @@ struct Driver {
   // `x` is an argument that has the rows.
   Driver(const Arguments& given_, const char* name, const Tensor& x)
       : current(given_.state[0]), stream(current.stream()) {
-    place = find_cell(given_.cell);
-    cell = cells[place];
+    cell_id = find_cell(given_.cell);
+    cell = cells[cell_id];
     const Tensors& state = given_.state;
     const ScalarType of_caller = scalar_type(given_.dtype);
     STD_TORCH_CHECK((of_caller == ScalarType::Double) == (dtype == ScalarType::Double),
@@ -102,7 +102,7 @@ struct Driver {
     copy(part(stacked, 0, 0, cell.gates * n), V);
     copy(part(stacked, 0, cell.gates * n, n), W_a);
     plan = plan_relevancy(
-        {cuda::facts_of_current(stream), place, of_caller, {steps, batch, n, buffer_size, relevant_size}});
+        {cuda::facts_of_current(stream), cell_id, of_caller, {steps, batch, n, buffer_size, relevant_size}});
   }
 
   // Checks the dtype and size of x, and makes it contiguous.

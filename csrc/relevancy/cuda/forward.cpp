@@ -96,7 +96,7 @@ struct ForwardDriver : Driver<T> {
     p.taken = to.taken;
     p.gates = to.gates;
     p.cells = to.cells;
-    const Resident kernel = this->plan.kernels(this->place, slots, this->relevant_size).forward;
+    const Resident kernel = this->plan.kernels(this->cell_id, slots, this->relevant_size).forward;
     this->start_resident(kernel, p, false);
   }
 
@@ -144,7 +144,7 @@ struct ForwardDriver : Driver<T> {
       attend.ids = to.ids ? to.ids + row * kappa : nullptr;
       attend.slots = to.taken ? to.taken + row : nullptr;
       product(products, in, to_r);
-      CellKernels<T>::start(this->place, step, stream);
+      CellKernels<T>::start(this->cell_id, step, stream);
       product(made_key, made_h, to_key);
       cuda::launch<StepwiseAttentionForwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
     }

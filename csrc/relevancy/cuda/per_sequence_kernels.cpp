@@ -25,8 +25,8 @@ Resident of_sample(int64_t shared_bytes) {
 }  // namespace
 
 template <class W>
-Residents PerSequenceKernels<W>::of(int place, int padded, int64_t slots, int64_t relevant_size) {
-  return visit_cell(place, [&]<class Cell>(CellType<Cell>) {
+Residents PerSequenceKernels<W>::of(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
+  return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
     return PerSequenceSizes::visit(padded, [&](auto size) {
       constexpr int P = size();
       if constexpr (has_sample<Cell, W>(P)) {

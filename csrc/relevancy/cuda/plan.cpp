@@ -15,25 +15,26 @@ constexpr int64_t most_waves = 4, most_waves_of_clusters = 2;
 
 constexpr int64_t most_slots = 1 << 20;  // more means unbounded, and fits no kernel
 
-Residents on_block(ScalarType stored, int place, int padded, int64_t slots, int64_t relevant_size) {
+Residents on_block(ScalarType stored, int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return cuda::by_narrow_storage(
-      stored, [&]<class S>(S) { return PerSequenceKernels<S>::of(place, padded, slots, relevant_size); });
+      stored, [&]<class S>(S) { return PerSequenceKernels<S>::of(cell_id, padded, slots, relevant_size); });
 }
 
-bool has(ScalarType stored, int place, int padded) { return on_block(stored, place, padded, 1, 0).forward.kernel; }
+bool has(ScalarType stored, int cell_id, int padded) { return on_block(stored, cell_id, padded, 1, 0).forward.kernel; }
 
 Plan refused(std::string why) { return {.reason = std::move(why)}; }
 
 // Both functions return a stepwise plan, with the reason, if their kernel cannot run the call.
 Plan plan_block(const Wanted& wanted) {
   const Sizes& sizes = wanted.sizes;
-  const int place = wanted.place, gates = cells[place].gates;
+  const int cell_id = wanted.cell_id, gates = cells[cell_id].gates;
   if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   if (wanted.dtype == ScalarType::Double) return refused("float64 has no block kernel");
   if (wanted.facts.major < 8) return refused("the block kernel needs compute capability 8.0");
   if (sizes.buffer_size > most_slots) return refused("a memory without bound has no block kernel");
-  const int padded = PerSequenceSizes::least(
-      sizes.hidden, [&](int size) { return has(wanted.dtype, place, size) || has(ScalarType::Float, place, size); });
+  const int padded = PerSequenceSizes::least(sizes.hidden, [&](int size) {
+    return has(wanted.dtype, cell_id, size) || has(ScalarType::Float, cell_id, size);
+  });
   if (padded == 0) {
     return refused("weights of " + std::to_string(sizes.hidden) + " units and " + std::to_string(gates) +
                    (gates > 1 ? " gates" : " gate") + " do not fit one block");
@@ -43,8 +44,8 @@ Plan plan_block(const Wanted& wanted) {
                    " for each of " + std::to_string(wanted.facts.multiprocessors) + " multiprocessors");
   }
   Plan plan{.kind = KernelKind::block, .padded = padded};
-  plan.stored = has(wanted.dtype, place, padded) ? wanted.dtype : ScalarType::Float;
-  const Residents kernels = plan.kernels(place, sizes.buffer_size, sizes.relevant_size);
+  plan.stored = has(wanted.dtype, cell_id, padded) ? wanted.dtype : ScalarType::Float;
+  const Residents kernels = plan.kernels(cell_id, sizes.buffer_size, sizes.relevant_size);
   if (kernels.forward.shared_bytes > wanted.facts.shared_bytes) {
     return refused("a memory of " + std::to_string(sizes.buffer_size + sizes.relevant_size) +
                    " and the weights beside it need " + std::to_string(kernels.forward.shared_bytes) +
@@ -63,7 +64,7 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
   if (sizes.buffer_size > most_slots) return refused("no cluster kernel");
   if (wanted.facts.major < 9) return refused("clusters need compute capability 9.0");
   const auto kernels_of = [&](int size) {
-    return ClusterKernels::of(wanted.place, size, sizes.buffer_size, sizes.relevant_size);
+    return ClusterKernels::of(wanted.cell_id, size, sizes.buffer_size, sizes.relevant_size);
   };
   const int padded =
       ClusterSizes::least(sizes.hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
@@ -91,10 +92,10 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
 
 // All kernels that a call with this plan starts, forward and backward.
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
-  auto kernels = wanted.dtype == ScalarType::Double ? CellKernels<double>::all(wanted.place)
-                                                    : CellKernels<float>::all(wanted.place);
+  auto kernels = wanted.dtype == ScalarType::Double ? CellKernels<double>::all(wanted.cell_id)
+                                                    : CellKernels<float>::all(wanted.cell_id);
   if (plan.stepwise()) return kernels;
-  const Residents kept = plan.kernels(wanted.place, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
+  const Residents kept = plan.kernels(wanted.cell_id, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
   const auto add = [&](const Resident& resident) {
     kernels.push_back(resident.kernel);
     if (resident.pack) kernels.push_back(resident.pack);
@@ -107,21 +108,21 @@ std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& want
 }  // namespace
 
 int find_cell(const std::string& name) {
-  int place = 0;
-  while (place < int(std::size(cells)) && name != cells[place].name) ++place;
-  STD_TORCH_CHECK(place < int(std::size(cells)), "relevancy_recurrence: the cell `", name, "` has no kernel");
-  return place;
+  int cell_id = 0;
+  while (cell_id < int(std::size(cells)) && name != cells[cell_id].name) ++cell_id;
+  STD_TORCH_CHECK(cell_id < int(std::size(cells)), "relevancy_recurrence: the cell `", name, "` has no kernel");
+  return cell_id;
 }
 
-Residents Plan::kernels(int place, int64_t slots, int64_t relevant_size) const {
-  return kind == KernelKind::cluster ? ClusterKernels::of(place, padded, slots, relevant_size)
-                                     : on_block(stored, place, padded, slots, relevant_size);
+Residents Plan::kernels(int cell_id, int64_t slots, int64_t relevant_size) const {
+  return kind == KernelKind::cluster ? ClusterKernels::of(cell_id, padded, slots, relevant_size)
+                                     : on_block(stored, cell_id, padded, slots, relevant_size);
 }
 
 Plan plan_relevancy(const Wanted& wanted) {
   Plan block = plan_block(wanted);
   // Weights that only fit in 16 bits are converted in every step.
-  const bool widens = !block.stepwise() && !has(ScalarType::Float, wanted.place, block.padded);
+  const bool widens = !block.stepwise() && !has(ScalarType::Float, wanted.cell_id, block.padded);
   Plan plan = block;
   if (block.stepwise() || widens) {
     const Plan cluster = plan_cluster(wanted, widens ? most_waves_of_clusters : most_waves);

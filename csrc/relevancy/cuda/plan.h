@@ -31,7 +31,7 @@ struct Sizes {
 // What a plan depends on. `dtype` is the caller's; 16-bit types are computed in float32.
 struct Wanted {
   cuda::Facts facts;
-  int place;
+  int cell_id;
   ScalarType dtype;
   Sizes sizes;
 };
@@ -46,7 +46,7 @@ struct Plan {
   bool stepwise() const { return kind == KernelKind::stepwise; }
   KernelKind backward_kind() const { return backward ? kind : KernelKind::stepwise; }
   // The kernels of a plan that is not stepwise, for a memory of this size.
-  Residents kernels(int place, int64_t slots, int64_t relevant_size) const;
+  Residents kernels(int cell_id, int64_t slots, int64_t relevant_size) const;
 };
 
 Plan plan_relevancy(const Wanted& wanted);

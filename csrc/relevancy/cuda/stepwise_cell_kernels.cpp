@@ -8,13 +8,13 @@ namespace rnnkern::relevancy {
 namespace {
 
 template <class T>
-const cuda::Kernel& forward_kernel(int place) {
-  return *visit_cell(place, []<class Cell>(CellType<Cell>) { return &cuda::kernel<CellForwardKernel<Cell, T>>; });
+const cuda::Kernel& forward_kernel(int cell_id) {
+  return *visit_cell(cell_id, []<class Cell>(CellType<Cell>) { return &cuda::kernel<CellForwardKernel<Cell, T>>; });
 }
 
 template <class T>
-const cuda::Kernel& backward_kernel(int place) {
-  return *visit_cell(place, []<class Cell>(CellType<Cell>) { return &cuda::kernel<CellBackwardKernel<Cell, T>>; });
+const cuda::Kernel& backward_kernel(int cell_id) {
+  return *visit_cell(cell_id, []<class Cell>(CellType<Cell>) { return &cuda::kernel<CellBackwardKernel<Cell, T>>; });
 }
 
 // A thread for each unit of `rows` rows.
@@ -23,19 +23,19 @@ cuda::Launch shape(int64_t rows, int64_t hidden) { return {(rows * hidden + step
 }  // namespace
 
 template <class T>
-void CellKernels<T>::start(int place, const CellForward<T>& problem, void* stream) {
-  cuda::start(forward_kernel<T>(place), shape(problem.rows, problem.hidden), &problem, stream);
+void CellKernels<T>::start(int cell_id, const CellForward<T>& problem, void* stream) {
+  cuda::start(forward_kernel<T>(cell_id), shape(problem.rows, problem.hidden), &problem, stream);
 }
 
 template <class T>
-void CellKernels<T>::start(int place, const CellBackward<T>& problem, void* stream) {
-  cuda::start(backward_kernel<T>(place), shape(problem.alive, problem.rows.hidden), &problem, stream);
+void CellKernels<T>::start(int cell_id, const CellBackward<T>& problem, void* stream) {
+  cuda::start(backward_kernel<T>(cell_id), shape(problem.alive, problem.rows.hidden), &problem, stream);
 }
 
 template <class T>
-std::vector<const cuda::Kernel*> CellKernels<T>::all(int place) {
-  return {&forward_kernel<T>(place),
-          &backward_kernel<T>(place),
+std::vector<const cuda::Kernel*> CellKernels<T>::all(int cell_id) {
+  return {&forward_kernel<T>(cell_id),
+          &backward_kernel<T>(cell_id),
           &cuda::kernel<RememberKernel<T>>,
           &cuda::kernel<StepwiseAttentionForwardKernel<T>>,
           &cuda::kernel<StepwiseAttentionBackwardKernel<T>>,
