@@ -103,26 +103,26 @@ def arguments(u, r, *states):
 
 
 REFUSED = {
-    condition: "a condition on a value; use torch.where",
-    in_place: "an operation in place; write `a = a + b`",
-    in_place_method: "an operation in place; use torch.tanh",
-    in_place_option: "an operation in place; use torch.relu",
-    reduction: "`mean` is no elementwise function",
+    condition: "a condition that depends on the values of a tensor; use torch.where",
+    in_place: "an in-place operation; write `a = a + b`",
+    in_place_method: "an in-place operation; use torch.tanh",
+    in_place_option: "an in-place operation; use torch.relu",
+    reduction: "`mean` is not elementwise; the function computes one unit",
     product: "a matrix product; R h is `r`",
     closure: "a tensor from outside the function, which requires a gradient; make it a keyword-only argument",
     other_tensor: r"a tensor from outside the function of shape (3,); make it a keyword-only argument",
-    unknown: "`erfinv` is not known here; use abs, ",
-    number: "a number is asked of a value",
-    index: "an index into a value",
+    unknown: "`erfinv` is not supported; use abs, ",
+    number: "a value was converted to a Python number",
+    index: "an index; the function computes one unit",
     size: "`.shape` of a value",
-    states: "1 states are returned and 2 taken (h, c); return every new state",
+    states: "the function takes 2 states (h, c) and returns 1; return every new state",
     unused_state: "the state 'c' is not used",
     unused_gate: "the recurrent gate is not used",
     unused_parameter: "the parameter 'leak' is not used",
     exponent: "a power whose exponent is a value; use torch.exp",
     gelu: '`gelu` with approximate="none"; write F.gelu(x, approximate="tanh")',
     name_of_a_weight: "the parameter 'weight_hh' has the name of a layer's weight; give it another name",
-    constant_text: "the default of `mode` is 'fast'; a constant is a number",
+    constant_text: "the default of `mode` must be a number, got 'fast'",
     arguments: "`*args` or `**kwargs` in the signature",
 }
 
@@ -180,7 +180,7 @@ def test_a_name_may_be_saved_once():
 def test_second_products_are_refused():
     with pytest.raises(CellError, match="a second product with another operand"):
         cell(lambda u, r, h: r.a(u.a * h) + r.b(u.b + h), gates="ab")
-    with pytest.raises(CellError, match="gates of a second product stand before others; name them last"):
+    with pytest.raises(CellError, match="`recurrent` names gates of the second product before others; name them last"):
         cell(lambda u, r, h: u.a + r.a(u.b + r.b), gates="ab")
     with pytest.raises(CellError, match="depends on a parameter"):
         cell(lambda u, r, h, *, p: u.a + u.b + r.b(p * (h + r.a)), gates="ab")

@@ -90,22 +90,22 @@ class Value:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in ("shape", "dtype", "device", "T", "mT"):
-            self._tracer.fail(f"`.{name}` of a value", "an equation is of one unit and has no sizes")
+            self._tracer.fail(f"`.{name}` of a value", "the function computes one unit, whose values have no sizes")
         return lambda *args, **kwargs: apply(name, (self, *args), kwargs)
 
     def is_complex(self) -> bool:
         return False
 
     def __bool__(self) -> NoReturn:
-        self._tracer.fail("a condition on a value", "use torch.where(condition, a, b)")
+        self._tracer.fail("a condition that depends on the values of a tensor", "use torch.where(condition, a, b)")
 
     def _no_number(self, *args: Any) -> NoReturn:
-        self._tracer.fail("a number is asked of a value", "use elementwise functions of torch")
+        self._tracer.fail("a value was converted to a Python number", "use elementwise functions of torch")
 
     __float__ = __int__ = __index__ = __len__ = __iter__ = _no_number
 
     def __getitem__(self, index: Any) -> NoReturn:
-        self._tracer.fail("an index into a value", "an equation is of one unit: a gate is `u.name`")
+        self._tracer.fail("an index", "the function computes one unit; a gate is `u.name`")
 
     def __matmul__(self, other: Any) -> NoReturn:
         self._tracer.fail("a matrix product", "R h is `r`; a second product is `r.gate(operand)`")
@@ -114,7 +114,7 @@ class Value:
 
 
 def _in_place(self: Value, other: Any) -> NoReturn:
-    self._tracer.fail("an operation in place", "write `a = a + b` in place of `a += b`")
+    self._tracer.fail("an in-place operation", "write `a = a + b` in place of `a += b`")
 
 
 def _tracer_of(args: Sequence[Any]) -> _Tracer:
@@ -126,15 +126,17 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     tracer = _tracer_of((*args, *kwargs.values()))
     name = name.strip("_") if name.startswith("__") else name
     if kwargs.pop("inplace", False) or (name.endswith("_") and name[:-1] in FUNCTIONS):
-        tracer.fail("an operation in place", f"use torch.{name.rstrip('_')}")
+        tracer.fail("an in-place operation", f"use torch.{name.rstrip('_')}")
     if name not in FUNCTIONS:
         if name in NOT_ELEMENTWISE:
-            tracer.fail(f"`{name}` is no elementwise function", "an equation is of one unit at one step")
-        tracer.fail(f"`{name}` is not known here", f"use {', '.join(sorted(NAMES))}")
+            tracer.fail(f"`{name}` is not elementwise", "the function computes one unit of one sequence at one step")
+        tracer.fail(f"`{name}` is not supported", f"use {', '.join(sorted(NAMES))}")
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(tracer.make, *args, **kwargs)
     except TypeError as error:
-        tracer.fail(f"`{name}` with these arguments ({error})", "leave out what an equation of one unit does not need")
+        tracer.fail(
+            f"`{name}` with these arguments ({error})", "leave out arguments that an elementwise function does not need"
+        )
     return FUNCTIONS[name](*bound.args, **bound.kwargs)
 
 
@@ -234,7 +236,7 @@ def trace(function: Callable, gates: Sequence[str], recurrent: Sequence[str],
     results = result if isinstance(result, tuple) else (result,)
     if len(results) != len(states):
         tracer.fail(
-            f"{len(results)} states are returned and {len(states)} taken ({', '.join(states)})",
+            f"the function takes {len(states)} states ({', '.join(states)}) and returns {len(results)}",
             "return every new state, in the order of the arguments",
         )
     traced = Traced(
@@ -284,7 +286,9 @@ def arguments_of(function: Callable, tracer: _Tracer) -> tuple[tuple[str, ...], 
     constants = {p.name: p.default for p in own if p.default is not p.empty}
     for name, value in constants.items():
         if not isinstance(value, numbers.Real):
-            tracer.fail(f"the default of `{name}` is {value!r}", "a constant is a number")
+            tracer.fail(
+                f"the default of `{name}` must be a number, got {value!r}", "without a default it is a parameter"
+            )
     params = tuple(p.name for p in own if p.default is p.empty)
     if clash := WEIGHTS & set(params):
         tracer.fail(f"the parameter {min(clash)!r} has the name of a layer's weight", "give it another name")
@@ -307,14 +311,15 @@ def check_products(tracer: _Tracer, traced: Traced, products: dict[str, Node]) -
             # The first state may be read by R only.
             if k not in used[kind] and not (kind == "old" and k == 0):
                 named = f"{what} {name!r}" if name else what
-                tracer.fail(f"the {named} is not used", "leave it out, or name gates without R by `recurrent=`")
+                remedy = "leave it out" + (", or name the gates of R by `recurrent=`" if kind == "r" else "")
+                tracer.fail(f"the {named} is not used", remedy)
     if not products:
         return
     if tuple(products) != traced.recurrent[traced.first :] and set(products) != set(traced.recurrent[traced.first :]):
-        tracer.fail("gates of a second product stand before others", "name them last")
+        tracer.fail("`recurrent` names gates of the second product before others", "name them last")
     operand = in_order([traced.operand])
     if any(node.op == "r" and node.data >= traced.first for node in operand):
-        tracer.fail("a product of a product of a product", "a second product is the deepest that there is")
+        tracer.fail("the operand of a second product depends on a second product", "use at most two products in a row")
     if any(node.op == "param" for node in operand):
         tracer.fail("the operand of a second product depends on a parameter", "make it of u, r and the states")
     if any(node.op == "u" and node.data >= traced.first for node in operand):
