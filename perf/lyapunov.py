@@ -25,7 +25,8 @@ from rnnkern.ops import explain, recurrence, recurrence_tangent
 LSTM, GRU, JVP = "lstm", "gru", "jvp"
 BEGUN = "rnnkern, with the forward pass"
 LOOP, STEPS, DENSE, WRITTEN = "vmap(jvp) of a loop", "jacrev of each step", "dense Jacobians", "loop by hand"
-FORWARD = "rnnkern, the forward pass alone"
+FORWARD, MODULE = "rnnkern, the forward pass alone", "torch.nn"
+PEERS = (LOOP, WRITTEN, STEPS, DENSE, MODULE)
 SHAPES = (
     (200, 1, 128, 32, 0), (200, 1, 128, 32, 1), (200, 1, 128, 32, 10),
     (50, 1, 256, 32, 0), (50, 8, 128, 8, 0), (50, 1, 128, 256, 0),
@@ -249,7 +250,7 @@ def problem_of_jvp(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Probl
     floor = gemm_reference([(W, R), (W, R)], [batch] * steps)["forward"]
     return Problem(
         calls={"jvp": {OURS: functools.partial(without_graph, both, ours),
-                       "torch.nn": functools.partial(without_graph, both, theirs)}},
+                       MODULE: functools.partial(without_graph, both, theirs)}},
         baselines={"jvp": floor},
         naive=functools.partial(without_graph, both, plainly),
         truth=functools.partial(without_graph, both, plainly, torch.Tensor.double),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perf import memory, overhead, record, relational, relational_tables, train, transfer
+from perf import lyapunov, memory, overhead, record, relational, relational_tables, train, transfer
 from perf.family import SPEED
 from perf.record import OURS
 from perf.recurrence import COMPILED, MODULES, OPERATOR, PADDED, RECOMPUTED
@@ -410,7 +410,27 @@ RELATIONAL = {"base": ("equality", "clean", "held"), "controls": ("controls",), 
               "games": ("games",), "others": ("unseen", "models")}  # fmt: skip
 """Groups of trainings, by the mark of their table."""
 
+
+def of_tangents(rows: Sequence[Record]) -> str:
+    """A line per size: the speed-up over each peer, and the time over that of the products."""
+    rows = [row for row in publishable(rows) if row["op"] == "recurrence_tangent" and row["dtype"] == "float32"]
+    if not rows:
+        return NOTHING
+    texts = []
+    for threads in sorted({row["threads"] for row in rows}):
+        own, lines = where(rows, threads=threads), []
+        for case, shape in dict.fromkeys((row["case"], row["shape"]) for row in own):
+            found = where(own, case=case, shape=shape)
+            (ours,) = where(found, provider=OURS)
+            line = {"T, B, H, S": sizes(shape), "case": case, "ms": three(float(ours["ms_50"]))}
+            line["over the products"] = over_baseline(ours)
+            lines.append(line | {name: number(found, ratio, provider=name) for name in lyapunov.PEERS})
+        texts.append(f"{of_lines(lines, 2)}\n\n*Speed-up over each peer. {LOSSES} {facts(own)}.*")
+    return "\n\n".join(texts)
+
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
+    "docs/dynamics.md": {"tangents": ("lyapunov.csv", of_tangents)},
     "docs/cells.md": {"collection": ("cells.csv", of_cells)},
     "docs/training.md": {
         task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")

@@ -50,6 +50,21 @@ def test_the_cells_with_a_closed_form_are_those_of_the_documentation():
     assert set(_FORMS) == elman | {"euler", "lstm", "gru", "goru", "gru_reset_before"}
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_tangents_along_unit_vectors_are_the_product_of_the_steps(cell):
+    torch.manual_seed(1)
+    sample = recurrence_sample(cell, 5, 2, 4)
+    (cell, u, R, state), options = sample.args, {name: sample.kwargs[name] for name in ("bias", "params")}
+    widths = [s.shape[1] for s in state]
+    units = torch.eye(sum(widths), dtype=F64).unsqueeze(1).expand(-1, 2, -1).split(widths, -1)
+    found = rnnkern.ops.recurrence_tangent(cell, u, R, state, units, **options)
+    product = torch.eye(sum(widths), dtype=F64)
+    for t in range(5):
+        product = jacobian(cell, u[t], R, state, **options) @ product
+        state = rnnkern.reference.recurrence(cell, u[t : t + 1], R, state, **options)[1]
+    torch.testing.assert_close(torch.cat(found.tangents, -1).permute(1, 2, 0), product, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(("cell", "u", "params"), [
     ("relu", [0.0, 1.0, -1.0], ()),
     ("hardtanh", [1.0, -1.0, 0.5], ()),

@@ -5,6 +5,7 @@ from python_tests.mutation.mutants_cells import CELLS
 from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_relevancy import RELEVANCY
 from python_tests.mutation.mutants_simd import SIMD
+from python_tests.mutation.mutants_tangent import TANGENTS
 
 ON_CLUSTERS = "python_tests/gpu/test_recurrence_cluster.py"
 IN_TF32 = "python_tests/gpu/test_recurrence_tf32.py"
@@ -37,6 +38,7 @@ MUTANTS = [
     *RELEVANCY,
     *GIVENS_RECURRENCE,
     *SIMD,
+    *TANGENTS,
     # ---- cells
     Mutant("cells/lstm.h", "grad[1] + grad[0] * save[3]", "grad[1] - grad[0] * save[3]", "a sign in dc",
            values("lstm")),

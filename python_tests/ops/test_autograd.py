@@ -48,6 +48,7 @@ def test_first_and_second_derivatives(sample):
     """Second derivatives are tested in random directions; the next test uses full matrices."""
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
     assert gradcheck(function_of_leaves(sample), leaves)
+    assert gradcheck(function_of_leaves(sample), leaves, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
     assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves, fast_mode=True)
 
 

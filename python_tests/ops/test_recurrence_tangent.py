@@ -241,6 +241,19 @@ def test_orthonormalization_is_that_of_a_qr_decomposition(dtype, level, simd):
     )
 
 
+def test_nearly_dependent_tangents_become_orthonormal():
+    """One pass of Gram-Schmidt would leave products of 1e-7."""
+    torch.manual_seed(0)
+    Q = torch.randn(1, 1, 12, dtype=torch.float64) + 1e-9 * torch.randn(6, 1, 12, dtype=torch.float64)
+    u, h = torch.zeros(1, 1, 12, dtype=torch.float64), torch.zeros(1, 12, dtype=torch.float64)
+    R = torch.eye(12, dtype=torch.float64)
+    found = recurrence_tangent("identity", u, R, (h,), (Q,), every=1)
+    wanted = torch.linalg.qr(Q[:, 0].T).R.diagonal().abs().log()
+    torch.testing.assert_close(found.log_r[0, 0], wanted, rtol=0, atol=1e-5)
+    rows = found.tangents[0][:, 0]
+    torch.testing.assert_close(rows @ rows.T, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-13)
+
+
 def exponents_at_zero(orthonormalize):
     """log R of the LSTM at its zero state with zero input, where the Jacobian has rank H (c = 0)."""
     torch.manual_seed(2)
@@ -332,6 +345,46 @@ def test_cells_of_users_have_it_too(name):
     actual, wanted = results(recurrence_tangent, sample), results(reference.recurrence_tangent, sample)
     for key, x in wanted.items():
         torch.testing.assert_close(actual[key], x, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", quick_where(lambda name: name == "several", sorted(OWN)))
+def test_of_cells_of_users_it_is_the_transpose_of_the_backward_pass(name):
+    cell, u, R, state = (sample := own_sample(OWN[name])).args
+    given = with_tangents(sample, count=1)
+    leaves = [u.requires_grad_(), *(s.requires_grad_() for s in state)]
+    h, final = recurrence(cell, u, R, state, **sample.kwargs)
+    upstream = [torch.randn_like(y) for y in (h, *final)]
+    gradients = torch.autograd.grad([h, *final], leaves, upstream, materialize_grads=True)
+    tangents, u_tangent = given.args[4], given.kwargs["u_tangent"]
+    with torch.no_grad():
+        found = recurrence_tangent(*given.args, u_tangent=u_tangent, sequence=True, **sample.kwargs)
+    forward = inner(upstream, [found.h_tangent[0], *(x[0] for x in found.tangents)])
+    backward = inner(gradients, [u_tangent[0], *(x[0] for x in tangents)])
+    torch.testing.assert_close(forward, backward, rtol=1e-12, atol=1e-12 * sum(g.abs().sum().item() for g in gradients))
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_compiled_and_exported(every):
+    class Model(torch.nn.Module):
+        def forward(self, u, R, h0, c0, h_dot, c_dot):
+            found = recurrence_tangent("lstm", u, R, (h0, c0), (h_dot, c_dot), every=every, sequence=not every)
+            return found.h_tangent, *found.tangents, found.log_r, found.lost
+
+    def arguments(steps, batch, count):
+        draw = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
+        states = draw(batch, 3), draw(batch, 3), draw(count, batch, 3), draw(count, batch, 3)
+        return draw(steps, batch, 12), draw(12, 3), *states
+
+    T = torch.export.Dim("T", min=3 if every else 0)  # the exporter tells a single block from several
+    B, S = torch.export.Dim("B", min=0), torch.export.Dim("S", min=0, max=6)
+    shapes = ({0: T, 1: B}, {}, {0: B}, {0: B}, {0: S, 1: B}, {0: S, 1: B})
+    program = torch.export.export(Model(), arguments(5, 4, 2), dynamic_shapes=shapes).module()
+    compiled = torch.compile(Model(), backend="aot_eager", fullgraph=True, dynamic=True)
+    for sizes in ((5, 4, 2), (7, 2, 3), (4, 0, 2), (4, 2, 0), *([] if every else [(0, 2, 2)])):
+        args = arguments(*sizes)
+        for run in (compiled, program):
+            for actual, wanted in zip(run(*args), Model()(*args), strict=True):
+                torch.testing.assert_close(actual, wanted)
 
 
 def test_opcheck_of_the_operator():

@@ -1,0 +1,112 @@
+"""Norms of gradients through time, against automatic differentiation of a loop over the steps."""
+
+import pytest
+import torch
+
+import rnnkern
+from rnnkern import reference
+from rnnkern.analysis import gradient_norms
+from rnnkern.reference import CELLS
+
+F64 = torch.float64
+CELL_OF = {"tanh": ("RNN", {}), "lstm": ("LSTM", {}), "gru": ("GRU", {}), "lstm_projected": ("LSTM", {"proj_size": 2})}
+
+
+def by_a_loop(cell, rnn, x, loss):
+    """Each step a call of the reference; the gradients of the loss with respect to the h of all steps."""
+    widths = [rnn.proj_size or rnn.hidden_size] + [rnn.hidden_size] * (CELLS[cell].states - 1)
+    state, hs = [x.new_zeros(x.shape[1], width) for width in widths], []
+    params = (rnn.weight_hr_l0,) if rnn.proj_size else ()
+    for row in x:
+        u = torch.nn.functional.linear(row[None], rnn.weight_ih_l0, rnn.bias_ih_l0)
+        _, state = reference.recurrence(cell, u, rnn.weight_hh_l0, state, bias=rnn.bias_hh_l0, params=params)
+        hs.append(state[0])
+    gradients = torch.autograd.grad(loss(torch.stack(hs)), hs, materialize_grads=True)
+    return torch.stack([g.norm(dim=-1) for g in gradients])
+
+
+@pytest.mark.parametrize("loss", [lambda y: y[-1].sin().sum(), lambda y: y.square().sum()], ids=["last", "all"])
+@pytest.mark.parametrize("cell", CELL_OF)
+def test_they_are_those_of_a_loop(cell, loss):
+    torch.manual_seed(0)
+    cls, options = CELL_OF[cell]
+    rnn, x = getattr(rnnkern.nn, cls)(3, 5, dtype=F64, **options), torch.randn(8, 2, 3, dtype=F64)
+    found = gradient_norms(rnn, x, loss)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, by_a_loop(cell, rnn, x, loss), rtol=1e-12, atol=0)
+
+
+def test_a_layer_below_sees_the_gradient_through_the_layers_above():
+    torch.manual_seed(1)
+    rnn, x = rnnkern.nn.GRU(3, 5, num_layers=2, dtype=F64), torch.randn(6, 2, 3, dtype=F64)
+    lower, upper = rnnkern.nn.GRU(3, 5, dtype=F64), rnnkern.nn.GRU(5, 5, dtype=F64)
+    with torch.no_grad():
+        for k, layer in enumerate((lower, upper)):
+            for name, p in layer.named_parameters():
+                p.copy_(getattr(rnn, f"{name[:-1]}{k}"))
+    loss = lambda y: y.sin().sum()  # noqa: E731
+    wanted = by_a_loop("gru", lower, x, lambda h: loss(upper(h)[0]))
+    torch.testing.assert_close(gradient_norms(rnn, x, loss, layer=0), wanted, rtol=1e-12, atol=0)
+    with torch.no_grad():
+        below = lower(x)[0]
+    torch.testing.assert_close(gradient_norms(rnn, x, loss), by_a_loop("gru", upper, below, loss), rtol=1e-12, atol=0)
+
+
+def test_the_reverse_direction_has_its_gradients_at_its_own_steps():
+    """The loss reads the first output of the reverse direction, which is its last step."""
+    torch.manual_seed(2)
+    rnn, x = rnnkern.nn.RNN(3, 4, bidirectional=True, batch_first=True, dtype=F64), torch.randn(2, 6, 3, dtype=F64)
+    reverse = rnnkern.nn.RNN(3, 4, dtype=F64)
+    with torch.no_grad():
+        for name, p in reverse.named_parameters():
+            p.copy_(getattr(rnn, f"{name}_reverse"))
+    found = gradient_norms(rnn, x, lambda y: y[:, 0, 4:].sum(), direction=1)
+    wanted = by_a_loop("tanh", reverse, x.transpose(0, 1).flip(0), lambda y: y[-1].sum())
+    torch.testing.assert_close(found, wanted.flip(0), rtol=1e-12, atol=0)
+    assert not gradient_norms(rnn, x, lambda y: y[:, 0, 4:].sum()).any()
+
+
+def test_it_reads_a_module_of_torch_and_an_initial_state():
+    torch.manual_seed(3)
+    rnn, x = torch.nn.LSTM(3, 5, dtype=F64), torch.randn(6, 2, 3, dtype=F64)
+    hx = tuple(torch.randn(1, 2, 5, dtype=F64) for _ in range(2))
+    first = gradient_norms(rnn, x, lambda y: y[-1].sum(), hx)
+    _, state = rnn(x[:3], hx)
+    second = gradient_norms(rnn, x[3:], lambda y: y[-1].sum(), tuple(s.detach() for s in state))
+    torch.testing.assert_close(first[3:], second, rtol=1e-12, atol=0)
+
+
+def test_of_a_linear_layer_they_are_those_of_powers_of_its_weight():
+    torch.manual_seed(4)
+    rnn = rnnkern.nn.RNN(3, 5, nonlinearity="identity", bias=False, dtype=F64)
+    R = rnn.weight_hh_l0.detach()
+    found = gradient_norms(rnn, torch.randn(5, 1, 3, dtype=F64), lambda y: y[-1].sum())
+    g, wanted = torch.ones(5, dtype=F64), []
+    for _ in range(5):
+        wanted.insert(0, g.norm())
+        g = R.T @ g
+    torch.testing.assert_close(found[:, 0], torch.stack(wanted), rtol=1e-12, atol=0)
+
+
+RNN = rnnkern.nn.RNN(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"module": torch.nn.Linear(3, 4)}, ValueError, "`module` must be an RNN, LSTM or GRU of torch.nn"),
+        ({"x": torch.zeros(5, 3)}, ValueError, r"`x` must be \(T, B, I\) with I = 3, got \(5, 3\)"),
+        ({"x": torch.zeros(5, 1, 3).double()}, TypeError, "`x` must have dtype torch.float32"),
+        ({"layer": 1}, ValueError, r"`layer` must be in \[0, 1\), got 1"),
+        ({"layer": -2}, ValueError, r"`layer` must be in \[0, 1\), got -2"),
+        ({"direction": 1}, ValueError, r"`direction` must be in \[0, 1\), got 1"),
+        ({"hx": torch.zeros(1, 2, 4)}, ValueError, r"`hx` must have tensors of the shapes"),
+        ({"loss": lambda y: y}, ValueError, r"`loss` must return a scalar .* got shape \(5, 1, 4\)"),
+        ({"loss": lambda y: y.detach().sum()}, ValueError, "`loss` must return a scalar .*, a constant"),
+        ({"loss": lambda y: 1.0}, ValueError, "`loss` must return a scalar that depends on the output, got float"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    given = {"module": RNN, "x": torch.zeros(5, 1, 3), "loss": lambda y: y.sum()} | change
+    with pytest.raises(error, match=f"gradient_norms: {message}"):
+        gradient_norms(**given)

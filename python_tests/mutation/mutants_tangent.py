@@ -1,0 +1,39 @@
+"""Ways to break forward mode and the orthonormalization of tangents."""
+
+from python_tests.mutation.mutant import Mutant, named
+
+FILE = "python_tests/ops/test_recurrence_tangent.py"
+TANGENT, ORTHONORMAL = "recurrence/cpu/tangent.h", "recurrence/cpu/orthonormal.h"
+VALUES = named("in_float64 and lstm-", FILE)
+TWO_PRODUCTS = named("in_float64 and gru_reset_before-", FILE)
+EXPONENTS = named("determinants or qr_decomposition", FILE)
+LOST = named("lost", FILE)
+
+TANGENTS = [
+    Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(old_tangent(i, j)",
+           "sum = sum - coefficient(j) * V::load(old_tangent(i, j)", "the sign of the old state's part", VALUES),
+    Mutant(TANGENT, "strip.doperand = plan.ones;", "strip.doperand = plan.zeros;",
+           "the gates of a second product's operand", TWO_PRODUCTS),
+    Mutant(TANGENT, "if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);",
+           "if (added) r[g] = r[g] + V(2) * V::load(added + g * hidden + unit, lanes);", "forcing counts twice",
+           named("in_float64 and gru-", FILE)),
+    Mutant(TANGENT, "return h_before.is_reset(i / count) ? plan.zeros : tangent_of(i, state);",
+           "return tangent_of(i, state);", "a reset is ignored", named("in_float64 and lstm-packed-reset", FILE)),
+    Mutant(TANGENT, "mix(V::load(old_tangent(i, state) + unit, lanes), next, i / count",
+           "mix(next, V::load(old_tangent(i, state) + unit, lanes), i / count", "zoneout's mask is inverted",
+           named("in_float64 and lstm-zoneout", FILE)),
+    Mutant(TANGENT, "p.log_r + (k / p.every * p.steps.batch + b) * count, p.lost",
+           "p.log_r + (k / p.every * p.steps.batch) * count, p.lost", "the logarithms of another sequence", EXPONENTS),
+    Mutant(TANGENT, "TangentRows<T> rows{cell.states, count, {}, {}};", "TangentRows<T> rows{1, count, {}, {}};",
+           "c is not orthonormalized", EXPONENTS),
+    Mutant(ORTHONORMAL, "log_r[s] = std::log(double(length));", "log_r[s] = std::log2(double(length));",
+           "the natural logarithm", EXPONENTS),
+    Mutant(ORTHONORMAL, "rows.reject(s, s);\n    const", "rows.reject(s, s > 0 ? s - 1 : 0);\n    const",
+           "the last projection", EXPONENTS),
+    Mutant(ORTHONORMAL, "for (int pass = 0; pass < 2; ++pass)", "for (int pass = 0; pass < 1; ++pass)",
+           "the second pass of Gram-Schmidt", named("lost or nearly_dependent", FILE)),
+    Mutant(ORTHONORMAL, "if (length <= least * before) {", "if (length <= 0) {",
+           "a rank that is lost to rounding", LOST),
+    Mutant("recurrence/cpu/normalised.h", "if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);", "",
+           "the tangent of a bias under a norm", named("in_float64 and gru_layer_norm", FILE)),
+]  # fmt: skip
