@@ -41,6 +41,7 @@ RNNKERN_DEVICE uint32_t shared_address(const void* pointer) {
 }
 
 RNNKERN_DEVICE void block_barrier() { __syncthreads(); }
+RNNKERN_DEVICE void warp_barrier() { __syncwarp(); }
 
 template <class F>
 RNNKERN_DEVICE void spin_until(F condition) {

@@ -6,6 +6,7 @@
 //   has_clusters cluster_rank() cluster_size()         whether clusters exist; of this block in its cluster
 //   shared_memory()                                    dynamic shared memory; `SharedArena` divides it
 //   block_barrier() cluster_barrier()                  barrier of all threads of the block, of the cluster
+//   warp_barrier()                                     barrier of a warp: orders its lanes' accesses; shuffles do not
 //   init(Mbarrier*, arrivals) init_fence()             a block or cluster barrier must follow before any use
 //   expect(Mbarrier*, bytes)                           arrives, and adds to the expected bytes of this phase
 //   wait(Mbarrier*, parity)                            waits until the phase of this parity has ended

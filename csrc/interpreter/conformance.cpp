@@ -17,6 +17,7 @@ constexpr Named kernels[] = {
     named<Ids>("ids"),
     named<SharedMemory>("shared_memory"),
     named<BlockBarrier>("block_barrier"),
+    named<WarpBarrier>("warp_barrier"),
     named<ClusterIds>("cluster_ids"),
     named<ClusterBarrier>("cluster_barrier"),
     named<MbarrierPhases>("mbarrier_phases"),

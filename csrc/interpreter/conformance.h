@@ -89,6 +89,21 @@ struct BlockBarrier : OneBlock<128> {
   }
 };
 
+// The same within each warp.
+struct WarpBarrier : OneBlock<128> {
+  RNNKERN_DEVICE static void run(const Problem& p) {
+    auto* shared = reinterpret_cast<uint32_t*>(shared_memory()) + warp() * warp_size;
+    uint32_t value = p.in[thread()];
+    for (int round = 0; round < 5; ++round) {
+      shared[lane()] = value;
+      warp_barrier();
+      value = shared[(lane() + 1) % warp_size];
+      warp_barrier();
+    }
+    p.out[thread()] = value;
+  }
+};
+
 struct ClusterIds : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 8, .cluster = 4};

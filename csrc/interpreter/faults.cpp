@@ -87,7 +87,7 @@ struct CopiesOver : OneBlock<64> {
     words()[thread()] = 1;
     block_barrier();
     if (!p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
-    p.out[thread()] = words()[63 - thread()];
+    p.out[thread()] = words()[63 - thread()];  // 1
     block_barrier();
     if (p.in[0]) copy_async<4>(words() + thread(), p.in + 1 + thread());
     commit_copies();
@@ -100,7 +100,7 @@ struct Neighbour : OneBlock<128> {
   static void run(const Problem& p) {
     words()[thread()] = uint32_t(thread());
     if (p.in[0]) block_barrier();
-    p.out[thread()] = words()[(thread() + 1) % threads];
+    p.out[thread()] = words()[(thread() + 1) % threads];  // 1
   }
 };
 

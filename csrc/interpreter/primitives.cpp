@@ -38,12 +38,11 @@ char* shared_memory() { return machine().fiber().block->shared; }
 
 namespace {
 
-// Of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue. It orders no
-// accesses.
-void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes)) {
+// Of a warp: the last lane to arrive runs `together` on the data of all lanes, then all continue.
+void converge(const char* what, Place place, void* mine, void (*together)(void* const* lanes), bool ordering = false) {
   Machine& m = machine();
   Fiber& fiber = m.fiber();
-  m.converge(fiber.block->warps[size_t(fiber.thread / warp_size)], warp_size, what, place, mine, together, false);
+  m.converge(fiber.block->warps[size_t(fiber.thread / warp_size)], warp_size, what, place, mine, together, ordering);
 }
 
 }  // namespace
@@ -52,6 +51,11 @@ void block_barrier(Place place) {
   const Inside inside;
   Machine& m = machine();
   m.converge(m.fiber().block->barrier, size_t(m.shape().threads), "block_barrier", place, nullptr, nullptr, true);
+}
+
+void warp_barrier(Place place) {
+  const Inside inside;
+  converge("warp_barrier", place, nullptr, nullptr, true);
 }
 
 void cluster_barrier(Place place) {

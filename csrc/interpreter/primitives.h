@@ -55,6 +55,7 @@ int cluster_rank();
 int cluster_size();
 char* shared_memory();
 void block_barrier(Place place = Place::current());
+void warp_barrier(Place place = Place::current());
 void cluster_barrier(Place place = Place::current());
 [[noreturn]] void trap(Place place = Place::current());
 

@@ -17,17 +17,27 @@ from rnnkern.ops import Choice
 FAMILY = drivers.Family(
     "givens", ("csrc/orthogonal/cuda/givens.cpp",), ("givens_recurrence", "givens_recurrence_backward")
 )
-LARGE, SMALL = (9, 0, 1, 232448, 0, 0), (9, 0, 1, 1024, 0, 0)
-"""Device facts for the interpreter: with enough shared memory for a warp's sums, and without."""
+LARGE = (9, 0, 1, 232448, 0, 0)
+"""Device facts for the interpreter."""
 FACE = sys.modules["rnnkern.ops._orthogonal.givens_recurrence"]
 DERIVATIVES = sys.modules["rnnkern.ops.differentiable"]
+
+
+def small(u: torch.Tensor) -> tuple[int, ...]:
+    """Facts of a device whose shared memory holds the rows of a warp, but not its sums."""
+    parts = 1 + u.is_complex()
+    item = u.itemsize // parts
+    each = max(2, 1 << (-(-u.shape[-1] // 32) - 1).bit_length())  # numbers of a lane
+    depth = 4 if each * parts * item <= 128 else 2
+    rows = (3 * depth + 1) * (each * parts + 1) + each + 1
+    return (*LARGE[:3], 32 * rows * item, 0, 0)
 
 
 class Place(drivers.Place):
     """``rnnkern.ops.givens_recurrence`` on CPU tensors by the CUDA drivers, inside :func:`routed`."""
 
-    def __init__(self, name: str):
-        super().__init__(name, FAMILY, LARGE)
+    def __init__(self, name: str, operators=None):
+        super().__init__(name, FAMILY, LARGE, operators)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         sizes = kwargs.pop("batch_sizes", None)

@@ -5,14 +5,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 
 from python_tests.gpu import builder
 
-FLAGS = ("-fsanitize=thread", "-O1")
+FLAGS = ("-fsanitize=thread", "-O1", "-gdwarf-4", "-g1")
+OUR_FLAGS = (*FLAGS, "-include", "python_tests/gpu/few_kernels.h")
+"""Of libraries of our kernels."""
 OPTIONS = "exitcode=0 report_thread_leaks=0 history_size=1 suppress_equal_addresses=0"
 
 
@@ -42,7 +43,7 @@ def races_of(report: str) -> list[Race]:
     races = []
     for text in re.findall(r"WARNING: ThreadSanitizer: (.*?)\n={18}", report, re.S):
         kind = text.split(" (pid")[0]
-        stacks = re.findall(r"^  \S.*?(?:read|write|Read|Write) of size.*\n((?:    #.*\n)+)", text, re.M)
+        stacks = re.findall(r"^  [A-Z][a-z ]*(?:ead|rite) of size.*\n((?:    #.*\n)+)", text, re.M)
         races.append(Race(kind, tuple(map(places, stacks))))
     return races
 
@@ -57,11 +58,11 @@ def places(stack: str) -> tuple[str, ...]:
     )
 
 
-def run(script: str, arguments: Sequence[str] = ()) -> tuple[str, str]:
-    """Runs a Python script under the sanitizer, and returns its output and the sanitizer's reports."""
+def run(*arguments: str) -> tuple[str, str]:
+    """Runs Python with these arguments under the sanitizer, and returns its output and the sanitizer's reports."""
     environment = {"LD_PRELOAD": " ".join(libraries()), "TSAN_OPTIONS": OPTIONS, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, *arguments],
         env=os.environ | environment,
         cwd=builder.ROOT,
         capture_output=True,

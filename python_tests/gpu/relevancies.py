@@ -34,8 +34,8 @@ DERIVATIVES = sys.modules["rnnkern.ops._relevancy.autograd"]
 class Place(drivers.Place):
     """``rnnkern.ops.relevancy_recurrence`` on CPU tensors by the CUDA drivers, inside :func:`routed`."""
 
-    def __init__(self, name: str, kernel: str):
-        super().__init__(name, FAMILY, FACTS[kernel])
+    def __init__(self, name: str, kernel: str, operators=None):
+        super().__init__(name, FAMILY, FACTS[kernel], operators)
         self.kernel = kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Guarantees of the interpreter for authors of kernels: some seed shows each behavior that hardware may have, and
 errors are reported with their location. The kernels are those in csrc/interpreter/faults.cpp."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -111,6 +112,32 @@ def test_interpret_finds_a_thread_that_sleeps_through_two_phases():
     assert all(f"in wait at {place('SleepsThrough')}" in line for line in said)
 
 
+# ---- the order of words and blocks
+
+
+def test_interpret_words_arrive_in_any_order():
+    """A word says nothing about another one of the same thread."""
+    found = [fault("tag_in_one_word", [0], 512, seed=seed)[:32] for seed in SEEDS]
+    assert any((x != 7).any() for x in found)
+    for seed in SEEDS:
+        assert (fault("tag_in_one_word", [1], 512, seed=seed)[:32] == 7).all()
+
+
+def test_interpret_words_are_there_after_a_flag():
+    """And a thread reads what it wrote last."""
+    for seed in SEEDS:
+        assert (fault("flag_after_words", words=512, seed=seed)[:32] == 7).all()
+
+
+def test_interpret_blocks_run_in_any_order():
+    assert any((fault("predecessor", words=8, seed=seed) != np.arange(1, 9)).any() for seed in range(5))
+
+
+def test_interpret_blocks_take_turns():
+    counts = [int(fault("counts", words=1, seed=seed)[0]) for seed in SEEDS]
+    assert min(counts) < 16
+
+
 # ---- divergence and deadlock
 
 
@@ -184,6 +211,9 @@ MISUSE = {
     14: "wait: the barrier is not in this block's shared memory",
     15: "init: the number of arrivals",
     17: "trap",
+    18: "store_async: no init_fence after init of the barrier",
+    19: "store_async: no cluster_barrier after init_fence",
+    20: "expect: a phase counts less than 1048576 bytes",
 }
 
 
@@ -191,7 +221,17 @@ MISUSE = {
 def test_interpret_reports_misuse(mistake, wanted):
     """The report contains the thread and the location."""
     said = report("misuse", [mistake, 0, 0, 0])
-    assert re.fullmatch(rf"interpret: {re.escape(wanted)}, block 0 thread \d+, {kernels.FAULTS}:\d+:\d+", said)
+    block = r"\d" if mistake == 19 else "0"
+    assert re.fullmatch(rf"interpret: {re.escape(wanted)}, block {block} thread \d+, {kernels.FAULTS}:\d+:\d+", said)
+
+
+def test_interpret_reports_bytes_that_no_phase_can_count():
+    for seed in range(3):
+        assert "store_async: 1048576 bytes that the phase did not expect" in report("misuse", [21], seed)
+
+
+def test_interpret_reports_asynchronous_stores_without_clusters():
+    assert "store_async: the launch has no clusters" in report("stores_alone")
 
 
 def test_interpret_reports_stores_into_a_block_that_has_ended():
@@ -210,7 +250,13 @@ def test_interpret_reports_stores_into_a_block_that_has_ended():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("half_warp", "at most 1024 threads, not 48"), ("odd_cluster", "3 blocks are not clusters of 2")],
+    [
+        ("half_warp", "at most 1024 threads, not 48"),
+        ("odd_cluster", "3 blocks are not clusters of 2"),
+        ("too_many_bytes", "at most 232448 bytes of shared memory, not 232464"),
+        ("wide_cluster", "no cluster of 32 blocks runs on this device"),
+        ("too_many_at_once", "265 blocks are to run at once, and this device runs 264"),
+    ],
 )
 def test_interpret_refuses_a_launch(name, said):
     assert said in report(name)
@@ -219,6 +265,16 @@ def test_interpret_refuses_a_launch(name, said):
 def test_interpret_goes_on_after_an_error():
     report("leaves_early")
     assert (fault("neighbour", [1], 128) == np.roll(np.arange(128), -1)).all()
+
+
+@pytest.mark.parametrize(("apart", "conflicts"), [(0, 0), (1, 0), (2, 4), (4, 12), (5, 0), (8, 28)])
+def test_interpret_counts_bank_conflicts_of_matrices(apart, conflicts):
+    """A matrix has 8 rows of 16 bytes, and there are 8 groups of banks of 16 bytes; 4 matrices are loaded."""
+    count = kernels.library().bank_conflicts
+    count.restype = ctypes.c_int64
+    before = count()
+    fault("reads_rows", [apart])
+    assert count() - before == conflicts
 
 
 # ---- under the address sanitizer

@@ -1,4 +1,5 @@
-"""docs/kernels.md: the commands run its kernel, and the printed report is that of the interpreter."""
+"""docs/kernels.md and docs/developers/races.md: the commands run their kernels, and the printed reports are those of
+the interpreter and of the thread sanitizer."""
 
 import os
 import re
@@ -11,14 +12,15 @@ import pytest
 from python_tests.gpu import builder
 
 PAGE = (builder.ROOT / "docs" / "kernels.md").read_text()
+RACES = (builder.ROOT / "docs" / "developers" / "races.md").read_text()
 pytestmark = [
     pytest.mark.skipif(shutil.which(builder.compiler()[0]) is None, reason="no C++ compiler"),
     pytest.mark.skipif(shutil.which("bash") is None, reason="no bash"),
 ]
 
 
-def block(mark: str) -> str:
-    return re.search(rf"<!-- worked example: {mark} -->\n```\w+\n(.*?)```", PAGE, re.S)[1]
+def block(mark: str, page: str = PAGE) -> str:
+    return re.search(rf"<!-- worked example: {mark} -->\n```\w+\n(.*?)```", page, re.S)[1]
 
 
 @pytest.fixture
@@ -28,8 +30,8 @@ def folder(tmp_path) -> Path:
 
 
 def compile_and_run(folder: Path, kernel: str, command: str) -> subprocess.CompletedProcess:
-    (folder / "row_sum.cpp").write_text(kernel)
-    command = command.replace("c++", " ".join(builder.compiler()), 1)
+    (folder / re.match(r"// (\w+\.cpp)", kernel)[1]).write_text(kernel)
+    command = command.replace("c++ ", " ".join(builder.compiler()) + " ")
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -49,6 +51,21 @@ def test_interpret_the_report_of_the_page(folder):
     assert wrong != block("kernel")
     done = compile_and_run(folder, wrong, block("commands").splitlines()[0])
     assert block("report") in done.stderr + "\n"
+
+
+def test_interpret_the_race_of_the_page(folder):
+    """Of the report, everything between dots and addresses; a barrier in place of the shuffle removes it."""
+    kernel, command = block("kernel", RACES), block("commands", RACES)
+    done = compile_and_run(folder, kernel, command)
+    if "cannot find" in done.stderr:
+        pytest.skip("no libtsan")
+    assert done.returncode == 66, done.stderr
+    at = 0
+    for piece in re.split(r"\.\.\.|pid=\d+|0x\w+|\n", block("report", RACES)):
+        assert piece.strip() in done.stderr[at:]
+        at = done.stderr.index(piece.strip(), at)
+    done = compile_and_run(folder, kernel.replace("shuffle(0, 0)", "warp_barrier()"), command)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_page_lists_every_primitive():

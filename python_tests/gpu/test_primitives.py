@@ -47,6 +47,12 @@ def test_block_barrier(launch):
     assert_same(launch("block_barrier", WORDS[:128], 128), np.roll(WORDS[:128], -5))
 
 
+@smoke
+@sanitize
+def test_warp_barrier(launch):
+    assert_same(launch("warp_barrier", WORDS[:128], 128), np.roll(WORDS[:128].reshape(4, 32), -5, axis=1))
+
+
 def test_cluster_ids(launch):
     assert_same(launch("cluster_ids", [0], 16), [[block % 4, 4] for block in range(8)])
 

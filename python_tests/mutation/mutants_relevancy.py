@@ -8,6 +8,7 @@ RANDOM = named("500_random", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
 GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
+RACES = ("python_tests/gpu/test_races.py", "-k", "relevancy and block")
 
 RELEVANCY = [
     Mutant("relevancy/cpu/forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
@@ -40,6 +41,10 @@ RELEVANCY = [
            "shared_layout.values[place * D + i] = shared_layout.h[i];\n",
            "the barrier before others may send the next h",
            interpreted("any_schedule", ATTENDING)),
+    Mutant("relevancy/cuda/per_sequence_slots.cuh", "    device::warp_barrier();", "    device::shuffle(0, 0);",
+           "the barrier before what all lanes read is overwritten", RACES),
+    Mutant("relevancy/cuda/per_sequence_backward.cuh", "states > 1 && mine) dc =", "states > 1 && i < n) dc =",
+           "that other threads do not read what one of them overwrites", RACES),
     Mutant("relevancy/cuda/per_sequence_slots.cuh", "&& !given && k < slots", "&& !given",
            "that scores in R are frozen",
            interpreted("every_cell and everything", ATTENDING)),

@@ -50,7 +50,7 @@ struct PerSequenceBackwardKernel {
     float params[Cell::params + 1], dparams[Cell::params + 1] = {}, dc = 0;
     RNNKERN_UNROLL
     for (int k = 0; k < Cell::params; ++k) params[k] = i < n ? cell.params[k][i] : 0;
-    if (Cell::states > 1 && i < n) dc = cell.dc[b * n + i];
+    if (Cell::states > 1 && mine) dc = cell.dc[b * n + i];  // of other threads it has no effect
 
     RNNKERN_ROLLED
     for (int64_t t = rows.length(b); t-- > 0;) {

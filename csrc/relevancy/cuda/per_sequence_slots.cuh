@@ -57,8 +57,7 @@ struct PerSequenceSlots {
     if (device::thread() == 0) to.time[b] = now;
   }
 
-  // Called by one warp: event `now` enters, and another one may leave. Lanes only see what other lanes wrote before the
-  // last barrier, so that each slot must be written by a single lane.
+  // Called by one warp: event `now` enters, and another one may leave.
   RNNKERN_DEVICE void enter(int64_t now, int64_t buffer_size, bool reset, float given) const {
     const int64_t wanted = slot_of(now, buffer_size);
     const int slot = int(wanted < slots ? wanted : slots - 1), none = -1;
@@ -70,10 +69,9 @@ struct PerSequenceSlots {
         scores[k] = 0;
       });
     }
-    // Called in any case: its shuffles separate the reads of all lanes from the writes of the first one.
-    const auto found = screen(ids + slots, scores + slots, relevant_size, scores[slot]);
+    const int overwritten = leaves ? int(screen(ids + slots, scores + slots, relevant_size, scores[slot])) : none;
+    device::warp_barrier();  // the first lane overwrites what all lanes have read
     if (device::lane() > 0) return;
-    const int overwritten = leaves ? int(found) : none;
     if (overwritten >= 0) {
       const int other = slots + overwritten, place = where[other];
       where[other] = where[slot];
