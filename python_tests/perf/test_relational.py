@@ -1,0 +1,207 @@
+"""The relational tasks and their trainings: exact shares of answers and kinds, pictures, and what is learned."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from perf import record, relational, relational_games, relational_shapes, relational_tables
+from perf.progress import Progress
+from perf.relational_games import COLOURS, GAMES
+from perf.relational_runs import RUNS
+from perf.relational_tasks import TASKS, split
+
+DRAWS = 100_000
+SIGMAS = 4
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def drawn(name, test, count=DRAWS):
+    """Samples of a task, and their pool; sizes are drawn of shapes 0 to N - 1."""
+    pool = split(TASKS[name].held, 0)[test]
+    if name in ("comparison", "transitive"):
+        pool = torch.arange(len(pool))
+    return (*TASKS[name].draw(count, pool, generator(), test), pool)
+
+
+def assert_shares(found, wanted):
+    """Each value has its share of the draws within four standard deviations."""
+    counts = Counter(found.tolist() if isinstance(found, torch.Tensor) else found)
+    total = sum(counts.values())
+    assert set(counts) == set(wanted)
+    for value, share in wanted.items():
+        bound = SIGMAS * math.sqrt(share * (1 - share) / total)
+        assert abs(counts[value] / total - share) <= bound, (value, counts[value] / total, share)
+
+
+def forms(places):
+    """Rows of at most ten as letters: equal objects have the same letter, in order of appearance."""
+    first = (places.unsqueeze(1) == places.unsqueeze(2)).int().argmax(2)  # where each object appears first
+    letters = (first == torch.arange(places.shape[1])).cumsum(1).gather(1, first) - 1
+    _, kind = (letters * 10 ** torch.arange(places.shape[1])).sum(1).unique(return_inverse=True)
+    examples = letters[torch.empty(int(kind.max()) + 1, dtype=torch.long).scatter_(0, kind, torch.arange(len(kind)))]
+    names = ["".join(chr(97 + k) for k in row) for row in examples.tolist()]
+    return [names[k] for k in kind.tolist()]
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize("name", TASKS)
+def test_answers_have_equal_shares_and_pools_do_not_mix(name, test):
+    places, answer, pool = drawn(name, test)
+    task = TASKS[name]
+    assert places.shape == (DRAWS, task.objects)
+    assert_shares(answer, dict.fromkeys(range(task.answers), 1 / task.answers))
+    sizes = 3 if name in ("comparison", "transitive") else 1
+    assert set((places % len(pool) if sizes == 3 else places).unique().tolist()) == set(pool.tolist())
+    training, held = split(task.held, 0)
+    assert sorted([*training.tolist(), *held.tolist()]) == list(range(100))
+
+
+def test_kinds_have_equal_shares():
+    equal = {
+        "same/different": ("aa", "ab"),
+        "RMTS": ("aabbcd", "aabcdd", "abcdee", "abccde"),
+    }
+    for name, wanted in equal.items():
+        assert_shares(forms(drawn(name, True)[0]), dict.fromkeys(wanted, 1 / len(wanted)))
+    assert_shares(forms(drawn("identity rules", True)[0][:, :3]), dict.fromkeys(("aaa", "aba", "abb"), 1 / 3))
+    for name, training, test in (("identity rules 4", 7, 3), ("identity rules 4, missing", 5, 3),
+                                 ("identity rules 4, flipped", 3, 7)):  # fmt: skip
+        found = [set(forms(drawn(name, which)[0][:, :4])) for which in (False, True)]
+        assert [len(kinds) for kinds in found] == [training, test]
+        assert not found[0] & found[1]
+    assert_shares(forms(drawn("RMTS3", False)[0][:, :3]), dict.fromkeys(("aaa", "aba", "abb"), 1 / 3))
+    assert_shares(forms(drawn("RMTS3", True)[0][:, :3]), dict.fromkeys(("aab", "abc"), 1 / 2))
+
+
+def test_answers_follow_from_the_objects():
+    places, answer, _ = drawn("RMTS", True, 1000)
+    same = [places[:, k] == places[:, k + 1] for k in (0, 2, 4)]
+    assert torch.equal(answer, (same[0] == same[2]).long())
+    assert (same[1] != same[2]).all()
+    for name, number in (("dist3", 3), ("dist10", 10)):
+        places, answer, _ = drawn(name, True, 1000)
+        missing = places[:, :number].sum(1) - places[:, number : 2 * number - 1].sum(1)  # what completes the second row
+        assert torch.equal(places[:, 2 * number - 1 :].gather(1, answer.unsqueeze(1)).squeeze(1), missing)
+    for name, width in (("identity rules", 3), ("identity rules 4", 4)):
+        places, answer, _ = drawn(name, True, 1000)
+        last = places[:, 2 * width - 1 :].gather(1, answer.unsqueeze(1))
+        assert forms(places[:, :width]) == forms(torch.cat([places[:, width : 2 * width - 1], last], 1))
+    places, answer, _ = drawn("RMTS3", True, 1000)
+    source, first, second = (forms(places[:, k : k + 3]) for k in (0, 3, 6))
+    assert [int(c == a) for a, b, c in zip(source, first, second, strict=True)] == answer.tolist()
+    assert all((a == b) != (a == c) for a, b, c in zip(source, first, second, strict=True))
+    places, answer, _ = drawn("same/different 6", True, 1000)
+    assert torch.equal(answer, (places[:, :3] != places[:, 3:]).any(1).long())
+    for name in ("comparison", "transitive"):
+        for test in (False, True):
+            places, answer, pool = drawn(name, test, 1000)
+            size = places // len(pool)
+            assert torch.equal(answer, size.argmax(1))
+            assert (places[:, 0] % len(pool) == places[:, 1] % len(pool)).all()
+            if name == "transitive":
+                assert set((size[:, 0] + size[:, 1]).tolist()) == ({2} if test else {1, 3})
+
+
+def test_restricted_permutations_keep_the_first_shapes_in_training():
+    places, _, _ = drawn("dist10, restricted", False, 1000)
+    assert torch.equal(places[:, :7].sort(1).values, places[:, 10:17].sort(1).values)
+    places, _, _ = drawn("dist10, restricted", True, 1000)
+    assert not torch.equal(places[:, :7].sort(1).values, places[:, 10:17].sort(1).values)
+
+
+# ---- games
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_games(name):
+    """Shares of answers, and the answers from what is in the cells."""
+    game, answers = GAMES[name]
+    cells, answer = game(DRAWS, 8, generator())
+    assert_shares(answer, dict.fromkeys(range(answers), 1 / answers))
+    full = cells >= 0
+    number = {"between": 3, "occurs": 4, "xoccurs": 4, "row matching": 6}.get(name, 2)
+    assert (full.sum(1) == number).all()
+    where = full.int().topk(number, dim=1).indices.sort(1).values
+    things = cells.gather(1, where)
+    shape, colour = things // COLOURS, things % COLOURS
+    if name == "same":
+        assert torch.equal(answer, (things[:, 0] == things[:, 1]).long())
+        differs = 2 * (shape[:, 0] != shape[:, 1]) + (colour[:, 0] != colour[:, 1])  # 1: in colour, 2: shape, 3: both
+        assert_shares(differs[answer == 0], dict.fromkeys((1, 2, 3), 1 / 3))
+    elif name == "colour/shape":
+        of = torch.stack([shape[:, 0] != shape[:, 1], colour[:, 0] != colour[:, 1]], 1).int()
+        assert torch.equal(answer, torch.tensor([[0, 1], [2, 3]])[of[:, 0], of[:, 1]])
+    elif name == "between":
+        on_line = relational_games.is_line(where)
+        assert torch.equal(answer == 1, on_line & (things[:, 0] == things[:, 2]))
+        assert_shares(on_line[answer == 0], {True: 0.78, False: 0.22})
+        lines = [tuple(line) for line in where[answer == 1].tolist()]
+        assert_shares(lines, dict.fromkeys(map(tuple, relational_games.LINES.sort(1).values.tolist()), 1 / 8))
+    elif name in ("occurs", "xoccurs"):
+        found = (things[:, :1] == things[:, 1:]).any(1)
+        pairs = things[:, 1:].sort(1).values.diff(dim=1).eq(0).any(1)
+        assert torch.equal(answer == 1, found if name == "occurs" else found & ~pairs)
+    elif name == "row matching":
+        alike = [a == b for a, b in zip(forms(things[:, :3]), forms(things[:, 3:]), strict=True)]
+        assert answer.bool().tolist() == alike
+    else:
+        order = where % 3 * 3 - where // 3  # from left to right, in a column from below
+        dark = relational_shapes.luminance()[colour].argmin(1)
+        assert torch.equal(answer, (order.argmin(1) == dark).long())
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("kind", ["bitmaps", "glyphs"])
+def test_no_two_pictures_of_a_table_are_equal(kind):
+    for seed in range(3):
+        table = relational_shapes.shapes(kind, seed)
+        assert table.shape == (100, 3, 32, 32)
+        distances = torch.cdist(table[:, 0].flatten(1), table[:, 0].flatten(1)).fill_diagonal_(math.inf)
+        assert distances.min() >= relational_shapes.LEAST[kind] - 1e-3
+
+
+def test_objects_of_games_are_different_and_those_of_the_test_are_new():
+    tables = {kind: relational_shapes.game_objects(kind)[0] for kind in ("pentominoes", "hexominoes", "stripes")}
+    for kind, table in tables.items():
+        same = len(table) - len(table.unique(dim=0))
+        assert same == 0, kind
+    for kind in ("hexominoes", "stripes"):
+        both = torch.cat([tables["pentominoes"], tables[kind]])
+        assert len(both) - len(both.unique(dim=0)) == 1  # the empty cell
+
+
+# ---- trainings
+
+
+def trained(run, seed=0):
+    with Progress("", run.updates, "update") as progress:
+        return relational.train(run, seed, progress)
+
+
+def test_a_training_of_every_group_runs(monkeypatch):
+    monkeypatch.setattr(relational, "SAMPLES", relational.PART)
+    first = {(run.group, run.model, run.spurious): run for run in reversed(RUNS)}
+    rows = [row for run in first.values() for row in trained(run._replace(updates=1, batch=8))]
+    rows = [{name: str(value) for name, value in row.items()} for row in rows]
+    table = relational_tables.of_groups(rows, ("games",))
+    assert {line["run"] for line in table.lines} == {"same, hexominoes", "same, stripes", "between, hexominoes",
+                                                     "between, stripes"}  # fmt: skip
+    assert record.table(relational.summary(relational.newest(rows)))
+
+
+SAMPLE = [run for run in RUNS if run.group in ("equality", "clean") or run.name == "comparison"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("run", SAMPLE, ids=lambda run: f"{run.group}, {run.name}, {run.model}")
+def test_a_sample_of_the_trainings_reaches_its_goals(run):
+    """About a minute for all. `python -m perf.relational` has the others."""
+    for row in trained(run):
+        assert run.least <= row["accuracy"] <= run.most
