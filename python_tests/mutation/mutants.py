@@ -4,6 +4,7 @@ from python_tests.mutation.mutant import RECURRENCE, Mutant, interpreted, named
 from python_tests.mutation.mutants_cells import CELLS
 from python_tests.mutation.mutants_givens import GIVENS_RECURRENCE
 from python_tests.mutation.mutants_interpreter import INTERPRETER
+from python_tests.mutation.mutants_relational import RELATIONAL
 from python_tests.mutation.mutants_relevancy import RELEVANCY
 from python_tests.mutation.mutants_simd import SIMD
 from python_tests.mutation.mutants_tangent import TANGENTS
@@ -36,6 +37,7 @@ HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder.py"
 
 MUTANTS = [
     *CELLS,
+    *RELATIONAL,
     *RELEVANCY,
     *GIVENS_RECURRENCE,
     *INTERPRETER,

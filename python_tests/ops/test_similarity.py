@@ -169,6 +169,14 @@ def test_two_objects_say_equal_or_not():
     torch.testing.assert_close(R[:, 1], torch.softmax(S[:, 1], -1), rtol=0, atol=1e-12)
 
 
+def test_a_single_object_is_the_bias_even_if_eps_is_0():
+    x, bias = torch.randn(3, 1, 20).requires_grad_(), torch.randn(20)
+    R, S = similarity(x, weight=torch.ones(20), bias=bias, eps=0.0, return_scores=True)
+    assert torch.equal(R, torch.ones(3, 1, 1))
+    torch.testing.assert_close(S, bias.square().sum().expand(3, 1, 1))
+    assert (torch.autograd.grad(S.sum(), x)[0] == 0).all()
+
+
 def test_rows_sum_to_one_or_have_no_member():
     x = torch.randn(5, 7, 20, dtype=torch.float32)
     lengths = torch.tensor([0, 1, 3, 7, 7])
