@@ -412,21 +412,19 @@ RELATIONAL = {"base": ("equality", "clean", "held"), "controls": ("controls",), 
 
 
 def of_tangents(rows: Sequence[Record]) -> str:
-    """A line per size: the speed-up over each peer, and the time over that of the products."""
-    rows = [row for row in publishable(rows) if row["op"] == "recurrence_tangent" and row["dtype"] == "float32"]
-    if not rows:
-        return NOTHING
+    """A table per number of threads, with a line per size: the time of rnnkern over that of the products, and the
+    speed-up over each peer."""
     texts = []
     for threads in sorted({row["threads"] for row in rows}):
-        own, lines = where(rows, threads=threads), []
+        own, lines = publishable(where(rows, dtype="float32", threads=threads)), []
         for case, shape in dict.fromkeys((row["case"], row["shape"]) for row in own):
             found = where(own, case=case, shape=shape)
-            (ours,) = where(found, provider=OURS)
-            line = {"T, B, H, S": sizes(shape), "case": case, "ms": three(float(ours["ms_50"]))}
-            line["over the products"] = over_baseline(ours)
+            line = {"case": case, "T, B, H, S": sizes(shape)}
+            line["rnnkern, ms"] = number(found, lambda row: three(float(row["ms_50"])), provider=OURS)
+            line["rnnkern / products"] = number(found, over_baseline, provider=OURS)
             lines.append(line | {name: number(found, ratio, provider=name) for name in lyapunov.PEERS})
-        texts.append(f"{of_lines(lines, 2)}\n\n*Speed-up over each peer. {LOSSES} {facts(own)}.*")
-    return "\n\n".join(texts)
+        texts += [f"{of_lines(lines, 2)}\n\n*Speed-up over each peer. {LOSSES} {facts(own)}.*"] if own else []
+    return "\n\n".join(texts) or NOTHING
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {

@@ -444,6 +444,10 @@ def test_second_derivatives_go_through_the_reference():
     [
         ({"every": -1}, ValueError, "`every` must not be negative, got -1"),
         ({"every": 1.0}, TypeError, "`every` must be an int, got 1.0"),
+        ({"every": True}, TypeError, "`every` must be an int, got True"),
+        ({"tangents": (torch.zeros(2, 3, 5).double(),)}, TypeError, r"`tangents\[0\]` must be of dtype torch.float32"),
+        ({"u_tangent": torch.zeros(1, 4, 3, 5)}, ValueError, r"`u_tangent` .* \(2, 4, 3, 5\), got \(1, 4, 3, 5\)"),
+        ({"u_tangent": 0.0}, TypeError, "`u_tangent` must be a tensor, got float"),
         ({"every": 1, "sequence": True}, ValueError, "`sequence` must be False if `every` is positive, got every=1"),
         ({"every": 1, "reset": torch.zeros(4, 3, dtype=torch.bool)}, ValueError, "`reset` must be None if `every`"),
         ({"r_tangent": torch.zeros(2, 4, 3, 5)}, ValueError, "`r_tangent` must be None for a cell that adds u and R h"),

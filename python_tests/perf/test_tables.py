@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf import overhead, record, recurrence, tables
+from perf import lyapunov, overhead, record, recurrence, tables
 
 FACTS = {"device": "a processor", "threads": "2", "simd": "avx2", "torch": "2.13.0", "commit": "abc", "date": "2026"}
 
@@ -88,6 +88,27 @@ def test_the_smaller_ratio_of_packed_input_stands_first():
 )
 def test_each_table(name, rows, wanted):
     assert wanted in text("docs/benchmarks.md", name, *rows)
+
+
+def test_tangents_have_a_table_for_each_number_of_threads():
+    rows = [
+        row(
+            provider,
+            ratio,
+            op="recurrence_tangent",
+            case="every 0",
+            shape="9x1x8x4",
+            threads=threads,
+            over_baseline=1.5,
+        )
+        for threads, ratios in (("1", (1.0, 3.0)), ("2", (1.0, 0.5)))
+        for provider, ratio in zip(("rnnkern", lyapunov.LOOP), ratios, strict=True)
+    ]
+    found = tables.of_tangents(rows)
+    assert "| every 0 | 9, 1, 8, 4 | 2.5 | 1.50 | 3.00 |" in found
+    assert "| every 0 | 9, 1, 8, 4 | 2.5 | 1.50 | **0.50** |" in found
+    assert found.count("threads, avx2") == 2
+    assert tables.of_tangents([row("rnnkern", steady=False)]) == tables.NOTHING
 
 
 def test_claims_are_those_of_the_rows():
