@@ -4,6 +4,7 @@ checks."""
 import doctest
 import importlib
 import importlib.util
+import json
 import math
 import os
 import pkgutil
@@ -23,6 +24,7 @@ from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 MODULES = ["rnnkern", *(found.name for found in pkgutil.walk_packages(rnnkern.__path__, "rnnkern."))]
 FENCE = re.compile(r"(?P<mark><!--[^>]*-->\n *)?```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.M | re.S)
 CONTRIBUTING = ROOT / "docs" / "CONTRIBUTING.md"
@@ -80,6 +82,21 @@ def test_examples_of_pages(page):
             test = doctest.DocTestParser().get_doctest(block["code"], names, page.name, str(page), line)
             test.globs = names
             run_examples(test)
+
+
+@compiled_part
+@pytest.mark.proof
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+def test_notebooks(notebook, monkeypatch):
+    """The cells of a notebook run in order; those with figures keep their output."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        code = "".join(cell["source"])
+        exec(compile(code, f"{notebook.name}, cell {number}", "exec"), names)
+        assert bool(cell["outputs"]) == ("print(" in code or "plt.show()" in code)
 
 
 def table_of_cells(heading: str) -> dict[str, list[str]]:
