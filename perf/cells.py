@@ -18,9 +18,9 @@ import torch
 
 import rnnkern
 from perf import family, harness, recurrence
-from perf.gemm import gemm_reference
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.providers import Layer, Provider, compiled, loop, of_function, operator
+from rnnkern._gemm import gemm_reference
 from rnnkern.reference._recurrence import cell_of
 
 SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))

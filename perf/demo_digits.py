@@ -25,6 +25,7 @@ from perf.harness import OURS
 from perf.models import orthogonal, orthogonal_gates
 from perf.progress import Progress
 from perf.record import Row, significant
+from rnnkern import testing
 
 PIXELS, HIDDEN, BATCH, CLIP = 2, 128, 100, 1.0
 AGREEMENT, AGREEING_UPDATES = 1e-3, 10
@@ -171,7 +172,7 @@ def peak_bytes(training: Training, data: Images) -> int:
         torch.autograd.grad(F.cross_entropy(training.model(x), y), list(training.model.parameters()))
 
     gradients()
-    return harness.peak_bytes(gradients, x.device)
+    return testing.peak_bytes(gradients)
 
 
 def figures(network: Network, pair: dict[str, Training], data: Images) -> list[Row]:

@@ -14,7 +14,6 @@ measured until all of its ratios are steady or its time is over. The rows say wh
 import gc
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import rnnkern
 from perf import record
 from perf.progress import Progress
 from perf.record import OURS, Row, significant
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close, peak_bytes
 
 QUANTILES = (25, 50, 75)
 ROUNDS, SPREAD = 15, 0.1
@@ -94,7 +92,7 @@ def measure(case: Case, device: torch.device, effort: Effort) -> list[Row]:
         One row per direction and provider. ``ms`` is the provider's time per call and ``ratio`` that time over
         rnnkern's in the same round, each with quartiles. ``steady`` says whether the ratio is steady, or in rnnkern's
         own row whether its time over the baseline's is. ``over_baseline`` is the median of the provider's time over the
-        baseline's in the same round. ``peak_bytes`` is as in :func:`peak_bytes`.
+        baseline's in the same round. ``peak_bytes`` is as in :func:`rnnkern.testing.peak_bytes`.
 
     Raises:
         WrongResult: a provider's result differs from the reference's; the message names the provider and the error.
@@ -108,7 +106,7 @@ def timed(case: Case, problem: Problem, device: torch.device, effort: Effort) ->
     rows = []
     for direction, calls in problem.calls.items():
         calls = calls | problem.unlike.get(direction, {})
-        peaks = {provider: peak_bytes(call, device) for provider, call in calls.items()}
+        peaks = {provider: peak_bytes(call) for provider, call in calls.items()}
         times = interleave({**calls, BASELINE: problem.baselines[direction]}, device, effort, all_steady)
         baseline = [max(t, problem.moving.get(direction, 0.0)) for t in times.pop(BASELINE)]
         for provider, mine in times.items():
@@ -255,31 +253,6 @@ def copy_rate(device: torch.device) -> float:
     target = torch.empty_like(source)
     times = interleave({"copy": lambda: target.copy_(source)}, device, Effort(0.1, 5, 20))
     return 2 * source.nbytes / statistics.median(times["copy"])
-
-
-def peak_bytes(call: Callable, device: torch.device) -> int:
-    """Peak memory of one call beyond the memory in use before it.
-
-    Counts everything that PyTorch's allocators provide: tensors of operators and the workspaces of oneDNN and rnnkern.
-    The number is exact and repeatable. Stacks, code and fragmentation of the heap are not included.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    rnnkern.release_memory()  # cached buffers would not be counted
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        call()
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def quantiles(name: str, values: Sequence[float]) -> Row:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, jvp, vmap
 
 from perf import family, harness
-from perf.gemm import gemm_reference, products, run
 from perf.harness import OURS, Case, NoKernel, Problem, Values, labels
 from rnnkern import reference
+from rnnkern._gemm import gemm_reference, products, run
 from rnnkern.ops import explain, recurrence, recurrence_tangent
 
 LSTM, GRU, JVP = "lstm", "gru", "jvp"

@@ -34,6 +34,7 @@ from perf import (
 from perf import recurrence_gpu as cases
 from perf.harness import Effort, NoKernel, Outcome
 from perf.recurrence_gpu import Spec
+from rnnkern.testing import peak_bytes
 
 SECTIONS = ("memory", "short", "plain", "orthogonal", "relevancy", "scans", "variants", "flashrnn")
 EFFORT = Effort(seconds=0.25, least=3, most=20, block=1e-3)
@@ -123,7 +124,7 @@ def memory(run: Run) -> Outcome:
             spec, calls = cases.memory_providers(steps, run.quick, run.device)
             for provider, call in calls.items():
                 call()
-                peak = harness.peak_bytes(call, run.device)
+                peak = peak_bytes(call)
                 labels = spec.labels | {"direction": "forward+backward", "provider": provider}
                 outcome.rows.append(facts | labels | {"steps": steps, "peak_bytes": peak})
         except NoKernel as error:

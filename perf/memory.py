@@ -7,13 +7,9 @@ RelLSTM.
 """
 
 import argparse
-import ctypes
-import gc
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,10 +17,11 @@ from torch import Tensor
 from torch.nn import Module
 
 import rnnkern.nn
-from perf import harness, record
+from perf import record
 from perf.progress import Progress
 from perf.record import Row, significant
 from perf.relevancy_peers import cached_keys, recomputed_keys
+from rnnkern import profile
 from rnnkern.nn.relevancy import Relevancy
 
 INPUTS, BUFFER, RELEVANT = 16, 10, 10
@@ -81,68 +78,10 @@ SUBJECTS = (
 )
 
 
-def saved_bytes(call: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
-    """Bytes that autograd saves between forward and backward, each storage counted once, without those of
-    ``besides``."""
-    found, known = {}, {x.untyped_storage().data_ptr() for x in besides}
-
-    def pack(x: Tensor) -> Tensor:
-        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        kept = call()
-    total = sum(size for pointer, size in found.items() if pointer not in known)
-    del kept
-    return total
-
-
-def trim_heap() -> None:
-    """Returns the free pages of the C library's heap to the system, so that new allocations are counted."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def resident_peak(call: Callable[[], object]) -> int | None:
-    """Largest growth of the process's resident memory during a call; None if the system does not report it."""
-    gc.collect()
-    rnnkern.release_memory()
-    try:
-        trim_heap()
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        call()
-        return _status("VmHWM") - before
-    except OSError:
-        return None
-
-
-def _status(name: str) -> int:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])
-
-
 def measured(subject: Subject, hidden: int, batch: int, length: int, device: torch.device) -> Row:
     torch.manual_seed(0)
     layer = subject.build(hidden).to(device)
-    x = torch.randn(length, batch, INPUTS, device=device)
-    parameters = list(layer.parameters())
-
-    def backward() -> float:
-        begun = time.perf_counter()
-        torch.autograd.grad(layer(x)[0].sum(), parameters)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begun
-
-    saved = saved_bytes(lambda: layer(x)[0], [x, *parameters])
-    if device.type == "cuda":
-        peak, resident = harness.peak_bytes(backward, device), None
-        seconds = backward()
-    else:
-        taken = []
-        resident = resident_peak(lambda: taken.append(backward()))
-        seconds, peak = taken[0], resident or 0
+    found = profile.measure(layer, torch.randn(length, batch, INPUTS, device=device))
     allowed = subject.floats * hidden + BUFFER + RELEVANT + 1
     return {
         "layer": subject.name,
@@ -151,9 +90,7 @@ def measured(subject: Subject, hidden: int, batch: int, length: int, device: tor
         "batch": batch,
         "kappa": BUFFER + RELEVANT if subject.name.startswith("Rel") else "",
         "T": length,
-        "saved_bytes": saved,
-        "peak_bytes": peak,
-        "seconds": significant(seconds),
+        **found,
         "contract_bytes": 4 * batch * length * allowed if subject.floats else "",
     }
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.utils import parametrizations
 
 from perf import family, harness
-from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
+from rnnkern._gemm import products, run
 from rnnkern.ops import explain, schur_weight, skew_exp
 
 PRODUCTS = {

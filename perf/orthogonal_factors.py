@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, orthogonal
-from perf.gemm import products, run
 from perf.harness import OURS, Case, Problem, labels
 from rnnkern import ops, reference
+from rnnkern._gemm import products, run
 
 SHAPES = {
     "householder_product": tuple((size, m) for size in (128, 512) for m in (size // 32, size // 8, size // 2, size)),

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from perf import family, harness, record, recurrence
-from perf.gemm import gemm_reference
 from perf.harness import OURS, Case, Problem, Values
 from perf.providers import Layer, loop, weights_of
 from perf.record import Row, significant
+from rnnkern._gemm import gemm_reference
 
 CELLS = {"tanh": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
 """torch.nn's cell modules."""

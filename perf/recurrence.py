@@ -18,11 +18,11 @@ from torch import Tensor
 
 import rnnkern.nn
 from perf import family, harness
-from perf.gemm import gemm_reference
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.providers import Layer, Noise, Padded, Provider, compiled, loop, of_function, of_module, operator, weights_of
 from python_tests.samples import RECURRENCE_PARAMS
 from rnnkern import reference
+from rnnkern._gemm import gemm_reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 

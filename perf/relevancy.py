@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from perf import family, harness
-from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from perf.relevancy_peers import cached_keys, recomputed_keys
 from rnnkern import reference
+from rnnkern._gemm import products, run
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import CELLS
 from rnnkern.reference._relevancy import RELEVANCY_CELLS

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perf import family, harness
-from perf.gemm import products, run
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
+from rnnkern._gemm import products, run
 from rnnkern.ops import explain, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 from rnnkern.reference import CELLS

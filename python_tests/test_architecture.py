@@ -49,7 +49,10 @@ FLOORS = {
     "rnnkern._cells": {"rnnkern._compiler", "rnnkern._extension", "rnnkern._torch_private"},
     "rnnkern.reference": set(),
     "rnnkern.triton": set(),
-    "rnnkern.testing": set(),
+    "rnnkern.testing": {"rnnkern._extension"},
+    "rnnkern._report": set(),
+    "rnnkern._gemm": {"rnnkern._torch_private"},
+    "rnnkern.profile": {"rnnkern._report", "rnnkern.testing"},
     "rnnkern.ops": {
         "rnnkern._cells",
         "rnnkern._compiler",
@@ -73,9 +76,16 @@ FLOORS = {
         "rnnkern.reference",
     },
     "rnnkern.swap": {"rnnkern.nn", "rnnkern.ops"},
+    "rnnkern.bench": {"rnnkern._gemm", "rnnkern._report", "rnnkern.ops", "rnnkern.profile", "rnnkern.testing"},
 }
 FLOORS["rnnkern"] = set(FLOORS)
-OPERATOR_CALLERS = {"rnnkern._cells", "rnnkern._extension", "rnnkern._precompile", "rnnkern.ops"}
+OPERATOR_CALLERS = {
+    "rnnkern._cells",
+    "rnnkern._extension",
+    "rnnkern._precompile",
+    "rnnkern._torch_private",
+    "rnnkern.ops",
+}
 """Modules that may use torch.ops."""
 
 

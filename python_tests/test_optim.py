@@ -1,11 +1,14 @@
 """Parameter groups, and the optimizer for unitary matrices."""
 
+import copy
+
 import pytest
 import torch
 
 import rnnkern
 from rnnkern.nn import ExpRNN, HouseholderRNN, NonNormalRNN
 from rnnkern.optim import CayleySGD, param_groups
+from rnnkern.parametrizations import _steps
 
 
 def names_of(model, groups):
@@ -58,6 +61,57 @@ def test_the_decay_of_t_is_its_own():
     optimiser.step()
     for name, p in rnn.named_parameters():
         assert torch.equal(p, torch.full_like(p, 0.75 if name.endswith("original3") else 1.0)), name
+
+
+@pytest.mark.parametrize("given", [None, 0.0, 0.3])
+def test_the_optimisers_own_weight_decay_reaches_all_but_the_constrained(given):
+    model = torch.nn.ModuleDict({"a": ExpRNN(2, 4), "b": NonNormalRNN(4, 4), "c": torch.nn.Linear(4, 4)})
+    model["c"] = rnnkern.parametrizations.orthogonal(model["c"], "weight")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1)
+            p.grad = torch.zeros_like(p)
+    torch.optim.SGD(param_groups(model, 1.0, 1.0, weight_decay=given), weight_decay=0.25).step()
+    decay = 0.25 if given is None else given
+    constrained = ("a.parametrizations.weight_hh_l0.original", "b.parametrizations.weight_hh_l0.original0",
+                   "c.parametrizations.weight.original")  # fmt: skip
+    for name, p in model.named_parameters():
+        assert torch.equal(p, torch.full_like(p, 1 if name in constrained else 1 - decay)), name
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(_steps, "_warned", False)
+
+
+def train(model, optimiser, updates=2):
+    for _ in range(updates):
+        model(torch.randn(3, 2, 2))[0].sum().backward()
+        optimiser.step()
+
+
+def test_constrained_parameters_at_the_plain_rate_are_warned_of_once(unwarned):
+    rnn = ExpRNN(2, 4)
+    with pytest.warns(UserWarning, match=r"Adam: parameters behind orthogonal .* pass rnnkern\.optim\.param_groups"):
+        train(rnn, torch.optim.Adam(rnn.parameters()))
+    train(ExpRNN(2, 4), torch.optim.Adam(rnn.parameters()))  # warnings are errors here
+
+
+def test_copies_are_warned_of_too(unwarned):
+    rnn = copy.deepcopy(ExpRNN(2, 4))
+    with pytest.warns(UserWarning, match="SGD: parameters behind orthogonal weights train at the learning rate of all"):
+        train(rnn, torch.optim.SGD(rnn.parameters(), 0.1))
+
+
+def test_no_warning_where_the_rate_is_a_choice(unwarned):
+    rnn, linear = ExpRNN(2, 4), torch.nn.RNN(2, 4)
+    train(rnn, torch.optim.Adam(param_groups(rnn, 1e-3)))
+    train(linear, torch.optim.Adam(linear.parameters()))
+    names = ("parametrizations" in name for name, _ in rnn.named_parameters())
+    own = [p for p, mine in zip(rnn.parameters(), names, strict=True) if mine]
+    train(rnn, torch.optim.Adam(own))
+    lbfgs = torch.optim.LBFGS(rnn.parameters())  # supports one group alone
+    lbfgs.step(lambda: rnn(torch.zeros(2, 1, 2))[0].sum())
 
 
 def test_wrong_arguments():

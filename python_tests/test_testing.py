@@ -1,13 +1,15 @@
-"""Tests of rnnkern.testing: assert_close accepts ordinary rounding errors and nothing worse."""
+"""Tests of rnnkern.testing: assert_close accepts ordinary rounding errors and nothing worse; memory as counted by
+hand."""
 
 import itertools
 
 import pytest
 import torch
 
+import rnnkern
 from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
 from rnnkern import reference
-from rnnkern.testing import FACTORS, assert_close, assert_close_over_draws
+from rnnkern.testing import FACTORS, assert_close, assert_close_over_draws, peak_bytes, saved_bytes
 
 SHAPE = (50, 400)
 HALF = [torch.float32, torch.bfloat16, torch.float16]
@@ -340,3 +342,71 @@ def test_results_and_gradients_have_their_names():
     assert not torch.equal(results["grad of u"], other["grad of u"])
     no_bias = outputs_and_gradients(reference.recurrence, recurrence_sample("lstm", bias=False, requires_grad=True))
     assert [n for n in no_bias if "grad" in n] == ["grad of u", "grad of R", "grad of state[0]", "grad of state[1]"]
+
+
+# ---- memory
+
+KILO = 250
+"""float32 values."""
+
+
+def test_saved_bytes_are_those_counted_by_hand():
+    x, weight = torch.randn(100, 3), torch.nn.Parameter(torch.randn(8, 3))
+    call = lambda: torch.tanh(x @ weight.T)  # noqa: E731, keeps x for the weight's gradient and tanh's result
+    assert saved_bytes(call) == 4 * (300 + 800)
+    assert saved_bytes(call, besides=[x]) == 4 * 800
+    with torch.no_grad():
+        assert saved_bytes(call) == 0
+
+
+def test_saved_storages_count_once_and_whole_and_only_while_their_graph_lives():
+    x = torch.randn(10, 10, requires_grad=True)
+
+    def views():
+        y = x.exp()  # kept once, though three nodes save it or a part of it
+        return y, y[:2].square(), y.square()
+
+    assert saved_bytes(views) == 400
+
+    def forgotten():
+        torch.randn(1000).requires_grad_().exp().sum()
+        return x.exp()
+
+    assert saved_bytes(forgotten) == 400
+
+
+@pytest.mark.parametrize(("save_gates", "values"), [(True, 6), (False, 2)])
+@pytest.mark.parametrize(("steps", "batch", "hidden"), [(20, 3, 16), (500, 8, 128)])  # below and above 1 MB
+def test_the_pool_of_a_layer_is_counted_alike_from_call_to_call(steps, batch, hidden, save_gates, values):
+    lstm, x = rnnkern.nn.LSTM(5, hidden, save_gates=save_gates), torch.randn(steps, batch, 5)
+    kept = values * steps * batch * hidden + 2 * batch * hidden  # and the initial state
+    peaks = set()
+    for _ in range(3):
+        assert saved_bytes(lambda: lstm(x)[0], [x]) == 4 * kept
+        peaks.add(peak_bytes(lambda: lstm(x)[0]))
+    (peak,) = peaks
+    assert 4 * kept <= peak <= 1.2 * 4 * (kept + 4 * steps * batch * hidden)
+
+
+def test_peak_bytes_counts_what_is_held_at_once():
+    held = torch.ones(KILO)
+
+    def call():
+        a, b = torch.empty(10 * KILO), torch.empty(5 * KILO)
+        del a
+        c = torch.empty(7 * KILO)
+        return b.clone(), c, held
+
+    assert peak_bytes(call) == 17_000  # b, its copy and c, which exceed a and b
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_memory_on_a_gpu():
+    x = torch.randn(1024, 256, device="cuda", requires_grad=True)  # 1 MiB
+
+    def call():
+        y = x.exp()
+        return y.square().sum()
+
+    assert saved_bytes(call) == 2**20
+    assert peak_bytes(call) in range(2 * 2**20, 2 * 2**20 + 4096)  # blocks of the allocator are multiples of 512 bytes

@@ -8,6 +8,7 @@ The other private names in use are attributes that subclasses inherit from their
 (``rnnkern.nn``, ``rnnkern.parametrizations``).
 """
 
+import functools
 from collections.abc import Callable
 from contextvars import Context
 from typing import TypeVar
@@ -23,11 +24,14 @@ __all__ = [
     "FakeTensor",
     "constant_when_compiled",
     "context_of_backward",
+    "has_onednn",
     "in_forward_mode",
     "is_batched",
     "is_fake",
     "is_in_transform",
     "is_wrapped",
+    "lay_out",
+    "onednn",
     "parametrize_again",
 ]
 
@@ -72,3 +76,23 @@ def parametrize_again(module: Module, names: list[str]) -> None:
     parametrize._inject_new_class(module)
     for name in names:
         parametrize._inject_property(module, name)
+
+
+def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether PyTorch offers oneDNN's products for the dtype and the device."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def onednn(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    """oneDNN's product of ``a`` with the transpose of ``b``."""
+    return functools.partial(torch.ops.mkldnn._linear_pointwise.default, a, b, None, "none", [], "")
+
+
+def lay_out(b: Tensor, rows: int) -> Tensor:
+    """The transpose of ``b``, packed by oneDNN for products with this number of rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype, b.device) else b.t()

@@ -17,8 +17,8 @@ def param_groups(
     model: Module,
     lr: float,
     orthogonal_lr: float | None = None,
-    weight_decay: float = 0.0,
-    triangular_weight_decay: float = 0.0,
+    weight_decay: float | None = None,
+    triangular_weight_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """Returns parameter groups for any torch.optim optimizer, with suitable rates for constrained weights.
 
@@ -29,26 +29,28 @@ def param_groups(
         orthogonal_lr: learning rate of the parameters behind orthogonal weights: skew-symmetric A and C, vectors of
             reflections, and angles. The default is ``lr`` / 10. These parameters get no weight decay, because it would
             pull the weight towards its base.
-        weight_decay: weight decay of all other parameters except T.
-        triangular_weight_decay: weight decay of T of Schur forms.
+        weight_decay: weight decay of all other parameters except T. The default is that of the optimizer, such as 0.01
+            for AdamW.
+        triangular_weight_decay: weight decay of T of Schur forms. The default is ``weight_decay``.
 
     Returns:
-        Up to three dicts with ``params``, ``lr`` and ``weight_decay``. The first has the unconstrained parameters, the
-        second those of orthogonal weights, and the third T. Empty groups are omitted. Every parameter of the model is
-        in exactly one group.
+        Up to three dicts with ``params``, ``lr`` and, unless the optimizer's own applies, ``weight_decay``. The first
+        has the unconstrained parameters, the second those of orthogonal weights, and the third T. Empty groups are
+        omitted. Every parameter of the model is in exactly one group.
 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: a rate or a decay is negative.
 
     >>> model = torch.nn.ModuleList([rnnkern.nn.NonNormalRNN(3, 8), torch.nn.Linear(8, 2)])
-    >>> optimizer = torch.optim.RMSprop(rnnkern.optim.param_groups(model, 5e-4, 1e-6, triangular_weight_decay=1e-6))
+    >>> optimizer = torch.optim.AdamW(rnnkern.optim.param_groups(model, 5e-4, 1e-6, triangular_weight_decay=1e-6))
     >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    [(6, 0.0005, 0.0), (1, 1e-06, 0.0), (1, 0.0005, 1e-06)]
+    [(6, 0.0005, 0.01), (1, 1e-06, 0.0), (1, 0.0005, 1e-06)]
     """
     if not isinstance(model, Module):
         raise TypeError(f"param_groups: `model` must be a torch.nn.Module, got {type(model).__name__}")
     orthogonal_lr = lr / 10 if orthogonal_lr is None else orthogonal_lr
+    strict_decay = weight_decay if triangular_weight_decay is None else triangular_weight_decay
     given = {
         "lr": lr,
         "orthogonal_lr": orthogonal_lr,
@@ -56,13 +58,13 @@ def param_groups(
         "triangular_weight_decay": triangular_weight_decay,
     }
     for name, value in given.items():
-        if not value >= 0:
+        if value is not None and not value >= 0:
             raise ValueError(f"param_groups: `{name}` must not be negative, got {value}")
     found = parametrizations(model, Parametrization)
     rotating = {id(p.originals[k]) for p in found for k in p.rotating}
     strict = {id(p.originals[3]) for p in found if isinstance(p, Schur)}
-    kinds = [(lr, weight_decay), (orthogonal_lr, 0.0), (lr, triangular_weight_decay)]
-    groups = [{"params": [], "lr": rate, "weight_decay": decay} for rate, decay in kinds]
+    kinds = [(lr, weight_decay), (orthogonal_lr, 0.0), (lr, strict_decay)]
+    groups = [{"params": [], "lr": rate} | ({} if decay is None else {"weight_decay": decay}) for rate, decay in kinds]
     for p in model.parameters():
         groups[1 if id(p) in rotating else 2 if id(p) in strict else 0]["params"].append(p)
     return [group for group in groups if group["params"]]

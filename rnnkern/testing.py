@@ -1,9 +1,13 @@
-"""Comparison of a kernel's result with a reference: which error is acceptable."""
+"""Comparison of a kernel's result with a reference: which error is acceptable. And the memory that a call needs."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+
+from rnnkern import _extension
 
 FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
 """For each dtype, the error that a kernel may have as a multiple of the error of plain PyTorch."""
@@ -112,3 +116,97 @@ def _sine(x: Tensor, truth: Tensor) -> float:
 def as_reals(x: Tensor) -> Tensor:
     """Complex numbers as pairs of real numbers, for :func:`assert_close`."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+# ---- memory
+
+
+class _Saved:
+    """A tensor that autograd saved, for as long as its graph lives."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.tensor = x.detach()
+
+
+def saved_bytes(fn: Callable[[], object], besides: Iterable[Tensor] = ()) -> int:
+    """Measures the memory that autograd saves in a call for the backward pass, on any device.
+
+    Each storage counts once and as a whole, also if several tensors share it or one is a view of a part. What was saved
+    for parts of the graph that no longer exist when the call returns does not count; so keep in ``fn``'s result what
+    the backward pass will start from.
+
+    Two kinds of memory are not seen: tensors inside a tuple that ``torch.utils.checkpoint`` passes on, and the graph of
+    an orthogonal weight that is computed once per optimizer step.
+
+    Args:
+        fn: a call without arguments, such as ``lambda: model(x)``.
+        besides: tensors whose storages do not count, such as the input. Leaves that require a gradient, such as
+            parameters, never count.
+
+    Returns:
+        Number of bytes.
+
+    >>> x = torch.randn(1000, 3)
+    >>> linear = torch.nn.Linear(3, 8)
+    >>> rnnkern.testing.saved_bytes(lambda: linear(x).tanh())  # x and the result of tanh
+    44000
+    >>> rnnkern.testing.saved_bytes(lambda: linear(x).tanh(), besides=[x])
+    32000
+    """
+    saved: WeakSet[_Saved] = WeakSet()
+    known = {x.untyped_storage().data_ptr() for x in besides}
+
+    def pack(x: Tensor) -> _Saved:
+        if x.is_leaf and x.requires_grad:
+            known.add(x.untyped_storage().data_ptr())
+        kept = _Saved(x)
+        saved.add(kept)
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        result = fn()
+    storages = [kept.tensor.untyped_storage() for kept in saved]
+    found = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in known}
+    del result
+    return sum(found.values())
+
+
+def peak_bytes(fn: Callable[[], object]) -> int:
+    """Measures the peak memory of a call beyond the memory in use before it.
+
+    Counts everything that PyTorch's allocators provide: tensors, the workspaces of oneDNN and cuDNN, and the buffers
+    that rnnkern keeps for its next call, which are released before. Code, stacks and fragmentation are not included. On
+    a CPU the number is exact and repeatable. If CUDA is in use, the current device is measured too, and the larger of
+    the two numbers is returned.
+
+    Args:
+        fn: a call without arguments, such as ``lambda: model(x)[0].sum().backward()``.
+
+    Returns:
+        Number of bytes.
+
+    >>> rnnkern.testing.peak_bytes(lambda: torch.ones(1000).neg().exp().tanh())  # two tensors of 4,000 bytes at a time
+    8000
+    """
+    _extension.release_memory()  # cached buffers would not be counted
+    cuda = torch.cuda.is_initialized()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        fn()
+    if cuda:
+        torch.cuda.synchronize()
+    on_cuda = torch.cuda.max_memory_allocated() - before if cuda else 0
+    held = peak = 0
+    for event in sorted(_memory_events(profile), key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return max(peak, on_cuda)
+
+
+def _memory_events(profile: torch.autograd.profiler.profile) -> list:
+    cpu = torch.autograd.DeviceType.CPU
+    return [e for e in profile.kineto_results.events() if e.name() == "[memory]" and e.device_type() == cpu]

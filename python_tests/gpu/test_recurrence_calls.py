@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rnnkern
-from perf.harness import peak_bytes
 from python_tests.gpu import builder
 from python_tests.gpu.recurrences import FAMILY, lacks, off_kinks
 from python_tests.ops.test_memory import kept
@@ -19,6 +18,7 @@ from python_tests.samples import check_recurrence, outputs_and_gradients, recurr
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import peak_bytes
 
 FEW = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
@@ -284,7 +284,7 @@ def test_work_space_does_not_grow_with_the_number_of_steps(cell, dtype, noise, p
         sample = place.sample(recurrence_sample(cell, steps, batch, hidden, **noise, dtype=dtype))
         call = backward_call(place, sample, grad_h=torch.ones(steps, batch, hidden, dtype=dtype, device=place.device))
         call()
-        peaks.append(peak_bytes(call, torch.device(place.device)) - sample.args[1].nbytes)
+        peaks.append(peak_bytes(call) - sample.args[1].nbytes)
     assert peaks[0] > 0
     assert peaks[1] == peaks[0]
 

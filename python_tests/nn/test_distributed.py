@@ -53,7 +53,7 @@ CASES = [(kind, name) for kind in WRAPPERS for name in BUILD] + [("data_parallel
 
 
 def train(model, x):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.5)
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(x)[0].square().mean().backward()

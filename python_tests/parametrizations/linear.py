@@ -10,7 +10,7 @@ X = torch.randn(3, N, generator=torch.Generator().manual_seed(1))
 
 
 def made():
-    module = orthogonal(torch.nn.Linear(N, N), "weight")
+    module = orthogonal(torch.nn.Linear(N, N), "weight", init="henaff")
     move(module)
     return module
 

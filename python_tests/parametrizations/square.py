@@ -7,8 +7,8 @@ from rnnkern.parametrizations import orthogonal
 F64 = torch.float64
 
 
-def made(size=6, dtype=F64, **options):
-    return orthogonal(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", **options)
+def made(size=6, dtype=F64, init="henaff", **options):
+    return orthogonal(torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", init=init, **options)
 
 
 def distance(V):

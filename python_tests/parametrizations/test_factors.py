@@ -14,12 +14,14 @@ from rnnkern.parametrizations._factors import GIVENS_INITS
 F64 = torch.float64
 
 
-def made(size=6, reflections=None, dtype=F64, **options):
+def made(size=6, reflections=None, dtype=F64, init="henaff", **options):
+    options["init"] = init
     linear = torch.nn.Linear(size, size, bias=False, dtype=dtype)
     return orthogonal(linear, "weight", orthogonal_map="householder", reflections=reflections, **options)
 
 
-def turned(size=6, dtype=F64, **options):
+def turned(size=6, dtype=F64, init="henaff", **options):
+    options["init"] = init
     return orthogonal(
         torch.nn.Linear(size, size, bias=False, dtype=dtype), "weight", orthogonal_map="givens", **options
     )
@@ -196,7 +198,8 @@ def test_checkpoints_copies_and_pickles(made):
 
 
 @pytest.mark.parametrize(
-    "options", [{"orthogonal_map": "householder", "reflections": 2}, {"orthogonal_map": "givens", "layers": 3}]
+    "options",
+    [{"orthogonal_map": "householder", "reflections": 2}, {"orthogonal_map": "givens", "layers": 3, "init": "cayley"}],
 )
 @pytest.mark.parametrize("size", [5, 6])
 def test_on_the_meta_device(size, options):

@@ -36,7 +36,7 @@ def computed(monkeypatch):
 
 
 def test_once_for_all_steps_layers_and_forwards(linear, computed):
-    optimiser = torch.optim.SGD(linear.parameters(), 0.1)
+    optimiser = torch.optim.SGD([skew_of(linear)], 0.1)
     for updates in (1, 2):
         h = X
         for _ in range(5):
@@ -249,7 +249,7 @@ def test_a_step_of_any_optimiser_is_seen(linear, make):
 
 def test_a_compiled_step_is_seen(linear):
     torch.compiler.reset()
-    optimiser = torch.optim.SGD(linear.parameters(), 0.1)
+    optimiser = torch.optim.SGD([skew_of(linear)], 0.1)
     step = torch.compile(optimiser.step, backend="eager")
     for _ in range(2):
         before = linear.weight.detach().clone()
@@ -268,7 +268,7 @@ def test_what_writes_past_the_versions_is_seen_after_a_step(linear):
                 for p in group["params"]:
                     p.data.add_(1)
 
-    optimiser = Writer(linear.parameters(), {})
+    optimiser = Writer([skew_of(linear)], {})
     before = linear.weight.detach().clone()
     optimiser.step()
     assert not torch.equal(linear.weight, before)
@@ -276,7 +276,7 @@ def test_what_writes_past_the_versions_is_seen_after_a_step(linear):
 
 
 def test_backward_after_a_step_is_refused(linear):
-    optimiser = torch.optim.SGD(linear.parameters(), 0.1)
+    optimiser = torch.optim.SGD([skew_of(linear)], 0.1)
     loss = linear(X).sum()
     loss.backward(retain_graph=True)
     optimiser.step()
@@ -326,7 +326,7 @@ def test_forward_mode_loses_nothing(linear):
 def test_compiled(linear):
     torch.compiler.reset()
     compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
-    optimiser = torch.optim.SGD(linear.parameters(), 0.1)
+    optimiser = torch.optim.SGD([skew_of(linear)], 0.1)
     for _ in range(2):
         wanted = gradients_of(linear, lambda: linear(X).sin().sum().backward())
         found = gradients_of(linear, lambda: compiled(X).sin().sum().backward())

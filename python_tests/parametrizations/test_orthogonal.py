@@ -108,7 +108,7 @@ def test_heads_are_a_batch():
 def test_a_buffer_may_be_parametrized():
     module = torch.nn.Module()
     module.register_buffer("V", torch.empty(4, 4))
-    orthogonal(module, "V")
+    orthogonal(module, "V", init="haar")
     assert distance(module.V) < 1e-6
     assert list(module.parameters()) == []
 
@@ -239,8 +239,8 @@ def test_wrong_weights():
         orthogonal(3, "weight")
     with pytest.raises(ValueError, match="must be the name of a parameter or buffer of the module, got 'missing'"):
         orthogonal(torch.nn.Linear(3, 3), "missing")
-    with pytest.raises(ValueError, match=r"`weight` must be \(..., N, N\), got \(4, 3\)"):
-        orthogonal(torch.nn.Linear(3, 4), "weight")
+    with pytest.raises(ValueError, match=r"`bias` must be \(..., M, K\), got \(4,\)"):
+        orthogonal(torch.nn.Linear(3, 4), "bias")
     with pytest.raises(TypeError, match=r"`weight` must be real and floating-point, got torch\.complex64"):
         orthogonal(torch.nn.Linear(3, 3, dtype=torch.complex64), "weight")
     linear = made()

@@ -23,7 +23,11 @@ MAPS = [
 maps = pytest.mark.parametrize("options", MAPS, ids=str)
 
 
+INITIAL = {"exp": "haar", "scaled_cayley": "cayley"}
+
+
 def made(*sizes, dtype=C128, **options):
+    options = {"init": INITIAL.get(options.get("unitary_map"), "uniform")} | options
     module = torch.nn.Module()
     module.W = torch.nn.Parameter(torch.empty(*(sizes or (8, 8)), dtype=dtype))
     return unitary(module, "W", **options)
@@ -239,7 +243,8 @@ def test_checkpoints_copies_and_dtypes(options):
     assert distance(module.W) < 1e-14
     meta = torch.nn.Module()
     meta.W = torch.nn.Parameter(torch.empty(8, 8, dtype=C64, device="meta"))
-    assert unitary(meta, "W", **options).W.shape == (8, 8)
+    init = "haar" if options["unitary_map"] in INITIAL else "uniform"
+    assert unitary(meta, "W", init=init, **options).W.shape == (8, 8)
     meta.to_empty(device="cpu")
     reset_parameters(meta, "W")
     assert distance(meta.W) < 1e-6
@@ -253,7 +258,7 @@ def test_the_rate_of_orthogonal_parameters():
 
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="unitary: `weight` must be complex, got "):
-        unitary(torch.nn.Linear(3, 3), "weight")
+        unitary(torch.nn.Linear(3, 3), "weight", "exp")
     module = torch.nn.Module()
     module.W = torch.nn.Parameter(torch.empty(3, 3, dtype=C64))
     with pytest.raises(TypeError, match="orthogonal: `W` must be real and floating-point, got "):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from perf import bench, gemm, harness, overhead, providers, record, recurrence
+from perf import bench, harness, overhead, providers, record, recurrence
 from perf.harness import Effort, WrongResult
+from rnnkern import _gemm as gemm
 from rnnkern.ops import use
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 

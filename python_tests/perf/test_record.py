@@ -7,6 +7,7 @@ import torch
 
 import rnnkern
 from perf import record
+from rnnkern import _report
 
 CPU = torch.device("cpu")
 
@@ -78,10 +79,10 @@ def test_only_publishing_changes_what_git_tracks(monkeypatch):
     [("AMD EPYC 9B45", "AMD EPYC 9B45"), ("AMD EPYC", "AMD EPYC family 26 model 2"), ("", "AMD EPYC 9B45")],
 )
 def test_a_cpu_whose_model_is_hidden_is_told_by_its_numbers(tmp_path, monkeypatch, name, told):
-    monkeypatch.setattr(record, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(record.platform, "processor", lambda: "AMD EPYC 9B45")
+    monkeypatch.setattr(_report, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(_report.platform, "processor", lambda: "AMD EPYC 9B45")
     if name:
-        record.CPUINFO.write_text(f"cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n\n")
+        _report.CPUINFO.write_text(f"cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n\n")
     assert record.device_name(CPU) == told
 
 

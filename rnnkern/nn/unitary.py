@@ -18,7 +18,9 @@ from rnnkern.nn.rotations import layers_inside, said_inside
 from rnnkern.nn.single import Layers
 from rnnkern.ops import Choice, givens_recurrence, recurrence
 
-MAPS = ("fourier", "givens", "exp", "scaled_cayley", "free")
+INITIAL = {"fourier": "uniform", "givens": "uniform", "exp": "haar", "scaled_cayley": "cayley"}
+"""Maps of :func:`rnnkern.parametrizations.unitary`, each with the default of ``init``."""
+MAPS = (*INITIAL, "free")
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 """``dtype.to_complex()``, which torch.compile does not support."""
 
@@ -94,6 +96,7 @@ class UnitaryRNN(Layers):
         how = {"init": init, "base": base, "rebase_every": rebase_every}
         if unitary_map == "free" and list(how.values()) != [None, "static", 1]:
             raise ValueError(f"UnitaryRNN: `init`, `base` and `rebase_every` do not apply to the map 'free', got {how}")
+        how["init"] = init or INITIAL.get(unitary_map)
         self.batch_first, self.bidirectional, self.fused = batch_first, bidirectional, fused
         self._directions = ("", "_reverse") if bidirectional else ("",)
         self.output_size = 2 * hidden_size * len(self._directions)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rnnkern import ops
 from rnnkern.parametrizations._initial import check_init, reflection_vectors, skew_entries
+from rnnkern.parametrizations._layout import Layout, orthonormal, reflections, square
 from rnnkern.parametrizations._parametrization import Parametrization
 
 
@@ -16,13 +17,14 @@ class Factored(Parametrization):
 
     rotating = (0,)
 
-    def __init__(self, like: Tensor, *shape: int) -> None:
+    def __init__(self, like: Tensor, layout: Layout, *shape: int) -> None:
         super().__init__()
-        self.sizes, self._begun = tuple(like.shape), (like.dtype, like.device)
-        self._shape = (*like.shape[:-2], *shape)
+        self.layout, self._begun = layout, (like.dtype, like.device)
+        self.sizes = (*layout.batch, layout.size, layout.size)
+        self._shape = (*layout.batch, *shape)
 
     def empty(self, original: Tensor) -> Tensor:
-        return original.new_empty(self.sizes)
+        return original.new_empty(self.layout.shape)
 
     def draw(self) -> Tensor:
         dtype, device = self._begun
@@ -38,20 +40,30 @@ class Factored(Parametrization):
 class Householder(Factored):
     """Parametrization of a weight H_1 ... H_m by V (..., N, m), registered by :func:`orthogonal`."""
 
-    def __init__(self, like: Tensor, init: str = "henaff", reflections: int | None = None) -> None:
-        check_init(init)
-        size = like.shape[-1]
-        count = size if reflections is None else reflections
+    def __init__(
+        self, like: Tensor, init: str | None = "henaff", reflections: int | None = None, layout: Layout | None = None
+    ) -> None:
+        if init is not None:
+            check_init(init)
+        layout = layout or square(like)
+        size = layout.size
+        count = layout.columns if reflections is None else reflections
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
             raise ValueError(f"orthogonal: `reflections` must be an integer from 1 to N = {size}, got {count!r}")
-        super().__init__(like, size, count)
+        super().__init__(like, layout, size, count)
         self.init = init
 
     def weight(self, V: Tensor) -> Tensor:
-        return ops.householder_product(V)
+        return self.layout.weight(ops.householder_product(V))
+
+    def begin(self, weight: Tensor) -> Tensor:
+        if self.init is not None or weight.is_meta:
+            return self.draw()
+        V = orthonormal("orthogonal", self.layout.matrices(weight.detach()))
+        return reflections(V, self._shape[-1]).to(weight.dtype)
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
-        return reflection_vectors(shape, self.init, **options)
+        return reflection_vectors(shape, self.init or "haar", **options)
 
 
 GIVENS_INITS = ("uniform", "henaff", "cayley", "identity")
@@ -75,15 +87,22 @@ def layers_and_style(function: str, size: int, layers: int | None, style: str | 
 class Givens(Factored):
     """Parametrization of a weight F_L ... F_1 by angles (..., L, N // 2), registered by :func:`orthogonal`."""
 
-    def __init__(self, like: Tensor, init: str = "henaff", layers: int | None = None, style: str | None = None) -> None:
+    def __init__(
+        self, like: Tensor, init: str | None = "henaff", layers: int | None = None, style: str | None = None,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
         if init not in GIVENS_INITS:
-            raise ValueError(f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens', got {init!r}")
-        layers, style = layers_and_style("orthogonal", like.shape[-1], layers, style)
-        super().__init__(like, layers, like.shape[-1] // 2)
+            reason = " (rotations cannot keep the matrix that is there)" if init is None else ""
+            raise ValueError(
+                f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens'{reason}, got {init!r}"
+            )
+        layout = layout or square(like)
+        layers, style = layers_and_style("orthogonal", layout.size, layers, style)
+        super().__init__(like, layout, layers, layout.size // 2)
         self.init, self.style = init, style
 
     def weight(self, angles: Tensor) -> Tensor:
-        return ops.givens_product(angles, style=self.style, size=self.sizes[-1])
+        return self.layout.weight(ops.givens_product(angles, style=self.style, size=self.sizes[-1]))
 
     def drawn(self, shape: tuple[int, ...], **options: Any) -> Tensor:
         uniform = torch.rand(shape, dtype=torch.float64, **options)

@@ -41,7 +41,7 @@ def orthogonal_matrix(like: Tensor, init: str = "henaff", orthogonal_map: str = 
     return _blocks(s if orthogonal_map == "exp" else -2 * s.atan(), size).to(like.dtype)
 
 
-def check_init(init: str) -> None:
+def check_init(init: str | None) -> None:
     if init not in INITS:
         raise ValueError(f"orthogonal: `init` must be one of {INITS}, got {init!r}")
 

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
@@ -12,6 +13,7 @@ from rnnkern.parametrizations import _held as held
 from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._factors import Givens, Householder
 from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
+from rnnkern.parametrizations._layout import Layout, complement, orthonormal, square
 from rnnkern.parametrizations._parametrization import Parametrization, refine, register
 from rnnkern.reference._orthogonal import skew
 
@@ -32,17 +34,18 @@ class Orthogonal(Parametrization):
     bases = ("base",)
 
     def __init__(
-        self, like: Tensor, orthogonal_map: str = "exp", init: str = "henaff", base: str = "static",
-        rebase_every: int = 1,
-        num_negative: int | None = None,
+        self, like: Tensor, orthogonal_map: str = "exp", init: str | None = "henaff", base: str = "static",
+        rebase_every: int = 1, num_negative: int | None = None, layout: Layout | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_init(init)
+        if init is not None or layout is None:
+            check_init(init)
         if base not in BASES:
             raise ValueError(f"orthogonal: `base` must be one of {BASES}, got {base!r}")
         if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
             raise ValueError(f"orthogonal: `rebase_every` must be a positive integer, got {rebase_every!r}")
-        size = like.shape[-1]
+        self.layout = layout or square(like)
+        size = self.layout.size
         if num_negative is not None and (orthogonal_map != "scaled_cayley" or not 0 <= num_negative <= size):
             only = f"from 0 to N = {size} and applies only to the map 'scaled_cayley'"
             raise ValueError(f"orthogonal: `num_negative` must be {only}, got {num_negative}")
@@ -53,7 +56,7 @@ class Orthogonal(Parametrization):
             rebase_every,
         )
         self.steps = 0
-        self.register_buffer("base", torch.empty_like(like, requires_grad=False))
+        self.register_buffer("base", like.new_empty(*self.layout.batch, size, size))
         self.register_buffer("scale", None)
         if orthogonal_map == "scaled_cayley":
             self.scale = like.new_ones(size)
@@ -64,13 +67,16 @@ class Orthogonal(Parametrization):
             steps.listen(self)
 
     def weight(self, A: Tensor) -> Tensor:
-        return self._scaled(self.rotated(A))
+        return self.layout.weight(self._scaled(self.rotated(A)))
 
     def compute(self, A: Tensor) -> Tensor:
-        return self._scaled(self.rotated_once(A))
+        return self.layout.weight(self._scaled(self.rotated_once(A)))
+
+    def empty(self, *originals: Tensor) -> Tensor:
+        return originals[0].new_empty(self.layout.shape)
 
     def _scaled(self, V: Tensor) -> Tensor:
-        return V if self.scale is None else V * self.scale
+        return V if self.scale is None else V * self.scale[: V.shape[-1]]
 
     def rotated_once(self, A: Tensor) -> Tensor:
         """Like :meth:`rotated`, without support for second derivatives: at A = 0 the value is B, and the gradient takes
@@ -83,7 +89,8 @@ class Orthogonal(Parametrization):
 
     def rotated(self, A: Tensor) -> Tensor:
         """B exp(A), or B (I + A)^-1 (I - A), computed as B plus a difference: a small A would be rounded away next to
-        1."""
+        1. A of a rectangular weight has k < n columns; those after them are zero."""
+        A = F.pad(A, (0, self.layout.size - A.shape[-1]))
         if self.orthogonal_map == "exp":
             added = ops.skew_exp(A, form="expm1")
         else:
@@ -102,8 +109,21 @@ class Orthogonal(Parametrization):
 
     def draw(self) -> Tensor:
         self._zero = None
-        self.base.copy_(orthogonal_matrix(self.base, self.init, self.orthogonal_map))
-        return torch.zeros_like(self.base)
+        self.base.copy_(orthogonal_matrix(self.base, self.init or "haar", self.orthogonal_map))
+        return torch.zeros_like(self.base[..., : self.layout.columns])
+
+    def begin(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.init is not None or weight.is_meta:
+            return self.draw()
+        return self._begin_at(self._scaled(orthonormal("orthogonal", self.layout.matrices(weight.detach()))))
+
+    def _begin_at(self, V: Tensor) -> Tensor:
+        """Sets the first columns of B to V (..., n, k). Returns the new A, zero."""
+        self.base[..., : V.shape[-1]] = V
+        if V.shape[-1] < self.layout.size:
+            self.base[..., V.shape[-1] :] = complement(V)
+        self._zero = None
+        return torch.zeros_like(V, memory_format=torch.contiguous_format)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Sets B to an orthogonal matrix and A to zero.
@@ -111,15 +131,14 @@ class Orthogonal(Parametrization):
         Raises:
             ValueError: the matrix has the wrong shape or is not orthogonal.
         """
-        if weight.shape != self.base.shape:
-            raise ValueError(f"orthogonal: the weight must be {tuple(self.base.shape)}, got {tuple(weight.shape)}")
-        V = self._scaled(weight.detach().to(self.base))
+        if weight.shape != self.layout.shape:
+            raise ValueError(f"orthogonal: the weight must be {self.layout.shape}, got {tuple(weight.shape)}")
+        V = self._scaled(self.layout.matrices(weight.detach().to(self.base)))
         given = weight.dtype if weight.is_floating_point() else V.dtype
         _check_orthogonal(V, given)
-        refine(V, given)
-        self.base.copy_(V)
-        self._zero = None
-        return torch.zeros_like(self.base)
+        A = self._begin_at(V)
+        refine(self.base, given)
+        return A
 
     # ---- dynamic base
 
@@ -139,8 +158,9 @@ class Orthogonal(Parametrization):
         that has A.
         """
         A, *_ = self.originals
-        if type(A) not in held.PLAIN or A.shape != self.base.shape:
-            wanted, got = tuple(self.base.shape), f"{type(A).__name__} {tuple(A.shape)}"
+        wanted = (*self.layout.batch, self.layout.size, self.layout.columns)
+        if type(A) not in held.PLAIN or A.shape != wanted:
+            got = f"{type(A).__name__} {tuple(A.shape)}"
             raise RuntimeError(
                 f"orthogonal: a dynamic base needs a complete A {wanted}, got {got}; use base='static' if A is sharded"
             )
@@ -170,7 +190,7 @@ class Orthogonal(Parametrization):
 
     def extra_repr(self) -> str:
         moves = f"dynamic, rebase_every={self.rebase_every}" if self.dynamic else "static"
-        return f"{tuple(self.base.shape)}, orthogonal_map={self.orthogonal_map}, init={self.init}, base={moves}"
+        return f"{self.layout.shape}, orthogonal_map={self.orthogonal_map}, init={self.init}, base={moves}"
 
 
 def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
@@ -185,26 +205,27 @@ def _check_orthogonal(V: Tensor, given: torch.dtype) -> None:
 
 
 class _AtBase(torch.autograd.Function):
-    """B exp(A) at A = 0: the value is B, and the gradient takes one product."""
+    """The first k columns of B exp(A) at A (..., n, k) = 0: those of B, and the gradient takes one product."""
 
     @staticmethod
     def forward(ctx: Any, A: Tensor, B: Tensor, slope: float) -> Tensor:
         ctx.save_for_backward(B)
         ctx.slope = slope
-        return B.clone()
+        return B[..., : A.shape[-1]].clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (B,) = ctx.saved_tensors
         M = B.mT @ grad
-        return ctx.slope * (M - M.mT).tril(-1), None, None
+        turned = F.pad(M[..., : M.shape[-1], :].mT, (0, 0, 0, M.shape[-2] - M.shape[-1]))
+        return ctx.slope * (M - turned).tril(-1), None, None
 
 
 def orthogonal(
     module: Module,
     name: str,
     orthogonal_map: str = "exp",
-    init: str = "henaff",
+    init: str | None = None,
     base: str = "static",
     rebase_every: int = 1,
     *,
@@ -212,8 +233,10 @@ def orthogonal(
     reflections: int | None = None,
     layers: int | None = None,
     style: str | None = None,
+    gates: int | None = None,
 ) -> Module:
-    r"""Keeps a square weight of a module orthogonal during training with any optimizer.
+    r"""Keeps a weight of a module orthogonal during training with any optimizer, starting from the matrix that is
+    there.
 
     .. math::
         W = B \exp(A), \quad B (I + A)^{-1} (I - A), \quad B (I + A)^{-1} (I - A) D, \quad
@@ -226,34 +249,42 @@ def orthogonal(
     (:func:`rnnkern.ops.givens_product`). The weight is computed once per optimizer step, however often you access it,
     and its gradient is propagated to the parameter once per ``backward``.
 
-    The existing value of the weight is discarded. To start from an orthogonal matrix V, assign ``module.<name> = V``
-    afterwards.
+    A weight that is orthogonal up to rounding is kept exactly. Any other is replaced by the Q of its QR decomposition,
+    with a positive diagonal of R, as :func:`torch.nn.utils.parametrizations.orthogonal` does. ``init`` draws a new one.
+
+    A matrix (..., M, K) with M > K has orthonormal columns, and with M < K orthonormal rows. It consists of the first
+    min(M, K) columns of an N x N matrix as above, N = max(M, K), which is computed in full, in O(N^3); A has as many
+    columns. The weight of a convolution is a matrix with one row per output channel (transposed: input channel).
 
     Args:
-        module: a module with a real floating-point parameter or buffer ``name`` (..., N, N) that is not parametrized.
+        module: a module with a real floating-point parameter or buffer ``name`` (..., M, K) that is not parametrized.
             The parameter stays the same object and becomes A, V or the angles.
         name: name of the weight.
         orthogonal_map: ``"exp"``, ``"cayley"``, ``"scaled_cayley"``, ``"householder"`` or ``"givens"``, in the order of
             the formulas above.
-        init: initialization of the weight, see :func:`orthogonal_matrix`; with ``"scaled_cayley"`` it is multiplied by
-            D. With ``"householder"``, the reflections produce the first m // 2 planes of ``"henaff"``, ``"cayley"`` and
-            ``"identity"``, and if m is odd the last one reflects the last axis; with ``"haar"`` the first m columns are
-            those of a random orthogonal matrix. With ``"givens"``, the first layer gets the initialization and the
-            angles of the others are zero; ``"uniform"`` draws all angles from U(-pi, pi), and ``"haar"`` is not
-            available.
+        init: None, the default, keeps the weight; with ``"householder"`` up to rounding, and with fewer than N
+            reflections the first columns. ``"givens"`` cannot. Otherwise the weight is drawn, see
+            :func:`orthogonal_matrix`; with ``"scaled_cayley"`` it is multiplied by D. With ``"householder"``, the
+            reflections produce the first m // 2 planes of ``"henaff"``, ``"cayley"`` and ``"identity"``, and if m is
+            odd the last one reflects the last axis; with ``"haar"`` the first m columns are those of a random
+            orthogonal matrix. With ``"givens"``, the first layer gets the initialization and the angles of the others
+            are zero; ``"uniform"`` draws all angles from U(-pi, pi), and ``"haar"`` is not available.
         base: ``"static"`` keeps B fixed. ``"dynamic"`` sets :math:`B \leftarrow B \exp(A)` and :math:`A \leftarrow 0`
             after every ``rebase_every`` steps of an optimizer that has A. The state of the optimizer (such as momentum)
             is not changed: it refers to A, and left translation of the group transports it to the new base.
         rebase_every: number of optimizer steps between moves of a dynamic base.
         num_negative: the first ``num_negative`` entries of D are -1. The default is half of them.
-        reflections: m, from 1 to N. The default is N.
+        reflections: m, from 1 to N. The default is min(M, K). N reflections have the determinant :math:`(-1)^N`. To
+            keep a square weight of the other determinant, the last one is the identity, with a vector that stays 0.
         layers: L. The default is N for ``"tunable"``, which reaches every rotation, and :math:`\log_2 N` for
             ``"butterfly"``.
         style: of the layers: ``"tunable"``, the default, or ``"butterfly"``.
+        gates: G, to make each of G blocks of M / G rows orthogonal. The default is 4 for ``weight_ih`` and
+            ``weight_hh`` of an LSTM, 3 for those of a GRU, the number of groups of a convolution, and otherwise 1.
 
     Returns:
-        The module. With the first three maps you can assign an orthogonal matrix: ``module.<name> = V`` sets B to V and
-        A to zero. With ``"householder"`` and ``"givens"`` the weight cannot be assigned.
+        The module. With the first three maps you can assign another orthogonal weight: ``module.<name> = V`` sets B to
+        V and A to zero. With ``"householder"`` and ``"givens"`` the weight cannot be assigned.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.
@@ -261,18 +292,20 @@ def orthogonal(
     Source: exp: Lezcano-Casado and Martinez-Rubio 2019; dynamic base: Lezcano-Casado 2019; scaled Cayley: Helfrich et
     al. 2018; householder: Mhammedi et al. 2017; givens: Jing et al. 2017.
 
-    >>> linear = rnnkern.parametrizations.orthogonal(torch.nn.Linear(6, 6), "weight", base="dynamic", rebase_every=100)
-    >>> W = linear.weight
-    >>> torch.allclose(W.T @ W, torch.eye(6), atol=1e-6), linear.weight is W
-    (True, True)
+    >>> linear = torch.nn.Linear(6, 3)
+    >>> V = torch.nn.init.orthogonal_(linear.weight).detach().clone()
+    >>> W = rnnkern.parametrizations.orthogonal(linear, "weight", base="dynamic", rebase_every=100).weight
+    >>> torch.equal(W, V), torch.allclose(W @ W.T, torch.eye(3), atol=1e-6), linear.weight is W
+    (True, True, True)
     """
 
     def make(weight: Tensor) -> Parametrization:
+        layout = Layout.of(module, name, weight, gates)
         if orthogonal_map == "householder":
-            return Householder(weight, init, reflections)
+            return Householder(weight, init, reflections, layout)
         if orthogonal_map == "givens":
-            return Givens(weight, init, layers, style)
-        return Orthogonal(weight, orthogonal_map, init, base, rebase_every, num_negative)
+            return Givens(weight, init, layers, style, layout)
+        return Orthogonal(weight, orthogonal_map, init, base, rebase_every, num_negative, layout)
 
     if orthogonal_map not in (*MAPS, *FACTORS):
         raise ValueError(f"orthogonal: `orthogonal_map` must be one of {(*MAPS, *FACTORS)}, got {orthogonal_map!r}")
@@ -284,4 +317,4 @@ def orthogonal(
     for option, (of, value) in own.items():
         if value is not None and orthogonal_map != of:
             raise ValueError(f"orthogonal: `{option}` applies only to the map {of!r}, got {value!r}")
-    return register("orthogonal", module, name, make)
+    return register("orthogonal", module, name, make, gates=None)

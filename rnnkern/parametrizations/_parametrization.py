@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from rnnkern import ops
 from rnnkern._torch_private import parametrize_again
+from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._held import Held
 
 
@@ -43,6 +44,11 @@ class Parametrization(Module):
         super().__init__()
         self._held = Held()
         self._of = Weak()
+        steps.watch(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        steps.watch(self)
 
     @property
     def originals(self) -> list[Tensor]:
@@ -78,6 +84,10 @@ class Parametrization(Module):
         """New initial values of the parameters; buffers are initialized in place."""
         raise NotImplementedError
 
+    def begin(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Initial values of the parameters at the registration: drawn, or from the weight that is there."""
+        return self.draw()
+
     def _apply(self, fn, recurse: bool = True):
         self._held.clear()
         before = [getattr(self, name).dtype for name in self.bases]
@@ -102,11 +112,11 @@ def refine(V: Tensor, dtype: torch.dtype) -> None:
 
 
 def register(
-    function: str, module: Module, name: str, make, gates: int = 1, field: Literal["real", "complex"] = "real",
+    function: str, module: Module, name: str, make, gates: int | None = 1, field: Literal["real", "complex"] = "real",
     diagonal: bool = False,
 ) -> Module:  # fmt: skip
     """Parametrizes a weight (..., G*N, N) by ``make(weight)`` and initializes it. With ``diagonal``, the weight may be
-    a vector.
+    a vector; without ``gates``, it may be any matrix.
 
     Raises:
         ValueError, TypeError: the weight does not exist, has the wrong shape or dtype, or is already parametrized.
@@ -121,12 +131,13 @@ def register(
     if not (weight.is_floating_point() if field == "real" else weight.is_complex()):
         wanted = "real and floating-point" if field == "real" else "complex"
         raise TypeError(f"{function}: `{name}` must be {wanted}, got {weight.dtype}")
-    if not (diagonal and weight.dim() == 1) and (weight.dim() < 2 or gates * weight.shape[-1] != weight.shape[-2]):
-        wanted = f"(..., {'N' if gates == 1 else f'{gates}*N'}, N)"
+    fits = weight.dim() > 1 and (gates is None or gates * weight.shape[-1] == weight.shape[-2])
+    if not (diagonal and weight.dim() == 1) and not fits:
+        wanted = "(..., M, K)" if gates is None else f"(..., {'N' if gates == 1 else f'{gates}*N'}, N)"
         wanted = f"(N,) or {wanted}" if diagonal else wanted
         raise ValueError(f"{function}: `{name}` must be {wanted}, got {tuple(weight.shape)}")
     parametrization = make(weight)
-    parametrization.right_inverse = lambda weight: parametrization.draw()  # discards the old weight
+    parametrization.right_inverse = parametrization.begin
     parametrize.register_parametrization(module, name, parametrization)
     del parametrization.right_inverse
     parametrization._of = Weak(module.parametrizations[name])
@@ -141,7 +152,8 @@ def parametrizations(module: Module, kind: type[Parametrization]) -> list[Any]:
 
 @torch.no_grad()
 def reset_parameters(module: Module, name: str) -> None:
-    """Initializes a parametrized weight again, as at its registration.
+    """Draws a parametrized weight anew, as its ``init`` says; one that was registered without ``init`` from
+    ``"haar"``.
 
     Args:
         module, name: as passed to :func:`orthogonal` or another function of this package.

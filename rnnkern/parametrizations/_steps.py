@@ -1,12 +1,14 @@
-"""Counts the steps of all torch.optim optimizers and notifies listeners.
+"""Counts the steps of all torch.optim optimizers, notifies listeners, and warns if parameters behind orthogonal weights
+train like all others.
 
 Several threads may train and create modules concurrently, so shared data is changed only by atomic operations.
 """
 
 import itertools
 import threading
+import warnings
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -22,6 +24,9 @@ _numbers = itertools.count()
 _count: int | None = None
 _beginning = threading.Lock()
 _listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
+_rotating: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_examined: WeakSet[Optimizer] = WeakSet()
+_warned = False
 
 
 def count() -> int:
@@ -40,10 +45,38 @@ def listen(listener: Listener) -> None:
     _listeners[id(listener)] = listener
 
 
+def watch(parametrization: Any) -> None:
+    """Has the rate of the parameters behind an orthogonal weight examined at the first step of an optimizer."""
+    _rotating[id(parametrization)] = parametrization
+
+
+def _examine(optimizer: Optimizer) -> None:
+    """Warns, once per process, if a parameter behind an orthogonal weight is in one group with other parameters, so
+    that it cannot have its own rate. LBFGS supports only one group."""
+    global _warned
+    if _warned or optimizer in _examined or isinstance(optimizer, torch.optim.LBFGS):
+        return
+    _examined.add(optimizer)
+    found = [p for ref in _rotating.valuerefs() if (p := ref()) is not None and p.originals]
+    rotating = {id(p.originals[k]) for p in found for k in p.rotating}
+    for group in optimizer.param_groups:
+        inside = [id(p) in rotating for p in group["params"]]
+        if any(inside) and not all(inside):
+            _warned = True
+            warnings.warn(
+                f"{type(optimizer).__name__}: parameters behind orthogonal weights train at the learning rate of all "
+                "others; pass rnnkern.optim.param_groups(model, lr) instead of model.parameters() to give them a tenth "
+                "of it and no weight decay",
+                stacklevel=4,
+            )
+            return
+
+
 @torch.compiler.disable
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     global _count
     _count = next(_numbers)
+    _examine(optimizer)
     listeners = [listener for found in _listeners.valuerefs() if (listener := found()) is not None]
     if listeners:
         optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}

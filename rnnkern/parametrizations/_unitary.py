@@ -11,6 +11,7 @@ from rnnkern import ops
 from rnnkern.parametrizations import _steps as steps
 from rnnkern.parametrizations._factors import layers_and_style
 from rnnkern.parametrizations._initial import check_init, orthogonal_matrix
+from rnnkern.parametrizations._layout import orthonormal
 from rnnkern.parametrizations._parametrization import Parametrization, register
 
 
@@ -101,9 +102,10 @@ class UnitaryMap(_Unitary):
     """Parametrization of a weight B exp(S) or B (I + S)^-1 (I - S) D, registered by :func:`unitary`. The buffer
     ``base`` (..., N, N, 2) holds the real and imaginary parts of the unitary B."""
 
-    def __init__(self, like: Tensor, unitary_map: str, init: str, base: str, rebase_every: int) -> None:
+    def __init__(self, like: Tensor, unitary_map: str, init: str | None, base: str, rebase_every: int) -> None:
         super().__init__(like)
-        check_init(init)
+        if init is not None:
+            check_init(init)
         if base not in ("static", "dynamic"):
             raise ValueError(f"unitary: `base` must be 'static' or 'dynamic', got {base!r}")
         if isinstance(rebase_every, bool) or not isinstance(rebase_every, int) or rebase_every < 1:
@@ -133,12 +135,23 @@ class UnitaryMap(_Unitary):
 
     def draw(self) -> tuple[Tensor, ...]:
         B = torch.view_as_complex(self.base)
-        if self.init == "haar":
+        if self.init in ("haar", None):
             B.copy_(unitary_matrix(B))
         else:
             B.copy_(orthogonal_matrix(self.base[..., 0], self.init, self.unitary_map))
         A = torch.zeros_like(self.base[..., 0])
         return (A,) if self.unitary_map == "exp" else (A, math.pi + self.uniform(math.pi, self.sizes[-1]))
+
+    def begin(self, weight: Tensor) -> tuple[Tensor, ...]:
+        if self.init is not None or weight.is_meta:
+            return self.draw()
+        return self._begin_at(orthonormal("unitary", weight.detach()))
+
+    def _begin_at(self, W: Tensor) -> tuple[Tensor, ...]:
+        """Sets B to W. Returns the new parameters, zero."""
+        self.base.copy_(torch.view_as_real(W))
+        A = torch.zeros_like(self.base[..., 0])
+        return (A,) if self.unitary_map == "exp" else (A, A.new_zeros(A.shape[:-1]))
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Sets B to the weight and the parameters to zero.
@@ -152,9 +165,7 @@ class UnitaryMap(_Unitary):
         distance = (W.mH @ W - torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)).abs()
         if distance.numel() and not distance.max() <= math.sqrt(torch.finfo(weight.dtype).eps):
             raise ValueError(f"unitary: the weight must be unitary, got max |W^H W - I| = {distance.max():.3g}")
-        self.base.copy_(torch.view_as_real(W))
-        A = torch.zeros_like(self.base[..., 0])
-        return (A,) if self.unitary_map == "exp" else (A, A.new_zeros(A.shape[:-1]))
+        return self._begin_at(W)
 
     def stepped(self, optimised: set[int]) -> None:
         if any(id(x) in optimised for x in self.originals[:1]):
@@ -196,8 +207,8 @@ class UnitaryMap(_Unitary):
 
 
 MAPS = ("fourier", "givens", "exp", "scaled_cayley")
-GROUP = {"exp": "haar", "scaled_cayley": "cayley"}
-"""Maps from the Lie algebra, each with its default initialization."""
+GROUP = ("exp", "scaled_cayley")
+"""Maps from the Lie algebra, which can keep a matrix."""
 
 
 def unitary(
@@ -217,7 +228,8 @@ def unitary(
     weight is computed once per optimizer step, however often you access it.
 
     S is skew-Hermitian, S_ij = A_ij + i A_ji below the diagonal and S_ii = i A_ii, for a real A (..., N, N) that starts
-    at zero: N^2 parameters for all unitary matrices. The unitary buffer B holds the initial weight.
+    at zero: N^2 parameters for all unitary matrices. The unitary buffer B holds the initial weight: the matrix that is
+    there, or one that ``init`` draws.
 
     Args:
         module: a module with a parameter or buffer ``name`` (..., N, N), complex64 or complex128, that is not
@@ -227,14 +239,15 @@ def unitary(
             phases of D_1, D_2 and D_3 (..., 3, N), and ``original1``, the real and imaginary parts of the vectors of
             R_1 and R_2 (..., 2, N, 2). ``"givens"`` has ``original0`` and ``original1``, angles and phases (..., L, N
             // 2), and ``original2``, the phases of D (..., N). ``"exp"`` has ``original0``, A. ``"scaled_cayley"`` has
-            ``original0``, A, and ``original1``, the phases of D (..., N), initialized from U(0, 2 pi). If you created
-            an optimizer before, add these parameters to it.
+            ``original0``, A, and ``original1``, the phases of D (..., N), which ``init`` draws from U(0, 2 pi). If you
+            created an optimizer before, add these parameters to it.
         layers: L, for ``"givens"``. The default is N for ``"tunable"``, which reaches every unitary matrix, and
             :math:`\log_2 N` for ``"butterfly"``.
         style: of the layers, for ``"givens"``: ``"tunable"``, the default, or ``"butterfly"``.
-        init: B, for ``"exp"`` and ``"scaled_cayley"``: ``"haar"``, uniform over all unitary matrices, the default of
-            ``"exp"``; or a real matrix by :func:`orthogonal_matrix`: ``"cayley"``, the default of ``"scaled_cayley"``,
-            ``"henaff"`` or ``"identity"``.
+        init: None, the default, keeps the matrix that is there, as in :func:`orthogonal`; only ``"exp"`` and
+            ``"scaled_cayley"`` can. The others draw a new B: ``"haar"``, uniform over all unitary matrices, or a real
+            matrix by :func:`orthogonal_matrix`: ``"cayley"``, ``"henaff"`` or ``"identity"``. The maps ``"fourier"``
+            and ``"givens"`` need ``"uniform"``.
         base, rebase_every: for ``"exp"`` and ``"scaled_cayley"``. ``"dynamic"`` sets B <- B exp(S) and S <- 0 after
             every ``rebase_every`` steps of an optimizer that has A; ``"static"`` keeps B.
 
@@ -250,14 +263,14 @@ def unitary(
 
     >>> module = torch.nn.Module()
     >>> module.W = torch.nn.Parameter(torch.empty(6, 6, dtype=torch.complex64))
-    >>> W = rnnkern.parametrizations.unitary(module, "W").W
+    >>> W = rnnkern.parametrizations.unitary(module, "W", init="uniform").W
     >>> torch.allclose(W.mH @ W, torch.eye(6, dtype=torch.complex64), atol=1e-6)
     True
     """
 
     def make(weight: Tensor) -> Parametrization:
         if unitary_map in GROUP:
-            return UnitaryMap(weight, unitary_map, init or GROUP[unitary_map], base, rebase_every)
+            return UnitaryMap(weight, unitary_map, init, base, rebase_every)
         return Fourier(weight) if unitary_map == "fourier" else ComplexGivens(weight, layers, style)
 
     if unitary_map not in MAPS:
@@ -265,9 +278,12 @@ def unitary(
     for option, value in {"layers": layers, "style": style}.items():
         if value is not None and unitary_map != "givens":
             raise ValueError(f"unitary: `{option}` applies only to the map 'givens', got {value!r}")
-    for option, value, plain in (("init", init, None), ("base", base, "static"), ("rebase_every", rebase_every, 1)):
+    if unitary_map not in GROUP and init != "uniform":
+        reason = " (its factors cannot keep the matrix that is there)" if init is None else ""
+        raise ValueError(f"unitary: `init` must be 'uniform' for the map {unitary_map!r}{reason}, got {init!r}")
+    for option, value, plain in (("base", base, "static"), ("rebase_every", rebase_every, 1)):
         if value != plain and unitary_map not in GROUP:
-            raise ValueError(f"unitary: `{option}` applies only to the maps {tuple(GROUP)}, got {value!r}")
+            raise ValueError(f"unitary: `{option}` applies only to the maps {GROUP}, got {value!r}")
     return register("unitary", module, name, make, field="complex")
 
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rnnkern._torch_private import has_onednn, lay_out, onednn
+
 ROWS = 1024
 """Number of rows per block: a much larger result costs more for its newly allocated memory than for the product."""
 PATIENCE = 5e-3
 """Seconds for finding the fastest routine."""
 
 Job = Callable[[], object]
-CPU = torch.device("cpu")
 
 
 def gemm_reference(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
@@ -66,26 +67,6 @@ def ways(a: Tensor, b: Tensor, laid: Tensor, out: Tensor) -> list[list[Job]]:
     if has_onednn(a.dtype, a.device):
         found += [[onednn(rows, laid) for rows in a.split(ROWS)], [onednn(b.t(), a)]]
     return found
-
-
-def has_onednn(dtype: torch.dtype, device: torch.device = CPU) -> bool:
-    """Whether PyTorch offers oneDNN's products for the dtype and the device."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
-
-
-def onednn(a: Tensor, b: Tensor) -> Job:
-    """oneDNN's product of ``a`` with the transpose of ``b``."""
-    return functools.partial(torch.ops.mkldnn._linear_pointwise.default, a, b, None, "none", [], "")
-
-
-def lay_out(b: Tensor, rows: int) -> Tensor:
-    """The transpose of ``b``, packed by oneDNN for products with this number of rows."""
-    return torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows) if has_onednn(b.dtype, b.device) else b.t()
 
 
 def least(found: Sequence[list[Job]]) -> int:
