@@ -80,6 +80,7 @@ class Recurrent(RecurrentBase):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
         bound = 1 / math.sqrt(self.hidden_size)
         for name, parameter in self.named_parameters():
             init.uniform_(parameter, *self.cell.init.get(name.rpartition("_l")[0], (-bound, bound)))

@@ -75,6 +75,7 @@ class RNN(Filtered, torch.nn.RNN):
             self._add_modrelu_biases()
 
     def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
         super().reset_parameters()
         self._reset_modrelu_biases()
 

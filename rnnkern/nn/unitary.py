@@ -117,6 +117,7 @@ class UnitaryRNN(Layers):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
         for layer in range(self.num_layers):
             for direction in self._directions:
                 torch.nn.init.xavier_normal_(getattr(self, f"weight_ih_l{layer}{direction}"))
