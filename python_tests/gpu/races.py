@@ -11,10 +11,14 @@ import pytest
 
 from python_tests.gpu import builder
 
-FLAGS = ("-fsanitize=thread", "-O1", "-gdwarf-4", "-g1")
+FLAGS = ("-fsanitize=thread", "-O1")
 OUR_FLAGS = (*FLAGS, "-include", "python_tests/gpu/few_kernels.h")
 """Of libraries of our kernels."""
-OPTIONS = "exitcode=0 report_thread_leaks=0 history_size=1 suppress_equal_addresses=0"
+OPTIONS = (
+    "exitcode=0 report_thread_leaks=0 history_size=1 suppress_equal_addresses=0 symbolize=0 "
+    "stack_trace_format='    #%n %m+%o'"
+)
+"""Without symbols, because the sanitizer does not find all of them; addr2line does."""
 
 
 class Race(NamedTuple):
@@ -50,12 +54,14 @@ def races_of(report: str) -> list[Race]:
 
 def places(stack: str) -> tuple[str, ...]:
     """The lines of kernels in a stack, without those of the interpreter and of launches."""
-    found = re.findall(r"(\S+:\d+) \(", stack)
-    own = [place for place in found if "csrc/" in place or "python_tests/" in place]
+    frames = re.findall(r"#\d+ (\S*build/interpreter/\S+)\+(0x\w+)", stack)
+    if not frames:
+        return ()
+    command = ["addr2line", "-i", "-e", frames[0][0], *(offset for _, offset in frames)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    own = re.findall(r"^.*?\b((?:csrc|python_tests)/\S+:\d+)", found, re.M)
     inside = re.compile(r"interpreter/(?:races|fibers|primitives)\.|csrc/cuda/")
-    return tuple(
-        place[place.rindex("csrc/") :] if "csrc/" in place else place for place in own if not inside.search(place)
-    )
+    return tuple(place for place in own if not inside.search(place))
 
 
 def run(*arguments: str) -> tuple[str, str]:

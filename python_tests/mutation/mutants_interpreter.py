@@ -20,7 +20,7 @@ INTERPRETER = [
     Mutant(PRIMITIVES, "store.on->fence == uint32_t(Fence::fenced)", "false", "the check of the barrier after it",
            FAULTS),
     Mutant(PRIMITIVES, "m.shape().cluster == 1", "false", "the check that there are clusters", FAULTS),
-    Mutant(PRIMITIVES, "barrier->bytes + bytes >= most_bytes", "false", "the largest number of expected bytes", FAULTS),
+    Mutant(PRIMITIVES, "barrier->bytes + bytes >= most_bytes", "false", "the largest number of bytes", FAULTS),
     Mutant("interpreter/fibers.cpp", "store.on->bytes - store.bytes <= -most_bytes", "false",
            "the largest number of unexpected bytes", FAULTS),
     Mutant("interpreter/launch_check.h", "shape.shared_bytes > facts.shared_bytes", "false",

@@ -44,6 +44,7 @@ struct ClusterForwardKernel {
   RNNKERN_DEVICE static void give(int rank, int v, int n, A value, S* to, device::Mbarrier* on) {
     constexpr int group = 16 / sizeof(S);
     const device::Word16 word = Tile::gather(multiplied<M>(value));
+    device::warp_barrier();  // all lanes have read sums, which are overwritten when words of the others have arrived
     if (Tile::column(v) >= n) return;
     S* target = to + Tile::smem_offset(Tile::column(v), rank * units + Tile::unit(v) / group * group);
     RNNKERN_UNROLL
