@@ -2,6 +2,7 @@
 Krishnamurthy and Schwab 2020, figures 1 and 3)."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def share_outside(network: Steady, gains: Gains, eigenvalues: Tensor) -> float:
 
 def draw_spectrum(axes: Axes, network: Steady, gains: Gains, title: str) -> None:
     eigenvalues = network.eigenvalues
-    axes.plot(eigenvalues.real, eigenvalues.imag, ".", color="#777777", markersize=2, label="eigenvalues")
+    # Thousands of dots are an image in the SVG file.
+    dots = {"color": "#777777", "markersize": 2, "rasterized": True}
+    axes.plot(eigenvalues.real, eigenvalues.imag, ".", label="eigenvalues", **dots)
     low, high = eigenvalues.real.min().item(), eigenvalues.real.max().item()
     x = torch.linspace(low - 0.2, high + 0.2, 1500, dtype=torch.float64)
     y = spectral_support(network.samples, gains).boundary(x - 1)
@@ -93,11 +96,11 @@ def gru_spectra(folder: Path, quick: bool, rows: Rows, advance: Callable[[], Non
 
 
 def radius(folder: Path, quick: bool, rows: Rows, advance: Callable[[], None]) -> None:
-    units, seeds = (200, 1) if quick else (1000, 2)
+    units, seeds, slow = (200, 1, 1) if quick else (1000, 8, 2)
     with plt.rc_context(STYLE):
         figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained")
         radius_of_reset(left, units, seeds, quick, rows, advance)
-        slow_modes(middle, right, units, seeds, quick, rows, advance)
+        slow_modes(middle, right, units, slow, quick, rows, advance)
         for axes in (left, middle, right):
             axes.grid(color="#eeeeee")
             axes.set_axisbelow(True)
@@ -108,26 +111,33 @@ def radius(folder: Path, quick: bool, rows: Rows, advance: Callable[[], None]) -
 def radius_of_reset(
     axes: Axes, units: int, seeds: int, quick: bool, rows: Rows, advance: Callable[[], None]
 ) -> None:  # fmt: skip
-    """Without gain of the update gate the spectral radius is z + (1 - z) rho, which grows as the root of a_r."""
-    tried, wanted = [1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0], []
+    """Without gain of the update gate the spectral radius is z + (1 - z) rho, which grows as the root of a_r. Where the
+    reset gate is steep, few units decide and single networks vary, so that means are compared."""
+    tried, wanted, means = [1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0], [], []
     for a_r in tried:
         gains = Gains(3.0, 0.0, a_r)
         C = mean_field("gru_reset_before", gains, lags=0, population=2).C[0].item()
         wanted.append(0.5 + 0.5 * shaping(C, gains))
         if a_r in numbers.RADII:
             rows.add("theory", "spectral radius", a_r, wanted[-1], *numbers.interval(numbers.RADII[a_r]))
-        near = (0.06 if a_r <= 20 else 0.12) * (3 if quick else 1)
-        for seed in range(0 if quick and a_r > 20 else seeds):  # small networks with steep gates may settle
-            found = steady("gru_reset_before", gains, units, seed, STEPS).eigenvalues.abs().max().item()
-            rows.add(f"GRU seed {seed}", "spectral radius", a_r, found, wanted[-1] - near, wanted[-1] + near)
-            axes.plot(a_r, found, "o", color=COLOURS[1], markersize=4,
-                      label=f"networks of {units} units" if a_r == 1 and not seed else None)  # fmt: skip
+        found = [radius_of("gru_reset_before", gains, units, seed) for seed in range(seeds)]
+        means.append(statistics.fmean(found))
+        near = 0.06 if a_r <= 20 else 0.12
+        if quick:  # small networks with steep gates may settle
+            near = 0.18 if a_r <= 20 else math.inf
+        rows.add(f"mean of {seeds} GRUs", "spectral radius", a_r, means[-1], wanted[-1] - near, wanted[-1] + near)
+        axes.plot([a_r] * seeds, found, ".", color="#999999", label="networks" if a_r == 1 else None)
         advance()
     axes.plot(tried, wanted, color=COLOURS[0], label="theory")
+    axes.plot(tried, means, "o", color=COLOURS[1], markersize=4, label="mean of the networks")
     axes.set_xscale("log")
     numbered(axes.xaxis, tried)
     axes.set(xlabel="gain $a_r$ of the reset gate", ylabel="spectral radius of the Jacobian")
-    axes.set_title("$a_h$ = 3, $a_z$ = 0", fontsize=10)
+    axes.set_title(f"$a_h$ = 3, $a_z$ = 0, {units} units", fontsize=10)
+
+
+def radius_of(cell: str, gains: Gains, units: int, seed: int) -> float:
+    return steady(cell, gains, units, seed, STEPS).eigenvalues.abs().max().item()
 
 
 def slow_modes(
@@ -174,24 +184,30 @@ def lstm_spectra(folder: Path, quick: bool, rows: Rows, advance: Callable[[], No
             axes.set(xlabel="real part", ylabel="imaginary part")
             advance()
         panels[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
-        radius_of_gates(panels[0, 2], 100 if quick else 500, loose, rows, advance)
-        slow_modes_of_forget_gate(panels[1, 2], 100 if quick else 500, loose, rows, advance)
+        units, seeds = (100, 1) if quick else (500, 4)
+        radius_of_gates(panels[0, 2], units, seeds, loose, rows, advance)
+        slow_modes_of_forget_gate(panels[1, 2], units, seeds, loose, rows, advance)
         save(figure, folder / "gates-lstm.png")
 
 
-def radius_of_gates(axes: Axes, units: int, loose: int, rows: Rows, advance: Callable[[], None]) -> None:
-    """One gate has a gain and the others none. With a gain of i, the edge is s(b_f) + sqrt(E p), equation 170."""
+def radius_of_gates(
+    axes: Axes, units: int, seeds: int, loose: int, rows: Rows, advance: Callable[[], None]
+) -> None:  # fmt: skip
+    """One gate has a gain and the others none. With a gain of i, the edge is s(b_f) + sqrt(E p), equation 170. Means
+    over networks."""
     tried = (1.0, 3.0, 10.0, 30.0, 100.0)
     for gate, colour in zip("ifo", COLOURS, strict=False):
         found, edges = [], []
         for a in tried:
             gains = Gains(**{"h": 3.0, "f": 0.0, "i": 0.0, "o": 0.0} | {gate: a})
             # Networks of the input gate are larger: they are held to the theory.
-            network = steady("lstm", gains, units * (2 if gate == "i" else 1), 0, STEPS)
-            found.append(network.eigenvalues.abs().max().item())
-            edges.append(spectral_edge(network.samples, gains))
+            size = units * (2 if gate == "i" else 1)
+            networks = [steady("lstm", gains, size, seed, STEPS) for seed in range(seeds)]
+            found.append(statistics.fmean(network.eigenvalues.abs().max().item() for network in networks))
+            edges.append(statistics.fmean(spectral_edge(network.samples, gains) for network in networks))
             near = 0.05 * loose if gate == "i" else math.inf
-            rows.add(f"LSTM a_{gate}", "spectral radius", a, found[-1], edges[-1] - near, edges[-1] + near)
+            rows.add(f"mean of {seeds} LSTMs, a_{gate}", "spectral radius", a, found[-1],
+                     edges[-1] - near, edges[-1] + near)  # fmt: skip
             advance()
         axes.loglog(tried, found, "o", color=colour, markersize=4)
         axes.loglog(tried, edges, color=colour, label=f"gain of {gate} alone")
@@ -203,17 +219,22 @@ def radius_of_gates(axes: Axes, units: int, loose: int, rows: Rows, advance: Cal
     axes.legend(frameon=False, fontsize=8)
 
 
-def slow_modes_of_forget_gate(axes: Axes, units: int, loose: int, rows: Rows, advance: Callable[[], None]) -> None:
-    """Modes per unit near 1, and the curve c_1 erfc(c_2 / a_f) of equation 112 with the least squares."""
+def slow_modes_of_forget_gate(
+    axes: Axes, units: int, seeds: int, loose: int, rows: Rows, advance: Callable[[], None]
+) -> None:  # fmt: skip
+    """Modes per unit near 1, means over networks, and the curve c_1 erfc(c_2 / a_f) of equation 112 with the least
+    squares."""
     tried, shares = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0), []
     for a_f in tried:
-        network = steady("lstm", Gains(h=3.0, f=a_f, i=0.0, o=0.0), units, 0, STEPS)
-        shares.append(slow_fraction(network.eigenvalues, NEAR).item() * len(network.eigenvalues) / units)
+        gains = Gains(h=3.0, f=a_f, i=0.0, o=0.0)
+        found = [steady("lstm", gains, units, seed, STEPS).eigenvalues for seed in range(seeds)]
+        shares.append(statistics.fmean(((each - 1).abs() < NEAR).sum().item() / units for each in found))
         advance()
     c_1, c_2 = fitted(tried, shares)
     for a_f, share in zip(tried, shares, strict=True):
         curve = c_1 * math.erfc(c_2 / a_f)
-        rows.add("LSTM a_f", "slow modes per unit", a_f, share, curve - 0.03 * loose, curve + 0.03 * loose)
+        rows.add(f"mean of {seeds} LSTMs, a_f", "slow modes per unit", a_f, share,
+                 curve - 0.03 * loose, curve + 0.03 * loose)  # fmt: skip
     for name, value in (("c_1", c_1), ("c_2", c_2)):
         rows.add("LSTM a_f", name, units, value, -math.inf, math.inf)
     fine = torch.linspace(1, 40, 200).tolist()

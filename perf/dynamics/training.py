@@ -92,9 +92,11 @@ def slow_and_trained(folder: Path, quick: bool, rows: Rows, advance: Callable[[]
         figure, (slow, epochs, reached) = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained")
         slow_modes(slow, *((64, 1) if quick else (256, 4)), rows, advance)
         found = newest(of_all_devices(record.RESULTS, NAME))
+        last = found[-1]
+        beyond = int(last["epoch"]) + 4  # where trainings are drawn that do not reach the accuracy
         for a_z, colour in zip(A_Z, COLOURS, strict=False):
             of_gain = [row for row in found if float(row["a_z"]) == a_z]
-            curve(epochs, of_gain, epochs_needed, colour, a_z)
+            curve(epochs, of_gain, lambda part: min(epochs_needed(part), beyond), colour, a_z)
             curve(reached, of_gain, accuracy_after, colour, a_z)
             for a_h in A_H:
                 trainings = [row for row in of_gain if float(row["a_h"]) == a_h]
@@ -104,9 +106,10 @@ def slow_and_trained(folder: Path, quick: bool, rows: Rows, advance: Callable[[]
                 ):
                     middle = statistics.median(measured(part) for part in by_seed(trainings))
                     rows.add(f"training a_z {a_z:g}", quantity, a_h, middle, 0.0, most)
-        last = found[-1]
         epochs.set(xlabel="gain $a_h$ of the candidate", ylabel=f"epochs to a training accuracy of {GOAL:.0%}")
-        epochs.set_ylim(0, None)
+        epochs.set_ylim(0, beyond + 2)
+        ticks = range(0, int(last["epoch"]) + 1, 10)
+        epochs.set_yticks([*ticks, beyond], [*map(str, ticks), "never"])
         reached.set(xlabel="gain $a_h$ of the candidate", ylabel=f"training accuracy after {EPOCHS} epochs")
         for axes in (epochs, reached):
             axes.set_title(f"GRU of {last['hidden']} units on {last['data']}", fontsize=10)
