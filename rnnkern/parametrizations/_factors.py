@@ -92,7 +92,7 @@ class Givens(Factored):
         layout: Layout | None = None,
     ) -> None:  # fmt: skip
         if init not in GIVENS_INITS:
-            reason = " (rotations cannot keep the matrix that is there)" if init is None else ""
+            reason = " (rotations cannot keep the existing matrix)" if init is None else ""
             raise ValueError(
                 f"orthogonal: `init` must be one of {GIVENS_INITS} for the map 'givens'{reason}, got {init!r}"
             )

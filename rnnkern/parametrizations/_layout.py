@@ -1,4 +1,4 @@
-"""How a weight consists of matrices with orthonormal columns, and how the matrix that is there is kept."""
+"""How a weight consists of matrices with orthonormal columns, and how the existing matrix is kept."""
 
 import math
 from typing import NamedTuple, Self
@@ -73,7 +73,7 @@ def orthonormal(function: str, V: Tensor) -> Tensor:
     """
     if not V.isfinite().all():
         raise ValueError(
-            f"{function}: the weight that is there must be finite to be kept, got NaN or infinity; "
+            f"{function}: the existing weight must be finite to be kept, got NaN or infinity; "
             "draw a new one with `init`"
         )
     X = V.to(torch.promote_types(V.dtype, torch.float64))
@@ -97,7 +97,7 @@ def reflections(V: Tensor, count: int) -> Tensor:
     """Vectors (..., n, m) in float64 whose product of reflections has min(k, m) of its first columns from V (..., n,
     k), which are orthonormal.
 
-    Each vector maps one column to a basis vector. A column that is there already needs the identity: pairs of such
+    Each vector maps one column to a basis vector. A column that is already in place needs the identity: pairs of such
     vectors become two equal reflections behind the others, whose product is the identity. A single one becomes the
     reflection of the last axis if k < n, which changes none of the first k columns, and otherwise stays zero: the
     determinant of V then has the wrong sign for m reflections.

@@ -85,7 +85,7 @@ class Parametrization(Module):
         raise NotImplementedError
 
     def begin(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Initial values of the parameters at the registration: drawn, or from the weight that is there."""
+        """Initial values of the parameters at the registration: drawn, or from the existing weight."""
         return self.draw()
 
     def _apply(self, fn, recurse: bool = True):

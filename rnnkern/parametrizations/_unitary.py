@@ -244,7 +244,7 @@ def unitary(
         layers: L, for ``"givens"``. The default is N for ``"tunable"``, which reaches every unitary matrix, and
             :math:`\log_2 N` for ``"butterfly"``.
         style: of the layers, for ``"givens"``: ``"tunable"``, the default, or ``"butterfly"``.
-        init: None, the default, keeps the matrix that is there, as in :func:`orthogonal`; only ``"exp"`` and
+        init: None, the default, keeps the existing matrix, as in :func:`orthogonal`; only ``"exp"`` and
             ``"scaled_cayley"`` can. The others draw a new B: ``"haar"``, uniform over all unitary matrices, or a real
             matrix by :func:`orthogonal_matrix`: ``"cayley"``, ``"henaff"`` or ``"identity"``. The maps ``"fourier"``
             and ``"givens"`` need ``"uniform"``.
@@ -279,7 +279,7 @@ def unitary(
         if value is not None and unitary_map != "givens":
             raise ValueError(f"unitary: `{option}` applies only to the map 'givens', got {value!r}")
     if unitary_map not in GROUP and init != "uniform":
-        reason = " (its factors cannot keep the matrix that is there)" if init is None else ""
+        reason = " (its factors cannot keep the existing matrix)" if init is None else ""
         raise ValueError(f"unitary: `init` must be 'uniform' for the map {unitary_map!r}{reason}, got {init!r}")
     for option, value, plain in (("base", base, "static"), ("rebase_every", rebase_every, 1)):
         if value != plain and unitary_map not in GROUP:
