@@ -281,13 +281,13 @@ def test_projections_and_gates_by_number():
 
 
 def test_factors_that_need_init_say_so():
-    with pytest.raises(ValueError, match=r"must be one of .* \(rotations cannot keep the existing matrix .*, got None"):
+    with pytest.raises(ValueError, match=r"must be one of .* \(rotations cannot keep the existing matrix\), got None"):
         orthogonal(nn.Linear(4, 4), "weight", "givens")
     for unitary_map in ("fourier", "givens"):
         module = nn.Module()
         module.W = nn.Parameter(torch.eye(4) + 0j)
         with pytest.raises(
-            ValueError, match=r"`init` must be 'uniform' .* cannot keep the existing matrix .*, got None"
+            ValueError, match=r"`init` must be 'uniform' .* cannot keep the existing matrix\), got None"
         ):
             unitary(module, "W", unitary_map)
         assert distance_complex(unitary(module, "W", unitary_map, init="uniform").W) < 1e-6
