@@ -84,7 +84,7 @@ def problem_of(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> Pr
     B, T, d = shape
     M = T * (T + 1) // 2
     x = torch.randn(shape, dtype=dtype)
-    tensors = x, torch.full((d,), d**-0.25, dtype=dtype), torch.zeros(d, dtype=dtype)  # R is not saturated
+    tensors = x, torch.full((d,), d**-0.5, dtype=dtype), torch.zeros(d, dtype=dtype)  # R is not saturated
     upstream = torch.randn(B, M, dtype=dtype)
     functions = {OURS: ours} | FORMS | {COMPILED: compiled(instance_norm)}
     moved = {"forward": B * (T * d + M), "forward+backward": B * (3 * T * d + 2 * M)}
