@@ -393,10 +393,14 @@ def of_cells(rows: Sequence[Record]) -> str:
                 speeds = [float(row["ratio_50"]) for row in where(found, direction=direction)]
                 line[title.lower()] = f"{statistics.geometric_mean(speeds):.2f} ({min(speeds):.2f})"
             lines.append(line)
+    cells = dict.fromkeys(row["cell"] for row in rows)
+    measured = {cell: len({row["shape"] for row in where(rows, cell=cell)}) for cell in cells}
+    fewer = ", ".join(f"`{cell}` {count}" for cell, count in measured.items() if count < max(measured.values()))
+    fewer = f"; fewer shapes: {fewer}" if fewer else ""
     shapes = "; ".join(dict.fromkeys(sizes(row["shape"]) for row in rows))
     return (
         f"{of_lines(lines, 1)}\n\n*Saved: floats per unit and step that the backward pass needs in addition to the "
-        f"states. Speed: geometric mean over T, B, N = {shapes}; lowest in parentheses. Steady: {steady} of "
+        f"states. Speed: geometric mean over T, B, N = {shapes}; lowest in parentheses{fewer}. Steady: {steady} of "
         f"{len(ratios)} ratios. {environment(rows)}.*"
     )
 
