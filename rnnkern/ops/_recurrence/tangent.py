@@ -211,44 +211,46 @@ def tangents_of(cell, reverse, rates, arguments, state, params, h, saved, dots, 
     x, weight_ih, *_ = arguments
     x_dot, weight_dot, bias_ih_dot, R_dot, bias_dot = dots
     facts = cell_of(cell)
-    of_u, of_r = [], []
-    if weight_ih is None:
-        of_u += [] if x_dot is None else [x_dot]
-    else:
-        of_u += [] if x_dot is None else [F.linear(x_dot, weight_ih)]
-        of_u += [] if weight_dot is None else [F.linear(x, weight_dot)]
-        of_u += [] if bias_ih_dot is None else [bias_ih_dot]
+    added = None if facts.normalised else bias_dot
+    of_u = _sum_of_products([(x_dot, weight_ih), (x, weight_dot)], bias_ih_dot) if weight_ih is not None else x_dot
+    of_r = added
     if R_dot is not None:
-        of_r.append(_forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot))
-    if bias_dot is not None and not facts.normalised:
-        of_r.append(bias_dot)
+        of_r = _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, added)
     if facts.joint:
-        of_u, of_r = [*of_u, *of_r], []
+        of_u, of_r = of_r if of_u is None else of_u if of_r is None else of_u + of_r, None
 
-    def total(terms):
+    def whole(x):
         # A single bias is expanded to the rows of the sequence.
-        made = sum(terms) if terms else None
-        return None if made is None else made.expand(*h.shape[:-1], made.shape[-1])[None]
+        return None if x is None else x.expand(*h.shape[:-1], x.shape[-1])[None]
 
     bias_tangent = bias_dot[None] if bias_dot is not None and facts.normalised else None
     tangents = [(torch.zeros_like(s) if d is None else d)[None] for s, d in zip(state, state_dots, strict=True)]
     params_tangent = [None if d is None else d[None] for d in params_dots]
     h_tangent, *final, _, _ = propagate(
-        cell, reverse, len(state), rates, 0, True, *arguments, total(of_u), total(of_r), bias_tangent, *state, *params,
+        cell, reverse, len(state), rates, 0, True, *arguments, whole(of_u), whole(of_r), bias_tangent, *state, *params,
         *tangents, *params_tangent, h, *saved,
     )  # fmt: skip
     return h_tangent[0], [x[0] for x in final]
 
 
-def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot):
-    """R_dot times what R multiplied in each step."""
+def _sum_of_products(pairs, bias):
+    """The sum of x W^T over the pairs (x, W) of two tensors, and of the bias; in one product."""
+    given = [(x, W) for x, W in pairs if x is not None and W is not None]
+    if not given:
+        return bias
+    x, W = (torch.cat(parts, -1) if len(given) > 1 else parts[0] for parts in zip(*given, strict=True))
+    return F.linear(x, W, bias)
+
+
+def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bias_dot):
+    """R_dot times what R multiplied in each step, plus bias_dot."""
     x, weight_ih, bias_ih, R, bias, batch_sizes, reset, seed = arguments
     facts, before = cell_of(cell), Before(batch_sizes, reset, reverse)
     rows = before(state[0], h).flatten(0, -2)
     kept = None
     if seed is not None and rates[-1] > 0:
         kept = before.rows_of(dropout_mask(seed, rates[-1], state[0]), h).flatten(0, -2)
-    forced = product_of(R_dot, None, facts.recurrent, None, kept)
+    forced = product_of(R_dot, bias_dot, facts.recurrent, None, kept)
     if facts.normalised:
         products = F.linear(rows if kept is None else rows * kept, R_dot)
     elif cell in KERNEL_CELLS and KERNEL_CELLS[cell]["first_gates"] == facts.recurrent:
