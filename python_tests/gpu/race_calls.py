@@ -1,6 +1,6 @@
 """Small calls of our kernels, with gradients, which run under the thread sanitizer as
-``python -m python_tests.gpu.race_calls recurrence block 3``, the last number that of seeds. Prints the kernels that
-ran."""
+``python -m python_tests.gpu.race_calls recurrence 3 block grid``, where 3 is the number of seeds. Prints the kernels
+that ran."""
 
 import itertools
 import sys
@@ -72,15 +72,17 @@ FAMILIES = {
 """Kernels, calls of them, and the values of their argument, by family."""
 
 
-def main(name: str, kernel: str, seeds: str) -> None:
+def main(name: str, seeds: str, *kernels: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     family, calls, _ = FAMILIES[name]
+    operators = drivers.interpreted(family, races.OUR_FLAGS)
     entered = Counter()
-    for number, (place, call) in enumerate(calls(kernel, drivers.interpreted(family, races.OUR_FLAGS))):
-        for seed in range(int(seeds)):
-            place.set_seed(number * int(seeds) + seed)
-            entered += place.entered(call)
+    for kernel in kernels:
+        for number, (place, call) in enumerate(calls(kernel, operators)):
+            for seed in range(int(seeds)):
+                place.set_seed(number * int(seeds) + seed)
+                entered += place.entered(call)
     print(*sorted(entered))
 
 

@@ -8,7 +8,7 @@ RANDOM = named("500_random", "python_tests/ops/test_relevancy.py")
 TIES = named("equal_scores", "python_tests/ops/test_relevancy_adversarial.py")
 SAB = named("random_calls", "python_tests/ops/test_sab.py")
 GATHER = named("values_and_gradients", "python_tests/ops/test_gather_attention.py")
-RACES = ("python_tests/gpu/test_races.py", "-k", "relevancy and block")
+RACES = ("python_tests/gpu/test_races.py", "-k", "our_kernels and relevancy")
 
 RELEVANCY = [
     Mutant("relevancy/cpu/forward.h", "x.scores[j] < x.scores[to]", "x.scores[j] <= x.scores[to]",
