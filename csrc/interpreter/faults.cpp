@@ -216,22 +216,23 @@ struct TagInOneWord : OnWords {
   }
 };
 
-// Words that a flag follows, the second of them over another one.
+// Words that a flag follows; the second of them goes over the first.
 struct FlagAfterWords : OnWords {
   static constexpr int threads = 32;
   static constexpr cuda::Launch shape{.blocks = 2, .cooperative = true};
   static void run(const Problem& p) {
     auto* sent = reinterpret_cast<Word16*>(p.out + threads) + thread();
-    uint32_t* flag = p.out + 5 * threads;
+    uint32_t* flag = p.out + 9 * threads;
     if (block() == 0) {
       store_relaxed(sent, {6, 0, 0, 0});
       store_relaxed(sent, {7, 0, 0, 0});
+      store_relaxed(sent + threads, {7, 0, 0, 0});
       p.out[thread()] = load_relaxed(sent).x;
       block_barrier();
       if (thread() == 0) store_release(flag, 1);
     } else {
       spin_until([&] { return load_acquire(flag) == 1; });
-      if (load_relaxed(sent).x != 7) trap();
+      if (load_relaxed(sent).x != 7 || load_relaxed(sent + threads).x != 7) trap();
     }
   }
 };
