@@ -49,7 +49,7 @@ def measure(module: Module, x: Tensor) -> Row:
             torch.cuda.synchronize(x.device)
         return time.perf_counter() - begun
 
-    saved = saved_bytes(lambda: first(module(x)), [x])
+    saved = saved_bytes(lambda: first(module(x)), [x, *module.parameters()])
     peak = peak_bytes(backward)
     seconds = backward()
     if seconds < QUICK:

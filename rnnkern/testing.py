@@ -141,7 +141,7 @@ def saved_bytes(fn: Callable[[], object], besides: Iterable[Tensor] = ()) -> int
     Args:
         fn: a call without arguments, such as ``lambda: model(x)``.
         besides: tensors whose storages do not count, such as the input. Leaves that require a gradient, such as
-            parameters, never count.
+            parameters, and views of them never count.
 
     Returns:
         Number of bytes.
@@ -157,7 +157,8 @@ def saved_bytes(fn: Callable[[], object], besides: Iterable[Tensor] = ()) -> int
     known = {x.untyped_storage().data_ptr() for x in besides}
 
     def pack(x: Tensor) -> _Saved:
-        if x.is_leaf and x.requires_grad:
+        base = x if x._base is None else x._base
+        if base.is_leaf and base.requires_grad:
             known.add(x.untyped_storage().data_ptr())
         kept = _Saved(x)
         saved.add(kept)
