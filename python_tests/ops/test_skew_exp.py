@@ -205,6 +205,49 @@ def test_threads_do_not_change_a_bit(shape, threads):
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
 
 
+@each_level
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 12, 16, 17])
+def test_small_matrices_in_the_lanes_of_vectors(level, size, simd):
+    """A batch with few and many squarings, which does not fill the last vector: values and gradients are those of the
+    reference, and the bits of each matrix those that it has alone, also beside NaN."""
+    simd(level)
+    A = torch.randn(21, size, size, dtype=torch.float64) * torch.logspace(-8, 1.5, 21)[:, None, None]
+    upstream = torch.randn(21, size, size, dtype=torch.float64)
+
+    def both(function, A, upstream, **options):
+        leaf = A.clone().requires_grad_()
+        V = function(leaf, **options)
+        return V.detach(), torch.autograd.grad(V, leaf, upstream)[0]
+
+    V, grad = both(skew_exp, A, upstream)
+    wanted = both(reference.skew_exp, A, upstream)
+    for found, truth, scale in ((V, wanted[0], 1), (grad, wanted[1], upstream.norm())):
+        error = (found - truth).flatten(1).norm(dim=1)
+        assert (error <= 1e-14 * scale * (1 + A.flatten(1).norm(dim=1))).all()
+    assert torch.equal(grad, grad.tril(-1))
+    for k in range(21):
+        alone = both(skew_exp, A[k], upstream[k])
+        assert torch.equal(alone[0], V[k])
+        assert torch.equal(alone[1], grad[k])
+    small = skew_exp(1e-9 * A[:3], form="expm1")
+    torch.testing.assert_close(small, reference.skew_exp(1e-9 * A[:3], form="expm1"), rtol=1e-13, atol=0)
+    if size > 1:
+        A[5, -1, 0] = torch.nan
+        beside, grad_beside = both(skew_exp, A, upstream)
+        others = torch.arange(21) != 5
+        assert beside[5].isnan().all()
+        assert torch.equal(beside[others], V[others])
+        assert torch.equal(grad_beside[others], grad[others])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "products"), [(torch.float64, 16, 0), (torch.float64, 17, 3), (torch.float32, 8, 2)]
+)
+def test_the_smallest_keep_nothing_for_the_backward(dtype, size, products):
+    kept = torch.ops.rnnkern.skew_exp(torch.randn(3, size, size, dtype=dtype), False, True)[1]
+    assert kept.shape == (3, products, size, size)
+
+
 # ---- entries that are read, and dtypes
 
 

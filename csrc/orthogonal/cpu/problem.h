@@ -15,6 +15,13 @@ namespace rnnkern {
 template <class T>
 constexpr int kept_products = sizeof(T) == 8 ? 3 : 2;
 
+// Matrices with at most this number of rows, in double, are computed one per lane, and keep nothing (lanes.h).
+constexpr int64_t most_in_lanes = 16;
+template <class T>
+constexpr bool in_lanes(int64_t n) {
+  return sizeof(T) == 8 && n <= most_in_lanes;
+}
+
 // Numbers per matrix: the scheme, and the number of squarings.
 constexpr int plan_size = 2;
 

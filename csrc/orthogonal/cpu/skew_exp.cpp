@@ -12,7 +12,8 @@ Tensors skew_exp_cpu(Tensor A, bool minus_identity, bool training) {
     Tensors results = {empty_of_sizes(A, A)};
     SkewForward<T> problem{.size = n, .minus_identity = minus_identity};
     if (training) {
-      results.push_back(cached_empty(A, sizes_with(A, 2, {kept_products<T>, n, n}), A.scalar_type()));
+      const int64_t products = in_lanes<T>(n) ? 0 : kept_products<T>;
+      results.push_back(cached_empty(A, sizes_with(A, 2, {products, n, n}), A.scalar_type()));
       results.push_back(empty(A, sizes_with(A, 2, {plan_size}), ScalarType::Long));
       problem.kept = write<T>(results[1]);
       problem.plan = write<int64_t>(results[2]);
@@ -37,8 +38,9 @@ Tensor skew_exp_backward_cpu(Tensor grad, Tensor A, Tensor kept, Tensor plan) {
     if (!A.numel()) return result;
     const int64_t n = A.size(-1), count = A.numel() / (n * n);
     STD_TORCH_CHECK(grad.numel() == A.numel() && grad.scalar_type() == A.scalar_type() &&
-                        kept.numel() == kept_products<T> * A.numel() && kept.scalar_type() == A.scalar_type() &&
-                        plan.numel() == plan_size * count && plan.scalar_type() == ScalarType::Long,
+                        kept.numel() == (in_lanes<T>(n) ? 0 : kept_products<T>)*A.numel() &&
+                        kept.scalar_type() == A.scalar_type() && plan.numel() == plan_size * count &&
+                        plan.scalar_type() == ScalarType::Long,
                     "skew_exp_backward: `grad`, `kept` and `plan` must be as the forward made them");
     const int64_t* plans = read<int64_t>(plan);
     int64_t squarings = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "orthogonal/cpu/bound.h"
+#include "orthogonal/cpu/lanes.h"
 
 namespace rnnkern {
 namespace {
@@ -21,18 +22,22 @@ template <class T>
 struct ForwardWorkspace {
   T *S, *kept, *vectors;
   Factors<T> factors;
+  T* lanes;
 
   ForwardWorkspace(const SkewForward<T>& problem, Workspace<T>& workspace, ThreadContext me)
       : S(workspace.alloc(problem.size * problem.size)),
         kept(problem.kept ? nullptr : workspace.alloc(kept_products<T> * problem.size * problem.size)),
         vectors(workspace.alloc(3 * problem.size)),
-        factors(problem.size, workspace, me.size) {}
+        factors(problem.size, workspace, me.size),
+        lanes(in_lanes<T>(problem.size) ? workspace.alloc(LaneScheme<T>::parts * lane_elements<T>(problem.size))
+                                        : nullptr) {}
 };
 
 template <class T>
 void forward(const SkewForward<T>& problem, Range matrices, ThreadContext me) {
   const auto workspace = lay_out<ForwardWorkspace<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
+  if (workspace.lanes) return lanes_forward(problem, matrices, workspace.lanes);
   const T last_identity = T(!problem.minus_identity);
   for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     T* const kept = problem.kept ? problem.kept + m * kept_products<T> * elements : workspace.kept;
@@ -96,11 +101,16 @@ struct BackwardWorkspace {
   T *S, *chain;
   T* bars[most_products];
   Factors<T> factors;
+  T* lanes;
 
   BackwardWorkspace(const SkewBackward<T>& problem, Workspace<T>& workspace, ThreadContext me)
       : S(workspace.alloc(problem.size * problem.size)),
         chain(problem.squarings ? workspace.alloc((problem.squarings + 1) * problem.size * problem.size) : nullptr),
-        factors(problem.size, workspace, me.size) {
+        factors(problem.size, workspace, me.size),
+        lanes(in_lanes<T>(problem.size)
+                  ? workspace.alloc((LaneScheme<T>::parts + most_products + 2 + problem.squarings) *
+                                    lane_elements<T>(problem.size))
+                  : nullptr) {
     for (int k = 0; k <= kept_products<T>; ++k) bars[k] = workspace.alloc(problem.size * problem.size);
   }
 };
@@ -157,6 +167,7 @@ template <class T>
 void backward(const SkewBackward<T>& problem, Range matrices, ThreadContext me) {
   const auto workspace = lay_out<BackwardWorkspace<T>>(problem, me);
   const int64_t n = problem.size, elements = n * n;
+  if (workspace.lanes) return lanes_backward(problem, matrices, workspace.lanes);
   for (int64_t m = matrices.begin; m < matrices.end; ++m) {
     const T* const kept = problem.kept + m * kept_products<T> * elements;
     const T* const basis[most_products] = {workspace.S, kept, kept + elements, kept + 2 * elements};

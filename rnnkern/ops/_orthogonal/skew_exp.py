@@ -10,6 +10,9 @@ KEPT = {torch.float32: 2, torch.float64: 3}
 """Number of products that the forward pass saves for the backward pass (kept_products in
 csrc/orthogonal/cpu/problem.h)."""
 
+MOST_IN_LANES = 16
+"""Number of rows up to which a CPU computes float64 matrices one per lane and keeps nothing (csrc/orthogonal/cpu)."""
+
 
 def _reference_backward(grad, A, kept, plan):
     return torch.func.vjp(reference.skew_exp, A)[1](grad)
@@ -18,7 +21,8 @@ def _reference_backward(grad, A, kept, plan):
 def _shapes(A, minus_identity, training):
     results = [A.new_empty(A.shape)]
     if training:
-        results.append(A.new_empty(*A.shape[:-2], KEPT[A.dtype], *A.shape[-2:]))
+        in_lanes = A.device.type == "cpu" and A.dtype == torch.float64 and A.shape[-1] <= MOST_IN_LANES
+        results.append(A.new_empty(*A.shape[:-2], 0 if in_lanes else KEPT[A.dtype], *A.shape[-2:]))
         results.append(A.new_empty(*A.shape[:-2], 2, dtype=torch.int64))
     return results
 
