@@ -9,6 +9,7 @@ and one matrix product with as many multiplications. That of ESBN are its produc
 import functools
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -210,7 +211,12 @@ def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times similarity, a training step of CoRelNet, and ESBN.", family.WIDE)
     family.add_shapes(parser, "BxTxD", "five")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="what to measure")
+    parser.add_argument("--processor-time", action="store_true", help="for one thread, on a busy machine")
     chosen, setup = family.begin(parser, argv, "similarity", name="similarity")
+    if chosen.processor_time:
+        if chosen.threads != 1:
+            parser.error("--processor-time adds up the time of all threads: it needs --threads 1")
+        harness.clock = time.process_time
     usual = QUICK_SHAPES if chosen.quick else SHAPES
     harness.run(cases(chosen.shapes or usual, chosen.only, chosen.dtype), *setup)
 
