@@ -26,7 +26,7 @@ def run(updates: int) -> list[Row]:
     """Trains for at most ``updates`` updates; returns the rows of training and tests."""
     settings = SCALE.settings._asdict() | {"trained_length": SCALE.settings.length, "copied": SCALE.copied}
     facts = settings | {"task": TASK, "enough": SCALE.enough}
-    found = transfer.learn(TASK, SCALE, list(SCALE.models), [0], updates, LENGTHS, CPU)
+    found = transfer.learn(TASK, SCALE, list(SCALE.models), [0], transfer.Limits(updates), LENGTHS, CPU)
     return [facts | row for rows in found for row in rows]
 
 

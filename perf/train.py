@@ -57,7 +57,8 @@ class Training:
         own_rate = own.rate / 10 if own.orthogonal is None else own.orthogonal
         alpha = self.optimiser.defaults.get("alpha", 0.99)
         self.multiplicative = rnnkern.optim.CayleySGD(unitary, own_rate, alpha) if unitary else None
-        self.batches = task.training(torch.Generator().manual_seed(seed))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.batches = task.training(self.generator)
         self.state = None
         self.losses: list[float] = []  # one per update
         self.seconds: list[float] = []  # one per update, without the time of drawing the batch

@@ -1,16 +1,18 @@
 """Trains recurrent layers on a recall task until they solve it, then tests them on longer sequences.
 
-Training ends at a given accuracy or after a maximum number of updates; with the same seed all layers see the same
-batches. Rows are appended to CSVs: one row per evaluation during training, and one row per length in the test. The
+Training ends at a given accuracy or after a maximum number of updates or minutes; with the same seed all layers see the
+same batches. With ``--checkpoints`` a training that was cut off is continued by the same command. Rows are appended to CSVs: one row per evaluation during training, and one row per length in the test. The
 picture shows both.
 """
 
 import argparse
 import functools
 import itertools
+import math
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -75,25 +77,70 @@ SCALES = {
 """Settings by task and scale; the full scale is that of the thesis."""
 
 
-def trained(training: Training, scale: Scale, updates: int, told: Callable[[str], None]) -> Iterator[Row]:
-    """Runs the training; yields a row after each measurement."""
-    begun, words = 0, ""
-    for update in range(1, updates + 1):
+class Limits(NamedTuple):
+    """When a training ends, unless it reaches the accuracy of its scale before."""
+
+    updates: int
+    minutes: float = math.inf
+
+
+def trained(
+    training: Training, scale: Scale, limits: Limits, checkpoint: Path | None, told: Callable[[str], None]
+) -> list[Row]:
+    """Runs the training, from its checkpoint if there is one, and returns a row per measurement."""
+    rows, spent = resumed(training, checkpoint)
+    begun, words, started = len(training.losses), "", time.monotonic() - spent
+    while not rows or rows[-1]["measured"] < scale.enough:
+        if len(training.losses) >= limits.updates or time.monotonic() - started >= 60 * limits.minutes:
+            break
         training.update()
         told(words)
-        if update % scale.every == 0 or update == updates:
+        update = len(training.losses)
+        if update % scale.every == 0 or update == limits.updates:
             measured = training.measure()
             words = f"accuracy {measured:.3g}"
-            yield {
+            rows.append({
                 "update": update,
                 "length": training.settings.length,
                 "train_loss": significant(statistics.fmean(training.losses[begun:])),
                 "measured": significant(measured),
                 "update_ms": significant(1e3 * statistics.median(training.seconds[begun:])),
-            }
+            })  # fmt: skip
             begun = update
-            if measured >= scale.enough:
-                return
+            save(training, checkpoint, rows, time.monotonic() - started)
+    return rows
+
+
+def save(training: Training, checkpoint: Path | None, rows: Sequence[Row], spent: float) -> None:
+    if checkpoint is None:
+        return
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    new = checkpoint.with_suffix(".new")
+    torch.save(
+        {
+            "network": training.network.state_dict(),
+            "optimiser": training.optimiser.state_dict(),
+            "generator": training.generator.get_state(),
+            "losses": training.losses,
+            "seconds": training.seconds,
+            "rows": list(rows),
+            "spent": spent,
+        },
+        new,
+    )
+    new.replace(checkpoint)
+
+
+def resumed(training: Training, checkpoint: Path | None) -> tuple[list[Row], float]:
+    """Loads the checkpoint into the training; returns its rows and the seconds that it took."""
+    if checkpoint is None or not checkpoint.exists():
+        return [], 0.0
+    found = torch.load(checkpoint, weights_only=True)
+    training.network.load_state_dict(found["network"])
+    training.optimiser.load_state_dict(found["optimiser"])
+    training.generator.set_state(found["generator"])
+    training.losses, training.seconds = found["losses"], found["seconds"]
+    return found["rows"], found["spent"]
 
 
 @torch.no_grad()
@@ -109,12 +156,12 @@ def tested(training: Training, task: str, scale: Scale, lengths: Sequence[int], 
 
 
 def learn(
-    task: str, scale: Scale, models: Sequence[str], seeds: Sequence[int], updates: int, lengths: Sequence[int],
-    device: torch.device, kept: Path | None = None,
+    task: str, scale: Scale, models: Sequence[str], seeds: Sequence[int], limits: Limits, lengths: Sequence[int],
+    device: torch.device, kept: Path | None = None, checkpoints: Path | None = None,
 ) -> Iterator[list[Row]]:  # fmt: skip
     """Yields the rows of each training and its tests at their end."""
     ready = RECALL[task].task(scale.settings.length, scale.copied, scale.settings.batch, scale.settings.held_out)
-    with Progress("", len(models) * len(seeds) * updates, "update") as progress:
+    with Progress("", len(models) * len(seeds) * limits.updates, "update") as progress:
         for seed, model in itertools.product(seeds, models):
             how = scale.models[model]
             settings = scale.settings._replace(optimiser=how.optimiser, rate=how.rate)
@@ -126,10 +173,11 @@ def learn(
             training = Training(ready, model, seed, settings, device, Own(how.rate))
             facts = {"model": model, "parameters": size(training.network), "seed": seed}
             facts |= {"optimiser": how.optimiser, "rate": how.rate}
-            curve = [{"phase": "training"} | row for row in trained(training, scale, updates, told)]
+            checkpoint = checkpoints and checkpoints / f"{task}-{model}-{seed}.pt"
+            curve = [{"phase": "training"} | row for row in trained(training, scale, limits, checkpoint, told)]
             telling = functools.partial(told, step=0)
             test = [{"phase": "test"} | row for row in tested(training, task, scale, lengths, telling)]
-            told("", step=updates - len(training.losses))
+            told("", step=limits.updates - len(training.losses))
             yield [facts | row for row in curve + test]
             if kept is not None:
                 kept.mkdir(parents=True, exist_ok=True)
@@ -168,12 +216,14 @@ def arguments() -> argparse.ArgumentParser:
                         help="small: minutes on two cores; full: the thesis' settings, for a GPU")  # fmt: skip
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="MODEL", help="all of the scale's if not given")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="0 1 2 if not given")
-    parser.add_argument("--updates", type=int, help="the most of a training")
+    parser.add_argument("--updates", type=int, help="most updates of a training")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="most minutes of a training")
     parser.add_argument("--lengths", nargs="+", type=int, metavar="T", help="of the tests")
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern; 2 if not given")
     record.add_output_arguments(parser)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of what each training has learnt, a state_dict")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="of trainings that can be continued")
     return parser
 
 
@@ -187,14 +237,16 @@ def main(argv: Sequence[str]) -> None:
         parser.error(
             f"--models: {chosen.task} at the scale {chosen.scale} has {', '.join(scale.models)}, not {unknown}"
         )
-    updates, lengths = chosen.updates or scale.settings.updates, chosen.lengths or scale.lengths
+    limits = Limits(chosen.updates or scale.settings.updates, chosen.minutes)
+    lengths = chosen.lengths or scale.lengths
     facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.transfer", *argv]))
     settings = scale.settings._asdict()
     facts |= {"task": chosen.task, "scale": chosen.scale, "trained_length": settings["length"], "copied": scale.copied}
     facts |= {name: settings[name] for name in ("batch", "hidden", "clip", "held_out")} | {"enough": scale.enough}
     out = record.output(chosen, chosen.device)
     path = out.rows / f"transfer-{chosen.task}.csv"
-    for rows in learn(chosen.task, scale, models, chosen.seeds, updates, lengths, chosen.device, chosen.keep):
+    folders = chosen.keep, chosen.checkpoints
+    for rows in learn(chosen.task, scale, models, chosen.seeds, limits, lengths, chosen.device, *folders):
         record.append(path, [facts | row for row in rows])
     rows = newest(record.read(path), chosen.task, chosen.scale)
     transfer_picture.draw(out.pictures / f"transfer-{chosen.task}-{chosen.scale}.png", rows)
