@@ -1,8 +1,8 @@
 """Trains recurrent layers on a recall task until they solve it, then tests them on longer sequences.
 
 Training ends at a given accuracy or after a maximum number of updates or minutes; with the same seed all layers see the
-same batches. With ``--checkpoints`` a training that was cut off is continued by the same command. Rows are appended to CSVs: one row per evaluation during training, and one row per length in the test. The
-picture shows both.
+same batches. With ``--checkpoints`` a training that was cut off is continued by the same command. Rows are appended to
+CSVs: one row per evaluation during training, and one row per length in the test. The picture shows both.
 """
 
 import argparse

@@ -364,3 +364,62 @@ def test_orthogonal_penalty():
     assert rnnkern.nn.orthogonal_penalty(model) < 1e-6
     with pytest.raises(ValueError, match="orthogonal_penalty: `model` must contain an Elman network"):
         rnnkern.nn.orthogonal_penalty(rnnkern.nn.LSTM(2, 3))
+
+
+def test_the_spectral_penalty_is_of_the_singular_value_furthest_from_one():
+    layers = [RNN(I, 4, dtype=F64), RNN(I, 4, num_heads=2, dtype=F64)]
+    model = torch.nn.ModuleList(layers)
+    weights = [V for layer in layers for V in (layer.weight_hh_l0.view(-1, *layer.weight_hh_l0.shape[-2:]))]
+    wanted = sum(max((s * s - 1) ** 2 for s in torch.linalg.svdvals(V.detach()).tolist()) for V in weights)
+    penalty = rnnkern.nn.orthogonal_penalty(model, norm="spectral")
+    assert penalty.item() == pytest.approx(wanted, rel=1e-12)
+    V = layers[0].weight_hh_l0
+    U, s, Vh = torch.linalg.svd(V.detach())
+    k = (s * s - 1).abs().argmax()
+    wanted = 4 * (s[k] ** 2 - 1) * s[k] * U[:, k, None] * Vh[k]
+    torch.testing.assert_close(torch.autograd.grad(penalty, V)[0], wanted)
+    exact = rnnkern.nn.OrthogonalInitRNN(I, 4, dtype=F64)
+    loss = rnnkern.nn.orthogonal_penalty(exact, norm="spectral")
+    loss.backward()
+    assert loss.item() < 1e-24
+    assert exact.weight_hh_l0.grad.isfinite().all()
+    with pytest.raises(ValueError, match="`norm` must be 'frobenius' or 'spectral', got 2"):
+        rnnkern.nn.orthogonal_penalty(exact, norm=2)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.958])
+def test_moduli_of_a_schur_form_keep_their_value(value):
+    module = NonNormalRNN(I, 5, 2, gamma=value)
+    moduli = torch.linalg.eigvals(module.weight_hh_l1.detach().double()).abs()
+    torch.testing.assert_close(moduli, torch.full_like(moduli, value), rtol=0, atol=1e-5)
+    optimiser = torch.optim.Adam(rnnkern.optim.param_groups(module, 0.1, triangular_weight_decay=0.1))
+    for _ in range(3):
+        optimiser.zero_grad()
+        module(torch.randn(T, B, I))[0].square().sum().backward()
+        optimiser.step()
+    for k in range(2):
+        _, theta, gamma, _ = module.parametrizations[f"weight_hh_l{k}"][0].originals
+        assert (gamma == torch.tensor(value)).all()
+        assert theta.grad.any()
+    module.reset_parameters()
+    assert (module.parametrizations.weight_hh_l0[0].originals[2] == torch.tensor(value)).all()
+    module.weight_hh_l0 = torch.randn(5, 5)
+    assert (module.parametrizations.weight_hh_l0[0].originals[2] == torch.tensor(value)).all()
+    for wrong, error in ((-1.0, ValueError), (float("inf"), ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="schur: `gamma` must be"):
+            NonNormalRNN(I, 5, gamma=wrong)
+
+
+@pytest.mark.parametrize("cls", [rnnkern.nn.LSTM, torch.nn.GRU, RNN])
+def test_glorots_normal_distribution_of_each_gate(cls):
+    module = rnnkern.nn.init.glorot_normal_(cls(60, 100, 2))
+    gates = len(module.weight_hh_l0) // 100
+    for name, columns in (("weight_ih_l0", 60), ("weight_hh_l0", 100), ("weight_ih_l1", 100)):
+        for gate in getattr(module, name).detach().chunk(gates):
+            assert gate.std().item() == pytest.approx((2 / (100 + columns)) ** 0.5, rel=0.05)
+            assert abs(gate.mean().item()) < 0.005
+    assert not module.bias_hh_l1.any()
+    with pytest.raises(ValueError, match="`module` must be an LSTM, GRU or RNN, got Linear"):
+        rnnkern.nn.init.glorot_normal_(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="`weight_hh_l0` is parametrized"):
+        rnnkern.nn.init.glorot_normal_(ExpRNN(2, 3))

@@ -23,6 +23,10 @@ LAYERS = [
     (RelLSTM, {"buffer_size": 3, "relevant_size": 2, "relevance": "fifo"}),
     (MemRNN, {}),
     (MemLSTM, {}),
+    (RelRNN, {"buffer_size": 3, "relevant_size": 2, "relevance": "learned", "output": "s"}),
+    (MemRNN, {"combine": "concat", "num_heads": 5, "output": "s"}),
+    (MemLSTM, {"combine": "concat", "alignment": "scaled_dot"}),
+    (RelLSTM, {"buffer_size": 3, "relevance": "learned", "alignment": "scaled_dot", "num_heads": 5}),
 ]
 every = pytest.mark.parametrize(("cls", "options"), LAYERS, ids=lambda x: getattr(x, "__name__", ""))
 
@@ -47,13 +51,18 @@ def of_reference(layer, x, dtype, **rest):
     """Output and gradients of the reference."""
     weights = {name: p.detach().to(dtype).requires_grad_() for name, p in layer.named_parameters()}
     u = torch.nn.functional.linear(x.to(dtype), weights["weight_ih_l0"], weights.get("bias_ih_l0"))
-    names = ("weight_query_l0", "weight_key_l0", "weight_score_l0")
-    zeros = torch.zeros(x.shape[1], N, dtype=dtype)
+    scaled = torch.full((N,), (N / layer.num_heads) ** -0.5, dtype=dtype)
+    v = weights.get("weight_score_l0", scaled)
+    attention = (weights["weight_query_l0"], weights["weight_key_l0"], v.view(layer.num_heads, -1))
+    relevance = layer.relevance
+    if relevance == "learned":
+        relevance = (x.to(dtype) * weights["weight_screen_l0"]).sum(-1)
+    s, c = (torch.zeros(x.shape[1], n, dtype=dtype) for n in (weights["weight_hh_l0"].shape[1], N))
     output, state = reference.relevancy_recurrence(
-        layer._cell, u, weights["weight_hh_l0"], (zeros, zeros) if layer._cell == "lstm" else (zeros,),
-        [weights[name] for name in names],
+        layer._cell, u, weights["weight_hh_l0"], (s, c) if layer._cell == "lstm" else (s,),
+        attention,
         buffer_size=layer.buffer_size, relevant_size=layer.relevant_size, combine=layer.combine,
-        alignment=layer.alignment, relevance=layer.relevance, output=layer.output,
+        alignment=layer.alignment.removeprefix("scaled_"), relevance=relevance, output=layer.output,
         params=[weights["modrelu_bias_l0"]] if "modrelu_bias_l0" in weights else (), **rest,
     )  # fmt: skip
     grads = torch.autograd.grad(output.square().sum(), list(weights.values()))
@@ -118,7 +127,8 @@ def test_chunks_are_the_whole(cls, options, cut):
     torch.testing.assert_close(torch.cat([first, second]), whole)  # exact except for rounding in the product with U
     assert torch.equal(state.ids, wanted.ids)
     same(state, wanted)
-    grads = [torch.autograd.grad(out.square().sum(), list(layer.parameters()))
+    parameters = [p for name, p in layer.named_parameters() if name != "weight_screen_l0"]  # reached in the same call
+    grads = [torch.autograd.grad(out.square().sum(), parameters)
              for out in (whole, torch.cat([first, second]))]  # fmt: skip
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
@@ -154,6 +164,67 @@ def test_random_screening_draws_from_torchs_generator():
 
 
 # ---- the recurrent weight
+
+
+def published(layer, x):
+    """s of a MemRNN with several heads and the scaled dot product, from equations 2.7.1 to 2.7.4 of Kerg 2022."""
+    V, W_a, U_a = layer.weight_hh_l0, layer.weight_query_l0, layer.weight_key_l0
+    parts = [slice(k, k + N // layer.num_heads) for k in range(0, N, N // layer.num_heads)]
+    s, past, out = x.new_zeros(2 * N), [], []
+    for now in x:
+        h = torch.tanh(V @ s + layer.weight_ih_l0 @ now + layer.bias_ih_l0)
+        past.append(h)
+        contexts = []
+        for part in parts:
+            query, keys = (W_a @ s)[part], torch.stack([(U_a @ one)[part] for one in past])
+            alpha = torch.softmax(keys @ query / len(query) ** 0.5, 0)
+            contexts.append(alpha @ torch.stack(past)[:, part])
+        s = torch.cat([h, *contexts])
+        out.append(s)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("num_heads", [1, 5])
+def test_heads_and_a_query_of_h_and_context_are_as_published(num_heads):
+    layer = build(MemRNN, combine="concat", alignment="scaled_dot", num_heads=num_heads, output="s")
+    assert layer.weight_hh_l0.shape == layer.weight_query_l0.shape == (N, 2 * N)
+    x = inputs()
+    output, state = layer(x)
+    assert state.s.shape == (B, 2 * N)
+    loop = torch.stack([published(layer, sequence) for sequence in x.unbind(1)], 1)
+    torch.testing.assert_close(output, loop, rtol=1e-12, atol=1e-12)
+    leaves = list(layer.parameters())
+    found, truth = (torch.autograd.grad(y.square().sum(), leaves) for y in (output, loop))
+    torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
+    begun = layer(x[4:], layer(x[:4])[1])[0]
+    torch.testing.assert_close(begun, output[4:])
+    given = layer(x, torch.zeros(1, B, 2 * N, dtype=torch.float64))[0]
+    torch.testing.assert_close(given, output)
+
+
+def test_screening_learns_which_inputs_matter():
+    """One of the steps 0 to 7 has a mark and a sign; the answer at the end is that sign. R has a single slot, and only
+    the learned score can tell which event must be in it, since the buffer holds one event and R one."""
+
+    def trained(relevance):
+        torch.manual_seed(0)
+        layer = RelRNN(2, 16, buffer_size=1, relevant_size=1, relevance=relevance, output="s")
+        head = torch.nn.Linear(16, 1)
+        optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], 1e-2)
+        for _ in range(150):
+            x, marked = torch.zeros(24, 64, 2), torch.randint(8, (64,))
+            sign = torch.randint(2, (64,)) * 2.0 - 1
+            x[marked, torch.arange(64), 0], x[marked, torch.arange(64), 1] = 1, sign
+            output, state = layer(x)
+            loss = torch.nn.functional.softplus(-sign * head(output[-1]).squeeze(1)).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return (state.ids[:, 0] == marked).float().mean().item(), layer
+
+    kept, layer = trained("learned")
+    assert layer.weight_screen_l0.grad.any()
+    assert kept == 1.0
 
 
 def test_v_begins_orthogonal():
@@ -257,6 +328,8 @@ def test_repr():
         (RelRNN, {"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
         (RelRNN, {"relevant_size": -1}, ValueError, "relevant_size must be at least 0, got -1"),
         (RelRNN, {"buffer_size": 2.0}, TypeError, "buffer_size should be of type int, got: float"),
+        (RelRNN, {"num_heads": 2}, ValueError, "num_heads must divide hidden_size = 5, got 2"),
+        (RelRNN, {"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
         (RelRNN, {"nonlinearity": "gelu"}, ValueError, "nonlinearity must be one of .*, got 'gelu'"),
         (RelLSTM, {"combine": "mean"}, ValueError, "combine must be one of .*, got 'mean'"),
         (RelLSTM, {"nonlinearity": "relu"}, TypeError, "nonlinearity"),

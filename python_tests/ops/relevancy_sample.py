@@ -23,7 +23,9 @@ class Call(NamedTuple):
         found = {"u": u, "R": R, **dict(zip(("W_a", "U_a", "v"), attention, strict=True))}
         parts = state._asdict() if isinstance(state, RelevancyState) else dict(zip("sc", state, strict=False))
         found |= {name: x for name, x in parts.items() if name in PASSED_ON and x is not None}
-        return found | {f"params[{k}]": x for k, x in enumerate(self.kwargs["params"])}
+        found |= {f"params[{k}]": x for k, x in enumerate(self.kwargs["params"])}
+        scores = self.kwargs["relevance"]
+        return found | ({"relevance": scores} if isinstance(scores, Tensor) and scores.requires_grad else {})
 
     def to(self, dtype: torch.dtype, requires_grad: bool = True) -> "Call":
         """The same values in a dtype, as new leaves."""
@@ -42,7 +44,7 @@ class Call(NamedTuple):
 
         kwargs = {key: cast(value) for key, value in self.kwargs.items()}
         if isinstance(kwargs.get("relevance"), Tensor):
-            kwargs["relevance"].requires_grad_(False)
+            kwargs["relevance"].requires_grad_(requires_grad and self.kwargs["relevance"].requires_grad)
         return Call(cast(self.args), kwargs)
 
 
@@ -60,23 +62,27 @@ def call_of(
     combine: str = "half",
     alignment: str = "additive",
     relevance: str = "attention",
+    heads: int = 1,
     dtype: torch.dtype = torch.float64,
     scale: float = 1.0,
 ) -> Call:
     """A call with values drawn from torch's generator.
 
     Packed lengths decrease from ``steps`` to 0. ``reset`` is the probability of a reset, ``carried`` the number of
-    steps of an earlier call whose state is passed in. ``relevance`` may be "given" for a tensor of scores, and
-    ``scale`` multiplies v.
+    steps of an earlier call whose state is passed in. ``relevance`` may be "given" for a tensor of scores, or "learned"
+    for one that receives a gradient; ``scale`` multiplies v. ``hidden`` is rounded up to a multiple of ``heads``.
     """
     gates, states, params = CELLS[cell].gates, CELLS[cell].states, CELLS[cell].params
 
     def draw(*shape):
         return torch.randn(shape, dtype=torch.float64)
 
-    R, *attention = (draw(rows, hidden) / hidden**0.5 for rows in (gates * hidden, hidden, hidden))
-    attention = (*attention, draw(hidden) * scale / hidden**0.5)
-    state: Any = tuple(draw(batch, hidden) for _ in range(states))
+    hidden = -(-hidden // heads) * heads
+    size = 2 * hidden if combine == "concat" else hidden
+    R, W_a = (draw(rows, size) / size**0.5 for rows in (gates * hidden, hidden))
+    U_a, v = draw(hidden, hidden) / hidden**0.5, draw(hidden) * scale / hidden**0.5
+    attention = (W_a, U_a, v if heads == 1 else v.view(heads, -1))
+    state: Any = (draw(batch, size), *(draw(batch, hidden) for _ in range(states - 1)))
     options = {
         "buffer_size": buffer_size, "relevant_size": relevant_size, "combine": combine, "alignment": alignment,
         "params": tuple(0.3 * draw(hidden) for _ in params),
@@ -92,20 +98,23 @@ def call_of(
         batch_sizes = (lengths[None, :] > torch.arange(steps)[:, None]).sum(1)
         rows = (int(batch_sizes.sum()),)
     options |= {"batch_sizes": batch_sizes, "reset": torch.rand(steps, batch) < reset if reset else None}
-    options["relevance"] = torch.rand(steps, batch, dtype=torch.float64) if relevance == "given" else relevance
+    options["relevance"] = relevance
+    if relevance in ("given", "learned"):
+        options["relevance"] = torch.rand(steps, batch, dtype=torch.float64, requires_grad=relevance == "learned")
     return Call((cell, draw(*rows, gates * hidden), R, state, attention), options).to(dtype)
 
 
 def random_call(draw: random.Random) -> Call:
     """A call with a random configuration that the operator supports."""
     steps = draw.choice([0, 1, 2, 5, 8, 12])
+    heads = draw.choice([1, 1, 2, 3])
     return call_of(
         draw.choice(["tanh", "relu", "modrelu", "lstm"]), steps, draw.choice([0, 1, 2, 3]),
-        draw.choice([1, 2, 3, 8, 9]), buffer_size=draw.choice([1, 2, 3, 5, max(steps, 1), steps + 4]),
+        heads * draw.choice([1, 2, 3, 8, 9]), buffer_size=draw.choice([1, 2, 3, 5, max(steps, 1), steps + 4]),
         relevant_size=draw.choice([0, 0, 1, 2, 4]), packed=draw.random() < 0.3,
         reset=draw.choice([0.0, 0.0, 0.2, 1.0]), carried=draw.choice([0, 0, 1, 4, 9]),
-        combine=draw.choice(["half", "sum"]), alignment=draw.choice(["additive", "dot"]),
-        relevance=draw.choice(["attention", "attention", "fifo", "given"]),
+        combine=draw.choice(["half", "sum", "concat"]), alignment=draw.choice(["additive", "dot"]),
+        relevance=draw.choice(["attention", "attention", "fifo", "given", "learned"]), heads=heads,
     )  # fmt: skip
 
 

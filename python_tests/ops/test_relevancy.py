@@ -23,6 +23,8 @@ OPTIONS = {
     "all remembered": {"buffer_size": 11, "relevant_size": 1, "carried": 2},
     "window": {"relevant_size": 0},
     "given, dot, sum": {"relevance": "given", "alignment": "dot", "combine": "sum"},
+    "concat": {"combine": "concat", "packed": True, "reset": 0.3},
+    "heads": {"heads": 2, "carried": 5},
 }
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -148,7 +150,7 @@ def test_the_operators_are_what_torch_expects(cell, options):
     _, u, R, state, attention = call.args
     weights = [R, *attention]
     if not isinstance(state, RelevancyState):
-        state = reference.empty_state(state, call.kwargs["relevant_size"])
+        state = reference.empty_state(state, call.kwargs["relevant_size"], len(attention[1]))
     parts = [x for x in state if x is not None]
     given = call.kwargs["relevance"] if isinstance(call.kwargs["relevance"], torch.Tensor) else None
     rest = (list(call.kwargs["params"]), call.kwargs["batch_sizes"], call.kwargs["reset"], given,

@@ -1,5 +1,6 @@
 """Tools that measure what recurrent models and their weights do, in plain PyTorch."""
 
+from rnnkern.analysis._depth import dependency_depth
 from rnnkern.analysis._fisher import fisher_memory_curve, spatial_fisher
 from rnnkern.analysis._fixed_points import ZeroPoint, fixed_points, shaping, zero_point
 from rnnkern.analysis._gains import Gains
@@ -34,6 +35,7 @@ __all__ = [
     "ZeroPoint",
     "bifurcation",
     "commutator",
+    "dependency_depth",
     "expected_slow_fraction",
     "fisher_memory_curve",
     "fixed_point_support",

@@ -22,7 +22,14 @@ from rnnkern.analysis import (
 from rnnkern.analysis._gains import ROWS, gates_of
 from rnnkern.analysis._samples import theory_cell
 
-__all__ = ["Initialisation", "adding_solution_", "copy_solution_", "describe_initialisation", "gate_variance_"]
+__all__ = [
+    "Initialisation",
+    "adding_solution_",
+    "copy_solution_",
+    "describe_initialisation",
+    "gate_variance_",
+    "glorot_normal_",
+]
 
 CELLS_OF_KINDS = {
     (torch.nn.LSTM, torch.nn.LSTMCell): "lstm",
@@ -31,6 +38,44 @@ CELLS_OF_KINDS = {
 }
 """Cells whose gates the kinds of modules have; a subclass has those of its base class."""
 POPULATION, STEPS = 10_000, 120
+
+
+@torch.no_grad()
+def glorot_normal_(module: Module) -> Module:
+    r"""Draws the input and recurrent weight of each gate from Glorot's normal distribution, and sets biases to 0, as
+    the RNN and the LSTM of Kerg et al. 2019 start (tables A.1, A.2 and A.4).
+
+    .. math::
+        W_{ij} \sim N\left(0, \frac{2}{\mathrm{rows} + \mathrm{columns}}\right)
+
+    Args:
+        module: an LSTM, GRU or RNN of rnnkern.nn or torch.nn, without parametrized weights. It is changed in place.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: the module has another type, or its recurrent weight is parametrized.
+
+    >>> lstm = glorot_normal_(rnnkern.nn.LSTM(10, 200))
+    >>> abs(lstm.weight_hh_l0.std().item() - (2 / 400) ** 0.5) < 0.001
+    True
+    """
+    if not isinstance(module, torch.nn.RNNBase):
+        raise ValueError(f"glorot_normal_: `module` must be an LSTM, GRU or RNN, got {type(module).__name__}")
+    for names in module._all_weights:
+        if is_parametrized(module, names[1]):
+            raise ValueError(f"glorot_normal_: `{names[1]}` is parametrized")
+        for name in names:
+            parameter = getattr(module, name)
+            if not name.startswith("weight_ih") and not name.startswith("weight_hh"):
+                if name.startswith("bias"):
+                    parameter.zero_()
+                continue
+            gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+            *_, rows, columns = parameter.unflatten(-2, (gates, -1)).shape
+            parameter.normal_(0, (2 / (rows + columns)) ** 0.5)
+    return module
 
 
 @torch.no_grad()

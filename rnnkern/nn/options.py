@@ -34,6 +34,15 @@ class RNNOptions(LayerOptions, total=False):
     filter: Filter | None
 
 
+class ExpRNNOptions(RNNOptions, total=False):
+    """Options of :class:`rnnkern.nn.ExpRNN`."""
+
+    init: str
+    base: str
+    rebase_every: int
+    bias: bool
+
+
 class LSTMOptions(LayerOptions, total=False):
     """Options of :class:`rnnkern.nn.LSTM`."""
 
@@ -48,6 +57,7 @@ class MemoryOptions(TypedDict, total=False):
 
     combine: str
     alignment: str
+    num_heads: int
     output: str
     bias: bool
     batch_first: bool

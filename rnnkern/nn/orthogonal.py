@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.options import LayerOptions, RNNOptions, with_options
+from rnnkern.nn.options import ExpRNNOptions, LayerOptions, RNNOptions, with_options
 from rnnkern.nn.rnn import RNN
 from rnnkern.ops import recurrence
 from rnnkern.parametrizations import _schur
@@ -137,8 +137,13 @@ class NonNormalRNN(ExpRNN):
 
     ``weight_hh_l{k}`` is parametrized by :func:`rnnkern.parametrizations.schur`: P = B exp(A) is orthogonal, Lambda is
     block-diagonal with rotations by theta, scaled by gamma, and T is strictly lower triangular. For training, add
-    ``delta * schur_penalty(model)`` to the loss and give T weight decay with :func:`rnnkern.optim.param_groups`. The
-    arguments are those of :class:`ExpRNN`; ``init``, ``base`` and ``rebase_every`` apply to P.
+    ``delta * schur_penalty(model)`` to the loss and give T weight decay with :func:`rnnkern.optim.param_groups`.
+
+    Args:
+        gamma: the value that all moduli gamma keep, such as 1 or 0.958 (Kerg et al. 2019, appendix A.6). None, the
+            default, trains them from 1.
+        input_size, hidden_size, num_layers, init, base, rebase_every, bias, options: as in :class:`ExpRNN`; ``init``,
+            ``base`` and ``rebase_every`` apply to P.
 
     Source: Kerg et al. 2019.
 
@@ -147,8 +152,15 @@ class NonNormalRNN(ExpRNN):
     >>> loss.backward()
     """
 
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, gamma: float | None = None,
+        **options: Unpack[ExpRNNOptions],
+    ) -> None:  # fmt: skip
+        self._gamma = gamma
+        super().__init__(input_size, hidden_size, num_layers, **options)
+
     def _constrain(self, name: str) -> None:
-        parametrizations.schur(self, name, **self._how)
+        parametrizations.schur(self, name, gamma=self._gamma, **self._how)
 
 
 @with_options
@@ -398,28 +410,36 @@ def schur_penalty(model: Module) -> Tensor:
     return _schur.schur_penalty(model)
 
 
-def orthogonal_penalty(model: Module) -> Tensor:
-    r"""A soft orthogonality penalty, :math:`\sum_V \|V^\top V - I\|_F^2`, summed over all recurrent weights V.
+def orthogonal_penalty(model: Module, norm: str = "frobenius") -> Tensor:
+    r"""A soft orthogonality penalty, :math:`\sum_V \|V^\top V - I\|^2`, summed over all recurrent weights V.
 
     Multiply it by a coefficient (lambda in Vorontsov et al. 2017, section 3.2) and add it to the loss.
 
     Args:
         model: a module that contains Elman networks: instances of :class:`rnnkern.nn.RNN`, :class:`torch.nn.RNN` or
             their subclasses. All layers and directions count, and each block of a block-diagonal weight.
+        norm: ``"frobenius"``, or ``"spectral"``, the largest singular value, as in the paper; its gradient reaches
+            only the singular value of V that is furthest from 1, and costs a singular value decomposition.
 
     Returns:
         A scalar tensor. Gradients flow to each V.
 
     Raises:
-        ValueError: the model contains no Elman network.
+        ValueError: the model contains no Elman network, or ``norm`` is unknown.
 
     >>> model = rnnkern.nn.OrthogonalInitRNN(10, 20)
     >>> rnnkern.nn.orthogonal_penalty(model).item() < 1e-8
     True
     """
+    if norm not in ("frobenius", "spectral"):
+        raise ValueError(f"orthogonal_penalty: `norm` must be 'frobenius' or 'spectral', got {norm!r}")
     networks = [module for module in model.modules() if isinstance(module, torch.nn.RNN)]
     if not networks:
         raise ValueError("orthogonal_penalty: `model` must contain an Elman network such as rnnkern.nn.RNN, got none")
     weights = [getattr(network, names[1]) for network in networks for names in network._all_weights]
-    squares = [(V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)).square().sum() for V in weights]
+    grams = [V.mT @ V - torch.eye(V.shape[-1], dtype=V.dtype, device=V.device) for V in weights]
+    if norm == "spectral":
+        squares = [torch.linalg.matrix_norm(gram, 2).square().sum() for gram in grams]
+    else:
+        squares = [gram.square().sum() for gram in grams]
     return torch.stack([square.to(squares[0]) for square in squares]).sum()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.utils import parametrize
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
@@ -19,6 +19,8 @@ from rnnkern.ops._relevancy.relevancy import CHOICES
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
 
 NONLINEARITIES = tuple(cell for cell in RELEVANCY_CELLS if cell != "lstm")
+MORE = {"alignment": ("scaled_dot",), "relevance": ("learned",)}
+"""Choices of the layers that the operator serves under other names."""
 UNLIMITED = 2**30
 """More steps than any sequence has, so that the buffer holds every state so far."""
 
@@ -29,30 +31,33 @@ class Relevancy(Attending):
     _gates, _states, _operator = 1, 1, staticmethod(relevancy_recurrence)
     _plain: ClassVar = {
         "buffer_size": UNLIMITED, "relevant_size": 0, "nonlinearity": "tanh", "combine": "half", "bias": True,
-        "alignment": "additive", "relevance": "attention", "output": "h", "batch_first": False,
+        "alignment": "additive", "num_heads": 1, "relevance": "attention", "output": "h", "batch_first": False,
     }  # fmt: skip
 
     def __init__(
         self, input_size: int, hidden_size: int, *, buffer_size: int = 10, relevant_size: int = 10,
-        combine: str = "half",
-        alignment: str = "additive", relevance: str = "attention", output: str = "h", bias: bool = True,
+        combine: str = "half", alignment: str = "additive", num_heads: int = 1, relevance: str = "attention",
+        output: str = "h", bias: bool = True,
         batch_first: bool = False, device: Any = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "buffer_size": buffer_size}
         chosen = {"combine": combine, "alignment": alignment, "relevance": relevance, "output": output}
         super().__init__(
-            sizes | {"relevant_size": relevant_size}, {"relevant_size": 0},
-            {name: (choice, CHOICES[name]) for name, choice in chosen.items()},
+            sizes | {"relevant_size": relevant_size, "num_heads": num_heads}, {"relevant_size": 0},
+            {name: (choice, CHOICES[name] + MORE.get(name, ())) for name, choice in chosen.items()},
         )  # fmt: skip
+        if hidden_size % num_heads:
+            raise ValueError(f"num_heads must divide hidden_size = {hidden_size}, got {num_heads}")
         self.bias, self.batch_first = bias, batch_first
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
 
-        rows = self._gates * hidden_size
-        self.weight_ih_l0, self.weight_hh_l0 = parameter(rows, input_size), parameter(rows, hidden_size)
-        self.weight_query_l0, self.weight_key_l0 = (parameter(hidden_size, hidden_size) for _ in range(2))
-        self.weight_score_l0 = parameter(hidden_size)
+        rows, size = self._gates * hidden_size, self._state_size
+        self.weight_ih_l0, self.weight_hh_l0 = parameter(rows, input_size), parameter(rows, size)
+        self.weight_query_l0, self.weight_key_l0 = (parameter(hidden_size, n) for n in (size, hidden_size))
+        self.weight_score_l0 = None if alignment == "scaled_dot" else parameter(hidden_size)
+        self.weight_screen_l0 = parameter(input_size) if relevance == "learned" else None
         self.bias_ih_l0 = parameter(rows) if bias else None
         self.modrelu_bias_l0 = parameter(hidden_size) if self._cell == "modrelu" else None
         self.reset_parameters()
@@ -61,12 +66,22 @@ class Relevancy(Attending):
     def _cell(self) -> str:  # name of a cell of rnnkern.ops.relevancy_recurrence
         raise NotImplementedError
 
+    @property
+    def _state_size(self) -> int:
+        return (2 if self.combine == "concat" else 1) * self.hidden_size
+
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
         for weight in (self.weight_query_l0, self.weight_key_l0):
             init.uniform_(weight, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
-        init.xavier_normal_(self.weight_score_l0.unsqueeze(0))
+        for vector in (self.weight_score_l0, self.weight_screen_l0):
+            if vector is not None:
+                init.xavier_normal_(vector.unsqueeze(0))
         self._reset_cell()
+
+    def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
+        s, *c = super()._zeros(x, batch)
+        return (s.new_zeros(batch, self._state_size), *c)
 
     @torch.no_grad()
     def _reset_cell(self) -> None:
@@ -75,7 +90,8 @@ class Relevancy(Attending):
             parametrizations.reset_parameters(self, "weight_hh_l0")
         else:
             gates = self.weight_hh_l0.unflatten(0, (self._gates, self.hidden_size))
-            gates.copy_(parametrizations.orthogonal_matrix(gates))
+            for part in gates.split(self.hidden_size, dim=-1):
+                part.copy_(parametrizations.orthogonal_matrix(part))
         if self.bias_ih_l0 is not None:
             init.zeros_(self.bias_ih_l0)
 
@@ -92,12 +108,13 @@ class Relevancy(Attending):
                 :class:`~torch.nn.utils.rnn.PackedSequence`. It has the dtype of the parameters. T may be 0.
             hx: a state that an earlier call returned, which continues that sequence; or s_0, or for an LSTM the tuple
                 ``(s_0, c_0)``, each (1, B, H) as in torch.nn or (B, H), with an empty memory. None means zeros. In the
-                caller's batch order; without B for unbatched input.
+                caller's batch order; without B for unbatched input. s_0 has 2H columns with ``combine="concat"``.
             reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
                 unbatched input; in the caller's batch order. True zeroes s and c and empties the memory before step t.
 
         Returns:
-            The output, shaped like ``input`` with H columns, and the :class:`~rnnkern.ops.RelevancyState`.
+            The output, shaped like ``input`` with H columns (2H for s with ``combine="concat"``), and the
+            :class:`~rnnkern.ops.RelevancyState`.
 
         Raises:
             ValueError: a tensor has the wrong shape.
@@ -118,8 +135,8 @@ class Relevancy(Attending):
 
         Returns:
             ``weights`` and ``ids``, both shaped like ``input`` with K columns, one for each slot of the buffer and then
-            of the relevant set. A weight is alpha, and 0 for an empty slot. An id, int64, is the step that created
-            the event in the slot, and -1 for an empty slot. For packed input both are packed.
+            of the relevant set. A weight is alpha, averaged over the heads, and 0 for an empty slot. An id, int64, is
+            the step that created the event in the slot, and -1 for an empty slot. For packed input both are packed.
         """
         return self._attended(input, hx, reset)
 
@@ -166,7 +183,10 @@ class Relevancy(Attending):
 
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         x, state, batch_sizes, reset = self._time_first(input, without_layers(hx, input), reset)
-        attention = (self.weight_query_l0, self.weight_key_l0, self.weight_score_l0)
+        v = self.weight_score_l0
+        if v is None:  # scaled dot product
+            v = torch.full_like(self.weight_key_l0[0], (self.hidden_size // self.num_heads) ** -0.5)
+        attention = (self.weight_query_l0, self.weight_key_l0, v.view(self.num_heads, -1) if self.num_heads > 1 else v)
         bias = () if self.modrelu_bias_l0 is None else (self.modrelu_bias_l0,)
         x, call = autocast.cast(
             x,
@@ -181,6 +201,13 @@ class Relevancy(Attending):
         u = F.linear(x, call["weight"], call["bias"])
         sizes = {"buffer_size": self.buffer_size, "relevant_size": self.relevant_size}
         options = {name: getattr(self, name) for name in CHOICES}
+        if self.alignment == "scaled_dot":
+            options["alignment"] = "dot"
+        if self.weight_screen_l0 is not None:
+            scores = x @ self.weight_screen_l0.to(x.dtype)
+            if batch_sizes is not None:
+                scores, _ = pad_packed_sequence(PackedSequence(scores, batch_sizes))
+            options["relevance"] = scores.to(u.dtype)
         rest = {"params": call["params"], "batch_sizes": batch_sizes, "reset": reset}
         return (self._cell, u, call["R"], state_like(state, u), call["attention"]), sizes | options | rest
 
@@ -206,10 +233,16 @@ class RelRNN(Relevancy):
         nonlinearity: :math:`\phi`, ``"tanh"``, ``"relu"`` or ``"modrelu"``, which has the bias ``modrelu_bias_l0``
             (H,).
         combine: ``"half"`` as above, or ``"sum"``, which omits the factor 1/2 as in the thesis and does not generalize
-            to longer sequences than those in training.
-        alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
+            to longer sequences than those in training; or ``"concat"``: :math:`s_t = [h_t, \sum_j \alpha_j m_j]`.
+        alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`; or
+            ``"scaled_dot"``: :math:`e_j = (W_a s_{t-1}) \cdot (U_a m_j) / \sqrt{H}`, without v.
+        num_heads: number of heads N. Each computes e, a softmax and the sum over the :math:`m_j` from its own H/N units
+            of queries, keys and :math:`m_j`; the sums are concatenated. The scaled dot product divides by
+            :math:`\sqrt{H/N}`.
         relevance: how states of the relevant set are selected: by the ``"attention"`` they received, ``"random"``, or
-            ``"fifo"``, the last ones that left the buffer.
+            ``"fifo"``, the last ones that left the buffer; or ``"learned"``, by the score :math:`w \cdot x_t`, which
+            is trained by a straight-through estimate: the gradient of adding to every :math:`e_j` the score of its
+            state.
         output: which state the layer returns as output, ``"h"`` or ``"s"``.
         bias: if False, there is no b.
         batch_first: if True, input and output have shape (B, T, features) instead of (T, B, features).
@@ -219,9 +252,12 @@ class RelRNN(Relevancy):
 
     - U: ``weight_ih_l0`` (H, I), Glorot's normal distribution
     - b: ``bias_ih_l0`` (H,), zeros
-    - V: ``weight_hh_l0`` (H, H), orthogonal as in Henaff et al. 2016; you can register any parametrization on it
-    - :math:`W_a` and :math:`U_a`: ``weight_query_l0`` and ``weight_key_l0`` (H, H), :math:`U(-H^{-1/2}, H^{-1/2})`
+    - V: ``weight_hh_l0`` (H, H), orthogonal as in Henaff et al. 2016; you can register any parametrization on it. With
+      ``combine="concat"`` it is (H, 2H), and both halves are orthogonal
+    - :math:`W_a` and :math:`U_a`: ``weight_query_l0`` (H, H), or (H, 2H) with ``combine="concat"``, and
+      ``weight_key_l0`` (H, H), :math:`U(-H^{-1/2}, H^{-1/2})`
     - v: ``weight_score_l0`` (H,), Glorot's normal distribution
+    - w: ``weight_screen_l0`` (I,), Glorot's normal distribution, with ``relevance="learned"``
     - bias of modReLU: U(-0.01, 0.01)
 
     Raises:
@@ -271,8 +307,8 @@ class RelLSTM(Relevancy):
     per sequence and step are saved for the backward pass.
 
     Args:
-        input_size, hidden_size, buffer_size, relevant_size, combine, alignment, relevance, output, bias, batch_first,
-            device, dtype: as in :class:`RelRNN`.
+        input_size, hidden_size, buffer_size, relevant_size, combine, alignment, num_heads, relevance, output, bias,
+            batch_first, device, dtype: as in :class:`RelRNN`.
 
     Parameters have the names and the initialization of RelRNN, with these differences: U is ``weight_ih_l0`` (4H, I); V
     is ``weight_hh_l0`` (4H, H), orthogonal for each gate; b is ``bias_ih_l0`` (4H,), 1 for the forget gate and 0
@@ -305,8 +341,8 @@ class MemRNN(RelRNN):
     Computation is quadratic in T; memory for the backward pass is linear in T.
 
     Args:
-        input_size, hidden_size, nonlinearity, combine, alignment, output, bias, batch_first, device, dtype: as in
-            :class:`RelRNN`.
+        input_size, hidden_size, nonlinearity, combine, alignment, num_heads, output, bias, batch_first, device, dtype:
+            as in :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemRNN(10, 20)
     >>> output, state = layer(torch.randn(30, 4, 10))
@@ -329,7 +365,8 @@ class MemLSTM(RelLSTM):
     """MemLSTM: a :class:`RelLSTM` that attends to all of its past states.
 
     Args:
-        input_size, hidden_size, combine, alignment, output, bias, batch_first, device, dtype: as in :class:`RelRNN`.
+        input_size, hidden_size, combine, alignment, num_heads, output, bias, batch_first, device, dtype: as in
+            :class:`RelRNN`.
 
     >>> layer = rnnkern.nn.MemLSTM(10, 20, batch_first=True)
     >>> layer(torch.randn(4, 30, 10))[0].shape

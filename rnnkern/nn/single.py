@@ -103,13 +103,17 @@ class SingleLayer(Layers):
 
     _operator: Callable  # a function of rnnkern.ops that returns (output, state)
 
+    @property
+    def _state_size(self) -> int:
+        return self.hidden_size
+
     def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the operator, with time first and in the order of the packed rows."""
         raise NotImplementedError
 
     def _check_state(self, state: tuple[Tensor], batch: int | None) -> None:
         """Checks the shape of ``hx``, (B, H) or without a batch (H,)."""
-        wanted = (self.hidden_size,) if batch is None else (batch, self.hidden_size)
+        wanted = (self._state_size,) if batch is None else (batch, self._state_size)
         if not isinstance(state[0], Tensor):
             raise TypeError(
                 f"{type(self).__name__}: `hx` must be a Tensor, a tuple of them, or a state that the layer returned "

@@ -55,10 +55,12 @@ def one_by_one(function: Callable, info: Any, dims: Sequence[int | None], args: 
 
 
 def over_sequences(
-    function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any], sequences: Sequence[int | None]
-) -> Batched:
+    function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any], sequences: Sequence[int | None],
+    values: bool = False,
+) -> Batched:  # fmt: skip
     """Turns sequence b of member n into sequence b * V + n of one call, so that packed rows stay in order.
-    ``sequences`` gives the sequence dimension of each argument, counted from the end, or None."""
+    ``sequences`` gives the sequence dimension of each argument, counted from the end, or None. With ``values``, results
+    that have more dimensions than the first one have two after that of the sequences."""
     members = info.batch_size
 
     def fold(x, dim, at):
@@ -71,12 +73,15 @@ def over_sequences(
             x = x.movedim(dim, at)
         return x.flatten(at - 1, at)
 
+    found = function(*map(fold, args, dims, sequences))
+
     def unfold(x):
         if x.dim() < 2:  # a gradient that was not requested
             return x, None
-        return x.unflatten(-2, (x.shape[-2] // members, members)), x.dim() - 1
+        at = x.dim() - (3 if values and x.dim() > found[0].dim() else 2)
+        return x.unflatten(at, (x.shape[at] // members, members)), at + 1
 
-    results, out_dims = zip(*map(unfold, function(*map(fold, args, dims, sequences))), strict=True)
+    results, out_dims = zip(*map(unfold, found), strict=True)
     return results, out_dims
 
 

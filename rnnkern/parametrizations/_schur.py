@@ -14,7 +14,11 @@ from rnnkern.parametrizations._parametrization import parametrizations, register
 class Schur(Orthogonal):
     """Parametrization of a weight in Schur form, registered by :func:`schur`. The orthogonal P is B exp(A)."""
 
-    def __init__(self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> None:
+    def __init__(
+        self, like: Tensor, init: str = "henaff", base: str = "static", rebase_every: int = 1,
+        gamma: float | None = None,
+    ) -> None:  # fmt: skip
+        self.gamma = gamma
         super().__init__(like, "exp", init, base, rebase_every)
 
     def weight(self, A: Tensor, theta: Tensor, gamma: Tensor, T: Tensor) -> Tensor:
@@ -27,7 +31,10 @@ class Schur(Orthogonal):
         A = super().draw()
         *batch, size = self.base.shape[:-1]
         theta = 2 * math.pi * torch.rand(*batch, size // 2, dtype=A.dtype, device=A.device)
-        return A, theta, A.new_ones(*batch, (size + 1) // 2), torch.zeros_like(A)
+        return A, theta, self._moduli(A.new_ones(*batch, (size + 1) // 2)), torch.zeros_like(A)
+
+    def _moduli(self, gamma: Tensor) -> Tensor:
+        return gamma if self.gamma is None else torch.full_like(gamma, self.gamma)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Computes the Schur form of a matrix.
@@ -42,7 +49,7 @@ class Schur(Orthogonal):
         matrices = weight.detach().double().reshape(-1, *weight.shape[-2:])
         found = zip(*map(schur_form, matrices), strict=True)
         P, theta, gamma, T = (torch.stack(x).reshape(*weight.shape[:-2], *x[0].shape).to(self.base) for x in found)
-        return super().right_inverse(P), theta, gamma, T
+        return super().right_inverse(P), theta, self._moduli(gamma), T
 
 
 def schur_form(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,7 +96,10 @@ def _rotations(angle: Tensor, size: int) -> Tensor:
     return ops.schur_weight(torch.eye(size, dtype=angle.dtype, device=angle.device), angle, ones, zeros)
 
 
-def schur(module: Module, name: str, init: str = "henaff", base: str = "static", rebase_every: int = 1) -> Module:
+def schur(
+    module: Module, name: str, init: str = "henaff", base: str = "static", rebase_every: int = 1,
+    gamma: float | None = None,
+) -> Module:  # fmt: skip
     r"""Parametrizes a square weight of a module by its real Schur form, as in nnRNN.
 
     .. math::
@@ -105,9 +115,12 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
         module, name: as in :func:`orthogonal`.
         init: initialization of P, see :func:`orthogonal_matrix`.
         base, rebase_every: for P, as in :func:`orthogonal`.
+        gamma: the value that all moduli keep; their parameter then requires no gradient. Kerg et al. (appendix A.6) use
+            1 and 0.958. None trains them.
 
     Returns:
-        The module. You can assign any finite matrix, ``module.<name> = V``, at a cost of O(N^3).
+        The module. You can assign any finite matrix, ``module.<name> = V``, at a cost of O(N^3). With ``gamma`` its
+        moduli are replaced.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value or type.
@@ -122,7 +135,13 @@ def schur(module: Module, name: str, init: str = "henaff", base: str = "static",
     >>> torch.allclose(linear.weight, V, atol=1e-5)
     True
     """
-    return register("schur", module, name, lambda weight: Schur(weight, init, base, rebase_every))
+    if gamma is not None and (isinstance(gamma, bool) or not isinstance(gamma, (int, float))):
+        raise TypeError(f"schur: `gamma` must be a number or None, got {type(gamma).__name__}")
+    if gamma is not None and not 0 <= gamma < math.inf:
+        raise ValueError(f"schur: `gamma` must be at least 0 and finite, got {gamma}")
+    register("schur", module, name, lambda weight: Schur(weight, init, base, rebase_every, gamma))
+    module.parametrizations[name].original2.requires_grad_(gamma is None)
+    return module
 
 
 def schur_penalty(module: Module) -> Tensor:

@@ -12,8 +12,8 @@ from rnnkern.reference import _state
 from rnnkern.reference._recurrence import CELLS
 
 RELEVANCY_CELLS = ("tanh", "relu", "modrelu", "lstm")
-FACTORS = {"half": 0.5, "sum": 1.0}
-"""Factor of h_t + c_t for each ``combine``."""
+FACTORS = {"half": 0.5, "sum": 1.0, "concat": 1.0}
+"""Factor of h_t + c_t, or of [h_t, c_t], for each ``combine``."""
 
 
 class RelevancyState(NamedTuple):
@@ -21,7 +21,7 @@ class RelevancyState(NamedTuple):
     number of buffer slots, is the smaller of ``buffer_size`` and the number of steps so far."""
 
     s: Tensor
-    """(B, H): the state s."""
+    """(B, H): the state s; (B, 2H) if ``combine`` is "concat"."""
     c: Tensor | None
     """(B, H): the cell state of an LSTM; None for other cells."""
     buffer: Tensor
@@ -49,15 +49,15 @@ class RelevancyMemory(NamedTuple):
     relevant set."""
 
     weights: Tensor
-    """(T, B, K), or packed: alpha, 0 for an empty slot. No gradient flows through it."""
+    """(T, B, K), or packed: alpha, averaged over the heads, 0 for an empty slot. No gradient flows through it."""
     ids: Tensor
     """(T, B, K), or packed, int64: the event in each slot, -1 for none."""
 
 
-def empty_state(state: Sequence[Tensor], relevant_size: int) -> RelevancyState:
-    """``(s0,)`` or ``(s0, c0)`` with an empty memory."""
+def empty_state(state: Sequence[Tensor], relevant_size: int, hidden: int | None = None) -> RelevancyState:
+    """``(s0,)`` or ``(s0, c0)`` with an empty memory for events of ``hidden`` units; by default s0's size."""
     s, c = state[0], state[1] if len(state) > 1 else None
-    batch, hidden = s.shape
+    batch, hidden = s.shape[0], hidden or s.shape[1]
 
     def ids(slots: int) -> Tensor:
         return torch.full((batch, slots), -1, dtype=torch.int64, device=s.device)
@@ -87,10 +87,11 @@ def given_scores(relevance: str | Tensor, state: RelevancyState, steps: int) -> 
 
 
 class _Event:
-    """A state in memory, with its id and its score."""
+    """A state in memory, with its id, its score, and a 0 whose gradient is that of the score."""
 
     def __init__(self, h: Tensor, id: int, score: Tensor):
-        self.h, self.id, self.score = h, id, score
+        self.h, self.id, self.score = h, id, score.detach()
+        self.through = score - score.detach() if score.requires_grad else torch.zeros_like(score)
 
 
 def relevancy_recurrence(
@@ -112,23 +113,26 @@ def relevancy_recurrence(
     return_memory: bool = False,
 ) -> tuple[Tensor, RelevancyState] | tuple[Tensor, RelevancyState, RelevancyMemory]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.relevancy_recurrence`."""
+    W_a, U_a, v = attention_weights
+    batch, hidden = u.shape[1] if batch_sizes is None else state[0].shape[0], U_a.shape[0]
     if not isinstance(state, RelevancyState):
-        state = empty_state(state, relevant_size)
-    batch, hidden = state.s.shape
+        state = empty_state(state, relevant_size, hidden)
     sizes = [batch] * u.shape[0] if batch_sizes is None else batch_sizes.tolist()
     steps = len(sizes)
     slots = slots_of(state, steps, buffer_size)
     inputs = u.unbind(0) if batch_sizes is None else u.split(sizes)
     given = given_scores(relevance, state, steps)
-    W_a, U_a, v = attention_weights
+    heads = v.shape[0] if v.dim() == 2 else 1
     step = CELLS[cell].step
 
     def product(s: Tensor) -> Tensor:
         return R @ s
 
     def score(query: Tensor, event: _Event) -> Tensor:
+        """One value per head."""
         key = U_a @ event.h
-        return v @ (torch.tanh(query + key) if alignment == "additive" else query * key)
+        x = torch.tanh(query + key) if alignment == "additive" else query * key
+        return (v.reshape(heads, -1) * x.view(heads, -1)).sum(-1) + event.through
 
     rows: list[list] = [[None] * size for size in sizes]  # (output, weights, ids) of each sample at each step
     ends = []
@@ -150,18 +154,21 @@ def relevancy_recurrence(
             c = rest[0] if rest else None
             if (leaving := buffer[time % buffer_size]) is not None:
                 _screen(relevant, leaving)
-            buffer[time % buffer_size] = _Event(h, time, v.new_zeros(()) if given is None else given[t, b].detach())
+            buffer[time % buffer_size] = _Event(h, time, v.new_zeros(()) if given is None else given[t, b])
             members = [event for event in buffer + relevant if event is not None]
             query = W_a @ s
-            alpha = torch.softmax(torch.stack([score(query, event) for event in members]), 0)
-            context = sum(a * event.h for a, event in zip(alpha, members, strict=True))
-            s = FACTORS[combine] * (h + context)
+            alpha = torch.softmax(torch.stack([score(query, event) for event in members]), 0)  # (members, heads)
+            context = sum(
+                (a.unsqueeze(1) * event.h.view(heads, -1)).flatten() for a, event in zip(alpha, members, strict=True)
+            )
+            s = torch.cat([h, context]) if combine == "concat" else FACTORS[combine] * (h + context)
+            mean = alpha.detach().mean(1)
             if given is None:
-                for a, event in zip(alpha.detach(), members, strict=True):
+                for a, event in zip(mean, members, strict=True):
                     if any(event is one for one in buffer):
                         event.score = event.score + a
             time += 1
-            attention = iter(alpha.detach())
+            attention = iter(mean)
             maps = [v.new_zeros(()) if event is None else next(attention) for event in buffer + relevant]
             rows[t][b] = (
                 h if output == "h" else s,
@@ -172,7 +179,8 @@ def relevancy_recurrence(
 
     done = [row for step_rows in rows for row in step_rows]
     shape = u.shape[:-1] if batch_sizes is None else (sum(sizes),)
-    out = torch.stack([row[0] for row in done]).view(*shape, hidden) if done else u.new_zeros(*shape, hidden)
+    columns = hidden if output == "h" else state.s.shape[1]
+    out = torch.stack([row[0] for row in done]).view(*shape, columns) if done else u.new_zeros(*shape, columns)
     if batch == 0:
         end = state._replace(buffer=u.new_zeros(0, slots, hidden), buffer_scores=u.new_zeros(0, slots),
                              buffer_ids=state.ids.new_zeros(0, slots))  # fmt: skip

@@ -21,15 +21,15 @@ RNNKERN_INLINE Vec<T> aligned(Vec<T> query, Vec<T> key) {
   return dot ? query * key : tanh(query + key);
 }
 
-// e[j] of each key. Rows have n elements; v is padded with zeros.
+// e[j] of each key, from the units of one head: first..end-1.
 template <bool dot, class T>
-void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t n, T* e) {
+void align(const T* query, const T* const* keys, int64_t count, const T* v, int64_t first, int64_t end, T* e) {
   using V = Vec<T>;
   for (int64_t j = 0; j < count; ++j) {
     const T* const key = keys[j];
     V sum(T(0));
-    for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
-      sum = sum + V::load(v + k) * aligned<dot>(V::load(query + k, lanes), V::load(key + k, lanes));
+    for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+      sum = sum + V::load(v + k, lanes) * aligned<dot>(V::load(query + k, lanes), V::load(key + k, lanes));
     });
     e[j] = horizontal_sum(sum);
   }
@@ -54,13 +54,13 @@ void softmax(T* e, int64_t count) {
   for (int64_t j = 0; j < count; ++j) e[j] /= sum;
 }
 
-// s = mix (h + sum over j of alpha[j] events[j]).
+// s = mix (h + sum over j of alpha[j] events[j]) for the units first..end-1; without h if it is null.
 template <class T>
-void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T mix, int64_t width, T* s) {
+void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T mix, int64_t first, int64_t end, T* s) {
   using V = Vec<T>;
   constexpr int together = 4;
-  int64_t k = 0;
-  for (; k + together * V::width <= width; k += together * V::width) {
+  int64_t k = first;
+  for (; h && k + together * V::width <= end; k += together * V::width) {
     V sum[together] = {V(T(0)), V(T(0)), V(T(0)), V(T(0))};
     for (int64_t j = 0; j < count; ++j)
 #pragma GCC unroll 4
@@ -68,11 +68,11 @@ void mixed(const T* h, const T* const* events, const T* alpha, int64_t count, T 
 #pragma GCC unroll 4
     for (int r = 0; r < together; ++r) (V(mix) * (V::load(h + k + r * V::width) + sum[r])).store(s + k + r * V::width);
   }
-  for (; k < width; k += V::width) {
+  for_vectors<V>(k, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
     V sum(T(0));
-    for (int64_t j = 0; j < count; ++j) sum = sum + V(alpha[j]) * V::load(events[j] + k);
-    (V(mix) * (V::load(h + k) + sum)).store(s + k);
-  }
+    for (int64_t j = 0; j < count; ++j) sum = sum + V(alpha[j]) * V::load(events[j] + k, lanes);
+    (V(mix) * (h ? V::load(h + k, lanes) + sum : sum)).store(s + k, lanes);
+  });
 }
 
 // Pointers to the events and keys that a sample attends to, and to their gradients.
@@ -82,35 +82,36 @@ struct Attended {
   T **grad_events, **grad_keys;
 };
 
-// Given the gradient of the sum over alpha . events: adds to the gradients of events and keys, and to dv; writes
-// dquery. Rows of events, keys and the query have n elements, all others are padded to whole vectors. `de` is a
-// workspace of `count` elements.
+// Given the gradient of the sum over alpha . events, for the units of one head, first..end-1: adds to the gradients of
+// events and keys, and to dv; writes de, the gradient of each e, and dquery.
 template <bool dot, class T>
 void attend_backward(const Attended<T>& members, const T* alpha, int64_t count, const T* dcontext, const T* query,
-                     const T* v, int64_t n, T* de, T* dquery, T* dv) {
+                     const T* v, int64_t first, int64_t end, T* de, T* dquery, T* dv) {
   using V = Vec<T>;
   T weighted = 0;
   for (int64_t j = 0; j < count; ++j) {
     V sum(T(0));
-    for (int64_t k = 0; k < n; k += V::width) sum = sum + V::load(dcontext + k) * V::load(members.events[j] + k, n - k);
+    for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+      sum = sum + V::load(dcontext + k, lanes) * V::load(members.events[j] + k, lanes);
+    });
     de[j] = horizontal_sum(sum);
     weighted += alpha[j] * de[j];
   }
   for (int64_t j = 0; j < count; ++j) de[j] = alpha[j] * (de[j] - weighted);
-  for_vectors<V>(0, n, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
-    const V q = V::load(query + k, lanes), factor = V::load(v + k), dc = V::load(dcontext + k);
-    V dq(T(0)), dfactor = V::load(dv + k);
+  for_vectors<V>(first, end, [&](int64_t k, auto lanes) RNNKERN_INLINE_LAMBDA {
+    const V q = V::load(query + k, lanes), factor = V::load(v + k, lanes), dc = V::load(dcontext + k, lanes);
+    V dq(T(0)), dfactor = V::load(dv + k, lanes);
     for (int64_t j = 0; j < count; ++j) {
       const V u = V::load(members.keys[j] + k, lanes), d(de[j]), x = aligned<dot>(q, u);
       T *const of_event = members.grad_events[j] + k, *const of_key = members.grad_keys[j] + k;
       const V dx = d * factor, du = dot ? dx * q : dx * (V(T(1)) - x * x);
       dfactor = dfactor + d * x;
       dq = dq + (dot ? dx * u : du);
-      (V::load(of_event) + V(alpha[j]) * dc).store(of_event);
-      (V::load(of_key) + du).store(of_key);
+      (V::load(of_event, lanes) + V(alpha[j]) * dc).store(of_event, lanes);
+      (V::load(of_key, lanes) + du).store(of_key, lanes);
     }
-    dq.store(dquery + k);
-    dfactor.store(dv + k);
+    dq.store(dquery + k, lanes);
+    dfactor.store(dv + k, lanes);
   });
 }
 

@@ -15,9 +15,10 @@ constexpr int64_t first_in(int64_t slot) { return -2 - slot; }
 // The workspace of a sample.
 template <class T>
 struct Returning {
-  T *ds, *dc, *dh, *dv, *dparam;
+  T *ds, *dc, *dh, *dcontext, *dv, *dparam;
   T* operand;                        // gradients of u, gate by gate, then of the query: n each
   T *grads_of_event, *grads_of_key;  // (kappa, width)
+  T* grads_of_score;                 // (kappa,)
   T *alpha, *de;                     // (kappa,), and room for one more vector
   int64_t* in_slot;                  // (kappa,)
   int64_t *leaving, *overwritten;    // (steps,): the events that left the buffer and the relevant set in each step
@@ -40,15 +41,15 @@ struct BackwardWorkspace {
   BackwardWorkspace(const RelevancyBackward<T>& p, Workspace<T>& workspace, ThreadContext me)
       : width(padded<T>(p.hidden)),
         samples(samples_at_once(p, Cell::gates, 4 * p.kappa(), me.size)),
-        query(p.hidden, p.hidden, workspace),
+        query(p.state, p.hidden, workspace),
         key(p.hidden, p.hidden, workspace),
         back_through_key(p.hidden, p.hidden, workspace),
-        back_through_gates_and_query(blocks * p.hidden, p.hidden, workspace),
-        dV(p.dV, 1, weight(p, Cell::gates), workspace),
-        dW_a(p.dW_a, 1, weight(p, 1), workspace),
-        dU_a(p.dU_a, 1, weight(p, 1), workspace),
-        of_rows(workspace.alloc(WeightGradient<T>::workspace_size(weight(p, 1)), me)) {
-    const int64_t n = p.hidden, kappa = p.kappa(), rows = p.row(p.steps);
+        back_through_gates_and_query(blocks * p.hidden, p.state, workspace),
+        dV(p.dV, 1, weight(p, Cell::gates, p.state), workspace),
+        dW_a(p.dW_a, 1, weight(p, 1, p.state), workspace),
+        dU_a(p.dU_a, 1, weight(p, 1, p.hidden), workspace),
+        of_rows(workspace.alloc(WeightGradient<T>::workspace_size(weight(p, 1, p.state)), me)) {
+    const int64_t n = p.hidden, rows = p.row(p.steps);
     v = workspace.alloc(width);
     params = workspace.alloc(width);
     queries = workspace.alloc(rows * n);
@@ -57,24 +58,27 @@ struct BackwardWorkspace {
     relevant_keys = workspace.alloc(p.batch * p.relevant * n);
     of_v = workspace.alloc(p.batch * width);
     of_params = workspace.alloc(p.batch * width);
-    nothing = workspace.alloc(width);
+    nothing = workspace.alloc(padded<T>(p.state));
     Workspace<T> own{nullptr};
-    lay_out(own, n, kappa, p.steps);  // measures the size for one sample
+    lay_out(own, p);  // measures the size for one sample
     own = {workspace.alloc(own.used * samples, me)};
     if (!own.base) return;
-    for (int64_t i = 0; i < samples; ++i) returning[i] = lay_out(own, n, kappa, p.steps);
+    for (int64_t i = 0; i < samples; ++i) returning[i] = lay_out(own, p);
   }
 
-  static WeightSizes weight(const RelevancyBackward<T>& p, int64_t blocks) {
-    return {1, 1, blocks * p.hidden, p.hidden};
+  static WeightSizes weight(const RelevancyBackward<T>& p, int64_t blocks, int64_t columns) {
+    return {1, 1, blocks * p.hidden, columns};
   }
 
-  Returning<T> lay_out(Workspace<T>& own, int64_t n, int64_t kappa, int64_t steps) const {
+  Returning<T> lay_out(Workspace<T>& own, const RelevancyBackward<T>& p) const {
+    const int64_t kappa = p.kappa(), steps = p.steps;
     Returning<T> x;
-    for (T** const row : {&x.ds, &x.dc, &x.dh, &x.dv, &x.dparam}) *row = own.alloc(width);
-    x.operand = own.alloc(blocks * n + Vec<T>::width);
+    x.ds = own.alloc(padded<T>(p.state));
+    for (T** const row : {&x.dc, &x.dh, &x.dcontext, &x.dv, &x.dparam}) *row = own.alloc(width);
+    x.operand = own.alloc(blocks * p.hidden + Vec<T>::width);
     x.grads_of_event = own.alloc(kappa * width);
     x.grads_of_key = own.alloc(kappa * width);
+    x.grads_of_score = own.alloc(kappa);
     x.alpha = own.alloc(kappa + Vec<T>::width);
     x.de = own.alloc(kappa + Vec<T>::width);
     x.in_slot = own.template alloc_as<int64_t>(kappa);
@@ -90,7 +94,7 @@ struct BackwardWorkspace {
 template <class T>
 const T* s_before(const RelevancyBackward<T>& p, int64_t t, int64_t b) {
   if (p.reset && p.reset[t * p.batch + b]) return nullptr;
-  return t ? p.s + (p.row(t - 1) + b) * p.hidden : p.first.s + b * p.hidden;
+  return t ? p.s + (p.row(t - 1) + b) * p.state : p.first.s + b * p.state;
 }
 
 // Finds the step of a row, for rows that come in order.
@@ -144,12 +148,16 @@ const T* row_of(const T* rows, const T* buffer, const T* relevant, const Relevan
 template <class T, class Cell>
 void begin(const RelevancyBackward<T>& p, int64_t b, int64_t width, Returning<T>& x) {
   const int64_t n = p.hidden, kappa = p.kappa(), bytes = sizeof(T) * n;
-  for (T* const row : {x.ds, x.dc, x.dh, x.dv, x.dparam}) std::memset(row, 0, sizeof(T) * width);
+  std::memset(x.ds, 0, sizeof(T) * padded<T>(p.state));
+  for (T* const row : {x.dc, x.dh, x.dcontext, x.dv, x.dparam}) std::memset(row, 0, sizeof(T) * width);
+  std::memset(x.grads_of_score, 0, sizeof(T) * kappa);
+  if (p.dscores)
+    for (int64_t t = p.length(b); t < p.steps; ++t) p.dscores[t * p.batch + b] = 0;
   std::memset(x.grads_of_event, 0, sizeof(T) * kappa * width);
   std::memset(x.grads_of_key, 0, sizeof(T) * kappa * width);
   replay(p, b, p.length(b), x);
   if (!p.grad_last_s) return;
-  std::memcpy(x.ds, p.grad_last_s + b * n, bytes);
+  std::memcpy(x.ds, p.grad_last_s + b * p.state, sizeof(T) * p.state);
   if (p.grad_last_c) std::memcpy(x.dc, p.grad_last_c + b * n, bytes);
   for (int64_t j = 0; j < kappa; ++j) {
     if (x.in_slot[j] == no_event) continue;
@@ -164,19 +172,21 @@ template <class T, class Cell>
 void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const BackwardWorkspace<T, Cell>& workspace,
                     Returning<T>& x) {
   using V = Vec<T>;
-  const int64_t n = p.hidden, width = workspace.width, row = p.row(t) + b, kappa = p.kappa();
+  const int64_t n = p.hidden, width = workspace.width, row = p.row(t) + b, kappa = p.kappa(), heads = p.heads;
+  const auto of_s = [&](int64_t first, int64_t k) {
+    V d = V::load(x.ds + first + k, n - k);
+    if (p.grad_s) d = d + V::load(p.grad_s + row * p.state + first + k, n - k);
+    return V(p.mix) * d;
+  };
   for (int64_t k = 0; k < n; k += V::width) {
-    V d = V::load(x.ds + k);
-    if (p.grad_s) d = d + V::load(p.grad_s + row * n + k, n - k);
-    d = V(p.mix) * d;
-    d.store(x.ds + k, n - k);
+    V d = of_s(0, k);
+    (p.joined() ? of_s(n, k) : d).store(x.dcontext + k, n - k);
     if (p.grad_h) d = d + V::load(p.grad_h + row * n + k, n - k);
     d.store(x.dh + k, n - k);
   }
   int64_t count = 0;
   for (int64_t j = 0; j < kappa; ++j) {
     if (x.in_slot[j] == no_event) continue;
-    if (p.alpha) x.alpha[count] = p.alpha[row * kappa + j];
     x.members.events[count] = row_of<T>(p.h, p.first.buffer, p.first.relevant, p, b, x.in_slot[j]);
     x.members.keys[count] =
         row_of<T>(workspace.keys, workspace.buffer_keys, workspace.relevant_keys, p, b, x.in_slot[j]);
@@ -184,12 +194,25 @@ void mixed_backward(const RelevancyBackward<T>& p, int64_t t, int64_t b, const B
     x.members.grad_keys[count++] = x.grads_of_key + j * width;
   }
   const T* const query = workspace.queries + row * n;
-  if (!p.alpha) {
-    (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, workspace.v, n, x.alpha);
-    softmax(x.alpha, count);  // not with the forward's sum: large scores are rounded differently here
+  for (int64_t head = 0; head < heads; ++head) {
+    const int64_t first = p.first_of(head), end = p.first_of(head + 1);
+    if (p.alpha) {
+      const T* const alpha = p.alpha + (row * heads + head) * kappa;
+      int64_t i = 0;
+      for (int64_t j = 0; j < kappa; ++j)
+        if (x.in_slot[j] != no_event) x.alpha[i++] = alpha[j];
+    } else {
+      (p.dot ? align<true, T> : align<false, T>)(query, x.members.keys, count, workspace.v, first, end, x.alpha);
+      softmax(x.alpha, count);  // not with the forward's sum: large scores are rounded differently here
+    }
+    (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.dcontext, query,
+                                                                   workspace.v, first, end, x.de,
+                                                                   x.operand + Cell::gates * n, x.dv);
+    if (!p.dscores) continue;
+    int64_t i = 0;
+    for (int64_t j = 0; j < kappa; ++j)
+      if (x.in_slot[j] != no_event) x.grads_of_score[j] += x.de[i++];
   }
-  (p.dot ? attend_backward<true, T> : attend_backward<false, T>)(x.members, x.alpha, count, x.ds, query, workspace.v, n,
-                                                                 x.de, x.operand + Cell::gates * n, x.dv);
 }
 
 // The gradients of the event of step t are complete: stores them, and restores the slots as they were before step t.
@@ -202,6 +225,8 @@ void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
   T *const of_event = x.grads_of_event + slot * width, *const of_key = x.grads_of_key + slot * width;
   for (int64_t k = 0; k < width; k += V::width) (V::load(x.dh + k) + V::load(of_event + k)).store(x.dh + k);
   std::memcpy(workspace.keys + row * n, of_key, sizeof(T) * n);
+  if (p.dscores) p.dscores[t * p.batch + b] = x.grads_of_score[slot];
+  x.grads_of_score[slot] = 0;
   x.in_slot[slot] = x.leaving[t];
   if (taken < 0) {
     std::memset(of_event, 0, bytes);
@@ -213,6 +238,7 @@ void give_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
     std::memcpy(grads + slot * width, grads + from * width, bytes);
     std::memset(grads + from * width, 0, bytes);
   }
+  std::swap(x.grads_of_score[slot], x.grads_of_score[from]);
   x.in_slot[from] = x.overwritten[t];
 }
 
@@ -250,7 +276,7 @@ void step_back(const RelevancyBackward<T>& p, int64_t t, int64_t b, const Backwa
 template <class T, class Cell>
 void end(const RelevancyBackward<T>& p, int64_t b, const BackwardWorkspace<T, Cell>& workspace, Returning<T>& x) {
   const int64_t n = p.hidden, width = workspace.width, bytes = sizeof(T) * n;
-  std::memcpy(p.ds + b * n, x.ds, bytes);
+  std::memcpy(p.ds + b * p.state, x.ds, sizeof(T) * p.state);
   if (p.dc) std::memcpy(p.dc + b * n, x.dc, bytes);
   std::memcpy(workspace.of_v + b * width, x.dv, sizeof(T) * width);
   std::memcpy(workspace.of_params + b * width, x.dparam, sizeof(T) * width);
@@ -283,10 +309,11 @@ void backward_tile(const RelevancyBackward<T>& p, int64_t first, int64_t last, B
         0, alive, [&](int64_t i) { return x[i].operand; }, [&](int64_t i) { return x[i].ds; });
     for (int64_t i = 0; i < alive; ++i) {
       if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
-      std::memset(x[i].ds, 0, sizeof(T) * width);
+      std::memset(x[i].ds, 0, sizeof(T) * p.state);
       std::memset(x[i].dc, 0, sizeof(T) * width);
       std::memset(x[i].grads_of_event, 0, sizeof(T) * p.kappa() * width);
       std::memset(x[i].grads_of_key, 0, sizeof(T) * p.kappa() * width);
+      std::memset(x[i].grads_of_score, 0, sizeof(T) * p.kappa());
       replay(p, first + i, t, x[i]);
     }
   }
@@ -324,11 +351,11 @@ void backward(const RelevancyBackward<T>& p, ThreadContext me) {
   workspace.key.pack_transposed(p.U_a, me);
   workspace.back_through_key.pack(p.U_a, me);
   const auto& joint = workspace.back_through_gates_and_query;
-  joint.pack(0, Cell::gates * n, [&](int64_t k, int64_t j) { return p.V[k * n + j]; }, me);
-  joint.pack(Cell::gates * n, n, [&](int64_t k, int64_t j) { return p.W_a[k * n + j]; }, me);
+  joint.pack(0, Cell::gates * n, [&](int64_t k, int64_t j) { return p.V[k * p.state + j]; }, me);
+  joint.pack(Cell::gates * n, n, [&](int64_t k, int64_t j) { return p.W_a[k * p.state + j]; }, me);
   padded_copy(p.v, n, workspace.width, workspace.v, me);
   padded_copy(p.params, n, workspace.width, workspace.params, me);
-  padded_copy<T>(nullptr, n, workspace.width, workspace.nothing, me);
+  padded_copy<T>(nullptr, p.state, padded<T>(p.state), workspace.nothing, me);
   T *const dV = workspace.dV.begin(me), *const dW_a = workspace.dW_a.begin(me), *const dU_a = workspace.dU_a.begin(me);
   me.barrier();
 
@@ -348,14 +375,14 @@ void backward(const RelevancyBackward<T>& p, ThreadContext me) {
     backward_tile<T, Cell>(p, tiles.first(k), tiles.first(k + 1), workspace);
   me.barrier();
 
-  const auto add = [&](const T* left, int64_t columns, int64_t rows, auto right, T* to) {
-    add_products(left, columns, rows, n, right, to, workspace.of_rows, me);
+  const auto add = [&](const T* left, int64_t columns, int64_t rows, int64_t size, auto right, T* to) {
+    add_products(left, columns, rows, size, right, to, workspace.of_rows, me);
   };
-  add(p.du, Cell::gates * n, rows, previous, dV);
-  add(workspace.queries, n, rows, previous, dW_a);
-  add(workspace.keys, n, rows, Dense<const T>{p.h, n}, dU_a);
-  add(workspace.buffer_keys, n, buffered, Dense<const T>{p.first.buffer, n}, dU_a);
-  add(workspace.relevant_keys, n, relevant, Dense<const T>{p.first.relevant, n}, dU_a);
+  add(p.du, Cell::gates * n, rows, p.state, previous, dV);
+  add(workspace.queries, n, rows, p.state, previous, dW_a);
+  add(workspace.keys, n, rows, n, Dense<const T>{p.h, n}, dU_a);
+  add(workspace.buffer_keys, n, buffered, n, Dense<const T>{p.first.buffer, n}, dU_a);
+  add(workspace.relevant_keys, n, relevant, n, Dense<const T>{p.first.relevant, n}, dU_a);
   sum_samples(workspace.of_v, p.batch, n, workspace.width, p.dv, me);
   if (Cell::params) sum_samples(workspace.of_params, p.batch, n, workspace.width, p.dparams, me);
   me.barrier();

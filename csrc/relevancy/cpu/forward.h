@@ -16,7 +16,7 @@ constexpr int64_t cache_bytes = 5 << 17;  // part of a core's cache
 // fit in the cache.
 template <class T>
 int64_t samples_at_once(const RelevancyProblem<T>& p, int64_t gates, int64_t rows_each, int team) {
-  const int64_t n = p.hidden, weights = (gates + 2) * n * n, each = larger(1, rows_each * n);
+  const int64_t n = p.hidden, weights = (gates + 1) * n * p.state + n * n, each = larger(1, rows_each * n);
   const int64_t fitting = cache_bytes / int64_t(sizeof(T)) / each;
   const int64_t wanted = smaller(larger(larger(fitting, weights / each), 1), most_samples);
   return larger(1, smaller(wanted, (p.batch + team - 1) / team));
@@ -36,7 +36,7 @@ template <class T>
 struct Carried {
   T *s, *c, *products;  // products: V s of each gate, then W_a s
   T *events, *keys;     // (kappa, width)
-  T *scores, *e;        // (kappa,), and room for one more vector
+  T *scores, *e;        // (kappa,), and for each head (kappa,) with room for one more vector
   int64_t* ids;         // (kappa,), -1: empty
   const T **live_events, **live_keys;
   int64_t* live;
@@ -52,28 +52,29 @@ struct ForwardWorkspace {
 
   ForwardWorkspace(const RelevancyForward<T>& p, Workspace<T>& workspace, ThreadContext me)
       : width(padded<T>(p.hidden)), samples(samples_at_once(p, Cell::gates, 2 * p.kappa(), me.size)) {
-    for (Packed<T>& block : gates_and_query) block = Packed<T>(p.hidden, p.hidden, workspace);
+    for (Packed<T>& block : gates_and_query) block = Packed<T>(p.state, p.hidden, workspace);
     key = Packed<T>(p.hidden, p.hidden, workspace);
     v = workspace.alloc(width);
     params = workspace.alloc(width);
     Workspace<T> own{nullptr};
-    lay_out(own, p.kappa());  // measures the size for one sample
+    lay_out(own, p);  // measures the size for one sample
     const int64_t each = own.used * samples;
     own = {workspace.alloc(each, me)};
     if (!own.base) return;
     std::memset(own.base, 0, sizeof(T) * each);
-    for (int64_t i = 0; i < samples; ++i) carried[i] = lay_out(own, p.kappa());
+    for (int64_t i = 0; i < samples; ++i) carried[i] = lay_out(own, p);
   }
 
-  Carried<T> lay_out(Workspace<T>& own, int64_t kappa) const {
+  Carried<T> lay_out(Workspace<T>& own, const RelevancyForward<T>& p) const {
+    const int64_t kappa = p.kappa();
     Carried<T> x;
-    x.s = own.alloc(width);
+    x.s = own.alloc(padded<T>(p.state));
     x.c = own.alloc(width);
     x.products = own.alloc((Cell::gates + 1) * width);
     x.events = own.alloc(kappa * width);
     x.keys = own.alloc(kappa * width);
     x.scores = own.alloc(kappa);
-    x.e = own.alloc(kappa + Vec<T>::width);
+    x.e = own.alloc(p.heads * (kappa + Vec<T>::width));
     x.ids = own.template alloc_as<int64_t>(kappa);
     x.live = own.template alloc_as<int64_t>(kappa);
     x.live_events = own.template alloc_as<const T*>(kappa);
@@ -85,7 +86,7 @@ struct ForwardWorkspace {
 template <class T>
 void begin(const RelevancyForward<T>& p, int64_t b, int64_t width, Carried<T>& x) {
   const int64_t n = p.hidden, slots = p.first_slots, rho = p.relevant, bytes = sizeof(T) * n;
-  std::memcpy(x.s, p.first.s + b * n, bytes);
+  std::memcpy(x.s, p.first.s + b * p.state, sizeof(T) * p.state);
   if (p.first.c) std::memcpy(x.c, p.first.c + b * n, bytes);
   x.time = p.first.time[b];
   for (int64_t j = 0; j < p.kappa(); ++j) x.ids[j] = -1;
@@ -108,7 +109,7 @@ void begin(const RelevancyForward<T>& p, int64_t b, int64_t width, Carried<T>& x
 template <class T>
 void finish(const RelevancyForward<T>& p, int64_t b, int64_t width, const Carried<T>& x) {
   const int64_t n = p.hidden, rho = p.relevant, bytes = sizeof(T) * n;
-  std::memcpy(p.last.s + b * n, x.s, bytes);
+  std::memcpy(p.last.s + b * p.state, x.s, sizeof(T) * p.state);
   if (p.last.c) std::memcpy(p.last.c + b * n, x.c, bytes);
   p.last.time[b] = x.time;
   const auto give = [&](int64_t slot, int64_t* id, T* event, T* score) {
@@ -183,7 +184,7 @@ void step_cell(const RelevancyForward<T>& p, int64_t row, const ForwardWorkspace
 template <class T, class Cell>
 void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const ForwardWorkspace<T, Cell>& workspace,
             Carried<T>& x) {
-  const int64_t width = workspace.width, kappa = p.kappa();
+  const int64_t n = p.hidden, width = workspace.width, kappa = p.kappa(), heads = p.heads;
   int64_t count = 0;
   for (int64_t j = 0; j < kappa; ++j) {
     if (x.ids[j] < 0) continue;
@@ -191,18 +192,30 @@ void attend(const RelevancyForward<T>& p, int64_t row, int64_t slot, const Forwa
     x.live_events[count] = x.events + j * width;
     x.live_keys[count++] = x.keys + j * width;
   }
-  (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, workspace.v, width,
-                                             x.e);
-  softmax(x.e, count);
-  mixed(x.events + slot * width, x.live_events, x.e, count, p.mix, width, x.s);
-  std::memcpy(p.s + row * p.hidden, x.s, sizeof(T) * p.hidden);
-  if (!p.given)
-    for (int64_t i = 0; i < count && x.live[i] < p.slots; ++i) x.scores[x.live[i]] += x.e[i];
-  for (T* const to : {p.alpha, p.map}) {
-    if (!to) continue;
-    std::memset(to + row * kappa, 0, sizeof(T) * kappa);
-    for (int64_t i = 0; i < count; ++i) to[row * kappa + x.live[i]] = x.e[i];
+  const T* const h = x.events + slot * width;
+  if (p.joined()) std::memcpy(x.s, h, sizeof(T) * n);
+  if (p.map) std::memset(p.map + row * kappa, 0, sizeof(T) * kappa);
+  for (int64_t head = 0; head < heads; ++head) {
+    const int64_t first = p.first_of(head), end = heads == 1 ? width : p.first_of(head + 1);
+    T* const e = x.e + head * (kappa + Vec<T>::width);
+    (p.dot ? align<true, T> : align<false, T>)(x.products + Cell::gates * width, x.live_keys, count, workspace.v, first,
+                                               end, e);
+    softmax(e, count);
+    if (p.joined()) {
+      mixed<T>(nullptr, x.live_events, e, count, p.mix, first, smaller(end, n), x.s + n);
+    } else {
+      mixed(h, x.live_events, e, count, p.mix, first, end, x.s);
+    }
+    if (!p.given)
+      for (int64_t i = 0; i < count && x.live[i] < p.slots; ++i) x.scores[x.live[i]] += e[i] / T(heads);
+    if (p.map)
+      for (int64_t i = 0; i < count; ++i) p.map[row * kappa + x.live[i]] += e[i] / T(heads);
+    if (!p.alpha) continue;
+    T* const alpha = p.alpha + (row * heads + head) * kappa;
+    std::memset(alpha, 0, sizeof(T) * kappa);
+    for (int64_t i = 0; i < count; ++i) alpha[x.live[i]] = e[i];
   }
+  std::memcpy(p.s + row * p.state, x.s, sizeof(T) * p.state);
   if (p.ids) std::memcpy(p.ids + row * kappa, x.ids, sizeof(int64_t) * kappa);
 }
 
@@ -222,7 +235,7 @@ void forward_tile(const RelevancyForward<T>& p, int64_t first, int64_t last, For
     if (!alive) break;
     for (int64_t i = 0; i < alive; ++i) {
       if (!p.reset || !p.reset[t * p.batch + first + i]) continue;
-      std::memset(x[i].s, 0, sizeof(T) * width);
+      std::memset(x[i].s, 0, sizeof(T) * p.state);
       std::memset(x[i].c, 0, sizeof(T) * width);
       for (int64_t j = 0; j < kappa; ++j) x[i].ids[j] = -1;
     }
@@ -259,7 +272,7 @@ template <class T, class Cell>
 void forward(const RelevancyForward<T>& p, ThreadContext me) {
   const int64_t n = p.hidden;
   auto workspace = lay_out<ForwardWorkspace<T, Cell>>(p, me);
-  for (int g = 0; g < Cell::gates; ++g) workspace.gates_and_query[g].pack_transposed(p.V + g * n * n, me);
+  for (int g = 0; g < Cell::gates; ++g) workspace.gates_and_query[g].pack_transposed(p.V + g * n * p.state, me);
   workspace.gates_and_query[Cell::gates].pack_transposed(p.W_a, me);
   workspace.key.pack_transposed(p.U_a, me);
   padded_copy(p.v, n, workspace.width, workspace.v, me);

@@ -22,6 +22,7 @@ struct RelevancyMemory {
 template <class T>
 struct RelevancyProblem {
   int64_t steps, batch, hidden;
+  int64_t state, heads;  // size of s: hidden, or twice that if s = [h, context]; heads divide the hidden units
   int64_t buffer_size, slots, first_slots, relevant;  // slots after and before the call; of the relevant set
   T mix;
   bool dot;
@@ -32,6 +33,8 @@ struct RelevancyProblem {
   T* workspace;
 
   int64_t kappa() const { return slots + relevant; }
+  bool joined() const { return state != hidden; }
+  int64_t first_of(int64_t head) const { return head * (hidden / heads); }
   int64_t row(int64_t step) const { return offsets ? offsets[step] : step * batch; }
   int64_t length(int64_t sample) const { return lengths ? lengths[sample] : steps; }
 };
@@ -42,7 +45,8 @@ struct RelevancyForward : RelevancyProblem<T> {
   const T* given;  // (steps, batch) scores, or null: scores are computed from the attention
   T *h, *s;
   RelevancyMemory<T, int64_t> last;
-  T *map, *alpha;  // (rows, kappa) each, or null: an output, and a copy for the backward
+  T* map;          // (rows, kappa) or null: alpha, averaged over the heads
+  T* alpha;        // (rows, heads, kappa) or null: for the backward
   int64_t* ids;    // (rows, kappa) or null
   int32_t* taken;  // (rows,) or null: the slot of the relevant set that was overwritten, or -1
   T *gates, *c;    // (rows, saved, hidden), (rows, hidden), or null
@@ -50,13 +54,14 @@ struct RelevancyForward : RelevancyProblem<T> {
 
 template <class T>
 struct RelevancyBackward : RelevancyProblem<T> {
-  const T *h, *s, *alpha;  // alpha: null if no event leaves the buffer
+  const T *h, *s, *alpha;  // alpha: (rows, heads, kappa), or null if no event leaves the buffer
   const int32_t* taken;
   const T *gates, *c;
   const T *grad_h, *grad_s;                                                    // or null
   const T *grad_last_s, *grad_last_c, *grad_last_buffer, *grad_last_relevant;  // or all null
   T *du, *dV, *dW_a, *dU_a, *dv, *dparams;
   T *ds, *dc, *dbuffer, *drelevant;
+  T* dscores;  // (steps, batch) or null
 };
 
 // Indexed by the position of the cell in RNNKERN_RELEVANCY_CELLS.

@@ -35,7 +35,7 @@ bool is(const Tensor& x, std::initializer_list<int64_t> sizes, ScalarType dtype)
 struct Call {
   int cell_id = -1;  // index of the cell
   ScalarType dtype;
-  int64_t steps, batch, hidden, buffer_size, first_slots, relevant, rows;
+  int64_t steps, batch, hidden, size, heads, buffer_size, first_slots, relevant, rows;
   double mix;
   bool dot;
   Tensors weights, state, params;
@@ -67,14 +67,18 @@ struct Call {
             "the numbers of `weights`, `state` and `params`");
     const Tensor& s = state[0];
     require(s.dim() == 2 && memory(0).dim() == 3 && memory(3).dim() == 3, "`state`");
-    batch = s.size(0), hidden = s.size(1), first_slots = memory(0).size(1), relevant = memory(3).size(1);
+    batch = s.size(0), size = s.size(1), hidden = memory(0).size(2), first_slots = memory(0).size(1),
+    relevant = memory(3).size(1);
     const int64_t n = hidden, G = cell().gates;
-    require(n > 0 && is(weights[0], {G * n, n}, dtype) && is(weights[1], {n, n}, dtype) &&
-                is(weights[2], {n, n}, dtype) && is(weights[3], {n}, dtype) &&
+    heads = weights[3].dim() == 2 ? weights[3].size(0) : 1;
+    require(n > 0 && (size == n || size == 2 * n) && heads > 0 && n % heads == 0 &&
+                is(weights[0], {G * n, size}, dtype) && is(weights[1], {n, size}, dtype) &&
+                is(weights[2], {n, n}, dtype) &&
+                (is(weights[3], {n}, dtype) || is(weights[3], {heads, n / heads}, dtype)) &&
                 (params.empty() || is(params[0], {n}, dtype)),
             "`weights` and `params`");
     constexpr ScalarType id = ScalarType::Long;
-    require(is(s, {batch, n}, dtype) && (!has_c() || is(state[1], {batch, n}, dtype)) &&
+    require(is(s, {batch, size}, dtype) && (!has_c() || is(state[1], {batch, n}, dtype)) &&
                 is(memory(0), {batch, first_slots, n}, dtype) && is(memory(1), {batch, first_slots}, dtype) &&
                 is(memory(2), {batch, first_slots}, id) && is(memory(3), {batch, relevant, n}, dtype) &&
                 is(memory(4), {batch, relevant}, dtype) && is(memory(5), {batch, relevant}, id) &&
@@ -95,7 +99,7 @@ struct Call {
 
   template <class T>
   void fill(RelevancyProblem<T>& p) const {
-    p.steps = steps, p.batch = batch, p.hidden = hidden;
+    p.steps = steps, p.batch = batch, p.hidden = hidden, p.state = size, p.heads = heads;
     p.buffer_size = buffer_size, p.slots = slots(), p.first_slots = first_slots, p.relevant = relevant;
     p.mix = T(mix), p.dot = dot;
     p.offsets = layout.offsets, p.lengths = layout.lengths;
@@ -145,7 +149,8 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
     scores = dense(*scores);
   }
   constexpr ScalarType id = ScalarType::Long;
-  Tensors results = {empty(u, sizes_with(u, 1, {n})), empty(u, sizes_with(u, 1, {n})), empty(u, {B, n})};
+  Tensors results = {empty(u, sizes_with(u, 1, {n})), empty(u, sizes_with(u, 1, {call.size})),
+                     empty(u, {B, call.size})};
   if (call.has_c()) results.push_back(empty(u, {B, n}));
   const size_t at = results.size();
   for (const Tensor& made :
@@ -158,7 +163,7 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
   }
   const size_t saved = results.size();
   if (training) {
-    if (!call.full()) results.push_back(empty(u, {call.rows, kappa}));
+    if (!call.full()) results.push_back(empty(u, {call.rows, call.heads * kappa}));
     results.push_back(empty(u, {call.rows}, ScalarType::Int));
     if (call.has_c()) {
       results.push_back(cached_empty(u, {call.rows, call.cell().saved * n}, call.dtype));
@@ -197,21 +202,21 @@ Tensors relevancy_recurrence_cpu(std::string cell, Tensor u, Tensors weights, Te
 Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, OptionalTensor grad_s,
                                           OptionalTensors grad_state, Tensors weights, Tensors state,
                                           OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset,
-                                          OptionalTensor, int64_t buffer_size, double mix, bool dot, std::string,
+                                          OptionalTensor scores, int64_t buffer_size, double mix, bool dot, std::string,
                                           Tensor h, Tensor s, Tensors saved) {
   h = dense(h), s = dense(s);
   const Call call(cell, "h", h, weights, state, params, batch_sizes, reset, buffer_size, mix, dot);
   const int64_t n = call.hidden, G = call.cell().gates, slots = call.slots(), kappa = call.kappa(), B = call.batch;
-  const auto like_h = [&](const Tensor& x) {
-    return x.scalar_type() == call.dtype && x.numel() == call.rows * n && x.dim() == h.dim();
+  const auto like_h = [&](const Tensor& x, int64_t columns) {
+    return x.scalar_type() == call.dtype && x.numel() == call.rows * columns && x.dim() == h.dim();
   };
-  require(h.size(-1) == n && like_h(s), "`h` and `s`");
-  if (grad_h) grad_h = dense(*grad_h), require(like_h(*grad_h), "`grad_h`");
-  if (grad_s) grad_s = dense(*grad_s), require(like_h(*grad_s), "`grad_s`");
+  require(h.size(-1) == n && like_h(s, call.size), "`h` and `s`");
+  if (grad_h) grad_h = dense(*grad_h), require(like_h(*grad_h, n), "`grad_h`");
+  if (grad_s) grad_s = dense(*grad_s), require(like_h(*grad_s, call.size), "`grad_s`");
   for (Tensor& x : saved) x = dense(x);
   const size_t after_alpha = !call.full();
   require(saved.size() == after_alpha + (call.has_c() ? 3 : 1) &&
-              (call.full() || is(saved[0], {call.rows, kappa}, call.dtype)) &&
+              (call.full() || is(saved[0], {call.rows, call.heads * kappa}, call.dtype)) &&
               is(saved[after_alpha], {call.rows}, ScalarType::Int) &&
               (!call.has_c() || (is(saved[after_alpha + 1], {call.rows, call.cell().saved * n}, call.dtype) &&
                                  is(saved[after_alpha + 2], {call.rows, n}, call.dtype))),
@@ -223,21 +228,23 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     for (const Tensor& x : *grad_state) grads.push_back(dense(x));
   if (!grads.empty()) {
     const size_t k = call.has_c();
-    require(grads.size() == 3 + k && is(grads[0], {B, n}, call.dtype) && (!k || is(grads[1], {B, n}, call.dtype)) &&
-                is(grads[1 + k], {B, slots, n}, call.dtype) && is(grads[2 + k], {B, call.relevant, n}, call.dtype),
+    require(grads.size() == 3 + k && is(grads[0], {B, call.size}, call.dtype) &&
+                (!k || is(grads[1], {B, n}, call.dtype)) && is(grads[1 + k], {B, slots, n}, call.dtype) &&
+                is(grads[2 + k], {B, call.relevant, n}, call.dtype),
             "`grad_state`");
   }
   Tensors results = {empty(h, sizes_with(h, 1, {G * n})),
-                     empty(h, {G * n, n}),
+                     empty(h, {G * n, call.size}),
+                     empty(h, {n, call.size}),
                      empty(h, {n, n}),
-                     empty(h, {n, n}),
-                     empty(h, {n}),
-                     empty(h, {B, n})};
+                     empty_of_sizes(h, call.weights[3]),
+                     empty(h, {B, call.size})};
   if (call.has_c()) results.push_back(empty(h, {B, n}));
   const size_t at = results.size();
   results.push_back(empty(h, {B, call.first_slots, n}));
   results.push_back(empty(h, {B, call.relevant, n}));
   if (call.cell().params) results.push_back(empty(h, {n}));
+  if (scores) results.push_back(empty(h, {call.steps, B}));
   count_kernel(call, "backward");
   by_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -259,6 +266,7 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
     if (call.has_c()) p.dc = write<T>(results[6]);
     p.dbuffer = write<T>(results[at]), p.drelevant = write<T>(results[at + 1]);
     if (call.cell().params) p.dparams = write<T>(results[at + 2]);
+    if (scores) p.dscores = write<T>(results.back());
     run(kernels_in_use<RelevancyKernels<T>>().backward[call.cell_id], p, h);
   });
   return results;

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern._cells import library
+from rnnkern._torch_private import is_batched
 from rnnkern.ops._recurrence.autograd import (
     KERNEL_CELLS,
     Recomputed,
@@ -166,7 +167,7 @@ def recurrence(
             grad_scale=grad_scale, save_gates=save_gates, save_u=save_u,
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
-    if implementation == "cuda" and weight_ih is not None:
+    if weight_ih is not None and (implementation == "cuda" or (transformed() and not is_batched(weight_ih))):
         if bias is not None and bias_ih is not None and cell_of(cell).joint:
             # One bias is enough: its gradient is computed inside the loop; that of b_ih would need a pass over u.
             bias, bias_ih = bias + bias_ih, None

@@ -1,11 +1,15 @@
 """torch.vmap of the recurrence and of its backward pass: N members, each a call over B sequences.
 
-Members that share their weights become the B*N sequences of one call. If members have their own weights, or need their
-own gradients of shared weights, each member is one call.
+Members that share their weights become the B*N sequences of one call. Members that have their own weights, or need
+their own gradients of shared weights, become the heads of one call. Otherwise each member is one call.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from rnnkern.ops.folds import Batched, one_by_one, over_sequences
 from rnnkern.reference._recurrence import cell_of
@@ -32,11 +36,76 @@ def over_members(
     scale_rank = 0 if scale is None else scale.dim() - (dims[12] is not None)
     sequences = [*[None] * 5, -2, *[None] * 5, -1, -1 if scale_rank == 2 else None, None]
     sequences += [*[-2] * states, *[None] * len(cell_of(cell).params)]
-    sequences += [-2] * (len(args) - len(sequences))
+    if tail := args[len(sequences) :]:
+        ranks = [
+            x.dim() - (dim is not None) if isinstance(x, Tensor) else 0
+            for x, dim in zip(tail, dims[len(sequences) :], strict=True)
+        ]
+        sequences += [-3 if rank > ranks[0] else -2 for rank in ranks]  # of saved values, see over_heads
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
-    if own or not share or seed is not None:  # random draws depend on the row of a sequence, which folding would change
+    if seed is not None:  # random draws depend on the row of a sequence and on the unit, which folding would change
         return one_by_one(function, info, dims, args)
+    if own or not share:
+        return over_heads(function, info, dims, args)
     args = list(args)
     if args[10] is not None:
         args[10] = args[10] * info.batch_size
-    return over_sequences(function, info, dims, args, sequences)
+    return over_sequences(function, info, dims, args, sequences, values=not tail)
+
+
+def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
+    """Turns unit j of member n, of N members with H units each, into unit n*H + j of one call. The arguments are those
+    of :func:`over_members`. Saved tensors have shape (..., values, H) for each member, which needs no copy."""
+    cell, _, wanted, states = args[:4]
+    spec, members, R = cell_of(cell), info.batch_size, args[8]
+    shared = all(dims[k] is None for k in (10, 11, 12))  # batch_sizes, reset, grad_scale
+    square = spec.gates and R.shape[-2] == spec.recurrent * R.shape[-1]
+    if not (square and shared) or cell == "lstm_projected" or spec.normalised:
+        return one_by_one(function, info, dims, args)
+    R = _members_first(R, dims[8], members)
+    hidden = R.shape[1:-1].numel() // spec.recurrent
+    tail = 14 + states + len(spec.params)
+    rank = None if len(args) == tail else args[tail].dim() - (dims[tail] is not None)  # of h of a member
+
+    def folded(x: Tensor, dim: int | None, apart: bool = False) -> Tensor:
+        """(..., G*H) or with ``apart`` (..., G, H) of each member as (..., G*N*H)."""
+        x = _members_first(x, dim, members)
+        return (x if apart else x.unflatten(-1, (-1, hidden))).movedim(0, -2).flatten(-3)
+
+    def fold(k: int) -> Any:
+        x, dim = args[k], dims[k]
+        if k == 5 and args[6] is not None:
+            return projection()
+        if k == 8:
+            return R if R.dim() == 3 else R.flatten(0, 1)
+        if k in (6, 7):
+            return None
+        if k < 5 or 10 <= k <= 13 or not isinstance(x, Tensor):
+            return x
+        return folded(x, dim, apart=k > tail and x.dim() - (dim is not None) > rank)
+
+    def projection() -> Tensor:
+        x, weight = args[5], _members_first(args[6], dims[6], members).unflatten(1, (-1, hidden)).movedim(0, 1)
+        bias = None if args[7] is None else folded(args[7], dims[7])
+        if dims[5] is None:
+            return F.linear(x, weight.flatten(0, 2), bias)
+        u = torch.einsum("e...i,geji->...gej", x.movedim(dims[5], 0), weight).flatten(-3)
+        return u if bias is None else u + bias
+
+    def unfold(k: int, x: Tensor) -> tuple[Tensor, int | None]:
+        backward = isinstance(wanted, frozenset)
+        if x.dim() == 1 and not x.numel():  # a gradient that was not requested
+            return x, None
+        if backward and k == 1:
+            return (x if R.dim() == 3 else x.unflatten(0, (members, -1))), 0
+        if x.shape[-1] == members * hidden:
+            return (x := x.unflatten(-1, (members, hidden))), x.dim() - 2
+        x = x.unflatten(-1, (-1, members, hidden))
+        return (x.movedim(-2, 0).flatten(-2), 0) if backward else (x, x.dim() - 2)
+
+    results = function(*map(fold, range(len(args))))
+    return tuple(zip(*(unfold(k, x) for k, x in enumerate(results)), strict=True))
+
+
+def _members_first(x: Tensor, dim: int | None, members: int) -> Tensor:
+    return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)

@@ -29,7 +29,7 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     cell, *sizes = call
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
-    if needs_derivatives(u, *tensors):
+    if needs_derivatives(u, *tensors) or (scores is not None and needs_derivatives(scores)):
         _, *results = _apply(call, maps, u, batch_sizes, reset, scores, *tensors)
     else:
         results = _operators.relevancy_recurrence.default(
@@ -99,14 +99,16 @@ class Relevancy(torch.autograd.Function):
         compiling = torch.compiler.is_compiling()
         backward = RelevancyBackward.forward if compiling else RelevancyBackward.apply
         du, *rest = backward(ctx.call, *ctx.saved_tensors, *upstream)
-        weights, passed_on, params = rest[:4], rest[4 : 2 + len(upstream)], rest[2 + len(upstream) :]
+        end = 2 + len(upstream)
+        weights, passed_on, params = rest[:4], rest[4:end], rest[end : end + len(CELLS[cell].params)]
+        of_scores = rest[-1] if len(rest) > end + len(params) else None
         return (
             None,
             None,
             du if grad_u is None else du + grad_u,
             None,
             None,
-            None,
+            of_scores,
             *weights,
             *params,
             *_whole(passed_on),
@@ -152,12 +154,12 @@ class RelevancyBackward(torch.autograd.Function):
         batch_sizes, reset, scores, *tensors = ctx.saved_tensors
         weights, params, state, rest = _split(cell, tensors)
         (_, h, s, *saved), *upstream = _upstream(cell, rest)
-        of_u, of_weights, of_params, of_state, of_upstream = differentiate_backward(
+        of_u, of_weights, of_params, of_state, of_scores, of_upstream = differentiate_backward(
             ctx.call, (batch_sizes, reset, scores), weights, params, state, h, s, saved,
             (upstream[0], upstream[1], *upstream[2]), grads,
         )  # fmt: skip
         return (
-            None, None, None, None, *of_weights, *of_params, *_whole(of_state), of_u, None, None,
+            None, None, None, of_scores, *of_weights, *of_params, *_whole(of_state), of_u, None, None,
             *(None for _ in saved), *of_upstream,
         )  # fmt: skip
 
@@ -186,11 +188,11 @@ def _slots(steps, first, buffer_size):
 
 def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores, buffer_size, mix, dot, dtype,
                     training, maps):  # fmt: skip
-    batch, hidden = state[0].shape
+    (batch, size), hidden, heads = state[0].shape, weights[2].shape[0], _heads(weights)
     slots, full = _slots(_steps(u, batch_sizes), state[-7].shape[1], buffer_size)
     relevant, rows = state[-4].shape[1], u.shape[:-1]
     ids = {"dtype": torch.int64}
-    results = [u.new_empty(*rows, hidden), u.new_empty(*rows, hidden), *(x.new_empty(x.shape) for x in state[:-7])]
+    results = [u.new_empty(*rows, hidden), u.new_empty(*rows, size), *(x.new_empty(x.shape) for x in state[:-7])]
     results += [u.new_empty(batch, slots, hidden), u.new_empty(batch, slots), u.new_empty(batch, slots, **ids)]
     results += [x.new_empty(x.shape) for x in state[-4:]]
     if maps:
@@ -198,7 +200,7 @@ def _forward_shapes(cell, u, weights, state, params, batch_sizes, reset, scores,
         results += [u.new_empty(*rows, kappa), u.new_empty(*rows, kappa, **ids)]
     if training:
         count = rows.numel() if batch_sizes is None else rows[0]
-        results += [] if full else [u.new_empty(count, slots + relevant)]
+        results += [] if full else [u.new_empty(count, heads * (slots + relevant))]
         results += [u.new_empty(count, dtype=torch.int32)]
         if cell in SAVED_GATES:
             results += [u.new_empty(count, SAVED_GATES[cell] * hidden), u.new_empty(count, hidden)]
@@ -220,7 +222,13 @@ def _backward_shapes(cell, grad_h, grad_s, grad_state, weights, state, params, b
     return [
         h.new_empty(*h.shape[:-1], columns),
         *(x.new_empty(x.shape) for x in (*weights, *_passed_on(state), *(params or ()))),
+        *([] if scores is None or h.device.type != "cpu" else [scores.new_empty(scores.shape)]),
     ]
+
+
+def _heads(weights):
+    v = weights[3]
+    return v.shape[0] if v.dim() == 2 else 1
 
 
 if _extension.available:

@@ -60,20 +60,24 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
             f"{OP}: the last size of `u` must be G*H, a positive multiple of G = {gates} for the cell {cell!r}, got "
             f"{shape_of(u)}"
         )
-    check_shape(OP, "R", R, "(G*H, H)", (gates * hidden, hidden))
-    square = ("(H, H)", (hidden, hidden))
-    for k, (name, symbols, sizes) in enumerate((("W_a", *square), ("U_a", *square), ("v", "(H,)", (hidden,)))):
-        check_shape(OP, f"attention_weights[{k}]", attention_weights[k], f"{name}, {symbols}", sizes)
+    size, S = (2 * hidden, "2H") if combine == "concat" else (hidden, "H")
+    check_shape(OP, "R", R, f"(G*H, {S})", (gates * hidden, size))
+    W_a, U_a, v = attention_weights
+    check_shape(OP, "attention_weights[0]", W_a, f"W_a, (H, {S})", (hidden, size))
+    check_shape(OP, "attention_weights[1]", U_a, "U_a, (H, H)", (hidden, hidden))
+    if v.dim() != 2 or v.shape[0] < 1 or v.numel() != hidden:
+        check_shape(OP, "attention_weights[2]", v, "v, (H,) or (N, H/N)", (hidden,))
     for k, name in enumerate(names):
         check_shape(OP, f"params[{k}]", params[k], f"{name}, (H,)", (hidden,))
     s0 = state[0]
     batch = u.shape[1] if batch_sizes is None else s0.shape[0] if isinstance(s0, Tensor) and s0.dim() == 2 else 0
     steps = u.shape[0] if batch_sizes is None else check_batch_sizes(OP, batch_sizes, u.shape[0], batch)
     if isinstance(state, RelevancyState):
-        _check_state(state, u, states, batch, hidden, buffer_size, relevant_size)
+        _check_state(state, u, states, batch, hidden, size, buffer_size, relevant_size)
     else:
         for k, tensor in enumerate(state):
-            check_shape(OP, f"state[{k}]", tensor, "(B, H)", (batch, hidden))
+            wanted = (batch, hidden) if k else (batch, size)
+            check_shape(OP, f"state[{k}]", tensor, "(B, H)" if k else f"(B, {S})", wanted)
     if reset is not None:
         check_reset(OP, reset, u, steps, batch)
     if isinstance(relevance, Tensor):
@@ -82,7 +86,7 @@ def _check(cell, u, R, state, attention_weights, buffer_size, relevant_size, com
     return steps
 
 
-def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) -> None:
+def _check_state(state, u, states, batch, hidden, size, buffer_size, relevant_size) -> None:
     if (state.c is None) != (states == 1):
         raise ValueError(f"{OP}: `state.c` must {'be None' if states == 1 else 'be a tensor'} for this cell")
     like = u.new_empty(0, dtype=torch.promote_types(u.dtype, torch.float32))
@@ -91,7 +95,7 @@ def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) ->
         raise ValueError(f"{OP}: `state.buffer` has {slots} slots, more than `buffer_size` = {buffer_size}")
     number = torch.empty(0, dtype=torch.int64, device=u.device)
     wanted = {
-        "s": ("(B, H)", (batch, hidden)), "c": ("(B, H)", (batch, hidden)),
+        "s": ("(B, 2H)" if size > hidden else "(B, H)", (batch, size)), "c": ("(B, H)", (batch, hidden)),
         "buffer": ("(B, L, H)", (batch, slots, hidden)), "buffer_scores": ("(B, L)", (batch, slots)),
         "buffer_ids": ("(B, L)", (batch, slots)),
         "relevant": ("(B, relevant_size, H)", (batch, relevant_size, hidden)),
@@ -107,15 +111,21 @@ def _check_state(state, u, states, batch, hidden, buffer_size, relevant_size) ->
         check_shape(OP, f"state.{name}", tensor, symbols, sizes)
 
 
-def _choose(cell: str, u: Tensor) -> Choice:
-    return choose(OP, {"cuda": cuda_refusal(u), "cpu": cpu_refusal(u)})
+def _choose(u: Tensor, attention_weights: Sequence[Tensor], combine: str, relevance: str | Tensor) -> Choice:
+    missing = {
+        'combine="concat"': combine == "concat",
+        "several heads": attention_weights[2].dim() == 2,
+        "gradients of `relevance`": isinstance(relevance, Tensor) and relevance.requires_grad,
+    }
+    why = next((f"the kernel does not have {name}" for name, asked in missing.items() if asked), None)
+    return choose(OP, {"cuda": cuda_refusal(u, why), "cpu": cpu_refusal(u)})
 
 
-def _explain(cell, u, state, buffer_size, relevant_size, batch_sizes) -> Choice:
+def _explain(cell, u, state, attention_weights, buffer_size, relevant_size, combine, relevance, batch_sizes) -> Choice:
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    sizes = (steps, *state[0].shape, buffer_size, relevant_size)
+    sizes = (steps, state[0].shape[0], attention_weights[1].shape[0], buffer_size, relevant_size)
     return told(
-        _choose(cell, u), u.device, u.dtype,
+        _choose(u, attention_weights, combine, relevance), u.device, u.dtype,
         lambda dtype, facts, _: torch.ops.rnnkern.relevancy_plan(cell, dtype, sizes, facts),
         lambda plan: f"{plan['forward']}, backward {plan['backward']}, for {plan['reason']}",
     )  # fmt: skip
@@ -153,40 +163,48 @@ def relevancy_recurrence(
         s_t = (h_t + \sum_j \alpha_j m_j) / 2
 
     where :math:`m_j` are the events in the buffer and in the relevant set. The score of each event in the buffer then
-    increases by its :math:`\alpha_j`. No gradient flows through scores and selection. T is the number of time steps, B
-    the batch size, H the hidden size and G the number of gates of the cell.
+    increases by its :math:`\alpha_j`. No gradient flows through the selection, and none through these scores. T is the
+    number of time steps, B the batch size, H the hidden size and G the number of gates of the cell.
 
     Args:
         cell: ``"tanh"``, ``"relu"``, ``"modrelu"`` (G = 1) or ``"lstm"`` (G = 4; attention reads h, not c).
         u: (T, B, G*H), or packed (sum of ``batch_sizes``, G*H); float32 or float64, or bfloat16 or float16, which are
             computed in float32, with a float32 state.
-        R: (G*H, H), called V in the thesis.
+        R: (G*H, H), called V in the thesis; (G*H, 2H) with ``combine="concat"``.
         state: ``(s0,)``, or for an LSTM ``(s0, c0)``, each (B, H), to start with an empty memory; or the state that an
-            earlier call returned. The two calls then give bit for bit the result of one call.
-        attention_weights: ``(W_a, U_a, v)``: (H, H), (H, H), (H,).
+            earlier call returned. The two calls then give bit for bit the result of one call. s0 is (B, 2H) with
+            ``combine="concat"``.
+        attention_weights: ``(W_a, U_a, v)``: (H, H), or (H, 2H) with ``combine="concat"``; (H, H); (H,). If v is (N,
+            H/N), there are N heads: head n computes e, a softmax and the sum over events from the n-th part of the
+            units of queries, keys and events, and the N sums are concatenated. An event's score then increases by the
+            mean of its alpha over the heads.
         buffer_size: number of slots in the buffer, at least 1. With T or more slots no event leaves, which gives full
             attention with memory linear in T.
         relevant_size: number of slots in the relevant set; with 0, attention is limited to the buffer.
         combine: ``"half"`` as above, or ``"sum"`` for :math:`s_t = h_t + \sum_j \alpha_j m_j` as in the thesis, which
-            does not generalize to longer sequences than those in training.
+            does not generalize to longer sequences than those in training; or ``"concat"`` for :math:`s_t = [h_t,
+            \sum_j \alpha_j m_j]`, (B, 2H).
         alignment: ``"additive"`` as above, or ``"dot"``: :math:`e_j = v \cdot (W_a s_{t-1} \odot U_a m_j)`.
         relevance: the scores of events. ``"attention"`` sums the attention they receive in the buffer, as above;
             ``"random"`` draws scores from torch's generator; ``"fifo"`` keeps the events that left the buffer last; a
-            tensor (T, B) gives your own scores.
+            tensor (T, B) gives your own scores. Its gradient is a straight-through estimate, that of adding to every
+            e_j the score of event j: it says which events should be attended to more, or less. It counts the steps of
+            this call only.
         params: for ``"modrelu"`` the tuple ``(b,)`` with its bias (H,).
         batch_sizes: (T,) int64 on the CPU, non-increasing: the number of samples that have a step t, as in
             :class:`torch.nn.utils.rnn.PackedSequence`.
         reset: bool mask of shape (T, B), also for packed input. True zeroes s and c and empties the memory before step
             t.
-        output: ``"h"``, or ``"s"`` to return :math:`s_t` instead.
+        output: ``"h"``, or ``"s"`` to return :math:`s_t` instead, with 2H columns if ``combine`` is "concat".
         return_memory: if True, also returns what each step attended to.
 
     Returns:
         h, shaped like ``u`` with H columns; the final :class:`RelevancyState`, whose ``ids`` (B, ``relevant_size``) are
         the time indices of the events in the relevant set, -1 for an empty slot, and whose ``scores`` are their final
         scores; and with ``return_memory`` the :class:`RelevancyMemory`. Gradients flow from h and from the state's
-        ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params`` and the same parts
-        of ``state``.
+        ``s``, ``c``, ``buffer`` and ``relevant`` to ``u``, ``R``, ``attention_weights``, ``params``, ``relevance`` and
+        the same parts of ``state``. On CUDA, ``combine="concat"``, several heads and the gradient of ``relevance`` have
+        no kernel; the reference runs instead.
 
     Raises:
         ValueError: a shape or an option is wrong, or :func:`rnnkern.use` forces an implementation that cannot run the
@@ -208,10 +226,11 @@ def relevancy_recurrence(
     R, *attention_weights = (x.to(arithmetic) for x in (R, *attention_weights))
     params = [x.to(arithmetic) for x in params]
     if not isinstance(state, RelevancyState):
-        state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size)
+        hidden = attention_weights[1].shape[0]
+        state = reference.empty_state([x.to(arithmetic) for x in state], relevant_size, hidden)
     scores = reference.given_scores(relevance, state, steps)
     scores = None if scores is None else scores.to(arithmetic)
-    if _choose(cell, u).implementation == "reference":
+    if _choose(u, attention_weights, combine, relevance).implementation == "reference":
         h, *rest = reference.relevancy_recurrence(
             cell, u, R, state, attention_weights, buffer_size=buffer_size, relevant_size=relevant_size, combine=combine,
             alignment=alignment, relevance="attention" if scores is None else scores, params=params,

@@ -25,7 +25,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
         grads: gradients of the results of the backward pass, in the operator's order.
 
     Returns:
-        Gradients of u, of ``weights``, ``params``, the four parts of the state, and ``upstream``.
+        Gradients of u, of ``weights``, ``params``, the four parts of the state, the scores, and ``upstream``.
     """
     cell, buffer_size, factor, dot, _ = call
     batch_sizes, reset, scores = constants
@@ -40,13 +40,16 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
     u = _input(cell, weights[0], params, state[0], batch_sizes, reset, h, s, saved)
     leaves = {"u": u, **dict(zip((*WEIGHTS, *own), (*weights, *params), strict=True))}
     leaves |= {name: getattr(whole, name) for name in passed_on}
+    learned = ["scores"] if scores is not None and scores.requires_grad else []
+    leaves |= dict.fromkeys(learned, scores)
     results = ["h", "all s", *(f"last {name}" for name in passed_on)]
     given = {name: g for name, g in zip(results, upstream, strict=True) if g is not None}
-    order = ["u", *WEIGHTS, *passed_on, *own]
-    asked = {name: g for name, g in zip(order, grads, strict=True) if g is not None}
+    order = ["u", *WEIGHTS, *passed_on, *own, *learned]
+    asked = {name: g for name, g in zip(order, grads, strict=False) if g is not None}
     if not given or not asked:
-        return None, [None] * 4, [None] * len(own), [None] * len(passed_on), [None] * len(results)
-    combine = next(name for name, value in FACTORS.items() if value == factor)
+        return None, [None] * 4, [None] * len(own), [None] * len(passed_on), None, [None] * len(results)
+    hidden = weights[2].shape[0]
+    combine = "concat" if state[0].shape[1] != hidden else next(n for n, value in FACTORS.items() if value == factor)
 
     def forward(leaves):
         def outputs(output):
@@ -54,7 +57,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
                 cell, leaves["u"], leaves["R"], whole._replace(**{p: leaves[p] for p in passed_on}),
                 [leaves[w] for w in WEIGHTS[1:]],
                 buffer_size=buffer_size, relevant_size=whole.ids.shape[1], combine=combine,
-                alignment="dot" if dot else "additive", relevance="attention" if scores is None else scores,
+                alignment="dot" if dot else "additive", relevance="attention" if scores is None else leaves["scores"],
                 params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, output=output,
             )  # fmt: skip
 
@@ -72,7 +75,7 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
 
     of_leaves, of_given = torch.func.vjp(backward, leaves, given)[1](asked)
     groups = [[of_leaves[name] for name in names] for names in (WEIGHTS, own, passed_on)]
-    return of_leaves["u"], *groups, [of_given.get(name) for name in results]
+    return of_leaves["u"], *groups, of_leaves.get("scores"), [of_given.get(name) for name in results]
 
 
 def _input(cell: str, V: Tensor, params, s0, batch_sizes, reset, h, s, saved) -> Tensor:
