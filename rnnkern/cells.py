@@ -15,9 +15,9 @@ from torch import sigmoid, tanh
 from rnnkern._cell import Cell, cell
 
 __all__ = [
-    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "fast_grnn", "gru", "heavy_ball",
-    "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after", "minimal_rnn", "nas",
-    "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
+    "adams", "antisymmetric", "brc", "cfn", "cifg_lstm", "cornn", "ct_gru", "euler_gap", "fast_grnn", "gru",
+    "heavy_ball", "heavy_ball_tanh", "janet", "leaky", "lem", "li_gru", "lstm", "mgu", "mgu_reset_after",
+    "minimal_rnn", "nas", "nbrc", "peephole_lstm", "ran", "rnn", "slstm", "star", "ugrnn",
 ]  # fmt: skip
 
 
@@ -210,6 +210,13 @@ def adams(u, r, h, k, *, dt):
     h_0)`, which makes the first step one of Euler; from k = 0, as after a reset, it is 1.5 dt long."""
     new = tanh(u + r)
     return h + dt * (1.5 * new - 0.5 * k), new
+
+
+@cell(gates="hd", recurrent="h")
+def euler_gap(u, r, h):
+    r"""Euler step of :math:`\dot h = \tanh(u_h + r_h)` whose length is an input, :math:`h' = h + u_d \tanh(u_h + r_h)`:
+    each sequence has a step of its own, and a step of 0 leaves h as it is."""
+    return h + u.d * tanh(u.h + r.h)
 
 
 @cell(init={"a": (0.9, 0.9), "b": (0.1, 0.1), "dt": (1.0, 1.0)})

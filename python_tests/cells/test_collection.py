@@ -133,6 +133,10 @@ def ct_gru(x, R, p, h):
     return h + 0.1 * (1 - z) * (tanh(x(2) + R(2, r * h)) - h)
 
 
+def euler_gap(x, R, p, h):
+    return h + x(1) * tanh(x(0) + R(0, h))
+
+
 def adams(x, R, p, h, k):
     new = tanh(x(0) + R(0, h))
     return h + p["dt"] * (3 * new - k) / 2, new

@@ -108,7 +108,7 @@ class ContinuousRNN(SingleLayer):
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None,
+        reset: Tensor | None = None, gaps: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:  # fmt: skip
         """Runs the layer over a sequence.
 
@@ -121,16 +121,19 @@ class ContinuousRNN(SingleLayer):
             reset: bool mask of shape (T, B), or (B, T) with ``batch_first``, also for packed input, or (T,) for
                 unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros.
+            gaps: the duration of each step, in place of ``dt``: shape as that of ``reset``, dtype of the parameters, at
+                least 0. With 0 the state stays the same, to the bit. Not with ``method="adams"``, whose formula is for
+                equal steps.
 
         Returns:
             The output, which is h at the end of each step, shaped like ``input`` with H columns, and h_n, shaped like
             ``hx``; with ``method="adams"`` (h_n, k_n).
 
         Raises:
-            ValueError: a tensor has the wrong shape.
+            ValueError: a tensor has the wrong shape, a gap on a CPU is negative or NaN, or the method takes no gaps.
             TypeError: an argument has the wrong type, dtype or device.
         """
-        args, options = self._call(input, hx, reset)
+        args, options = self._call(input, hx, reset, gaps)
         h, last = self._operator(*args, **options)
         if self.steps > 1:
             h = _last_of_each(h, self.steps, options["batch_sizes"])
@@ -141,7 +144,7 @@ class ContinuousRNN(SingleLayer):
     def _operator(self) -> Callable:
         return linear_scan if self.nonlinearity == "identity" else recurrence
 
-    def _call(self, input, hx, reset) -> tuple[tuple, dict[str, Any]]:
+    def _call(self, input, hx, reset, gaps=None) -> tuple[tuple, dict[str, Any]]:
         adams = self.method == "adams"
         state = (hx,) if isinstance(hx, Tensor) else hx
         if state is not None and not (
@@ -152,18 +155,56 @@ class ContinuousRNN(SingleLayer):
         x, states, batch_sizes, reset = self._time_first(input, state, reset)
         options = {"batch_sizes": batch_sizes, "reset": reset}
         U, W, b = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0
+        if gaps is not None:
+            gaps = self._gaps_of_rows(gaps, input, batch_sizes)
         if self.nonlinearity == "identity":
-            factors, integrals = parametrizations.zero_order_hold(W, self.dt)
-            u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
+            factors, integrals = parametrizations.zero_order_hold(W, self.dt if gaps is None else gaps)
+            if gaps is None:
+                u = F.linear(x, integrals[:, None] * U, None if b is None else integrals * b)
+            else:
+                u = integrals * F.linear(x, U, b)
             return (factors, u.to(self._dtype), *states), options
         if adams and len(states) == 1:
             states = (*states, self._first_derivative(x, *states, batch_sizes))
+        if gaps is not None:
+            u = F.linear(x, U, b)
+            u = torch.cat([u, (gaps / self.steps).to(u.dtype).expand_as(u)], -1)
+            if self.steps > 1:
+                u, options = _each_repeated(u, self.steps, **options)
+            u, weights = autocast.cast(u, {"R": W, "state": states})
+            return (cells.euler_gap, u), weights | options
         if self.steps > 1:
             x, options = _each_repeated(x, self.steps, **options)
         dt = W.new_full((self.hidden_size,), self.dt / self.steps)
         weights = {"R": W, "state": states, "weight_ih": U, "bias_ih": b, "params": (dt,)}
         x, weights = autocast.cast(x, weights)
         return (cells.adams if adams else "euler", x), weights | options
+
+    def _gaps_of_rows(self, gaps: Tensor, input: Tensor | PackedSequence, batch_sizes: Tensor | None) -> Tensor:
+        """Gaps in the order of the rows of the input, with time first: (T, B, 1), or packed."""
+        if self.method == "adams":
+            raise ValueError("ContinuousRNN: `gaps` need method='euler', got method='adams', whose steps are equal")
+        if not isinstance(gaps, Tensor) or gaps.dtype != self._dtype:
+            told = gaps.dtype if isinstance(gaps, Tensor) else type(gaps).__name__
+            raise TypeError(f"ContinuousRNN: `gaps` must be a tensor with dtype {self._dtype}, got {told}")
+        if isinstance(input, PackedSequence):
+            wanted = (len(batch_sizes), int(batch_sizes[0]))
+            wanted = wanted[::-1] if self.batch_first else wanted
+        else:
+            wanted = tuple(input.shape[:-1])
+        if tuple(gaps.shape) != wanted:
+            raise ValueError(f"ContinuousRNN: `gaps` must be {wanted}, got {tuple(gaps.shape)}")
+        if gaps.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((gaps >= 0).all()):
+            raise ValueError("ContinuousRNN: `gaps` must be at least 0")
+        if gaps.dim() == 1:
+            return gaps[:, None, None]
+        gaps = gaps.T if self.batch_first else gaps
+        if batch_sizes is None:
+            return gaps.unsqueeze(-1)
+        if input.sorted_indices is not None:
+            gaps = gaps.index_select(1, input.sorted_indices)
+        there = torch.arange(gaps.shape[1]) < batch_sizes[:, None]
+        return gaps[there.to(gaps.device)].unsqueeze(-1)
 
     def _first_derivative(self, x: Tensor, h: Tensor, batch_sizes: Tensor | None) -> Tensor:
         """dh/dt at the beginning, with which the first step of Adams' method is one of Euler; zeros for T = 0."""

@@ -220,7 +220,7 @@ def stable(
     return register("stable", module, name, make, diagonal=True)
 
 
-def zero_order_hold(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
+def zero_order_hold(rates: Tensor, dt: float | Tensor) -> tuple[Tensor, Tensor]:
     r"""Computes the exact step of :math:`\dot h = w \odot h + u` for a u that is constant during the step.
 
     .. math::
@@ -229,10 +229,10 @@ def zero_order_hold(rates: Tensor, dt: float) -> tuple[Tensor, Tensor]:
 
     Args:
         rates: w, of any shape; 0 is allowed.
-        dt: time step.
+        dt: time step, a number or a tensor that broadcasts with ``rates``.
 
     Returns:
-        :math:`\bar\lambda` and :math:`\bar\beta`, shaped like ``rates``.
+        :math:`\bar\lambda` and :math:`\bar\beta`, shaped like ``rates`` (like ``rates * dt`` for a tensor).
 
     >>> rnnkern.parametrizations.zero_order_hold(torch.tensor([0.0, -50.0]), 0.1)[1]
     tensor([0.1000, 0.0199])
