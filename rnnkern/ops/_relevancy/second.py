@@ -57,7 +57,8 @@ def differentiate_backward(call, constants, weights, params, state, h, s, saved,
                 cell, leaves["u"], leaves["R"], whole._replace(**{p: leaves[p] for p in passed_on}),
                 [leaves[w] for w in WEIGHTS[1:]],
                 buffer_size=buffer_size, relevant_size=whole.ids.shape[1], combine=combine,
-                alignment="dot" if dot else "additive", relevance="attention" if scores is None else leaves["scores"],
+                alignment="dot" if dot else "additive",
+                relevance="attention" if scores is None else leaves.get("scores", scores),
                 params=[leaves[p] for p in own], batch_sizes=batch_sizes, reset=reset, output=output,
             )  # fmt: skip
 
