@@ -23,7 +23,7 @@ from perf import record, train_picture
 from perf.models import MODELS, Network, detached, size
 from perf.progress import Progress
 from perf.record import Row, significant
-from perf.tasks import TASKS, Batch, Own, Settings, Task
+from perf.tasks import TASKS, Batch, Own, Settings, Task, by_accuracy
 
 OPTIMISERS = {
     "Adam": torch.optim.Adam,
@@ -211,6 +211,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=number, help="hidden units")
     parser.add_argument("--optimiser", choices=OPTIMISERS)
     parser.add_argument("--rate", type=float, help="learning rate; of some models each task has another")
+    parser.add_argument("--orthogonal-rate", type=float, help="of orthogonal and unitary parameters of all models")
+    parser.add_argument("--delta", type=float, help="factor of the penalty on the moduli of Schur forms")
+    parser.add_argument("--gamma", type=float, help="the value that the moduli of NonNormalRNN keep")
+    parser.add_argument(
+        "--accuracy", action="store_true", help="measured in place of the task's metric, as for copy, ptb"
+    )
     parser.add_argument("--clip", type=float, help="the gradient's largest norm; inf for any")
     parser.add_argument("--part", choices=("valid", "test"), default="test",
                         help="held out and measured: test if not given; valid to choose settings by")  # fmt: skip
@@ -253,6 +259,8 @@ def main(argv: Sequence[str]) -> None:
     try:
         settings = settings_of(chosen)
         task = kind.build(settings, chosen.part, chosen.data)
+        if chosen.accuracy:
+            task = by_accuracy(task)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.train", *argv]))
@@ -265,6 +273,15 @@ def main(argv: Sequence[str]) -> None:
     own = kind.own
     if chosen.rate is not None:
         own = {model: one._replace(rate=chosen.rate, orthogonal=None) for model, one in own.items()}
+    for model in chosen.models:
+        one = own.get(model, Own(settings.rate))
+        if chosen.orthogonal_rate is not None:
+            one = one._replace(orthogonal=chosen.orthogonal_rate)
+        if chosen.delta is not None and model == "rnnkern.NonNormalRNN":
+            one = one._replace(delta=chosen.delta)
+        own = {**own, model: one}
+    if chosen.gamma is not None:
+        MODELS["rnnkern.NonNormalRNN"] = functools.partial(MODELS["rnnkern.NonNormalRNN"], gamma=chosen.gamma)
     rows = []
     for found in trainings(chosen.models, seeds, task, settings, every, chosen.device, own, chosen.keep):
         rows += (kept := [facts | row for row in found])

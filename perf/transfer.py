@@ -68,12 +68,15 @@ SCALES = {
     ("copy", "small"): Scale(SMALL, 5, (20, 50, 100, 200, 500, 1000), SMALL_MODELS, 0.99, 50),
     ("denoise", "small"): Scale(SMALL, 5, (20, 50, 100, 200, 500, 1000), SMALL_MODELS, 0.99, 50),
     ("copy", "full"): Scale(
-        FULL, 10, (100, 200, 400, 2000, 5000), {"rnnkern.RelRNN": Trained(2e-4)} | OTHERS, 0.999, 200
+        FULL, 10, (100, 200, 400, 2000, 5000),
+        {"rnnkern.RelRNN": Trained(2e-4)} | OTHERS | {"rnnkern.LSTM-h-detach": Trained(2e-4)}, 0.999, 200,
     ),
     ("denoise", "full"): Scale(
-        FULL, 10, (100, 300, 500, 1000, 2000), {"rnnkern.RelRNN-modrelu": Trained(2e-4, "RMSprop")} | OTHERS, 0.999, 200
+        FULL, 10, (100, 300, 500, 1000, 2000),
+        {"rnnkern.RelRNN-modrelu": Trained(2e-4, "RMSprop")} | OTHERS | {"rnnkern.GORU": Trained(1e-3, "RMSprop")},
+        0.999, 200,
     ),
-}
+}  # fmt: skip
 """Settings by task and scale; the full scale is that of the thesis."""
 
 
@@ -219,6 +222,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--updates", type=int, help="most updates of a training")
     parser.add_argument("--minutes", type=float, default=math.inf, help="most minutes of a training")
     parser.add_argument("--lengths", nargs="+", type=int, metavar="T", help="of the tests")
+    parser.add_argument("--trained-length", type=int, metavar="T", help="of the sequences in training")
+    sizes = "of buffer and relevant set of RelRNN and RelLSTM; 10 10 if not given"
+    parser.add_argument("--sizes", nargs=2, type=int, metavar=("NU", "RHO"), help=sizes)
+    parser.add_argument("--rate", type=float, help="learning rate of all layers, in place of those of the scale")
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu if not given")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch and rnnkern; 2 if not given")
     record.add_output_arguments(parser)
@@ -237,6 +244,7 @@ def main(argv: Sequence[str]) -> None:
         parser.error(
             f"--models: {chosen.task} at the scale {chosen.scale} has {', '.join(scale.models)}, not {unknown}"
         )
+    scale, models = as_asked(scale, models, chosen)
     limits = Limits(chosen.updates or scale.settings.updates, chosen.minutes)
     lengths = chosen.lengths or scale.lengths
     facts = record.facts(chosen.device, shlex.join(["python", "-m", "perf.transfer", *argv]))
@@ -252,6 +260,22 @@ def main(argv: Sequence[str]) -> None:
     transfer_picture.draw(out.pictures / f"transfer-{chosen.task}-{chosen.scale}.png", rows)
     for line in ends(rows):
         print("  ".join(f"{name}: {x}" for name, x in line.items()))
+
+
+def as_asked(scale: Scale, models: Sequence[str], chosen: argparse.Namespace) -> tuple[Scale, list[str]]:
+    """The scale and the models with the trained length, the rate and the sizes of the command line. Models with other
+    sizes have them in their name."""
+    if chosen.trained_length is not None:
+        scale = scale._replace(settings=scale.settings._replace(length=chosen.trained_length))
+    named = {}
+    for model in models:
+        name, how = model, scale.models[model]
+        if chosen.sizes and model.startswith(("rnnkern.RelRNN", "rnnkern.RelLSTM")):
+            nu, rho = chosen.sizes
+            name = f"{model}-{nu}-{rho}"
+            MODELS[name] = functools.partial(MODELS[model], buffer_size=nu, relevant_size=rho)
+        named[name] = how if chosen.rate is None else how._replace(rate=chosen.rate)
+    return scale._replace(models=named), list(named)
 
 
 def newest(rows: Sequence[Row], task: str, scale: str) -> list[Row]:
