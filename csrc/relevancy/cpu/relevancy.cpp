@@ -233,12 +233,9 @@ Tensors relevancy_recurrence_backward_cpu(std::string cell, OptionalTensor grad_
                 is(grads[2 + k], {B, call.relevant, n}, call.dtype),
             "`grad_state`");
   }
-  Tensors results = {empty(h, sizes_with(h, 1, {G * n})),
-                     empty(h, {G * n, call.size}),
-                     empty(h, {n, call.size}),
-                     empty(h, {n, n}),
-                     empty_of_sizes(h, call.weights[3]),
-                     empty(h, {B, call.size})};
+  Tensors results = {
+      empty(h, sizes_with(h, 1, {G * n})), empty(h, {G * n, call.size}), empty(h, {n, call.size}), empty(h, {n, n}),
+      empty_of_sizes(h, call.weights[3]),  empty(h, {B, call.size})};
   if (call.has_c()) results.push_back(empty(h, {B, n}));
   const size_t at = results.size();
   results.push_back(empty(h, {B, call.first_slots, n}));
