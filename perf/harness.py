@@ -37,9 +37,6 @@ BASELINE = "baseline"
 JUDGED = 2**18
 """Largest number of elements of a GPU result that are checked for closeness, because the check runs on the CPU."""
 
-clock = time.perf_counter
-"""Times calls on a CPU; ``time.process_time`` serves calls on one thread beside other work on the machine."""
-
 Values = Mapping[str, Tensor]
 Call = Callable[[], Values]
 
@@ -248,6 +245,11 @@ def seconds(call: Callable, device: torch.device, repeats: int = 1) -> float:
         call()
         found.append(clock() - begun)
     return statistics.median(found)
+
+
+def clock() -> float:
+    """Times calls on a CPU. ``time.process_time`` may replace it for calls on one thread of a busy machine."""
+    return time.perf_counter()
 
 
 def copy_rate(device: torch.device) -> float:
