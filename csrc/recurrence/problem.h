@@ -55,7 +55,7 @@ struct Weights {
 constexpr int chunk_rows = 128;
 
 // Minimum number of chunks of two problems that run at the same time, of which one reads the other's results.
-constexpr int turns = 8;
+constexpr int min_pipeline_chunks = 8;
 
 // The first state, h, is (B, P), or (rows, P) for all steps; all others are (B, H) and (rows, H).
 template <class S>
@@ -123,11 +123,11 @@ struct Kernels {
 
   // For a cell by its index in cells/list.h; defined by the level sources, once per SIMD level.
   template <SimdLevel>
-  static Kernels at(int place);
+  static Kernels at(int cell_id);
 };
 
 // The strip functions of a cell by its index in cells/list.h.
 template <class T, SimdLevel level>
-Strips<T> strips_at(int place);
+Strips<T> strips_at(int cell_id);
 
 }  // namespace rnnkern

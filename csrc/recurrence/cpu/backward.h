@@ -41,7 +41,7 @@ void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const Wo
         [&](int64_t b) { return plan.saved + (slot_row + b) * equations.saved * hidden; },
         [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
-            strip.u = projected + chunk.place(k, b) * columns;
+            strip.u = projected + chunk.index(k, b) * columns;
           } else {
             strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
           }
@@ -298,8 +298,8 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
 
     // After the steps of a chunk: the gradients of the weights, a block of rows at a time, and dx.
     const int64_t rows = chunk.rows();
-    auto at_slot = [&](int64_t place) {
-      const Chunk::Row r = chunk.at(place);
+    auto at_slot = [&](int64_t index) {
+      const Chunk::Row r = chunk.at(index);
       return slot_row(r.k, r.b);
     };
     if (p.dR) {

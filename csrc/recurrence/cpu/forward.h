@@ -140,7 +140,7 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
           },
           [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
-              strip.u = projected + chunk.place(k, b) * columns;
+              strip.u = projected + chunk.index(k, b) * columns;
             } else {
               strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
             }

@@ -49,11 +49,11 @@ constexpr Kernels<S> kernels_of() {
 
 template <class S>
 template <SimdLevel>
-Kernels<S> Kernels<S>::at(int place) {
+Kernels<S> Kernels<S>::at(int cell_id) {
 #define RNNKERN_KERNELS(Cell) kernels_of<S, Cell>(),
   static constexpr Kernels all[] = {RNNKERN_ALL_CELLS(RNNKERN_KERNELS) kernels_of<S, void>()};
 #undef RNNKERN_KERNELS
-  return all[place];
+  return all[cell_id];
 }
 
 }  // namespace rnnkern

@@ -9,11 +9,11 @@
 namespace rnnkern {
 
 template <class T, SimdLevel>
-Strips<T> strips_at(int place) {
+Strips<T> strips_at(int cell_id) {
 #define RNNKERN_STRIPS(Cell) strips_of<T, Cell>(),
   static constexpr Strips<T> all[] = {RNNKERN_ALL_CELLS(RNNKERN_STRIPS)};
 #undef RNNKERN_STRIPS
-  return all[place];
+  return all[cell_id];
 }
 
 template Strips<float> strips_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>(int);

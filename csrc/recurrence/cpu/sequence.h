@@ -75,7 +75,7 @@ void clear(T* to, int64_t elements) {
 template <class Problem>
 int64_t chunk_steps(const Problem& p, const Progress* input, int team) {
   const int64_t wanted = int64_t(chunk_rows) * (p.split_hidden ? 1 : team) / larger(p.steps.batch, 1);
-  const int64_t most = input || p.progress ? p.steps.count / turns : p.steps.count;
+  const int64_t most = input || p.progress ? p.steps.count / min_pipeline_chunks : p.steps.count;
   return larger(smaller(smaller(wanted, chunk_rows), most), 1);
 }
 
@@ -93,16 +93,16 @@ struct Chunk {
 
   int64_t rows() const { return start_[end - begin]; }
   // The number of the row of sequence b at step k.
-  int64_t place(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
+  int64_t index(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
 
   struct Row {
     int64_t k, b, row;  // step in processing order, sequence, row of the (rows, columns) tensors
   };
   // Cheap if called with increasing numbers.
-  Row at(int64_t place) const {
-    while (place < start_[step_]) --step_;
-    while (place >= start_[step_ + 1]) ++step_;
-    const int64_t b = row0 + place - start_[step_], k = begin + step_;
+  Row at(int64_t index) const {
+    while (index < start_[step_]) --step_;
+    while (index >= start_[step_ + 1]) ++step_;
+    const int64_t b = row0 + index - start_[step_], k = begin + step_;
     return {k, b, steps.offset(steps.at(k)) + b};
   }
 

@@ -104,7 +104,7 @@ void run_both(Kernel<Problem> kernel, Problem& first, Problem& second, const Cal
 // are too few sequences to divide, a core's cache holds the weights of a whole layer, and there is work to overlap.
 bool worth_in_turn(const Call& call, int threads) {
   const int64_t bytes = step_weights(call) * int64_t(call.R.element_size());
-  return threads % 2 == 0 && call.steps.batch < 4 * threads && call.steps.count >= 4 * turns &&
+  return threads % 2 == 0 && call.steps.batch < 4 * threads && call.steps.count >= 4 * min_pipeline_chunks &&
          bytes <= (int64_t(1) << 18) && call.rows * row_work(call) >= (int64_t(1) << 21);
 }
 
