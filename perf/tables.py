@@ -431,9 +431,24 @@ def of_tangents(rows: Sequence[Record]) -> str:
     return "\n\n".join(texts) or NOTHING
 
 
+def of_small(rows: Sequence[Record], op: str) -> str:
+    """The newest rows of perf.orthogonal_small, a line for each matrix size, dtype and direction."""
+    newest = {(row["shape"], row["dtype"], row["direction"]): row for row in where(rows, op=op)}
+    lines = []
+    for (shape, dtype, direction), row in newest.items():
+        line = {"matrices": sizes(shape), "dtype": dtype} | ({} if op == "step" else {"direction": direction})
+        line |= {"rnnkern, ms": three(float(row["rnnkern_ms"])), f"{row['peer']}, ms": three(float(row["peer_ms"]))}
+        lines.append(line | {"times as fast": ratio({"ratio_50": row["ratio"]})})
+    return f"{of_lines(lines, 2 + (op != 'step'))}\n\n*{LOSSES} {environment(list(newest.values()))}.*"
+
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
     "docs/dynamics.md": {"tangents": ("lyapunov.csv", of_tangents)},
     "docs/cells.md": {"collection": ("cells.csv", of_cells)},
+    "docs/orthogonal.md": {
+        mark: ("orthogonal_small.csv", functools.partial(of_small, op=op))
+        for mark, op in (("small", "skew_exp"), ("moves", "step"))
+    },
     "docs/training.md": {
         task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")
     },
