@@ -57,8 +57,9 @@ def _examine(optimizer: Optimizer) -> None:
     if _warned or optimizer in _examined or isinstance(optimizer, torch.optim.LBFGS):
         return
     _examined.add(optimizer)
-    found = [p for ref in _rotating.valuerefs() if (p := ref()) is not None and p.originals]
-    rotating = {id(p.originals[k]) for p in found for k in p.rotating}
+    # The originals are read once: a module that nothing else refers to may be collected at any time.
+    found = [(p.rotating, p.originals) for ref in _rotating.valuerefs() if (p := ref()) is not None]
+    rotating = {id(originals[k]) for which, originals in found if originals for k in which}
     for group in optimizer.param_groups:
         inside = [id(p) in rotating for p in group["params"]]
         if any(inside) and not all(inside):

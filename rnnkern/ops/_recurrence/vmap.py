@@ -60,7 +60,8 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
     spec, members, R = cell_of(cell), info.batch_size, args[8]
     shared = all(dims[k] is None for k in (10, 11, 12))  # batch_sizes, reset, grad_scale
     square = spec.gates and R.shape[-2] == spec.recurrent * R.shape[-1]
-    if not (square and shared) or cell == "lstm_projected" or spec.normalised:
+    projects = isinstance(wanted, frozenset) and args[6] is not None  # a backward pass with gradients of weight_ih
+    if not (square and shared) or projects or cell == "lstm_projected" or spec.normalised:
         return one_by_one(function, info, dims, args)
     R = _members_first(R, dims[8], members)
     hidden = R.shape[1:-1].numel() // spec.recurrent
