@@ -63,7 +63,12 @@ def routed(place: Place) -> Iterator[Place]:
         patch.setenv("RNNKERN_CUDA_KERNELS", place.kernel)
         if place.name == "interpret":
             patch.setattr(DERIVATIVES, "_operators", place.operators)
-            patch.setattr(FACE, "_choose", lambda u, *rest: Choice("cuda", "the cuda kernel serves this call"))
+
+            def choose(u, *asked):
+                why = FACE.missing_on_cuda(*asked)
+                return Choice("reference", why) if why else Choice("cuda", "the cuda kernel serves this call")
+
+            patch.setattr(FACE, "_choose", choose)
         yield place
 
 

@@ -111,13 +111,18 @@ def _check_state(state, u, states, batch, hidden, size, buffer_size, relevant_si
         check_shape(OP, f"state.{name}", tensor, symbols, sizes)
 
 
-def _choose(u: Tensor, attention_weights: Sequence[Tensor], combine: str, relevance: str | Tensor) -> Choice:
+def missing_on_cuda(attention_weights: Sequence[Tensor], combine: str, relevance: str | Tensor) -> str | None:
+    """Why the CUDA kernels cannot serve a call, if so."""
     missing = {
         'combine="concat"': combine == "concat",
         "several heads": attention_weights[2].dim() == 2,
         "gradients of `relevance`": isinstance(relevance, Tensor) and relevance.requires_grad,
     }
-    why = next((f"the kernel does not have {name}" for name, asked in missing.items() if asked), None)
+    return next((f"the kernel does not have {name}" for name, asked in missing.items() if asked), None)
+
+
+def _choose(u: Tensor, attention_weights: Sequence[Tensor], combine: str, relevance: str | Tensor) -> Choice:
+    why = missing_on_cuda(attention_weights, combine, relevance)
     return choose(OP, {"cuda": cuda_refusal(u, why), "cpu": cpu_refusal(u)})
 
 
