@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+import rnnkern
 from rnnkern._report import Row, append, device_name, exponent, now, significant, table
 
 __all__ = ["Row", "append", "device_name", "exponent", "now", "significant", "table"]
@@ -26,8 +27,6 @@ OURS = "rnnkern"
 
 def facts(device: torch.device, command: str) -> Row:
     """The first columns of every row. ``simd`` is empty without the compiled extension."""
-    import rnnkern  # imported here: `make gpu` calls this module before the build
-
     return {
         "date": now(),
         "commit": commit(),
