@@ -252,9 +252,9 @@ def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(impatient, tm
 
 
 def test_what_is_stopped_says_where_it_stood(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "GRACE", 20)  # a busy machine may need seconds; the wait ends with the process
+    monkeypatch.setattr(gpu, "GRACE", 10)  # a busy machine may need seconds; the wait ends with the process
     code = "import time\ndef hangs():\n    print('begun', flush=True)\n    time.sleep(30)\nhangs()"
-    (result,) = ended([python(code, limit=6.0)], tmp_path)
+    (result,) = ended([python(code, limit=14.0)], tmp_path)
     assert result.said == "code was stopped at the limit"
     log = result.failed[0].read_text()
     assert "begun" in log
