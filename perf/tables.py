@@ -371,9 +371,8 @@ def of_memory(rows: Sequence[Record]) -> str:
 
 
 def newest_of_cells(rows: Sequence[Record]) -> list[Record]:
-    """Of each cell the rows of its newest commit."""
-    commits = {row["cell"]: row["commit"] for row in rows}
-    return [row for row in rows if row["commit"] == commits[row["cell"]]]
+    """The newest row of each cell, shape, direction and provider."""
+    return list({tuple(row[name] for name in ("cell", "shape", "direction", "provider")): row for row in rows}.values())
 
 
 def of_cells(rows: Sequence[Record]) -> str:
@@ -383,8 +382,8 @@ def of_cells(rows: Sequence[Record]) -> str:
     ratios = [row for row in rows if row["provider"] != OURS]
     steady = sum(row["steady"] == "True" for row in ratios)
     lines = []
-    for peer in ("built-in", "loop"):
-        own = [row for row in where(rows, provider=peer) if peer == "built-in" or row["case"] == "collection"]
+    for peer in ("built-in", "loop", COMPILED):
+        own = [row for row in where(rows, provider=peer) if peer != "loop" or row["case"] == "collection"]
         for cell in dict.fromkeys(row["cell"] for row in own):
             found = where(own, cell=cell)
             counts = {name: found[0][name] for name in ("gates", "states", "saved")}
