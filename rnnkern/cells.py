@@ -203,7 +203,7 @@ def ct_gru(u, r, h, *, dt=0.1):
     return h + dt * (1 - z) * (tanh(u.n + r.n(sigmoid(u.r + r.r) * h)) - h)
 
 
-@cell(init={"dt": (1.0, 1.0)})
+@cell(init={"dt": (0.1, 0.1)})
 def adams(u, r, h, k, *, dt):
     r"""Step of the two-step Adams-Bashforth method for :math:`\dot h = \tanh(u + r)`, of second order with one product:
     :math:`k' = \tanh(u + r)`, :math:`h' = h + dt (\tfrac32 k' - \tfrac12 k)`. Begin with :math:`k = \tanh(u_0 + R
