@@ -1,7 +1,6 @@
 """Builds rnnkern._C, one C++ library on PyTorch's stable ABI; pyproject.toml holds everything else.
 
-docs/install.md lists the environment variables. Object files stay in build/ninja, so that a second build compiles only
-what has changed.
+docs/install.md lists the environment variables. Object files stay in build/ninja, which makes a second build quick.
 """
 
 import json
@@ -27,12 +26,13 @@ LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf1
 
 
 def simd_levels():
-    """The SIMD levels to compile; always plain, because pip caches wheels and may install one on another machine."""
+    """The SIMD levels to compile; for a wheel also plain, because pip caches it and may install it elsewhere."""
     macros = getoutput(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
     known = list(LEVELS) if "__x86_64__" in macros else ["plain"]
     named = {"all": known, "host": [level for level in known if LEVELS[level] in macros][-1:]}
     wanted = ENV("RNNKERN_SIMD_LEVELS") or "host"
-    names = {"plain", *named.get(wanted, wanted.replace(",", " ").split())}
+    always = [] if {"--inplace", "editable_wheel"} & {*sys.argv} else ["plain"]
+    names = {*named.get(wanted, wanted.replace(",", " ").split()), *always}
     if names - set(known):
         sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(known)}, got {wanted!r}")
     names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources

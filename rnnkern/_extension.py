@@ -56,6 +56,16 @@ def _load() -> str | None:
             f"rnnkern's compiled extension does not work with this system or torch {torch.__version__}: {error}",
             "reinstall rnnkern with `pip install -v --force-reinstall --no-deps .` in its source folder",
         )
+    if os.environ.get("RNNKERN_SIMD"):
+        return None  # a level that cannot be used raises an error at the first use
+    facts = json.loads(torch.ops.rnnkern.build_info())
+    if not facts["simd_levels"]:
+        built = ", ".join(facts["built_simd_levels"])
+        return missing(
+            f"rnnkern's compiled extension was built for the SIMD levels {built}, and this processor supports only "
+            f"{facts['processor_simd_level']}",
+            "build it on this machine, or with RNNKERN_SIMD_LEVELS=all for every machine",
+        )
     return None
 
 

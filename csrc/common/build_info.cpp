@@ -6,13 +6,12 @@
 namespace rnnkern {
 
 std::string build_info() {
+  const auto quoted = [](SimdLevel level) { return '"' + std::string(name(level)) + '"'; };
   std::string levels;
-  for (SimdLevel level : supported_simd_levels()) {
-    levels += std::string(levels.empty() ? "\"" : ", \"") + name(level) + '"';
-  }
+  for (SimdLevel level : supported_simd_levels()) levels += (levels.empty() ? "" : ", ") + quoted(level);
   return std::string(RNNKERN_BUILD_FACTS) + ", \"cxx\": \"" __VERSION__ "\", \"openmp\": " + std::to_string(_OPENMP) +
-         ", \"simd_levels\": [" + levels + "], \"simd_level\": \"" + name(simd_level()) +
-         "\", \"processor_simd_level\": \"" + name(processor_simd_level()) + "\"}";
+         ", \"simd_levels\": [" + levels + "], \"simd_level\": " + (levels.empty() ? "null" : quoted(simd_level())) +
+         ", \"processor_simd_level\": " + quoted(processor_simd_level()) + "}";
 }
 
 }  // namespace rnnkern

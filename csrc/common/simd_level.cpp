@@ -44,8 +44,10 @@ SimdLevel parse(const char* wanted, const char* asker) {
 
 std::atomic<SimdLevel>& current() {
   static std::atomic<SimdLevel> level = [] {
-    const char* wanted = std::getenv("RNNKERN_SIMD");
-    return wanted ? parse(wanted, "RNNKERN_SIMD") : supported_simd_levels().back();
+    if (const char* wanted = std::getenv("RNNKERN_SIMD")) return parse(wanted, "RNNKERN_SIMD");
+    const std::vector<SimdLevel> levels = supported_simd_levels();
+    STD_TORCH_CHECK(!levels.empty(), "rnnkern was built only for SIMD levels that this processor lacks");
+    return levels.back();
   }();
   return level;
 }

@@ -66,6 +66,14 @@ def test_library_that_does_not_load_is_a_reason(pure, python, tmp_path):
     assert "does not work with this system" in python(REASON, tmp_path)
 
 
+def test_a_processor_below_the_built_levels_is_a_reason(monkeypatch):
+    facts = {"built_simd_levels": ["avx512"], "simd_levels": [], "processor_simd_level": "avx2"}
+    monkeypatch.setattr(torch.ops.rnnkern, "build_info", lambda: json.dumps(facts))
+    said = "rnnkern's compiled extension was built for the SIMD levels avx512, and this processor supports only avx2"
+    assert _extension._load() == said
+    assert "RNNKERN_SIMD_LEVELS=all" in _extension.remedies[said]
+
+
 def test_old_torch_is_a_reason(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
     assert _extension._load() == "rnnkern's compiled extension needs torch 2.11 or later, got torch 2.10.1+cpu"
