@@ -8,14 +8,14 @@ from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
-from perf import record, tables
+from perf import record, speed_tables, tables
 from perf.figure import COLOURS, STYLE, plt, save
 
 
-def draw(path: Path, rows: list[tables.Record]) -> None:
+def draw(path: Path, rows: list[speed_tables.Record]) -> None:
     """A line per cell from the least to the largest ratio over the shapes, and their geometric mean."""
     found = {
-        cell: [float(row["ratio_50"]) for row in tables.where(rows, cell=cell)]
+        cell: [float(row["ratio_50"]) for row in speed_tables.where(rows, cell=cell)]
         for cell in dict.fromkeys(row["cell"] for row in rows)
     }
     cells = sorted(found, key=lambda cell: statistics.geometric_mean(found[cell]))
@@ -38,7 +38,7 @@ def draw(path: Path, rows: list[tables.Record]) -> None:
 
 def main() -> None:
     rows = tables.newest_of_cells(tables.of_all_devices(record.RESULTS, "cells.csv"))
-    chosen = tables.where(rows, case="collection", provider="loop", direction=tables.BOTH)
+    chosen = speed_tables.where(rows, case="collection", provider="loop", direction=speed_tables.BOTH)
     draw(record.PICTURES / "cells.png", chosen)
 
 

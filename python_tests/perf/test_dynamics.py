@@ -46,7 +46,7 @@ def test_published_numbers_lie_where_theory_says_and_belong_to_published_picture
 
 
 MISSED = {("gates-spectra", f"gru_reset_before 10 10 seed {seed}", "spectral radius") for seed in (0, 1)}
-"""A single real eigenvalue is .08 and .12 beyond the edge, which describes the bulk; 22 other networks are within .06."""
+"""A single real eigenvalue is .08 and .12 beyond the edge, which describes the bulk; the others are within .06."""
 WIDTHS = [
     # picture, quantity: so many rows with an interval of at most this width
     ("gates-spectra", "share outside", 24, 0.025),

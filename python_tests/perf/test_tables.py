@@ -2,12 +2,12 @@
 
 import pytest
 
-from perf import lyapunov, overhead, record, recurrence, tables
+from perf import lyapunov, overhead, record, recurrence, speed_tables, tables
 
 FACTS = {"device": "a processor", "threads": "2", "simd": "avx2", "torch": "2.13.0", "commit": "abc", "date": "2026"}
 
 
-def row(provider, ratio=1.0, *, case="dense", cell="gru", shape="5x4x3", direction=tables.BOTH, **others):
+def row(provider, ratio=1.0, *, case="dense", cell="gru", shape="5x4x3", direction=speed_tables.BOTH, **others):
     labels = {"op": "recurrence", "case": case, "cell": cell, "shape": shape, "dtype": "float32"}
     figures = {"provider": provider, "steady": True, "ms_50": 2.5, "ratio_50": ratio, "over_baseline": 3.0}
     more = {"direction": direction, "baseline": "GEMM", "peak_bytes": 1_500_000}
@@ -15,7 +15,7 @@ def row(provider, ratio=1.0, *, case="dense", cell="gru", shape="5x4x3", directi
 
 
 def text(page, name, *rows):
-    return tables.TABLES[page][name].text(tables.publishable(rows))
+    return tables.TABLES[page][name].text(speed_tables.publishable(rows))
 
 
 def test_the_newest_row_counts_and_losses_are_bold():
@@ -31,13 +31,13 @@ def test_the_newest_row_counts_and_losses_are_bold():
 @pytest.mark.parametrize("other", [{"steady": False}, {"commit": "abc-dirty"}, {"commit": "unknown"}])
 def test_a_row_that_gave_up_or_has_no_clean_commit_is_not_published(other):
     rows = [row("torch.nn", 3.0), row("torch.nn", 9.0, **other), row("torch.nn", 8.0, cell="lstm", **other)]
-    assert [found["ratio_50"] for found in tables.publishable(rows)] == ["3.0"]
+    assert [found["ratio_50"] for found in speed_tables.publishable(rows)] == ["3.0"]
     assert text("docs/benchmarks.md", "dense", *rows[1:]) == tables.NOTHING
 
 
 def test_rows_of_an_older_commit_are_not_published():
     rows = [row("torch.nn", 3.0, cell="lstm", commit="old"), row("torch.nn", 4.0)]
-    assert [found["ratio_50"] for found in tables.publishable(rows)] == ["4.0"]
+    assert [found["ratio_50"] for found in speed_tables.publishable(rows)] == ["4.0"]
 
 
 def test_two_processors_cannot_share_a_caption():
