@@ -7,7 +7,6 @@
 #include "cuda/driver.h"
 #include "recurrence/call.h"
 #include "recurrence/cuda/plan.h"
-#include "recurrence/cuda/step_kernels.h"
 #include "recurrence/cuda/step_normalised.cuh"
 #include "recurrence/cuda/step_projected.cuh"
 
@@ -37,14 +36,10 @@ struct CudaDriver {
   Tensor mask;  // dropout mask
 
   CudaDriver(const Call& call, const char* direction)
-      : call(call),
-        current(call.u),
-        stream(current.stream()),
-        steps(CellKernels{call.known.cell_id, call.known.kernels}.steps<S>()) {
+      : call(call), current(call.u), stream(current.stream()), steps(table_of<S>(call.known).steps) {
     const Steps& over = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
-                            {call.known.cell_id, call.known.kernels},
-                            call.cell,
+                            call.known,
                             call.u.scalar_type(),
                             {over.count, over.batch, call.hidden, call.heads},
                             call.noise.any(),

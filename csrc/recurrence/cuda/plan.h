@@ -24,8 +24,7 @@ struct Sizes {
 // What a plan depends on.
 struct Wanted {
   cuda::Facts facts;
-  CellKernels kernels;
-  CellNumbers cell;
+  KnownCell cell;
   ScalarType dtype;
   Sizes sizes;
   bool noisy;             // with zoneout or dropout
