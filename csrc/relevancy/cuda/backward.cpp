@@ -207,7 +207,9 @@ struct BackwardDriver : Driver<T> {
       attend.alive = step.alive = alive;
       cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
       product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
-      CellKernels<T>::start(this->cell_id, step, stream);
+      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
+        cuda::launch_elements<CellBackwardKernel<Cell, T>>(alive * n, step, stream);
+      });
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
     }
   }

@@ -144,7 +144,9 @@ struct ForwardDriver : Driver<T> {
       attend.ids = to.ids ? to.ids + row * kappa : nullptr;
       attend.slots = to.taken ? to.taken + row : nullptr;
       product(products, in, to_r);
-      CellKernels<T>::start(this->cell_id, step, stream);
+      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
+        cuda::launch_elements<CellForwardKernel<Cell, T>>(alive * hidden, step, stream);
+      });
       product(made_key, made_h, to_key);
       cuda::launch<StepwiseAttentionForwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
     }
