@@ -2,7 +2,6 @@
 
 #include <sstream>
 
-#include "cuda/plans.h"
 #include "recurrence/call.h"
 #include "recurrence/cuda/step_projected.cuh"
 #include "recurrence/recurrence.h"

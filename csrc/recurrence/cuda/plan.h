@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "common/tensor.h"
-#include "cuda/facts.h"
-#include "cuda/kinds.h"
+#include "cuda/plans.h"
 #include "recurrence/cells.h"
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/measured.h"
