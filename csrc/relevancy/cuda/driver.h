@@ -8,7 +8,6 @@
 #include "common/row_layout.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
-#include "cuda/facts.h"
 #include "relevancy/cuda/plan.h"
 
 namespace rnnkern::relevancy {

@@ -2,7 +2,6 @@
 
 #include <iterator>
 
-#include "cuda/plans.h"
 #include "relevancy/cuda/stepwise_attention_backward.cuh"
 #include "relevancy/cuda/stepwise_attention_forward.cuh"
 #include "relevancy/cuda/stepwise_cell.cuh"
