@@ -46,14 +46,9 @@ struct CudaDriver {
                             allows_tf32});
     head_size = call.hidden / call.heads;
     head_width = call.width / call.heads;
-    sequence = {over.count,
-                over.batch,
-                call.hidden,
-                call.heads,
-                nullptr,
-                nullptr,
-                call.reset ? read<bool>(*call.reset) : nullptr,
-                over.reverse};
+    sequence = {over.count, over.batch, call.hidden, call.heads};
+    sequence.reset = read<bool>(call.reset);
+    sequence.reverse = over.reverse;
     if (call.layout.packed()) {
       table = call.layout.on_device_of(call.u, "recurrence", cuda::capturing(stream));
       sequence.offsets = read<int64_t>(table);
@@ -101,12 +96,9 @@ struct CudaDriver {
 
   // (B, columns) in arithmetic precision: a copy of `from`, or zeros.
   Tensor widened(const OptionalTensor& from, int64_t columns) const {
+    if (!from) return zeros(call.u, {call.steps.batch, columns}, arithmetic);
     const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic);
-    if (from) {
-      copy(wide, *from);
-    } else {
-      fill_zero(wide);
-    }
+    copy(wide, *from);
     return wide;
   }
 
@@ -161,10 +153,6 @@ struct CudaDriver {
   }
   void start(const StepForward<S>& problem) const { start_step(steps.forward, problem.rows, problem); }
   void start(const StepBackward<S>& problem) const { start_step(steps.backward, problem.threads, problem); }
-
-  int64_t chunk_rows(int64_t first, int64_t last) const {
-    return last > first ? call.steps.offset(last - 1) + call.steps.rows(last - 1) - call.steps.offset(first) : 0;
-  }
 };
 
 }  // namespace rnnkern
