@@ -32,7 +32,7 @@ auto by_narrow_storage(ScalarType dtype, F f) {
   return f(float());
 }
 
-// The facts from the same numbers; the two of clusters are optional.
+// The facts from the numbers of device_facts; the two of clusters are optional.
 Facts facts_from(const char* op, const std::vector<int64_t>& numbers);
 
 // The header and type of each kernel, as JSON: [["family/cuda/copy.cuh", "rnnkern::CopyKernel"], ...].

@@ -196,9 +196,12 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   const KnownCell known = known_cell(cell, 0);
   STD_TORCH_CHECK(known.cell_id >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
-  const Wanted wanted{
-      cuda::facts_from("recurrence_plan", facts), known, scalar_type(dtype),
-      {sizes[0], sizes[1], sizes[2], sizes[3]},   noisy, tf32 ? +[] { return true; } : +[] { return false; }};
+  const Wanted wanted{.facts = cuda::facts_from("recurrence_plan", facts),
+                      .cell = known,
+                      .dtype = scalar_type(dtype),
+                      .sizes = {sizes[0], sizes[1], sizes[2], sizes[3]},
+                      .noisy = noisy,
+                      .allows_tf32 = tf32 ? +[] { return true; } : +[] { return false; }};
   const Plan plan = plan_recurrence(wanted, rows.empty() ? measured() : read_measured(rows));
   const auto kernels = by_storage(wanted.dtype, [&]<class S>(S) { return all_kernels<S>(plan, wanted); });
   const auto shape = [&](const char* name, const Resident& x) {
