@@ -132,4 +132,9 @@ T* write(const Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
+template <class T>
+T* write(const OptionalTensor& x) {
+  return x ? write<T>(*x) : nullptr;
+}
+
 }  // namespace rnnkern

@@ -62,10 +62,10 @@ std::string device_facts(int64_t index) {
   const cuda::Facts facts = cuda::facts_of_current(current.stream());
   std::string json = "[";
   for (const int64_t fact : {int64_t(facts.major), int64_t(facts.minor), int64_t(facts.multiprocessors),
-                             facts.shared_bytes, int64_t(facts.clusters[0])}) {
-    json += std::to_string(fact) + ", ";
+                             facts.shared_bytes, int64_t(facts.clusters[0]), int64_t(facts.clusters[1])}) {
+    json += (json.size() > 1 ? ", " : "") + std::to_string(fact);
   }
-  return json + std::to_string(facts.clusters[1]) + "]";
+  return json + "]";
 }
 
 }  // namespace rnnkern

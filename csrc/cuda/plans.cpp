@@ -1,8 +1,27 @@
 #include "cuda/plans.h"
 
-#include "common/tensor.h"
+#include <cstdlib>
+#include <sstream>
 
 namespace rnnkern::cuda {
+
+const char* name(KernelKind kind) {
+  constexpr const char* names[] = {"stepwise", "block", "cluster", "grid"};
+  return names[int(kind)];
+}
+
+std::string kernel_filter(KernelKind kind) {
+  const char* list = std::getenv("RNNKERN_CUDA_KERNELS");
+  if (!list) return "";
+  bool named = false;
+  std::istringstream names(list);
+  for (std::string word; std::getline(names, word, ',');) {
+    STD_TORCH_CHECK(word == "block" || word == "cluster" || word == "grid" || word == "stepwise",
+                    "RNNKERN_CUDA_KERNELS must be a list of block, cluster, grid and stepwise, got '", list, "'");
+    named = named || word == name(kind);
+  }
+  return named ? "" : std::string("RNNKERN_CUDA_KERNELS leaves out the ") + name(kind) + " kernel";
+}
 
 Facts facts_from(const char* op, const std::vector<int64_t>& numbers) {
   STD_TORCH_CHECK(numbers.size() == 4 || numbers.size() == 6, op,

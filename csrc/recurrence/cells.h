@@ -28,7 +28,6 @@ constexpr int resident_cells =
 #undef RNNKERN_ONE
 
 RNNKERN_CELL_VISITOR(visit_cell, RNNKERN_ALL_CELLS)
-RNNKERN_CELL_VISITOR(visit_resident_cell, RNNKERN_CELLS)
 
 // The index of a cell in the list, or -1.
 inline int find_cell(const std::string& name) {

@@ -16,12 +16,9 @@ from rnnkern.ops import Choice
 from rnnkern.reference import _noise as noise
 from rnnkern.reference._recurrence import product_of
 
-KERNELS = (
-    *(
-        f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}"
-        for dtype in ("float", "device::bfloat16", "device::float16", "device::tfloat32")
-    ),
-    "step_kernels.cpp",
+KERNELS = tuple(
+    f"kernels.cpp -DRNNKERN_KERNELS_OF={dtype}"
+    for dtype in ("float", "device::bfloat16", "device::float16", "device::tfloat32", "double")
 )
 DRIVERS = ("plan.cpp", "measured.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(

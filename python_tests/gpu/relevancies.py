@@ -17,7 +17,6 @@ DTYPES = ("float", "device::bfloat16", "device::float16")
 KERNELS = (
     *(f"per_sequence_kernels.cpp -DRNNKERN_KERNELS_OF={dtype}" for dtype in DTYPES),
     "cluster_kernels.cpp",
-    "stepwise_cell_kernels.cpp",
 )
 DRIVERS = ("plan.cpp", "forward.cpp", "backward.cpp")
 FAMILY = drivers.Family(

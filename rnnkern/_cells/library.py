@@ -115,7 +115,7 @@ def library_of(cell: Known, on_cuda: bool, options: tuple[str, ...] = ()) -> Pat
         RuntimeError: it does not compile; the message contains the compiler's output.
     """
     if on_cuda:
-        target, header, macro = "cuda", "recurrence/cuda/compiled.h", "RNNKERN_COMPILED_KERNELS"
+        target, header, macro = "cuda", "recurrence/cuda/kernel_table.h", "RNNKERN_COMPILED_KERNELS"
         own = ["-O1"]  # its code runs at most once per launch
     else:
         target, header, macro = _simd_level(), "recurrence/cpu/compiled.h", "RNNKERN_COMPILED_CELL"

@@ -6,13 +6,10 @@
 #include "common/counters.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
-#include "cuda/facts.h"
-#include "cuda/kernel.h"
 #include "cuda/plans.h"
 #include "orthogonal/cuda/givens_backward.cuh"
 #include "orthogonal/cuda/givens_entries.cuh"
 #include "orthogonal/cuda/givens_forward.cuh"
-#include "orthogonal/cuda/sincos.h"
 #include "orthogonal/givens.h"
 #include "orthogonal/givens_recurrence_call.h"
 
@@ -34,6 +31,13 @@ auto with_sizes(const Packing& packing, F f) {
 template <class T, class F>
 auto with_sizes(const Packing& packing, F f) {
   return packing.is_complex ? with_sizes<T, 2, 2>(packing, f) : with_sizes<T, 1, 2>(packing, f);
+}
+
+// The cosine or sine ("aten::cos", "aten::sin") of all elements, computed by ATen.
+Tensor elementwise(const char* aten, const Tensor& x) {
+  StableIValue stack[] = {torch::stable::detail::from(x)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(aten, "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 template <class T>
@@ -71,8 +75,8 @@ struct Driver : GivensCall {
     const OptionalTensor from[] = {angles, phases, diagonal};
     for (int k = 0; k < 3; ++k) {
       if (!from[k]) continue;
-      kept.push_back(cosines(*from[k]));
-      kept.push_back(sines(*from[k]));
+      kept.push_back(elementwise("aten::cos", *from[k]));
+      kept.push_back(elementwise("aten::sin", *from[k]));
       turning.cosines[k] = read<T>(kept[2 * k]);
       turning.sines[k] = read<T>(kept[2 * k + 1]);
     }

@@ -21,8 +21,9 @@ struct BackwardDriver : CudaDriver<S> {
   using typename Base::A;
 
   const CellInfo& cell;
-  const Gradients& grad;
-  Tensor h, grad_h, grad_scale, saved, candidates;
+  Gradients grad;
+  Tensor h;
+  OptionalTensor saved, candidates;
   Tensors cells;                            // the states except the first, of every step
   bool recompute;                           // recompute the gates
   Tensor du, dR_sum, dbias_sum, dW_hr_sum;  // sums in arithmetic precision: (K, Q*D, D), (K, Q*D), (P, H)
@@ -37,8 +38,8 @@ struct BackwardDriver : CudaDriver<S> {
   Multiplication first, second;
   int64_t alive = -1;
 
-  BackwardDriver(const Call& call, const Gradients& grad, const Tensor& h_, const Tensors& saved_)
-      : Base(call, "backward"), cell(call.cell), grad(grad), h(call.sized("h", h_, call.rows * call.width)) {
+  BackwardDriver(const Call& call, const Gradients& grad_, const Tensor& h_, const Tensors& saved_)
+      : Base(call, "backward"), cell(call.cell), grad(grad_), h(call.sized("h", h_, call.rows * call.width)) {
     const size_t known = size_t(cell.states - 1), has_candidates = call.keeps_candidates();
     recompute = cell.saved > 0 && saved_.size() == known;
     const size_t has_gates = cell.saved > 0 && !recompute;
@@ -49,11 +50,10 @@ struct BackwardDriver : CudaDriver<S> {
       cells.push_back(call.sized("saved", saved_[s], call.rows * call.hidden, Base::arithmetic));
     if (has_gates) saved = call.sized("saved", saved_[known], call.rows * cell.saved * call.hidden, Base::arithmetic);
     if (has_candidates) candidates = call.sized("saved", saved_.back(), call.rows * call.hidden, Base::arithmetic);
-    if (grad.h) grad_h = call.sized("grad_h", *grad.h, call.rows * call.width);
-    if (grad.scale) {
-      grad_scale =
-          call.sized("grad_scale", *grad.scale, call.steps.count * (grad.scale->dim() == 2 ? call.steps.batch : 1));
-    }
+    if (grad.h) grad.h = call.sized("grad_h", *grad.h, call.rows * call.width);
+    const bool per_sequence = grad.scale && grad.scale->dim() == 2;
+    if (grad.scale)
+      grad.scale = call.sized("grad_scale", *grad.scale, call.steps.count * (per_sequence ? call.steps.batch : 1));
     for (size_t s = 0; s < grad.state.size(); ++s)
       call.sized("grad_state", grad.state[s], call.steps.batch * this->columns_of_state(int(s)));
   }
@@ -82,12 +82,12 @@ struct BackwardDriver : CudaDriver<S> {
     for (int64_t done = 0; done < count; done += chunk) {
       const int64_t steps = chunk < count - done ? chunk : count - done;
       const int64_t from = call.steps.reverse ? done : count - done - steps;
-      if (const int64_t rows = this->chunk_rows(from, from + steps)) run_chunk(from, steps, rows);
+      const int64_t rows = call.steps.offset(from + steps) - call.steps.offset(from);
+      if (rows) run_chunk(from, steps, rows);
     }
     if (plan.stepwise() && finished >= 0) step(-1, 0, 0, 0);
 
-    outputs.push_back(grad.needs_R ? shaped(this->narrowed(dR_sum), {call.R.numel()}) : empty(call.u, {0}));
-    if (grad.needs_R) outputs.back() = like_R(outputs.back());
+    outputs.push_back(grad.needs_R ? like_R(this->narrowed(dR_sum)) : empty(call.u, {0}));
     outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
     for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
     for (const Tensor& x : dparams) outputs.push_back(this->narrowed(sum(x, 0)));
@@ -147,21 +147,17 @@ struct BackwardDriver : CudaDriver<S> {
           rows * call.hidden,
           {dense, from, rows, read<A>(cells[s]), read<S>(call.state[s + 1]), write<A>(old_states[s])}, stream);
     if (recompute) compute_gates(from, row, rows);
-    const A* chunk_gates = recompute ? read<A>(gates) : saved_from(row);
-    if constexpr (sizeof(S) < 8) {
-      if (!plan.stepwise()) run_resident(from, steps, rows, chunk_gates);
-    }
-    if (plan.stepwise()) run_stepwise(from, steps, rows, chunk_gates);
+    const A* chunk_gates = recompute ? read<A>(gates) : read<A>(saved) + row * cell.saved * call.hidden;
+    if (plan.stepwise())
+      run_stepwise(from, steps, rows, chunk_gates);
+    else
+      run_resident(from, steps, rows, chunk_gates);
     add_weight_gradients(row, rows);
   }
 
   void drop(int64_t from, int64_t rows, const Tensor& x, const Tensor& to) const {
     cuda::launch_elements<DropKernel<S>>(
         rows * call.width, {this->sequence_of_h, from, rows, noise.mask, read<S>(x), write<S>(to)}, stream);
-  }
-
-  const A* saved_from(int64_t row) const {
-    return cell.saved ? read<A>(saved) + row * cell.saved * call.hidden : nullptr;
   }
 
   void compute_gates(int64_t from, int64_t row, int64_t rows) {
@@ -171,7 +167,7 @@ struct BackwardDriver : CudaDriver<S> {
     p.heads = call.heads;
     p.u = read<S>(call.u) + row * cell.gates * call.hidden;
     p.r = read<S>(r);
-    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    p.bias = read<S>(call.bias);
     for (int i = 0; i < cell.params; ++i) p.params[i] = read<S>(call.params[i]);
     p.previous = read<S>(previous);
     // Gates of built-in cells do not depend on the other states.
@@ -213,9 +209,9 @@ struct BackwardDriver : CudaDriver<S> {
     p.h = read<S>(h);
     p.saved = chunk_gates;
     p.previous = read<S>(previous);
-    p.grad_h = grad.h ? read<S>(grad_h) : nullptr;
-    p.grad_scale = grad.scale ? read<S>(grad_scale) : nullptr;
-    const bool per_sequence = grad.scale && grad_scale.dim() == 2;
+    p.grad_h = read<S>(grad.h);
+    p.grad_scale = read<S>(grad.scale);
+    const bool per_sequence = grad.scale && grad.scale->dim() == 2;
     p.scale_step = per_sequence ? call.steps.batch : 1;
     p.scale_row = per_sequence ? 1 : 0;
     p.du = write<S>(du);
@@ -243,8 +239,8 @@ struct BackwardDriver : CudaDriver<S> {
   // Finishes the step processed before; then processes step t, unless t is -1.
   void step(int64_t t, int64_t here, int64_t rows, const A* chunk_gates) {
     auto p = problem<StepBackward<S>>(rows, chunk_gates);
-    p.candidates = call.keeps_candidates() ? read<A>(candidates) : nullptr;
-    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    p.candidates = read<A>(candidates);
+    p.bias = read<S>(call.bias);
     p.dbias = cell.normalised && grad.needs_bias ? write<A>(dbias_sum) : nullptr;
     p.workspace = cell.normalised ? write<A>(workspace) : nullptr;
     p.noise = noise;
@@ -279,15 +275,10 @@ struct BackwardDriver : CudaDriver<S> {
         second = this->multiplication(this->by_head(from_W_hr, alive, head_size),
                                       this->by_head(step_dh, alive, head_width), this->projection());
     }
-    if (cell.projected) {
+    if (has_operand()) {
       second.run();
-      p.from_R = read<S>(from_W_hr);
-      p.threads = p.alive;
-      this->start(p);
-    }
-    if (cell.two_products()) {
-      second.run();
-      p.second = true;
+      if (cell.projected) p.from_R = read<S>(from_W_hr);
+      p.second = cell.two_products();
       p.threads = p.alive;
       this->start(p);
     }

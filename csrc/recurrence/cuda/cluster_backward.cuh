@@ -17,7 +17,7 @@ namespace rnnkern {
 template <class Cell, class M, int D>
 struct ClusterBackwardKernel {
   using S = Stored<M>;
-  using Problem = ClusterBackward<S>;
+  using Problem = OnCluster<BlockBackward<S>>;
   static constexpr char header[] = "recurrence/cuda/cluster_backward.cuh";
   using A = Arithmetic<S>;
   using Tile = typename ClusterTiles<Cell, M, D>::Backward;

@@ -18,7 +18,7 @@ namespace rnnkern {
 template <class Cell, class M, int D>
 struct ClusterForwardKernel {
   using S = Stored<M>;
-  using Problem = ClusterForward<S>;
+  using Problem = OnCluster<BlockForward<S>>;
   static constexpr char header[] = "recurrence/cuda/cluster_forward.cuh";
   using A = Arithmetic<S>;
   using Tile = typename ClusterTiles<Cell, M, D>::Forward;

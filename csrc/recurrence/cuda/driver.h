@@ -7,7 +7,6 @@
 #include "cuda/driver.h"
 #include "recurrence/call.h"
 #include "recurrence/cuda/plan.h"
-#include "recurrence/cuda/step_kernels.h"
 #include "recurrence/cuda/step_normalised.cuh"
 #include "recurrence/cuda/step_projected.cuh"
 
@@ -37,28 +36,19 @@ struct CudaDriver {
   Tensor mask;  // dropout mask
 
   CudaDriver(const Call& call, const char* direction)
-      : call(call),
-        current(call.u),
-        stream(current.stream()),
-        steps(CellKernels{call.known.cell_id, call.known.kernels}.steps<S>()) {
+      : call(call), current(call.u), stream(current.stream()), steps(table_of<S>(call.known).steps) {
     const Steps& over = call.steps;
     plan = plan_recurrence({cuda::facts_of_current(stream),
-                            {call.known.cell_id, call.known.kernels},
-                            call.cell,
+                            call.known,
                             call.u.scalar_type(),
                             {over.count, over.batch, call.hidden, call.heads},
                             call.noise.any(),
                             allows_tf32});
     head_size = call.hidden / call.heads;
     head_width = call.width / call.heads;
-    sequence = {over.count,
-                over.batch,
-                call.hidden,
-                call.heads,
-                nullptr,
-                nullptr,
-                call.reset ? read<bool>(*call.reset) : nullptr,
-                over.reverse};
+    sequence = {over.count, over.batch, call.hidden, call.heads};
+    sequence.reset = read<bool>(call.reset);
+    sequence.reverse = over.reverse;
     if (call.layout.packed()) {
       table = call.layout.on_device_of(call.u, "recurrence", cuda::capturing(stream));
       sequence.offsets = read<int64_t>(table);
@@ -106,12 +96,9 @@ struct CudaDriver {
 
   // (B, columns) in arithmetic precision: a copy of `from`, or zeros.
   Tensor widened(const OptionalTensor& from, int64_t columns) const {
+    if (!from) return zeros(call.u, {call.steps.batch, columns}, arithmetic);
     const Tensor wide = empty(call.u, {call.steps.batch, columns}, arithmetic);
-    if (from) {
-      copy(wide, *from);
-    } else {
-      fill_zero(wide);
-    }
+    copy(wide, *from);
     return wide;
   }
 
@@ -166,10 +153,6 @@ struct CudaDriver {
   }
   void start(const StepForward<S>& problem) const { start_step(steps.forward, problem.rows, problem); }
   void start(const StepBackward<S>& problem) const { start_step(steps.backward, problem.threads, problem); }
-
-  int64_t chunk_rows(int64_t first, int64_t last) const {
-    return last > first ? call.steps.offset(last - 1) + call.steps.rows(last - 1) - call.steps.offset(first) : 0;
-  }
 };
 
 }  // namespace rnnkern

@@ -12,41 +12,40 @@ struct ForwardDriver : CudaDriver<S> {
   using Base::call, Base::noise, Base::plan, Base::sequence, Base::stream;
   using typename Base::A;
 
-  Tensor h, saved, candidates;
+  Tensor h;
+  OptionalTensor saved, candidates;
   Tensors final_state, cells;  // cells: the states except the first, of every step
 
   explicit ForwardDriver(const Call& call) : Base(call, "forward") {}
 
   template <class Problem>
   void fill(Problem& p) const {
-    p.bias = call.bias ? read<S>(*call.bias) : nullptr;
+    p.bias = read<S>(call.bias);
     for (int i = 0; i < call.cell.params; ++i) p.params[i] = read<S>(call.params[i]);
   }
 
   Tensors run(bool training, bool save_gates) {
     h = call.rows_like_u(call.width);
-    Tensors outputs{h};
-    const bool keep_saved = training && save_gates && call.cell.saved;
     for (int s = 1; training && s < call.cell.states; ++s)
       cells.push_back(call.rows_like_u(call.hidden, Base::arithmetic));
-    if (keep_saved) saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
-    const bool keep_candidates = training && call.keeps_candidates();
-    if (keep_candidates) candidates = call.rows_like_u(call.hidden, Base::arithmetic);
+    if (training && save_gates && call.cell.saved)
+      saved = call.rows_like_u(call.cell.saved * call.hidden, Base::arithmetic);
+    if (training && call.keeps_candidates()) candidates = call.rows_like_u(call.hidden, Base::arithmetic);
     for (const Tensor& s : call.state) final_state.push_back(empty_of_sizes(call.u, s));
-    A* to_saved = keep_saved ? write<A>(saved) : nullptr;
-    if constexpr (sizeof(S) < 8) {
-      if (!plan.stepwise()) run_resident(to_saved);
-    }
-    if (plan.stepwise()) run_stepwise(to_saved, keep_candidates ? write<A>(candidates) : nullptr);
+    if (plan.stepwise())
+      run_stepwise();
+    else
+      run_resident();
+    Tensors outputs{h};
     outputs.insert(outputs.end(), final_state.begin(), final_state.end());
     outputs.insert(outputs.end(), cells.begin(), cells.end());
-    if (keep_saved) outputs.push_back(saved);
-    if (keep_candidates) outputs.push_back(candidates);
+    for (const OptionalTensor& x : {saved, candidates})
+      if (x) outputs.push_back(*x);
     return outputs;
   }
 
   // Runs all steps in one kernel that keeps R.
-  void run_resident(A* to_saved) {
+  void run_resident() {
     BlockForward<S> p{};
     fill(p);
     p.sequence = sequence;
@@ -58,11 +57,11 @@ struct ForwardDriver : CudaDriver<S> {
     }
     p.h = write<S>(h);
     for (size_t s = 0; s < cells.size(); ++s) p.cells[s + 1] = write<A>(cells[s]);
-    p.saved = to_saved;
+    p.saved = write<A>(saved);
     Base::run_resident(plan.kernels.forward, p);
   }
 
-  void run_stepwise(A* to_saved, A* to_candidates) {
+  void run_stepwise() {
     const CellInfo& cell = call.cell;
     const int64_t batch = call.steps.batch, hidden = call.hidden, width = call.width, columns = cell.gates * hidden;
     StepForward<S> p{};
@@ -79,6 +78,7 @@ struct ForwardDriver : CudaDriver<S> {
     const Tensor operand = cell.two_products() ? empty(call.u, {batch, hidden}) : x;
     p.x = cell.projected ? nullptr : write<S>(x);
     p.noise = noise;
+    A *const to_saved = write<A>(saved), *const to_candidates = write<A>(candidates);
     Tensor workspace;  // for the saved values of a step
     if (cell.normalised && !to_saved) workspace = empty(call.u, {batch, cell.saved * hidden}, Base::arithmetic);
     const Tensor unprojected = cell.projected ? this->buffer(batch, hidden) : x;

@@ -10,7 +10,7 @@ namespace rnnkern {
 
 template <class Cell, class S>
 struct GridBackwardKernel {
-  using Problem = GridBackward<S>;
+  using Problem = OnGrid<BlockBackward<S>>;
   static constexpr char header[] = "recurrence/cuda/grid_backward.cuh";
   using A = Arithmetic<S>;
   using Input = BackwardInput<Cell, S>;

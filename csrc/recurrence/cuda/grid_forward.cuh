@@ -9,7 +9,7 @@ namespace rnnkern {
 
 template <class Cell, class S>
 struct GridForwardKernel {
-  using Problem = GridForward<S>;
+  using Problem = OnGrid<BlockForward<S>>;
   static constexpr char header[] = "recurrence/cuda/grid_forward.cuh";
   using A = Arithmetic<S>;
   using Thread = GridThread<S>;

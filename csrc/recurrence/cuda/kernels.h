@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/kernel.h"
 #include "cuda/sizes.h"
@@ -28,54 +27,29 @@ struct Residents {
   int64_t shared_bytes() const { return std::max(forward.shared_bytes, backward.shared_bytes); }
 };
 
-// The kernels that keep R, for a cell and an operand type of R. Null if the cell has none.
-struct ResidentTable {
-  Residents (*block)(int padded);
-  Residents (*cluster)(int padded);
-  Residents (*grid)(const GridSize& size);
-};
-
 // The pointwise kernels of a cell and dtype: [0] without noise, [1] with zoneout or dropout.
 struct StepTable {
   const cuda::Kernel *forward[2], *backward[2];
 };
 
-// The tables of a built-in cell; `cell_id` is its index in cells/list.h. M is the operand type of R: float, bfloat16,
-// float16, or tfloat32, which only has cluster kernels.
-template <class M>
-struct BuiltIn {
-  static const ResidentTable& resident(int cell_id);
-};
-template <class S>
-struct BuiltInSteps {
-  static const StepTable& steps(int cell_id);
+// The kernels of a cell for tensors of one type, or for float32 that R multiplies as tfloat32, which only clusters do.
+// The functions, which find kernels that keep R, are null if the cell has none.
+struct KernelTable {
+  Residents (*block)(int padded);
+  Residents (*cluster)(int padded);
+  Residents (*grid)(const GridSize& size);
+  StepTable steps;
 };
 
 // The tables of a cell compiled at run time.
 struct CompiledKernels {
-  ResidentTable resident[4];  // float, bfloat16, float16, tfloat32
-  StepTable steps[4];         // float, bfloat16, float16, double
+  KernelTable tables[5];  // float, bfloat16, float16, tfloat32, double
 };
 
-// The index of a type in these arrays.
+struct KnownCell;  // recurrence/cells.h
+
+// The table of any cell; T is one of these types.
 template <class T>
-constexpr int table_index = std::is_same_v<T, float>              ? 0
-                            : std::is_same_v<T, device::bfloat16> ? 1
-                            : std::is_same_v<T, device::float16>  ? 2
-                                                                  : 3;
-
-struct CellKernels {
-  int cell_id;
-  const CompiledKernels* compiled;  // null for a built-in cell
-
-  template <class M>
-  const ResidentTable& resident() const {
-    return compiled ? compiled->resident[table_index<M>] : BuiltIn<M>::resident(cell_id);
-  }
-  template <class S>
-  const StepTable& steps() const {
-    return compiled ? compiled->steps[table_index<S>] : BuiltInSteps<S>::steps(cell_id);
-  }
-};
+const KernelTable& table_of(const KnownCell& cell);
 
 }  // namespace rnnkern

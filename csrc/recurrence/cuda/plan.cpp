@@ -2,9 +2,8 @@
 
 #include <sstream>
 
-#include "cuda/plans.h"
 #include "recurrence/call.h"
-#include "recurrence/cuda/step_kernels.h"
+#include "recurrence/cuda/step_projected.cuh"
 #include "recurrence/recurrence.h"
 
 namespace rnnkern {
@@ -22,10 +21,7 @@ int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
 Plan refused(std::string why) { return {.reason = std::move(why)}; }
 
 // Whether the cell has kernels that keep R.
-bool keeps_R(const Wanted& wanted) {
-  if (const CompiledKernels* compiled = wanted.kernels.compiled) return compiled->resident[0].grid;
-  return wanted.kernels.cell_id < resident_cells;
-}
+bool keeps_R(const Wanted& wanted) { return table_of<float>(wanted.cell).grid; }
 
 // The three functions below return a stepwise plan, with the reason, if their kernel cannot run the call.
 Plan plan_block(const Wanted& wanted) {
@@ -36,7 +32,7 @@ Plan plan_block(const Wanted& wanted) {
   if (const std::string why = cuda::kernel_filter(KernelKind::block); !why.empty()) return refused(why);
   const int64_t d = sizes.hidden / sizes.heads;
   const auto kernels_of = [&](int size) {
-    return cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return wanted.kernels.resident<S>().block(size); });
+    return cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return table_of<S>(wanted.cell).block(size); });
   };
   const int padded = BlockSizes::least(d, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
   if (padded == 0) return refused("heads of " + std::to_string(d) + " units do not fit one block");
@@ -61,9 +57,8 @@ Plan plan_cluster(const Wanted& wanted) {
   if (const std::string why = cuda::kernel_filter(KernelKind::cluster); !why.empty()) return refused(why);
   const bool tf32 = wanted.dtype == ScalarType::Float && wanted.allows_tf32();
   const auto kernels_of = [&](int size) {
-    if (tf32) return wanted.kernels.resident<device::tfloat32>().cluster(size);
-    return cuda::by_narrow_storage(wanted.dtype,
-                                   [&]<class S>(S) { return wanted.kernels.resident<S>().cluster(size); });
+    if (tf32) return table_of<device::tfloat32>(wanted.cell).cluster(size);
+    return cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return table_of<S>(wanted.cell).cluster(size); });
   };
   if (facts.major < 9) return refused("clusters need compute capability 9.0");
   const int padded = ClusterSizes::least(hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
@@ -112,7 +107,7 @@ Plan plan_grid(const Wanted& wanted) {
   }
   const GridSize size{int(members), int(sets ? parts(tiles, sets) : 1), int(sets)};
   const Residents kernels =
-      cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return wanted.kernels.resident<S>().grid(size); });
+      cuda::by_narrow_storage(wanted.dtype, [&]<class S>(S) { return table_of<S>(wanted.cell).grid(size); });
   if (kernels.shared_bytes() > facts.shared_bytes) {
     return refused("a block's share of R needs " + std::to_string(kernels.shared_bytes()) +
                    " bytes of shared memory, and a block of this GPU has " + std::to_string(facts.shared_bytes));
@@ -153,12 +148,30 @@ Plan choose(const Wanted& wanted, const Measured*& row) {
   return grid;
 }
 
-// All kernels that a call with this plan starts, forward and backward.
-std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
-  auto kernels =
-      by_storage(wanted.dtype, [&]<class S>(S) { return step_kernels<S>(wanted.kernels, wanted.cell, wanted.noisy); });
-  if (!plan.stepwise()) kernels.insert(kernels.end(), {plan.kernels.forward.kernel, plan.kernels.backward.kernel});
-  return kernels;
+// All kernels that a call with this plan starts, forward and backward, whose state is stored as S: the pointwise ones
+// of the stepwise kernel, of which the backward also uses some with a kernel that keeps R; and that kernel.
+template <class S>
+std::vector<const cuda::Kernel*> all_kernels(const Plan& plan, const Wanted& wanted) {
+  using A = Arithmetic<S>;
+  const StepTable& steps = table_of<S>(wanted.cell).steps;
+  const bool noisy = wanted.noisy;
+  std::vector<const cuda::Kernel*> all{steps.forward[noisy], steps.backward[noisy], &cuda::kernel<PreviousKernel<S, S>>,
+                                       &cuda::kernel<AccumulateKernel<S>>};
+  const auto add = [&](const cuda::Kernel& kernel) { all.push_back(&kernel); };
+  if (narrow<S>) add(cuda::kernel<AccumulateKernel<A>>);
+  if (narrow<S> && wanted.cell.kernels && wanted.cell.info.states > 1) add(cuda::kernel<PreviousKernel<S, A>>);
+  if (noisy) {
+    add(*steps.forward[false]);  // recomputes the gates in the backward
+    add(cuda::kernel<MaskKernel<S>>);
+    add(cuda::kernel<DropKernel<S>>);
+  }
+  if (wanted.cell.info.projected) {
+    add(noisy ? cuda::kernel<StepProjectedKernel<S, true>> : cuda::kernel<StepProjectedKernel<S, false>>);
+    add(noisy ? cuda::kernel<StepProjectedBackwardKernel<S, true>>
+              : cuda::kernel<StepProjectedBackwardKernel<S, false>>);
+  }
+  if (!plan.stepwise()) all.insert(all.end(), {plan.kernels.forward.kernel, plan.kernels.backward.kernel});
+  return all;
 }
 
 std::string quoted(const std::string& key, const std::string& value) { return "\"" + key + "\": \"" + value + "\""; }
@@ -169,7 +182,7 @@ Plan plan_recurrence(const Wanted& wanted, const std::vector<Measured>& rows) {
   const Sizes& sizes = wanted.sizes;
   const Measured* row = nullptr;
   if (sizes.heads == 1 && !wanted.noisy)
-    row = find_measured(rows, wanted.facts.major, wanted.kernels.cell_id, wanted.dtype, sizes.hidden, sizes.batch);
+    row = find_measured(rows, wanted.facts.major, wanted.cell.cell_id, wanted.dtype, sizes.hidden, sizes.batch);
   Plan plan = choose(wanted, row);
   if (row && row->kernel == plan.name()) plan.reason += beside_torch(*row);
   const int64_t at_once = rows_per_multiprocessor * wanted.facts.multiprocessors;
@@ -183,14 +196,14 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   const KnownCell known = known_cell(cell, 0);
   STD_TORCH_CHECK(known.cell_id >= 0 && sizes.size() == 4 && sizes[3] > 0 && sizes[2] % sizes[3] == 0,
                   "recurrence_plan: wants a cell with a kernel, and sizes (T, B, H, K)");
-  const Wanted wanted{cuda::facts_from("recurrence_plan", facts),
-                      {known.cell_id, known.kernels},
-                      known.info,
-                      scalar_type(dtype),
-                      {sizes[0], sizes[1], sizes[2], sizes[3]},
-                      noisy,
-                      tf32 ? +[] { return true; } : +[] { return false; }};
+  const Wanted wanted{.facts = cuda::facts_from("recurrence_plan", facts),
+                      .cell = known,
+                      .dtype = scalar_type(dtype),
+                      .sizes = {sizes[0], sizes[1], sizes[2], sizes[3]},
+                      .noisy = noisy,
+                      .allows_tf32 = tf32 ? +[] { return true; } : +[] { return false; }};
   const Plan plan = plan_recurrence(wanted, rows.empty() ? measured() : read_measured(rows));
+  const auto kernels = by_storage(wanted.dtype, [&]<class S>(S) { return all_kernels<S>(plan, wanted); });
   const auto shape = [&](const char* name, const Resident& x) {
     const int64_t tiles = x.columns ? parts(sizes[1], x.columns) * sizes[3] : 0;
     const int64_t blocks = plan.kind == KernelKind::grid ? plan.grid.blocks() : tiles * x.cluster;
@@ -202,7 +215,7 @@ std::string recurrence_plan(std::string cell, std::string dtype, std::vector<int
   return "{" + quoted("kernel", plan.name()) + ", " + quoted("reason", plan.reason) +
          ", \"padded\": " + std::to_string(plan.padded) + ", \"chunk_steps\": " + std::to_string(plan.chunk_steps) +
          shape("forward", plan.kernels.forward) + shape("backward", plan.kernels.backward) +
-         ", \"programs\": " + cuda::programs_of(kernels_of(plan, wanted)) + "}";
+         ", \"programs\": " + cuda::programs_of(kernels) + "}";
 }
 
 }  // namespace rnnkern

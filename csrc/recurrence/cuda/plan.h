@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "common/tensor.h"
-#include "cuda/facts.h"
-#include "cuda/kinds.h"
+#include "cuda/plans.h"
 #include "recurrence/cells.h"
 #include "recurrence/cuda/kernels.h"
 #include "recurrence/cuda/measured.h"
@@ -24,8 +22,7 @@ struct Sizes {
 // What a plan depends on.
 struct Wanted {
   cuda::Facts facts;
-  CellKernels kernels;
-  CellNumbers cell;
+  KnownCell cell;
   ScalarType dtype;
   Sizes sizes;
   bool noisy;             // with zoneout or dropout

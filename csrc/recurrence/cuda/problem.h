@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cells/strip.h"
 #include "device/device.h"
@@ -67,15 +68,7 @@ struct BlockBackward {
 
 // The storage type of tensors that R multiplies as M: float for float and tfloat32, else M.
 template <class M>
-struct StoredOf {
-  using type = M;
-};
-template <>
-struct StoredOf<device::tfloat32> {
-  using type = float;
-};
-template <class M>
-using Stored = typename StoredOf<M>::type;
+using Stored = std::conditional_t<std::is_same_v<M, device::tfloat32>, float, M>;
 
 // The arguments of a cluster kernel: those of a block kernel with one head, and the number of sequences of each cluster
 // but the last, which has the remaining ones.
@@ -83,10 +76,6 @@ template <class BlockProblem>
 struct OnCluster : BlockProblem {
   int64_t columns;
 };
-template <class S>
-using ClusterForward = OnCluster<BlockForward<S>>;
-template <class S>
-using ClusterBackward = OnCluster<BlockBackward<S>>;
 
 // The blocks of a grid kernel form groups. The blocks of a group, its members, divide the units of a dense R and keep
 // their slices for all steps. Each group has a copy of R; groups divide the batch, 8 columns at a time.
@@ -108,10 +97,6 @@ struct OnGrid {
   GridSize size;
   device::Word16* words;  // zeroed
 };
-template <class S>
-using GridForward = OnGrid<BlockForward<S>>;
-template <class S>
-using GridBackward = OnGrid<BlockBackward<S>>;
 
 // Zoneout and dropout at one step.
 template <class A>

@@ -24,9 +24,10 @@ struct BackwardDriver : Driver<T> {
     Events<T> events() const { return {write<T>(steps), write<T>(buffer), write<T>(relevant)}; }
   };
 
-  Tensor kept_alpha, taken, gates, cells;  // what the forward saved; empty if it did not
-  Tensor grad_h, grad_s, du, ds, dc;
-  OptionalTensor has_grad_h, has_grad_s;
+  Tensor taken;
+  OptionalTensor kept_alpha, gates, cells;  // what the forward saved besides; empty if it did not
+  OptionalTensor grad_h, grad_s, dc;
+  Tensor du, ds;
   Tensors grad_state, dparams;
   Parts values, keys, dh, dkeys;
   Tensor previous, queries, dv;
@@ -35,7 +36,7 @@ struct BackwardDriver : Driver<T> {
 
   BackwardDriver(const Arguments& arguments, const OptionalTensor& grad_h_, const OptionalTensor& grad_s_,
                  const Tensors& grad_state_, const Tensor& h, const Tensor& s, const Tensors& saved_)
-      : Base(arguments, "h", h), has_grad_h(grad_h_), has_grad_s(grad_s_) {
+      : Base(arguments, "h", h) {
     const int64_t n = hidden, batch = rows.batch;
     values = {this->sized("h", h, total * n), this->buffer, this->relevant};
     previous = made({total, n});
@@ -99,25 +100,20 @@ struct BackwardDriver : Driver<T> {
     count("relevancy_recurrence/cuda", "backward", cell.name, name(this->plan.backward_kind()));
     loop();
 
-    Tensors outputs{du};
     const auto gradient = [&](const Tensor& by, const Tensor& x, int64_t columns) {
       const Tensor out = made({columns, n});
       product(out, transposed(shaped(by, {by.numel() / columns, columns}), 0, 1), shaped(x, {x.numel() / n, n}));
       return out;
     };
-    outputs.push_back(gradient(du, previous, cell.gates * n));
-    outputs.push_back(gradient(queries, previous, n));
+    const Tensor dV = gradient(du, previous, cell.gates * n), dW_a = gradient(queries, previous, n);
     const Tensor dU_a = gradient(dkeys.steps, values.steps, n);
     if (first_slots > 0) add(gradient(dkeys.buffer, values.buffer, n), dU_a);
     if (relevant_size > 0) add(gradient(dkeys.relevant, values.relevant, n), dU_a);
-    outputs.push_back(dU_a);
-    outputs.push_back(sum(dv, 0));
-    outputs.push_back(ds);
-    if (cell.states > 1) outputs.push_back(dc);
+    Tensors outputs{du, dV, dW_a, dU_a, sum(dv, 0), ds};
+    if (dc) outputs.push_back(*dc);
     add(through(dkeys.buffer, this->U_a), dh.buffer);
     add(through(dkeys.relevant, this->U_a), dh.relevant);
-    outputs.push_back(dh.buffer);
-    outputs.push_back(dh.relevant);
+    outputs.insert(outputs.end(), {dh.buffer, dh.relevant});
     for (const Tensor& x : dparams) outputs.push_back(sum(x, 0));
     return outputs;
   }
@@ -162,9 +158,9 @@ struct BackwardDriver : Driver<T> {
     attend.dh = dh.events();
     attend.dkeys = dkeys.events();
     attend.v = read<T>(this->v);
-    attend.grad_h = has_grad_h ? read<T>(grad_h) : nullptr;
-    attend.grad_s = has_grad_s ? read<T>(grad_s) : nullptr;
-    attend.alpha = this->keeps_all() ? nullptr : read<T>(kept_alpha);
+    attend.grad_h = read<T>(grad_h);
+    attend.grad_s = read<T>(grad_s);
+    attend.alpha = read<T>(kept_alpha);
     attend.mix = this->mix;
     attend.dot = this->dot;
     attend.workspace = write<T>(workspace);
@@ -182,12 +178,10 @@ struct BackwardDriver : Driver<T> {
     step.dh = read<T>(dh.steps);
     step.dquery = read<T>(queries);
     step.through_key = read<T>(through_key);
-    if (cell.states > 1) {
-      step.gates = read<T>(gates);
-      step.cells = read<T>(cells);
-      step.c0 = read<T>(this->c0);
-      step.dc = write<T>(dc);
-    }
+    step.gates = read<T>(gates);
+    step.cells = read<T>(cells);
+    step.c0 = read<T>(this->c0);
+    step.dc = write<T>(dc);
     step.du = write<T>(du);
     step.step = write<T>(step_gradients);
 
@@ -207,7 +201,9 @@ struct BackwardDriver : Driver<T> {
       attend.alive = step.alive = alive;
       cuda::launch<StepwiseAttentionBackwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
       product(part(through_key, 0, 0, alive), part(dkeys.steps, 0, row, alive), this->U_a);
-      CellKernels<T>::start(this->cell_id, step, stream);
+      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
+        cuda::launch_elements<CellBackwardKernel<Cell, T>>(alive * n, step, stream);
+      });
       product(part(ds, 0, 0, alive), part(step_gradients, 0, 0, alive), this->stacked);
     }
   }

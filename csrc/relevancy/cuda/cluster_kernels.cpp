@@ -37,7 +37,7 @@ constexpr int rows_held_keys(int D) {
 
 }  // namespace
 
-Residents ClusterKernels::of(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
+Residents cluster_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
     return ClusterSizes::visit(padded, [&](auto size) {
       constexpr int D = size(), blocks = cluster_blocks<Cell>(D);

@@ -8,7 +8,6 @@
 #include "common/row_layout.h"
 #include "cuda/current.h"
 #include "cuda/driver.h"
-#include "cuda/facts.h"
 #include "relevancy/cuda/plan.h"
 
 namespace rnnkern::relevancy {
@@ -38,8 +37,8 @@ struct Driver {
   int64_t hidden, total, slots, first_slots, relevant_size, buffer_size;  // total: number of rows
   T mix;
   bool dot;
-  Tensor V, W_a, U_a, v, s0, c0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
-  OptionalTensor reset, given;
+  Tensor V, W_a, U_a, v, s0, buffer, buffer_scores, buffer_ids, relevant, scores, ids, time;
+  OptionalTensor c0, reset, given;
   Tensors params;
   Tensor table;    // offsets and lengths of packed rows, on the device
   Tensor stacked;  // V over W_a, ((G+1)*n, n)
@@ -92,7 +91,7 @@ struct Driver {
     STD_TORCH_CHECK(all_params.size() == size_t(cell.params), "relevancy_recurrence: wrong number of `params`");
     for (const Tensor& x : all_params) params.push_back(sized("params", x, n));
 
-    rows = {steps, batch, n, nullptr, nullptr, reset ? read<bool>(*reset) : nullptr};
+    rows = {steps, batch, n, nullptr, nullptr, read<bool>(reset)};
     if (layout.packed()) {
       table = layout.on_device_of(s0, "relevancy_recurrence", cuda::capturing(stream));
       rows.offsets = read<int64_t>(table);

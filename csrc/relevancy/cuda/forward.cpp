@@ -14,10 +14,13 @@ struct ForwardDriver : Driver<T> {
   using Base = Driver<T>;
   using Base::cell, Base::hidden, Base::made, Base::rows, Base::slots, Base::stream;
 
-  Tensor u, h, s, last_s, last_c;
+  Tensor u, h, s, last_s;
+  OptionalTensor last_c;
+  OptionalTensor alpha, map_ids, taken, gates, cells;  // for all rows; empty if not wanted
   Memory<T> memory{};
   Tensors last;  // buffer, buffer_scores, buffer_ids, relevant, scores, ids, time
-  Tensor keys, relevant_keys, now, key, r;
+  OptionalTensor keys, relevant_keys;
+  Tensor now, key, r;
 
   ForwardDriver(const Arguments& arguments, const Tensor& u_)
       : Base(arguments, "u", u_), u(this->sized("u", u_, this->total * cell.gates * hidden)) {}
@@ -27,8 +30,7 @@ struct ForwardDriver : Driver<T> {
     const bool keeps_alpha = training && !this->keeps_all();
     h = this->rows_of(hidden);
     s = this->rows_of(hidden);
-    const Tensor alpha = keeps_alpha || maps ? made({this->total, kappa}) : made({rows.batch, kappa});
-    Tensor map, map_ids, taken, gates, cells;
+    if (keeps_alpha || maps) alpha = made({this->total, kappa});
     if (maps) map_ids = this->rows_of(kappa, ScalarType::Long);
     if (training) taken = made({this->total}, ScalarType::Int);
     if (training && cell.states > 1) {
@@ -37,44 +39,28 @@ struct ForwardDriver : Driver<T> {
     }
     begin();
     count("relevancy_recurrence/cuda", "forward", cell.name, name(this->plan.kind));
-    T* const to_alpha = keeps_alpha || maps ? write<T>(alpha) : nullptr;
-    const To to{to_alpha, maps ? write<int64_t>(map_ids) : nullptr, training ? write<int32_t>(taken) : nullptr,
-                training && cell.states > 1 ? write<T>(gates) : nullptr,
-                training && cell.states > 1 ? write<T>(cells) : nullptr};
-    if (!this->plan.stepwise()) {
-      if constexpr (std::is_same_v<T, float>) run_resident(to);
-    } else {
-      run_stepwise(to, alpha);
+    if (this->plan.stepwise()) {
+      run_stepwise();
+    } else if constexpr (std::is_same_v<T, float>) {
+      run_resident();
     }
 
     Tensors outputs{h, s, last_s};
-    if (cell.states > 1) outputs.push_back(last_c);
+    if (last_c) outputs.push_back(*last_c);
     outputs.insert(outputs.end(), last.begin(), last.end());
     if (maps) {
-      map = this->rows_of(kappa);
-      copy(shaped(map, {this->total, kappa}), alpha);
-      outputs.push_back(map);
-      outputs.push_back(map_ids);
+      outputs.push_back(this->rows_of(kappa));
+      copy(shaped(outputs.back(), {this->total, kappa}), *alpha);
+      outputs.push_back(*map_ids);
     }
-    if (keeps_alpha) outputs.push_back(alpha);
-    if (training) outputs.push_back(taken);
-    if (training && cell.states > 1) {
-      outputs.push_back(gates);
-      outputs.push_back(cells);
-    }
+    if (keeps_alpha) outputs.push_back(*alpha);
+    for (const OptionalTensor& x : {taken, gates, cells})
+      if (x) outputs.push_back(*x);
     return outputs;
   }
 
-  // Optional outputs for all rows; null if not wanted.
-  struct To {
-    T* alpha;
-    int64_t* ids;
-    int32_t* taken;
-    T *gates, *cells;
-  };
-
   // Runs all steps in one kernel that keeps the weights.
-  void run_resident(const To& to) const {
+  void run_resident() const {
     PerSequenceForward p{};
     p.rows = rows;
     p.memory = memory;
@@ -84,25 +70,28 @@ struct ForwardDriver : Driver<T> {
     p.U_a = read<T>(this->U_a);
     p.v = read<T>(this->v);
     for (int i = 0; i < cell.params; ++i) p.params[i] = read<T>(this->params[i]);
-    p.given = this->given ? read<T>(*this->given) : nullptr;
+    p.given = read<T>(this->given);
     p.mix = this->mix;
     p.dot = this->dot;
     p.last_s = write<T>(last_s);
-    p.last_c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    p.last_c = write<T>(last_c);
     p.h = write<T>(h);
     p.s = write<T>(s);
-    p.alpha = to.alpha;
-    p.ids = to.ids;
-    p.taken = to.taken;
-    p.gates = to.gates;
-    p.cells = to.cells;
+    p.alpha = write<T>(alpha);
+    p.ids = write<int64_t>(map_ids);
+    p.taken = write<int32_t>(taken);
+    p.gates = write<T>(gates);
+    p.cells = write<T>(cells);
     const Resident kernel = this->plan.kernels(this->cell_id, slots, this->relevant_size).forward;
     this->start_resident(kernel, p, false);
   }
 
-  // `workspace` holds alpha if it is not saved.
-  void run_stepwise(const To& to, const Tensor& workspace) {
+  void run_stepwise() {
     const int64_t kappa = this->kappa();
+    const Tensor workspace = alpha ? *alpha : made({rows.batch, kappa});  // for alpha if it is not saved
+    T *const to_alpha = write<T>(alpha), *const to_gates = write<T>(gates), *const to_cells = write<T>(cells);
+    int64_t* const to_ids = write<int64_t>(map_ids);
+    int32_t* const to_taken = write<int32_t>(taken);
     prepare_keys();
     CellForward<T> step{};
     StepwiseAttentionForward<T> attend{};
@@ -110,7 +99,7 @@ struct ForwardDriver : Driver<T> {
     attend.products = (cell.gates + 1) * hidden;
     step.r = attend.r = read<T>(r);
     for (int i = 0; i < cell.params; ++i) step.params[i] = read<T>(this->params[i]);
-    step.c = cell.states > 1 ? write<T>(last_c) : nullptr;
+    step.c = write<T>(last_c);
     step.now = write<T>(now);
     attend.memory = memory;
     attend.h = read<T>(now);
@@ -136,15 +125,17 @@ struct ForwardDriver : Driver<T> {
       step.reset = attend.reset = rows.reset ? rows.reset + t * rows.batch : nullptr;
       step.u = read<T>(u) + row * cell.gates * hidden;
       step.h = write<T>(h) + row * hidden;
-      step.gates = to.gates ? to.gates + row * cell.saved * hidden : nullptr;
-      step.cells = to.cells ? to.cells + row * hidden : nullptr;
+      step.gates = to_gates ? to_gates + row * cell.saved * hidden : nullptr;
+      step.cells = to_cells ? to_cells + row * hidden : nullptr;
       attend.given = this->given ? read<T>(*this->given) + t * rows.batch : nullptr;
       attend.s = write<T>(s) + row * hidden;
-      attend.alpha = to.alpha ? to.alpha + row * kappa : write<T>(workspace);
-      attend.ids = to.ids ? to.ids + row * kappa : nullptr;
-      attend.slots = to.taken ? to.taken + row : nullptr;
+      attend.alpha = to_alpha ? to_alpha + row * kappa : write<T>(workspace);
+      attend.ids = to_ids ? to_ids + row * kappa : nullptr;
+      attend.slots = to_taken ? to_taken + row : nullptr;
       product(products, in, to_r);
-      CellKernels<T>::start(this->cell_id, step, stream);
+      visit_cell(this->cell_id, [&]<class Cell>(CellType<Cell>) {
+        cuda::launch_elements<CellForwardKernel<Cell, T>>(alive * hidden, step, stream);
+      });
       product(made_key, made_h, to_key);
       cuda::launch<StepwiseAttentionForwardKernel<T>>({alive, Scratch<T>::bytes()}, attend, stream);
     }
@@ -159,7 +150,7 @@ struct ForwardDriver : Driver<T> {
       return to;
     };
     last_s = copied(this->s0);
-    if (cell.states > 1) last_c = copied(this->c0);
+    if (this->c0) last_c = copied(*this->c0);
     last = {made({batch, slots, n}), made({batch, slots}), made({batch, slots}, ScalarType::Long),
             made({batch, rho, n}),   made({batch, rho}),   made({batch, rho}, ScalarType::Long),
             copied(this->time)};
@@ -171,11 +162,11 @@ struct ForwardDriver : Driver<T> {
               rho,
               this->buffer_size,
               write<T>(last[0]),
-              !this->plan.stepwise() ? nullptr : write<T>(keys),
+              write<T>(keys),
               write<T>(last[1]),
               write<int64_t>(last[2]),
               write<T>(last[3]),
-              !this->plan.stepwise() ? nullptr : write<T>(relevant_keys),
+              write<T>(relevant_keys),
               write<T>(last[4]),
               write<int64_t>(last[5]),
               write<int64_t>(last[6])};
@@ -191,8 +182,8 @@ struct ForwardDriver : Driver<T> {
     now = made({batch, n});
     key = made({batch, n});
     r = made({batch, (cell.gates + 1) * n});
-    for (int64_t slot = 0; slot < this->first_slots; ++slot) make_key(last[0], keys, slot);
-    for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], relevant_keys, slot);
+    for (int64_t slot = 0; slot < this->first_slots; ++slot) make_key(last[0], *keys, slot);
+    for (int64_t slot = 0; slot < rho; ++slot) make_key(last[3], *relevant_keys, slot);
   }
 
   // Uses the same product as a step, so that keys have the same bits as in the call that produced the event.

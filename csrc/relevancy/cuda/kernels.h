@@ -1,22 +1,11 @@
-// The kernels of the relevancy recurrence that depend on the cell. `cell_id` is the cell's index in relevancy/cells.h.
+// The kernels of the relevancy recurrence that keep the weights. `cell_id` is the cell's index in relevancy/cells.h.
 #pragma once
-
-#include <vector>
 
 #include "cuda/kernel.h"
 #include "cuda/sizes.h"
 #include "relevancy/cuda/problem.h"
 
 namespace rnnkern::relevancy {
-
-// Starts the pointwise kernels of a cell; T is float or double.
-template <class T>
-struct CellKernels {
-  static void start(int cell_id, const CellForward<T>& problem, void* stream);
-  static void start(int cell_id, const CellBackward<T>& problem, void* stream);
-  // All kernels of the stepwise path.
-  static std::vector<const cuda::Kernel*> all(int cell_id);
-};
 
 using PerSequenceSizes = cuda::Sizes<64, 128, 256>;    // n, for kernels with one sample per block
 using ClusterSizes = cuda::Sizes<128, 256, 384, 512>;  // n, for kernels with one sample per cluster
@@ -38,12 +27,8 @@ struct Residents {
 
 // W is the type in which V, W_a and U_a are kept on the chip: float, or a 16-bit type if their values have 16 bits.
 template <class W>
-struct PerSequenceKernels {
-  static Residents of(int cell_id, int padded, int64_t slots, int64_t relevant_size);
-};
+Residents per_sequence_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size);
 
-struct ClusterKernels {
-  static Residents of(int cell_id, int padded, int64_t slots, int64_t relevant_size);
-};
+Residents cluster_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size);
 
 }  // namespace rnnkern::relevancy

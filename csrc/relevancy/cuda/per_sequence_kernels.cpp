@@ -14,18 +14,15 @@ constexpr bool has_sample(int P) {
 
 template <class Kernel, int P, class W>
 Resident of_sample(int64_t shared_bytes) {
-  Resident found{&cuda::kernel<Kernel>, shared_bytes};
-  if (Kernel::Whole::packs) {
-    found.pack = &cuda::kernel<PackKernel<P, W>>;
-    found.pack_blocks = Kernel::Whole::packed;
-  }
-  return found;
+  using Whole = typename Kernel::Whole;
+  const cuda::Kernel* const pack = Whole::packs ? &cuda::kernel<PackKernel<P, W>> : nullptr;
+  return {&cuda::kernel<Kernel>, shared_bytes, 1, pack, Whole::packed};
 }
 
 }  // namespace
 
 template <class W>
-Residents PerSequenceKernels<W>::of(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
+Residents per_sequence_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
     return PerSequenceSizes::visit(padded, [&](auto size) {
       constexpr int P = size();
@@ -43,11 +40,11 @@ Residents PerSequenceKernels<W>::of(int cell_id, int padded, int64_t slots, int6
 
 // The interpreter compiles this file once per type, because it compiles the kernels' code too.
 #if defined(RNNKERN_KERNELS_OF)
-template struct PerSequenceKernels<RNNKERN_KERNELS_OF>;
+template Residents per_sequence_kernels<RNNKERN_KERNELS_OF>(int, int, int64_t, int64_t);
 #else
-template struct PerSequenceKernels<float>;
-template struct PerSequenceKernels<device::bfloat16>;
-template struct PerSequenceKernels<device::float16>;
+template Residents per_sequence_kernels<float>(int, int, int64_t, int64_t);
+template Residents per_sequence_kernels<device::bfloat16>(int, int, int64_t, int64_t);
+template Residents per_sequence_kernels<device::float16>(int, int, int64_t, int64_t);
 #endif
 
 }  // namespace rnnkern::relevancy

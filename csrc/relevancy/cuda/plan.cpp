@@ -2,7 +2,9 @@
 
 #include <iterator>
 
-#include "cuda/plans.h"
+#include "relevancy/cuda/stepwise_attention_backward.cuh"
+#include "relevancy/cuda/stepwise_attention_forward.cuh"
+#include "relevancy/cuda/stepwise_cell.cuh"
 #include "relevancy/relevancy.h"
 
 namespace rnnkern::relevancy {
@@ -17,7 +19,7 @@ constexpr int64_t most_slots = 1 << 20;  // more means unbounded, and fits no ke
 
 Residents on_block(ScalarType stored, int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return cuda::by_narrow_storage(
-      stored, [&]<class S>(S) { return PerSequenceKernels<S>::of(cell_id, padded, slots, relevant_size); });
+      stored, [&]<class S>(S) { return per_sequence_kernels<S>(cell_id, padded, slots, relevant_size); });
 }
 
 bool has(ScalarType stored, int cell_id, int padded) { return on_block(stored, cell_id, padded, 1, 0).forward.kernel; }
@@ -64,7 +66,7 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
   if (sizes.buffer_size > most_slots) return refused("no cluster kernel");
   if (wanted.facts.major < 9) return refused("clusters need compute capability 9.0");
   const auto kernels_of = [&](int size) {
-    return ClusterKernels::of(wanted.cell_id, size, sizes.buffer_size, sizes.relevant_size);
+    return cluster_kernels(wanted.cell_id, size, sizes.buffer_size, sizes.relevant_size);
   };
   const int padded =
       ClusterSizes::least(sizes.hidden, [&](int size) { return kernels_of(size).forward.kernel != nullptr; });
@@ -91,9 +93,15 @@ Plan plan_cluster(const Wanted& wanted, int64_t max_waves) {
 }
 
 // All kernels that a call with this plan starts, forward and backward.
+template <class T>
 std::vector<const cuda::Kernel*> kernels_of(const Plan& plan, const Wanted& wanted) {
-  auto kernels = wanted.dtype == ScalarType::Double ? CellKernels<double>::all(wanted.cell_id)
-                                                    : CellKernels<float>::all(wanted.cell_id);
+  std::vector<const cuda::Kernel*> kernels = visit_cell(wanted.cell_id, []<class Cell>(CellType<Cell>) {
+    return std::vector{&cuda::kernel<CellForwardKernel<Cell, T>>, &cuda::kernel<CellBackwardKernel<Cell, T>>};
+  });
+  kernels.insert(kernels.end(),
+                 {&cuda::kernel<RememberKernel<T>>, &cuda::kernel<StepwiseAttentionForwardKernel<T>>,
+                  &cuda::kernel<StepwiseAttentionBackwardKernel<T>>, &cuda::kernel<LeaveKernel<T>>,
+                  &cuda::kernel<PreviousKernel<T>>, &cuda::kernel<AddKernel<T>>, &cuda::kernel<HistoryKernel>});
   if (plan.stepwise()) return kernels;
   const Residents kept = plan.kernels(wanted.cell_id, wanted.sizes.buffer_size, wanted.sizes.relevant_size);
   const auto add = [&](const Resident& resident) {
@@ -115,7 +123,7 @@ int find_cell(const std::string& name) {
 }
 
 Residents Plan::kernels(int cell_id, int64_t slots, int64_t relevant_size) const {
-  return kind == KernelKind::cluster ? ClusterKernels::of(cell_id, padded, slots, relevant_size)
+  return kind == KernelKind::cluster ? cluster_kernels(cell_id, padded, slots, relevant_size)
                                      : on_block(stored, cell_id, padded, slots, relevant_size);
 }
 
@@ -148,9 +156,11 @@ std::string relevancy_plan(std::string cell, std::string dtype, std::vector<int6
                                  scalar_type(dtype),
                                  {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}};
   const auto plan = relevancy::plan_relevancy(wanted);
+  const auto kernels = wanted.dtype == ScalarType::Double ? relevancy::kernels_of<double>(plan, wanted)
+                                                          : relevancy::kernels_of<float>(plan, wanted);
   return std::string("{\"forward\": \"") + name(plan.kind) + "\", \"backward\": \"" + name(plan.backward_kind()) +
          "\", \"reason\": \"" + plan.reason + "\", \"padded\": " + std::to_string(plan.padded) +
-         ", \"programs\": " + cuda::programs_of(relevancy::kernels_of(plan, wanted)) + "}";
+         ", \"programs\": " + cuda::programs_of(kernels) + "}";
 }
 
 }  // namespace rnnkern

@@ -1,9 +1,7 @@
 // Selects the CUDA kernels of a call. A pure function.
 #pragma once
 
-#include "common/tensor.h"
-#include "cuda/facts.h"
-#include "cuda/kinds.h"
+#include "cuda/plans.h"
 #include "relevancy/cells.h"
 #include "relevancy/cuda/kernels.h"
 

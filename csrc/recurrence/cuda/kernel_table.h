@@ -1,0 +1,116 @@
+// Fills the table of a cell's kernels. Included first by the source that rnnkern writes for a cell compiled at run time
+// (rnnkern/_cells/library.py); the cell and RNNKERN_COMPILED_KERNELS(its type) follow. The host compiler turns it into
+// a table of kernels, each of which is compiled for the device when it is first started. No torch headers.
+#pragma once
+
+#include <type_traits>
+
+#include "recurrence/cuda/block_backward.cuh"
+#include "recurrence/cuda/block_forward.cuh"
+#include "recurrence/cuda/cluster_backward.cuh"
+#include "recurrence/cuda/cluster_forward.cuh"
+#include "recurrence/cuda/grid_backward.cuh"
+#include "recurrence/cuda/grid_forward.cuh"
+#include "recurrence/cuda/kernels.h"
+#include "recurrence/cuda/step.cuh"
+#include "recurrence/cuda/step_normalised.cuh"
+
+namespace rnnkern {
+
+constexpr int most_resident_gates = 4;  // more gates need too many registers
+
+template <class Cell, class T>
+constexpr bool has_resident = Cell::recurrent > 0 && Cell::recurrent <= most_resident_gates && !Cell::projected &&
+                              !Cell::normalised && sizeof(T) < 8;
+
+// The float32 product of the backward reads dr in chunks of 64 elements, which must belong to the same product.
+template <class Cell, class M>
+constexpr bool has_block(int D) {
+  return !std::is_same_v<M, float> || !Cell::two_products || Cell::first_gates * D % 64 == 0;
+}
+
+// The sizes for which 16 blocks can hold R. The 16 rows of a fragment must belong to the same product.
+template <class Cell, class M>
+constexpr bool has_cluster(int D) {
+  if (Cell::two_products && Cell::first_gates * (D / cluster_blocks<M>(D)) % 16) return false;
+  if (std::is_same_v<M, float>) return D <= 512;
+  return D <= (Cell::recurrent == 1 ? 1024 : sizeof(Stored<M>) == 4 ? 512 : 768);
+}
+
+template <class Cell, class M>
+Residents block_kernels(int padded) {
+  return BlockSizes::visit(padded, [](auto D) {
+    if constexpr (has_block<Cell, M>(D())) {
+      using Forward = BlockForwardKernel<Cell, M, D()>;
+      using Backward = BlockBackwardKernel<Cell, M, D()>;
+      return Residents{{&cuda::kernel<Forward>, Forward::Tile::columns, Forward::shared_size},
+                       {&cuda::kernel<Backward>, Backward::Tile::columns, Backward::shared_size}};
+    } else {
+      return Residents{};
+    }
+  });
+}
+
+template <class Cell, class M>
+Residents cluster_kernels(int padded) {
+  return ClusterSizes::visit(padded, [](auto D) {
+    if constexpr (has_cluster<Cell, M>(D())) {
+      using Forward = ClusterForwardKernel<Cell, M, D()>;
+      using Backward = ClusterBackwardKernel<Cell, M, D()>;
+      return Residents{{&cuda::kernel<Forward>, Forward::columns, Forward::shared_size, Forward::cluster},
+                       {&cuda::kernel<Backward>, Backward::columns, Backward::shared_size, Backward::cluster}};
+    } else {
+      return Residents{};
+    }
+  });
+}
+
+template <class Cell, class S>
+Residents grid_kernels(const GridSize& size) {
+  using Forward = GridForwardKernel<Cell, S>;
+  using Backward = GridBackwardKernel<Cell, S>;
+  const int columns = size.sets * grid_columns;
+  return {{&cuda::kernel<Forward>, columns, typename Forward::Memory(nullptr, size).used, 1, Forward::words(size)},
+          {&cuda::kernel<Backward>, columns, typename Backward::Memory(nullptr, size).used, 1, Backward::words(size)}};
+}
+
+template <class Cell, class S>
+constexpr StepTable step_table() {
+  if constexpr (Cell::normalised) {
+    return {{&cuda::kernel<NormalisedStepForwardKernel<Cell, S, false>>,
+             &cuda::kernel<NormalisedStepForwardKernel<Cell, S, true>>},
+            {&cuda::kernel<NormalisedStepBackwardKernel<Cell, S, false>>,
+             &cuda::kernel<NormalisedStepBackwardKernel<Cell, S, true>>}};
+  } else {
+    return {{&cuda::kernel<StepForwardKernel<Cell, S, false>>, &cuda::kernel<StepForwardKernel<Cell, S, true>>},
+            {&cuda::kernel<StepBackwardKernel<Cell, S, false>>, &cuda::kernel<StepBackwardKernel<Cell, S, true>>}};
+  }
+}
+
+template <class Cell, class T>
+constexpr KernelTable kernel_table_of() {
+  KernelTable table{};
+  if constexpr (has_resident<Cell, T>) table.cluster = &cluster_kernels<Cell, T>;
+  if constexpr (!std::is_same_v<T, device::tfloat32>) {
+    if constexpr (has_resident<Cell, T>) {
+      table.block = &block_kernels<Cell, T>;
+      table.grid = &grid_kernels<Cell, T>;
+    }
+    table.steps = step_table<Cell, T>();
+  }
+  return table;
+}
+
+template <class Cell, class T>
+inline constexpr KernelTable kernel_table = kernel_table_of<Cell, T>();
+
+template <class Cell>
+constexpr CompiledKernels compiled_kernels{{kernel_table<Cell, float>, kernel_table<Cell, device::bfloat16>,
+                                            kernel_table<Cell, device::float16>, kernel_table<Cell, device::tfloat32>,
+                                            kernel_table<Cell, double>}};
+
+}  // namespace rnnkern
+
+#define RNNKERN_COMPILED_KERNELS(Cell)                                                   \
+  extern "C" [[gnu::visibility("default")]] const rnnkern::CompiledCell rnnkern_cell = { \
+      0, rnnkern::numbers_of<Cell>, nullptr, &rnnkern::compiled_kernels<Cell>};
