@@ -1,4 +1,4 @@
-"""Ways to break forward mode and the orthonormalization of tangents."""
+"""Ways to break forward mode, the orthonormalization of tangents, and the gradient of h of every step."""
 
 from python_tests.mutation.mutant import Mutant, named
 
@@ -8,6 +8,7 @@ VALUES = named("in_float64 and lstm-", FILE)
 TWO_PRODUCTS = named("in_float64 and gru_reset_before-", FILE)
 EXPONENTS = named("determinants or qr_decomposition", FILE)
 LOST = named("lost", FILE)
+ADJOINT = "python_tests/ops/test_recurrence_adjoint.py"
 
 TANGENTS = [
     Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(old_tangent(i, j)",
@@ -36,4 +37,10 @@ TANGENTS = [
            "a rank that is lost to rounding", LOST),
     Mutant("recurrence/cpu/normalised.h", "if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);", "",
            "the tangent of a bias under a norm", named("in_float64 and gru_layer_norm", FILE)),
+    Mutant("recurrence/cpu/backward.h", "store(dh_of(b, unit, lanes), p.dh + at + unit, lanes);",
+           "store(V::load(p.dstate[0] + b * hidden + unit, lanes), p.dh + at + unit, lanes);",
+           "the adjoint of h: what the output of the step contributes", named("in_float64 and gru-", ADJOINT)),
+    Mutant("recurrence/cpu/backward.h", "if (p.dh) store(dh, p.dh + (row + b) * width + column, lanes);",
+           "if (p.dh) store(dh, p.dh + row * width + column, lanes);", "the adjoint of a projected h: its row",
+           named("in_float64 and lstm_projected-", ADJOINT)),
 ]  # fmt: skip
