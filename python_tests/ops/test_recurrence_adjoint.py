@@ -88,7 +88,7 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     assert_close_over_draws(draws, "adjoint")
 
 
-def raw(sample, grad_h, grad_state, save_gates=True, **asked):
+def raw(sample, grad_h, grad_state, needs_h, save_gates=True):
     """The results of the backward operator."""
     cell, u, R, state = sample.args
     k = sample.kwargs
@@ -97,8 +97,8 @@ def raw(sample, grad_h, grad_state, save_gates=True, **asked):
     h, *rest = torch.ops.rnnkern.recurrence.default(cell, *common, True, save_gates, *projection, *noise)
     saved = rest[len(state) :]
     args = (cell, grad_h, grad_state, *common, k.get("grad_scale"), h, saved, True, k["bias"] is not None, *projection,
-            True, True, True, *noise)  # fmt: skip
-    return torch.ops.rnnkern.recurrence_backward.default(*args, **asked), args
+            True, True, True, *noise, needs_h)  # fmt: skip
+    return torch.ops.rnnkern.recurrence_backward.default(*args), args
 
 
 LONG = {"steps": 150, "batch": 4, "hidden": 20, "packed": True, "reset": True, "zoneout": 0.2, "dropout": 0.3}
@@ -113,13 +113,13 @@ def test_it_leaves_the_bits_of_the_other_gradients(cell, dtype, inputs, threads)
     rows, state = int(sample.kwargs["batch_sizes"].sum()), sample.args[3]
     grads = torch.randn(rows, state[0].shape[1]).to(dtype), [torch.randn(s.shape).to(dtype) for s in state]
     threads(2)
-    *others, of_h = raw(sample, *grads, needs_h=True)[0]
-    alone = raw(sample, *grads)[0]
+    *others, of_h = raw(sample, *grads, True)[0]
+    alone = raw(sample, *grads, False)[0]
     assert len(alone) == len(others)
     assert all(torch.equal(a, b) for a, b in zip(alone, others, strict=True))
     for number, save_gates in ((1, True), (2, False)):
         threads(number)
-        assert torch.equal(of_h, raw(sample, *grads, save_gates=save_gates, needs_h=True)[0][-1])
+        assert torch.equal(of_h, raw(sample, *grads, True, save_gates)[0][-1])
 
 
 @pytest.mark.parametrize("option", ["plain", "packed", "weight_ih", "zoneout"])
@@ -129,14 +129,14 @@ def test_the_gradient_of_the_final_state_is_part_of_it(cell, option):
     sample = next(s for s in SAMPLES if s.name == f"{cell}-{option}")
     state, sizes = sample.args[3], sample.kwargs["batch_sizes"]
     final = [torch.randn_like(s) for s in state]
-    (*_, found), args = raw(sample, None, final, needs_h=True)
+    (*_, found), args = raw(sample, None, final, True)
     batch = state[0].shape[0]
     lengths = [5] * batch if sizes is None else (sizes[None] > torch.arange(batch)[:, None]).sum(1).tolist()
     starts = [t * batch for t in range(5)] if sizes is None else [0, *sizes.cumsum(0).tolist()]
     last = torch.stack([found.flatten(0, -2)[starts[n - 1] + b] for b, n in enumerate(lengths)])
     torch.testing.assert_close(last, final[0], rtol=0, atol=0)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, args, {"needs_h": True}, test_utils=checks)
+    torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, args, test_utils=checks)
 
 
 @pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True, "reverse": True}, {"zoneout": 0.3}])
@@ -168,6 +168,6 @@ def test_the_reference_can_be_forced():
 def test_it_has_no_derivative():
     sample = recurrence_sample("tanh", 4, 2, 3, requires_grad=True)
     h = torch.randn(4, 2, 3, dtype=F64, requires_grad=True)
-    (*_, found), _ = raw(sample, h, [], needs_h=True)
+    (*_, found), _ = raw(sample, h, [], True)
     with pytest.raises(NotImplementedError, match="the gradient of h has no derivative"):
         found.sum().backward()

@@ -156,7 +156,7 @@ class RecurrenceBackward(torch.autograd.Function):
             _operators.recurrence_backward.default(
                 cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *operator_rates(rates), seed,
+                "bias_ih" in wanted, *operator_rates(rates), seed, False,
             )
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed, needs_h=False):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, needs_h):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
