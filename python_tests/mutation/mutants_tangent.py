@@ -11,10 +11,13 @@ LOST = named("lost", FILE)
 ADJOINT = "python_tests/ops/test_recurrence_adjoint.py"
 
 TANGENTS = [
-    Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(old_tangent(i, j)",
-           "sum = sum - coefficient(j) * V::load(old_tangent(i, j)", "the sign of the old state's part", VALUES),
+    Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(from.old[j]",
+           "sum = sum - coefficient(j) * V::load(from.old[j]", "the sign of the old state's part", VALUES),
     Mutant(TANGENT, "strip.doperand = plan.ones;", "strip.doperand = plan.zeros;",
            "the gates of a second product's operand", TWO_PRODUCTS),
+    Mutant(TANGENT, "p.strips.prepare_backward(strip);",
+           "p.strips.prepare_backward(strip), clear(strip.grad[0] + units.begin, q.units);",
+           "the old h in a second product's operand", TWO_PRODUCTS),
     Mutant(TANGENT, "if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);",
            "if (added) r[g] = r[g] + V(2) * V::load(added + g * hidden + unit, lanes);", "forcing counts twice",
            named("in_float64 and gru-", FILE)),
@@ -29,6 +32,8 @@ TANGENTS = [
            "c is not orthonormalized", EXPONENTS),
     Mutant(ORTHONORMAL, "log_r[s] = std::log(double(length));", "log_r[s] = std::log2(double(length));",
            "the natural logarithm", EXPONENTS),
+    Mutant(ORTHONORMAL, "log_r[s] = std::log(double(length));",
+           "log_r[rows.count - 1 - s] = std::log(double(length));", "the logarithms of other tangents", EXPONENTS),
     Mutant(ORTHONORMAL, "rows.reject(s, s);\n    const", "rows.reject(s, s > 0 ? s - 1 : 0);\n    const",
            "the last projection", EXPONENTS),
     Mutant(ORTHONORMAL, "for (int pass = 0; pass < 2; ++pass)", "for (int pass = 0; pass < 1; ++pass)",
