@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.nn import Module
+from torch.nn import Module, RNNBase
 
 import rnnkern.nn
 from perf import gradient_picture, record
@@ -23,6 +23,7 @@ from perf.progress import Progress
 from perf.recall import RECALL
 from perf.record import Row, significant
 from perf.tasks import Batch
+from rnnkern.analysis import gradient_norms
 
 COPIED, HIDDEN, BATCH, UPDATES, RATE = 5, 64, 32, 2000, 3e-3
 SHOWN_LENGTH = 100
@@ -56,14 +57,22 @@ SUBJECTS = (
 
 
 def norms(network: Network, x: Tensor, y: Tensor, copied: int) -> Tensor:
-    """(T,): the norm of the gradient of the loss with respect to h_t, averaged over the batch, for any layer with a
-    reference.
+    """(T,): the norm of the total gradient of the loss, through all later steps, with respect to h_t, averaged over the
+    batch."""
 
-    It is the total gradient, through all later steps: the reference stacks its h_t, and a hook on the function that
-    computed each h_t records the gradient that arrives there.
-    """
+    def loss(h: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(network.head(h)[-copied:].flatten(0, 1), y[-copied:].flatten())
+
+    if isinstance(network.rnn, RNNBase):
+        return gradient_norms(network.rnn, x, loss).mean(1)
+    return norms_by_hooks(network.rnn, x, loss).mean(1)
+
+
+def norms_by_hooks(layer: Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """(T, B), for any layer with a reference: the reference stacks its h_t, and a hook on the function that computed
+    each h_t records the gradient that arrives there."""
     with rnnkern.use("reference"):
-        h, _ = network.rnn(x)
+        h, _ = layer(x)
     node = h.grad_fn
     while not node.name().startswith("StackBackward"):
         node = node.next_functions[0][0]
@@ -74,11 +83,10 @@ def norms(network: Network, x: Tensor, y: Tensor, copied: int) -> Tensor:
             found[row] = grads[output].detach()
 
         made.register_prehook(told)
-    loss = torch.nn.functional.cross_entropy(network.head(h)[-copied:].flatten(0, 1), y[-copied:].flatten())
-    loss.backward()
+    loss(h).backward()
     steps = x.shape[0]
     rows = torch.stack([found[row] for row in range(len(found))])  # (T, B, n), or (T B, n) of the relevancy layers
-    return rows.reshape(steps, -1, rows.shape[-1]).norm(dim=-1).mean(1)
+    return rows.reshape(steps, -1, rows.shape[-1]).norm(dim=-1)
 
 
 def learnt(subject: Subject, length: int, folder: Path, told: Callable[[], None]) -> Network:

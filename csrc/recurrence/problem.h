@@ -106,6 +106,7 @@ struct Backward {
   const T* grad_state[most_states];  // or null
   S* du;                             // (rows, G*H), where u is given
   S* dx;                             // (rows, I), if x is given and dx is wanted
+  S* dh;                             // (rows, P) or null: of h of each step, through all later steps
   T* dstate[most_states];
   T* dparams[most_params];  // one row per sequence, which the caller sums over B
   T *dR, *dW, *dW_hr;       // shaped like the weights, or null if not wanted

@@ -19,13 +19,14 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
                        OptionalTensor seed);
 
 // Returns [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih].
-// Gradients that are not needed are empty tensors.
+// Gradients that are not needed are empty tensors. With `needs_h` one more result follows, not on a CUDA device: the
+// gradient of h of each step through all later steps, shaped like h.
 Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                 Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed);
+                                OptionalTensor seed, bool needs_h);
 
 // The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
 // forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
@@ -62,7 +63,7 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                 OptionalTensor seed);
+                                 OptionalTensor seed, bool needs_h);
 
 // The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
 // (cuda/plans.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; whether TF32 is

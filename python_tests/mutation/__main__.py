@@ -107,7 +107,7 @@ def build_first_dtype(copy: Copy) -> bool:
         return False
     link = shlex.split(commands.strip().splitlines()[-1])
     objects = [name for name in link if name.endswith(".o")]
-    chosen = [name for name in objects if not re.search(r"recurrence/cpu_level_(?!f64)", name)]
+    chosen = [name for name in objects if not re.search(r"recurrence/cpu/level_(?!f64|strips|tangent)", name)]
     link[link.index("-o") + 1] = "rnnkern/_C.abi3.so"
     return run(copy, *ninja, "-j", "1", *chosen)[0] == 0 and run(copy, *link)[0] == 0
 

@@ -1,4 +1,4 @@
-"""Ways to break forward mode and the orthonormalization of tangents."""
+"""Ways to break forward mode, the orthonormalization of tangents, and the gradient of h of every step."""
 
 from python_tests.mutation.mutant import Mutant, named
 
@@ -8,12 +8,16 @@ VALUES = named("in_float64 and lstm-", FILE)
 TWO_PRODUCTS = named("in_float64 and gru_reset_before-", FILE)
 EXPONENTS = named("determinants or qr_decomposition", FILE)
 LOST = named("lost", FILE)
+ADJOINT = "python_tests/ops/test_recurrence_adjoint.py"
 
 TANGENTS = [
-    Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(old_tangent(i, j)",
-           "sum = sum - coefficient(j) * V::load(old_tangent(i, j)", "the sign of the old state's part", VALUES),
+    Mutant(TANGENT, "sum = sum + coefficient(j) * V::load(from.old[j]",
+           "sum = sum - coefficient(j) * V::load(from.old[j]", "the sign of the old state's part", VALUES),
     Mutant(TANGENT, "strip.doperand = plan.ones;", "strip.doperand = plan.zeros;",
            "the gates of a second product's operand", TWO_PRODUCTS),
+    Mutant(TANGENT, "p.strips.prepare_backward(strip);",
+           "p.strips.prepare_backward(strip), clear(strip.grad[0] + units.begin, q.units);",
+           "the old h in a second product's operand", TWO_PRODUCTS),
     Mutant(TANGENT, "if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);",
            "if (added) r[g] = r[g] + V(2) * V::load(added + g * hidden + unit, lanes);", "forcing counts twice",
            named("in_float64 and gru-", FILE)),
@@ -28,6 +32,8 @@ TANGENTS = [
            "c is not orthonormalized", EXPONENTS),
     Mutant(ORTHONORMAL, "log_r[s] = std::log(double(length));", "log_r[s] = std::log2(double(length));",
            "the natural logarithm", EXPONENTS),
+    Mutant(ORTHONORMAL, "log_r[s] = std::log(double(length));",
+           "log_r[rows.count - 1 - s] = std::log(double(length));", "the logarithms of other tangents", EXPONENTS),
     Mutant(ORTHONORMAL, "rows.reject(s, s);\n    const", "rows.reject(s, s > 0 ? s - 1 : 0);\n    const",
            "the last projection", EXPONENTS),
     Mutant(ORTHONORMAL, "for (int pass = 0; pass < 2; ++pass)", "for (int pass = 0; pass < 1; ++pass)",
@@ -36,4 +42,10 @@ TANGENTS = [
            "a rank that is lost to rounding", LOST),
     Mutant("recurrence/cpu/normalised.h", "if (s.bias_tangent) r = r + V::load(s.bias_tangent + i, lanes);", "",
            "the tangent of a bias under a norm", named("in_float64 and gru_layer_norm", FILE)),
+    Mutant("recurrence/cpu/backward.h", "store(dh_of(b, unit, lanes), p.dh + at + unit, lanes);",
+           "store(V::load(p.dstate[0] + b * hidden + unit, lanes), p.dh + at + unit, lanes);",
+           "the adjoint of h: what the output of the step contributes", named("in_float64 and gru-", ADJOINT)),
+    Mutant("recurrence/cpu/backward.h", "if (p.dh) store(dh, p.dh + (row + b) * width + column, lanes);",
+           "if (p.dh) store(dh, p.dh + row * width + column, lanes);", "the adjoint of a projected h: its row",
+           named("in_float64 and lstm_projected-", ADJOINT)),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """How far gradients reach: the gradient of a loss with respect to the state of every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ def gradient_norms(
     Where the norms fall towards early steps, gradients vanish, and where they grow, gradients explode; the first term
     is what the output at t itself contributes.
 
-    The layer is run step by step; the cost is that of T calls of its operator with their backward passes. The module is
-    read as in evaluation mode: zoneout has its mean, and there is no dropout.
+    The cost on a CPU is that of the module's forward and backward passes; on a GPU the layer runs step by step in plain
+    PyTorch. The module is read as in evaluation mode: zoneout has its mean, and there is no dropout.
 
     Args:
         module: an RNN, LSTM or GRU of rnnkern.nn or torch.nn, or another layer of rnnkern.nn with the same attributes;
@@ -56,33 +56,32 @@ def gradient_norms(
     check_place(caller, layers, layer, direction)
     x = input_of(caller, module, x).detach()
     states = states_of(caller, layers, hx, x)
-    found: list[Tensor] = []
-    for k, (directions, initial) in enumerate(zip(layers, states, strict=True)):
-        outputs = []
-        for d, (each, state) in enumerate(zip(directions, initial, strict=True)):
-            tapped = (k, d) == (layer, direction)
-            with torch.set_grad_enabled(k >= layer):
-                outputs.append(_steps(each, x, state, found) if tapped else each.run(x, state)[0])
-        x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
-    if not found:
+    if not x.shape[0]:
         return x.new_zeros(x.shape[:2])
-    with torch.enable_grad():
-        value = loss(x.transpose(0, 1) if module.batch_first else x)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        constant = ", a constant" if isinstance(value, Tensor) and not value.requires_grad else ""
-        raise ValueError(f"{caller}: `loss` must return a scalar that depends on the output, got {got}{constant}")
-    gradients = torch.autograd.grad(value, found, materialize_grads=True)
-    return torch.stack([g.norm(dim=-1) for g in gradients])
+    with torch.no_grad():
+        for directions, initial in zip(layers[:layer], states, strict=False):
+            x = _output(directions, initial, x)
+    tapped, begin = layers[layer][direction], states[layer][direction]
+
+    def gradient(h: Tensor) -> Tensor:
+        h = h.detach().requires_grad_()
+        with torch.enable_grad():
+            y = _output(layers[layer], states[layer], x, direction, h)
+            for directions, initial in zip(layers[layer + 1 :], states[layer + 1 :], strict=True):
+                y = _output(directions, initial, y)
+            value = loss(y.transpose(0, 1) if module.batch_first else y)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            constant = ", a constant" if isinstance(value, Tensor) and not value.requires_grad else ""
+            raise ValueError(f"{caller}: `loss` must return a scalar that depends on the output, got {got}{constant}")
+        return torch.autograd.grad(value, h, materialize_grads=True)[0]
+
+    return tapped.adjoint(x, begin, gradient).norm(dim=-1)
 
 
-def _steps(layer: Layer, x: Tensor, state: State, found: list[Tensor]) -> Tensor:
-    """The output of a layer, computed step by step; appends h of each step to ``found``."""
-    reverse = layer.weights["reverse"]
-    for t in reversed(range(x.shape[0])) if reverse else range(x.shape[0]):
-        _, state = layer.run(x[t : t + 1], state)
-        h = state.cell[0]
-        found.append(h if h.requires_grad else h.requires_grad_())  # the first depends on constants alone
-    if reverse:
-        found.reverse()
-    return torch.stack(found) if found else x.new_empty(*x.shape[:2], layer.widths[0])
+def _output(
+    directions: Sequence[Layer], initial: Sequence[State], x: Tensor, known: int = -1, h: Tensor | None = None
+) -> Tensor:
+    """The output of a layer, (T, B, directions * H); ``h`` is that of its direction ``known``."""
+    steps = enumerate(zip(directions, initial, strict=True))
+    return torch.cat([h if d == known else each.run(x, state)[0] for d, (each, state) in steps], -1)

@@ -1,6 +1,6 @@
 """The layers and directions of a recurrent module, as arguments of the operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import Module, RNNBase
 
 from rnnkern.analysis._samples import cell_of_module
 from rnnkern.ops import recurrence
+from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.reference._recurrence import cell_of
 
 DTYPES = (torch.float32, torch.float64)
@@ -53,6 +54,12 @@ class Layer(NamedTuple):
         call, kept = self.projected(x, state.kept)
         h, final = recurrence(**call, state=state.cell)
         return h, State(final, kept)
+
+    def adjoint(self, x: Tensor, state: "State", gradient: Callable[[Tensor], Tensor]) -> Tensor:
+        """The gradient of a loss with respect to h of every step, through all later steps, (T, B, H). ``gradient`` is
+        called with the output, and returns the derivative of the loss by it."""
+        call, _ = self.projected(x, state.kept)
+        return recurrence_adjoint(gradient, **call, state=state.cell)
 
 
 class State(NamedTuple):

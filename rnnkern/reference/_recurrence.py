@@ -241,6 +241,14 @@ def recurrence(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
     effect."""
+    outputs, final = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
+                              bias_ih, zoneout, dropout, seed)  # fmt: skip
+    return _joined(outputs, batch_sizes, u, final), final if outputs else tuple(s.clone() for s in final)
+
+
+def _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih, bias_ih, zoneout,
+             dropout, seed) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
+    """h of every step, and the final state."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
     step, recurrent = cell_of(cell).step, cell_of(cell).recurrent
@@ -264,6 +272,41 @@ def recurrence(
         new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
+    return outputs, state
+
+
+def recurrence_adjoint(
+    gradient: Callable[[Tensor], Tensor],
+    cell: str,
+    u: Tensor,
+    R: Tensor,
+    state: Sequence[Tensor],
+    *,
+    bias: Tensor | None = None,
+    params: Sequence[Tensor] = (),
+    batch_sizes: Tensor | None = None,
+    reset: Tensor | None = None,
+    reverse: bool = False,
+    grad_scale: Tensor | None = None,
+    weight_ih: Tensor | None = None,
+    bias_ih: Tensor | None = None,
+    zoneout: float | Sequence[float] = 0.0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """Same arguments and result as :func:`rnnkern.ops._recurrence.adjoint.recurrence_adjoint`."""
+    with torch.enable_grad():
+        state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
+        outputs, _ = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
+                              bias_ih, zoneout, dropout, seed)  # fmt: skip
+        outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
+        h = _joined(outputs, batch_sizes, u, state)
+        found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []
+    return _joined(found, batch_sizes, u, state)
+
+
+def _joined(outputs: Sequence[Tensor], batch_sizes: Tensor | None, u: Tensor, state: Sequence[Tensor]) -> Tensor:
+    """h of all steps as one tensor."""
     if not outputs:
-        return u.new_empty(*u.shape[:-1], state[0].shape[1]), tuple(s.clone() for s in state)
-    return (torch.stack(outputs) if batch_sizes is None else torch.cat(outputs)), state
+        return u.new_empty(*u.shape[:-1], state[0].shape[1])
+    return torch.stack(outputs) if batch_sizes is None else torch.cat(outputs)

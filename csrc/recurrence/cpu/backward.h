@@ -171,6 +171,10 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
           const int64_t at = (row + b) * hidden;
           strip.next[0] = p.candidates ? p.candidates + at : widened_gates(p.h + at, 1, hidden, strip, plan.next_row);
           strip.grad[0] = p.dstate[0] + b * hidden;
+          if (p.dh)
+            for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+              store(dh_of(b, unit, lanes), p.dh + at + unit, lanes);
+            });
           if (p.grad_h) {
             strip.grad_h = widened_gates(p.grad_h + at, 1, hidden, strip, plan.grad_row);
             prefetch(p.grad_h + at + hidden, units);
@@ -226,6 +230,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         for (int64_t b = share.row0; b < row1; ++b) {
           for_vectors<V>(own_columns.begin, own_columns.end, [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
             const V dh = dh_of(b, column, lanes);
+            if (p.dh) store(dh, p.dh + (row + b) * width + column, lanes);
             V kept(0);  // the rest of the gradient passes through R
             if (plan.zoneout[0].on()) kept = plan.zoneout[0].weight(b, column, lanes) * dh;
             store(dh - kept, dh_row(b) + column, lanes);

@@ -74,7 +74,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
 
 // Which of the gradients that cost extra work are wanted.
 struct Needs {
-  bool x, R, bias, W, bias_ih;
+  bool x, R, bias, W, bias_ih, h = false;
 };
 
 // All arguments of `call` are converted, except h0.
@@ -158,6 +158,11 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
+  OptionalTensor dh;
+  if (needs.h) {
+    dh = call.rows_like_u(call.width);
+    p.dh = write<S>(*dh);
+  }
   const Tensor first = outputs[0];
   auto collect = [=, &call, kept = std::move(kept)]() mutable {
     if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
@@ -168,6 +173,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
       outputs.push_back(dbias_ih);
     }
     for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
+    if (dh) outputs.push_back(*dh);
     return outputs;
   };
   return Prepared{p, kernels<S>(call.known.cell_id).backward, first, std::move(collect)};
@@ -254,7 +260,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed) {
+                                OptionalTensor seed, bool needs_h) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
@@ -262,9 +268,9 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   count_kernel("backward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
-    return results_of(
-        call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
-                                       {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih}));
+    return results_of(call, backward<decltype(zero)>(
+                                call, h0, grad_h, grad_state, grad_scale, h, saved,
+                                {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih, needs_h}));
   });
 }
 

@@ -76,6 +76,12 @@ struct TangentPlan {
   }
 };
 
+// The tangents that the equations of a row read; all but `old` may be null.
+template <class T>
+struct Directions {
+  const T *old[most_states], *u, *r, *params[most_params];
+};
+
 template <class T>
 int64_t tangent_workspace(const Tangent<T>& p, int team) {
   return TangentPlan<T>(p, ThreadContext{0, team, nullptr}).workspace.used;
@@ -149,10 +155,15 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
     auto given = [&](const T* all, int64_t i, int64_t columns) -> const T* {
       return all ? all + (i % count * total + row + i / count) * columns : nullptr;
     };
-    auto u_tangent = [&](int64_t i) { return given(p.u_tangent, i, cell.gates * hidden); };
-    auto r_tangent = [&](int64_t i) { return given(p.r_tangent, i, cell.recurrent * hidden); };
-    auto param_tangent = [&](int64_t i, int param, int64_t size) -> const T* {
-      return p.params_tangent[param] ? p.params_tangent[param] + i % count * size : nullptr;
+    auto directions_of = [&](int64_t i) {
+      Directions<T> from{};
+      for (int s = 0; s < cell.states; ++s) from.old[s] = old_tangent(i, s);
+      from.u = given(p.u_tangent, i, cell.gates * hidden);
+      from.r = given(p.r_tangent, i, cell.recurrent * hidden);
+      for (int n = 0; n < cell.params; ++n)
+        if (p.params_tangent[n])
+          from.params[n] = p.params_tangent[n] + i % count * (cell.normalised && n == 0 ? cell.recurrent : 1) * hidden;
+      return from;
     };
     auto state_before = [&](int s) {
       return PreviousState<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t);
@@ -189,27 +200,27 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
       return !same;
     };
     // One result of the equations: `r(g)` is the tangent of r.
-    auto combined = [&](const T* coefficients, int64_t i, int64_t unit, auto lanes, int first_gate, int last_gate,
-                        const V* r) RNNKERN_INLINE_LAMBDA {
+    auto combined = [&](const T* coefficients, const Directions<T>& from, int64_t unit, auto lanes, int first_gate,
+                        int last_gate, const V* r) RNNKERN_INLINE_LAMBDA {
       auto coefficient = [&](int place)
                              RNNKERN_INLINE_LAMBDA { return V::load(coefficients + place * hidden + unit, lanes); };
       V sum(0);
       for (int j = 0; j < cell.states; ++j)
-        if (j > 0 || !cell.projected) sum = sum + coefficient(j) * V::load(old_tangent(i, j) + unit, lanes);
+        if (j > 0 || !cell.projected) sum = sum + coefficient(j) * V::load(from.old[j] + unit, lanes);
       for (int g = first_gate; g < last_gate; ++g) sum = sum + coefficient(cell.states + g) * r[g];
       for (int n = 0; n < cell.params; ++n)
-        if (const T* const x = param_tangent(i, n, hidden))
-          sum = sum + coefficient(cell.states + cell.recurrent + n) * V::load(x + unit, lanes);
-      if (const T* const u = u_tangent(i)) {
+        if (from.params[n])
+          sum = sum + coefficient(cell.states + cell.recurrent + n) * V::load(from.params[n] + unit, lanes);
+      if (from.u) {
         const int of_u = cell.states + (cell.joint ? 0 : cell.recurrent + cell.params);
-        for (int g = 0; g < cell.gates; ++g) sum = sum + coefficient(of_u + g) * V::load(u + g * hidden + unit, lanes);
+        for (int g = 0; g < cell.gates; ++g)
+          sum = sum + coefficient(of_u + g) * V::load(from.u + g * hidden + unit, lanes);
       }
       return sum;
     };
     // The tangents of r, from the results of a product with the gates first..last-1.
-    auto load_r = [&](V* r, int first, int last, const T* results, int64_t i, int64_t unit, auto lanes)
+    auto load_r = [&](V* r, int first, int last, const T* results, const T* added, int64_t unit, auto lanes)
                       RNNKERN_INLINE_LAMBDA {
-                        const T* const added = r_tangent(i);
                         for (int g = first; g < last; ++g) {
                           r[g] = V::load(results + (g - first) * V::width);
                           if (added) r[g] = r[g] + V::load(added + g * hidden + unit, lanes);
@@ -222,12 +233,14 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
         for (int result = 0; result < cell.states; ++result)
           p.strips.backward(coefficients_of(cell, strip_of(b, units), plan.local + result * block * hidden, result));
       const int first = cell.two_products() ? cell.first_gates : 0;
+      const Directions<T> from = directions_of(i);
       for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
         V r[most_recurrent], next[most_states];
         for (int g = 0; g < first; ++g) r[g] = V::load(plan.r + (i * first + g) * hidden + unit, lanes);
-        load_r(r, first, cell.recurrent, results + (unit - units.begin) * (cell.recurrent - first), i, unit, lanes);
+        load_r(r, first, cell.recurrent, results + (unit - units.begin) * (cell.recurrent - first), from.r, unit,
+               lanes);
         for (int result = 0; result < cell.states; ++result)
-          next[result] = combined(plan.local + result * block * hidden, i, unit, lanes, 0, cell.recurrent, r);
+          next[result] = combined(plan.local + result * block * hidden, from, unit, lanes, 0, cell.recurrent, r);
         for (int result = cell.projected; result < cell.states; ++result) put(result, i, next[result], unit, lanes);
         if (cell.projected) next[0].store(plan.m + i * hidden + unit, lanes);
       });
@@ -236,9 +249,10 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
     if (cell.normalised) {
       plan.first.run(0, plan.first.panels(), row0, row1, factors,
                      [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                       const T* const added = directions_of(i).r;
                        for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                          V r[most_recurrent];
-                         load_r(r, 0, cell.recurrent, results + (unit - q.unit) * cell.recurrent, i, unit, lanes);
+                         load_r(r, 0, cell.recurrent, results + (unit - q.unit) * cell.recurrent, added, unit, lanes);
                          store_gates(r, cell.recurrent, plan.r + i * cell.recurrent * hidden, hidden, unit, lanes);
                        });
                      });
@@ -247,14 +261,15 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
         TangentStrip<T> strip{};
         strip.hidden = hidden, strip.saved = at.saved, strip.bias = p.weights.R.bias, strip.workspace = plan.norms;
         strip.mixed = cell.states > 1 && plan.zoneout[1].on();
-        strip.u_tangent = u_tangent(i), strip.r_tangent = plan.r + i * cell.recurrent * hidden;
+        const Directions<T> from = directions_of(i);
+        strip.u_tangent = from.u, strip.r_tangent = plan.r + i * cell.recurrent * hidden;
         for (int s = 0; s < cell.states; ++s) {
           strip.old[s] = at.old[s], strip.next[s] = at.next[s];
-          strip.old_tangent[s] = old_tangent(i, s), strip.next_tangent[s] = plan.made + s * hidden;
+          strip.old_tangent[s] = from.old[s], strip.next_tangent[s] = plan.made + s * hidden;
         }
         for (int n = 0; n < cell.params; ++n) {
           strip.params[n] = p.weights.params[n];
-          strip.params_tangent[n] = param_tangent(i, n, n ? hidden : cell.recurrent * hidden);
+          strip.params_tangent[n] = from.params[n];
         }
         if (p.bias_tangent) strip.bias_tangent = p.bias_tangent + i % count * cell.recurrent * hidden;
         p.strips.tangent(strip);
@@ -280,11 +295,12 @@ void tangent(const Tangent<T>& p, ThreadContext me) {
                          strip.doperand = plan.ones;
                          p.strips.prepare_backward(strip);
                        }
+                       const Directions<T> from = directions_of(i);
                        for_vectors<V>(units.begin, units.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                          V r[most_recurrent];
-                         load_r(r, 0, first, results + (unit - q.unit) * first, i, unit, lanes);
+                         load_r(r, 0, first, results + (unit - q.unit) * first, from.r, unit, lanes);
                          store_gates(r, first, plan.r + i * first * hidden, hidden, unit, lanes);
-                         const V operand = combined(plan.of_operand, i, unit, lanes, 0, first, r);
+                         const V operand = combined(plan.of_operand, from, unit, lanes, 0, first, r);
                          plan.dropout.apply(operand, b, unit, lanes).store(plan.operand + i * hidden + unit, lanes);
                        });
                      });

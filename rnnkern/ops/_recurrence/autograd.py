@@ -156,7 +156,7 @@ class RecurrenceBackward(torch.autograd.Function):
             _operators.recurrence_backward.default(
                 cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *operator_rates(rates), seed,
+                "bias_ih" in wanted, *operator_rates(rates), seed, False,
             )
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, needs_h):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
@@ -265,13 +265,15 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
     if weight_ih is not None:
         outputs.append(u.new_empty(weight_ih.shape if needs_weight_ih else (0,)))
         outputs.append(u.new_empty(columns if bias_ih is not None and needs_bias_ih else 0))
+    if needs_h:
+        outputs.append(u.new_empty(h.shape))
     return outputs
 
 
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`; the operator takes its arguments in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, ctx.needs_h) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
     tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, *state, *params, h, *saved)
     rates = (*(zoneout or [0.0] * len(state)), dropout)
@@ -280,12 +282,14 @@ def _setup_backward(ctx, inputs, output):
 
 
 def _differentiate_backward(ctx, grads):
+    if ctx.needs_h and grads[-1] is not None:
+        raise NotImplementedError("recurrence_backward: the gradient of h has no derivative")
     _, _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
     state, params, (_, *saved), grad_h, grad_state = _parts(ctx.cell, ctx.states, rest)
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, *[None] * 6,
+        weight_ih, bias_ih, *[None] * 7,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rnnkern import reference
 from rnnkern._cells import library
-from rnnkern._torch_private import is_batched
+from rnnkern._torch_private import in_forward_mode, is_batched
 from rnnkern.ops._recurrence.autograd import (
     KERNEL_CELLS,
     Recomputed,
@@ -167,7 +167,9 @@ def recurrence(
             grad_scale=grad_scale, save_gates=save_gates, save_u=save_u,
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
-    if weight_ih is not None and (implementation == "cuda" or (transformed() and not is_batched(weight_ih))):
+    # In forward mode the kernel projects x, because the tangent of u is then one product instead of a sum of several.
+    outside = weight_ih is not None and transformed() and not in_forward_mode() and not is_batched(weight_ih)
+    if weight_ih is not None and (implementation == "cuda" or outside):
         if bias is not None and bias_ih is not None and cell_of(cell).joint:
             # One bias is enough: its gradient is computed inside the loop; that of b_ih would need a pass over u.
             bias, bias_ih = bias + bias_ih, None
