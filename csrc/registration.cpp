@@ -38,18 +38,18 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
-      "float[]? zoneout=None, float dropout=0., Tensor? seed=None) -> Tensor[]");
+      "float[]? zoneout=None, float dropout=0., Tensor? seed=None, Tensor? keep=None) -> Tensor[]");
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
-      "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, "
+      "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep, "
       "bool needs_h) -> Tensor[]");
   m.def(
       "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "
       "Tensor[]? params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor h, Tensor[] saved, "
       "Tensor? u_tangent, Tensor? r_tangent, Tensor? bias_tangent, Tensor[]? params_tangent, int every, "
-      "bool sequence, float[]? zoneout, float dropout, Tensor? seed) -> Tensor[]");
+      "bool sequence, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep=None) -> Tensor[]");
   // Each list holds the tensors of the first recurrence, followed by those of the second.
   m.def(
       "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "

@@ -35,7 +35,7 @@ struct Call {
   CellInfo cell;
   Tensor u, R;  // u is the input x if W is given; drivers that read u make it contiguous
   Tensors state, params;
-  OptionalTensor bias, reset, W, bias_ih, seed;
+  OptionalTensor bias, reset, W, bias_ih, seed, keep;
   ScalarType dtype;  // dtype and device of u, read once because each query costs time in a small call
   Device device;
   RowLayout layout;
@@ -112,9 +112,15 @@ struct Call {
     for (size_t s = 0; zoneout && s < zoneout->size(); ++s) noise.zoneout[s] = rate("zoneout", (*zoneout)[s]);
   }
 
-  // Whether the backward needs h before zoneout: with zoneout's expectation, a cell that saves nothing cannot recover
-  // it from the output.
-  bool keeps_candidates() const { return !seed && noise.zoneout[0] > 0 && cell.saved == 0; }
+  void set_keep(const OptionalTensor& keep_) {
+    if (!keep_) return;
+    for (const double rate : noise.zoneout) STD_TORCH_CHECK(rate == 0, "recurrence: `keep` excludes `zoneout`");
+    keep = sized("keep", *keep_, steps.count * (keep_->dim() == 2 ? steps.batch : 1));
+  }
+
+  // Whether the backward needs h before it was mixed with the old one by zoneout's expectation or `keep`, because a
+  // cell that saves nothing cannot recover it from the output.
+  bool keeps_candidates() const { return (keep || (!seed && noise.zoneout[0] > 0)) && cell.saved == 0; }
 
   // Whether the backward reads u, given `saved`. If not, u may be an expanded tensor without memory of its own.
   bool backward_reads_u(const Tensors& saved) const {
@@ -129,6 +135,13 @@ struct Call {
   // An uninitialized tensor of that shape, with the dtype of u unless another is given.
   Tensor rows_like_u(int64_t columns, std::optional<ScalarType> dtype = {}) const {
     return empty(u, sizes_like_u(columns), dtype);
+  }
+
+  template <class T>
+  Keep<T> weights_of_old() const {
+    if (!keep) return {};
+    const bool per_sequence = keep->dim() == 2;
+    return {read<T>(*keep), per_sequence ? steps.batch : 1, per_sequence};
   }
 
   template <class T>

@@ -51,6 +51,14 @@ struct Weights {
   const T* params[most_params];  // (H,) each; with layer norm the first is (G*H,)
 };
 
+// The weight of the old state in the new one, for all of its tensors: element (t, b) at t*step + b*row. It excludes
+// zoneout.
+template <class T>
+struct Keep {
+  const T* values;  // null: not given
+  int64_t step, row;
+};
+
 // Maximum number of rows of one product of the input projection.
 constexpr int chunk_rows = 128;
 
@@ -72,11 +80,12 @@ struct Forward {
   const T* state[most_states];
   const bool* reset;  // (T, B) or null
   Noise noise;
+  Keep<T> keep;
   S* h;
   T* final_state[most_states];
   T* states[most_states];  // all states except h, of every step; or null
   T* saved;                // (rows, saved*H), or null
-  T* candidates;           // (rows, H), or null: h before zoneout's expectation, for a cell that saves nothing
+  T* candidates;           // (rows, H), or null: h before the mean of zoneout or `keep`, for a cell that saves nothing
   const Progress* below;   // of the problem that produces x at the same time, or null
   Progress* progress;  // of h, for a problem that reads it at the same time, or null; needs split_hidden or one thread
   T* workspace;        // workspace, as many elements as the kernel says
@@ -96,6 +105,7 @@ struct Backward {
   const T* state[most_states];  // the initial states except h
   const bool* reset;            // (T, B) or null
   Noise noise;
+  Keep<T> keep;
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
   const S* h;  // (rows, P)

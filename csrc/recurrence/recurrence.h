@@ -16,7 +16,7 @@ std::string recurrence_cells();
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
-                       OptionalTensor seed);
+                       OptionalTensor seed, OptionalTensor keep);
 
 // Returns [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih].
 // Gradients that are not needed are empty tensors. With `needs_h` one more result follows, not on a CUDA device: the
@@ -26,7 +26,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, bool needs_h);
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h);
 
 // The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
 // forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
@@ -35,7 +35,8 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
                                OptionalTensor bias, OptionalTensors params, OptionalTensor batch_sizes,
                                OptionalTensor reset, bool reverse, Tensor h, Tensors saved, OptionalTensor u_tangent,
                                OptionalTensor r_tangent, OptionalTensor bias_tangent, OptionalTensors params_tangent,
-                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed);
+                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed,
+                               OptionalTensor keep);
 
 // Two recurrences of equal sizes at once: both directions of a layer over one input, or, if `stacked`, a layer and the
 // layer above it, which reads its h. Lists contain the tensors of the first and then those of the second; results are
@@ -57,13 +58,13 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                         bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
-                        double dropout, OptionalTensor seed);
+                        double dropout, OptionalTensor seed, OptionalTensor keep);
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                 OptionalTensor seed, bool needs_h);
+                                 OptionalTensor seed, OptionalTensor keep, bool needs_h);
 
 // The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
 // (cuda/plans.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; whether TF32 is

@@ -15,6 +15,7 @@ struct Tangent {
   const T* state[most_states];  // the initial state: h is (B, P), the others are (B, H)
   const bool* reset;
   Noise noise;
+  Keep<T> keep;
   const T* h;                    // (rows, P)
   const T* states[most_states];  // the states except h, (rows, H)
   const T *saved, *candidates;

@@ -167,7 +167,7 @@ def off_kinks(sample: Sample) -> Sample:
     kwargs = {key: sample.to(torch.float64, False).kwargs[key] for key in ("bias", "params")}
     _, wide, matrix, (h0,) = sample.to(torch.float64, False).args
     sizes, reset = sample.kwargs["batch_sizes"], sample.kwargs.get("reset")
-    rates, dropout, seed = sample.noise()
+    rates, dropout, seed, keep = sample.noise()
     zoneout = rates[0] if rates else 0.0
     sizes = [u.shape[1]] * u.shape[0] if sizes is None else sizes.tolist()
     kept = noise.dropout_mask(seed, dropout, h0) if dropout and seed is not None else None
@@ -178,5 +178,7 @@ def off_kinks(sample: Sample) -> Sample:
         h = h0[: sizes[t]] if reset is None else h0[: sizes[t]].masked_fill(reset[t, : sizes[t], None], 0)
         rows[t].copy_(KINKS[cell](rows[t], product(h), *kwargs["params"]))
         new = reference.recurrence(cell, rows[t][None], matrix, (h,), **kwargs, dropout=dropout, seed=seed)[1][0]
+        if keep is not None:
+            new = noise.mixed(noise.of_step(keep, t, sizes[t]).double(), h, new)
         h0[: sizes[t]] = noise.zoned(seed, zoneout, t, 0, h, new)
     return sample._replace(args=(cell, wide.to(u.dtype).requires_grad_(u.requires_grad), R, state))

@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant("recurrence/cpu/noise.h", "uint32_t(n + l), uint32_t(b)", "uint32_t(n + l), uint32_t(0)",
            "the sequence in a draw", DRAWS),
     Mutant("recurrence/cpu/noise.h", "== V(0), next, old)", "== V(0), old, next)", "which units stay", DRAWS),
-    Mutant("recurrence/cpu/noise.h", "V(T(1) - rate) * next", "next", "zoneout's mean", DRAWS),
+    Mutant("recurrence/cpu/noise.h", "V(T(1) - weight) * next", "next", "zoneout's mean", DRAWS),
     Mutant("recurrence/cpu/noise.h", "T(1 / (1 - noise.dropout))", "T(1)", "the scale of what is left", DRAWS),
     Mutant("recurrence/cpu/backward.h", "grad = grad - kept;", "if (s) grad = grad - kept;",
            "what zoneout holds back of dh", DRAWS),

@@ -59,7 +59,11 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
         "reverse": draw(st.booleans()),
         "grad_scale": None if scale is None else draw(laid_out(*scale)),
     }
-    if draw(st.booleans()):
+    keep = None if reference.CELLS[cell].normalised else draw(st.sampled_from([None, None, (T,), (T, B)]))
+    if keep is not None:
+        kwargs["keep"] = torch.rand(keep[::-1], dtype=torch.float64).permute(*range(len(keep))[::-1])
+        kwargs["dropout"], kwargs["seed"] = draw(RATES), torch.tensor(draw(st.integers(-(2**63), 2**63 - 1)))
+    elif draw(st.booleans()):
         kwargs["zoneout"] = draw(st.tuples(*[RATES] * states))
         kwargs["dropout"] = draw(RATES)
         kwargs["seed"] = draw(st.none() | st.integers(-(2**63), 2**63 - 1).map(torch.tensor))

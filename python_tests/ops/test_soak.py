@@ -27,6 +27,7 @@ def a_call(draw: random.Random, dtype: torch.dtype):
     heads = draw.choice([1, 1, 2, 3]) if takes(cell, {"heads"}) else 1
     large = draw.random() < 0.1  # large enough for several threads
     steps, dropout = draw.choice([0, 1, 1, 2, 5, 140 if large else 9]), draw.choice([0, 0, 0.3])
+    keep = draw.choice([0, 0, 1, 2]) if takes(cell, {"keep"}) else 0
     sample = recurrence_sample(
         cell,
         steps,
@@ -39,7 +40,8 @@ def a_call(draw: random.Random, dtype: torch.dtype):
         reverse=draw.random() < 0.5,
         grad_scale=draw.randrange(3),
         inputs=draw.choice([0, 0, 1, 5, 33]),
-        zoneout=draw.choice([0, 0, 0.3]),
+        zoneout=draw.choice([0, 0, 0.3]) * (not keep),
+        keep=keep,
         dropout=0 if steps > 100 and cell in GROWING else dropout,
         drawn=draw.random() < 0.7,
         dtype=dtype,

@@ -27,8 +27,8 @@ class Sample(NamedTuple):
         return [x for x in (u, R, *state, *rest) if x is not None]
 
     def noise(self) -> tuple[Any, ...]:
-        """(zoneout, dropout, seed), as the operator takes them."""
-        return self.kwargs.get("zoneout"), self.kwargs.get("dropout", 0.0), self.kwargs.get("seed")
+        """(zoneout, dropout, seed, keep), as the operator takes them."""
+        return self.kwargs.get("zoneout"), self.kwargs.get("dropout", 0.0), *map(self.kwargs.get, ("seed", "keep"))
 
     def to(self, dtype: torch.dtype, requires_grad: bool | None = None) -> "Sample":
         """The same values in a dtype, as new leaves that require gradients (None: where they did before)."""
@@ -45,8 +45,9 @@ class Sample(NamedTuple):
             )
 
         kwargs = {key: cast(value) for key, value in self.kwargs.items()}
-        if kwargs.get("grad_scale") is not None:
-            kwargs["grad_scale"].requires_grad_(False)  # never has a gradient
+        for constant in ("grad_scale", "keep"):
+            if kwargs.get(constant) is not None:
+                kwargs[constant].requires_grad_(False)
         return Sample(self.name, cast(self.args), kwargs)
 
 
@@ -77,6 +78,15 @@ RECURRENCE_OPTIONS = {
     "zoneout": {"zoneout": 0.3},
     "zoneout-mean": {"zoneout": 0.3, "drawn": False},
     "dropout": {"dropout": 0.4},
+    "keep": {"keep": 1},
+    "packed-reset-reverse-weight_ih-dropout-keep": {
+        "packed": True,
+        "reset": True,
+        "reverse": True,
+        "inputs": 3,
+        "dropout": 0.3,
+        "keep": 2,
+    },
     "packed-reset-reverse-heads-weight_ih-zoneout-dropout": {
         "packed": True,
         "reset": True,
@@ -104,6 +114,7 @@ def recurrence_sample(
     inputs: int = 0,
     zoneout: float = 0.0,
     dropout: float = 0.0,
+    keep: int = 0,
     drawn: bool = True,
     dtype: torch.dtype = torch.float64,
     requires_grad: bool = False,
@@ -117,6 +128,7 @@ def recurrence_sample(
         grad_scale: 0 for none, 1 for (T,), 2 for (T, B).
         inputs: I, for a call with ``weight_ih`` and, if ``bias`` is set, ``bias_ih``; 0 for a call with ``u``.
         zoneout, dropout: their rates; c has half the zoneout rate of h.
+        keep: 0 for none, 1 for (T,), 2 for (T, B); about a sixth of its elements are 0, and of 1 as many.
         drawn: whether there is a seed.
     """
     _, gates, states, *_ = CELLS[cell]
@@ -156,6 +168,8 @@ def recurrence_sample(
         kwargs["zoneout"] = (zoneout, zoneout / 2)[:states]
     if dropout:
         kwargs["dropout"] = dropout
+    if keep:
+        kwargs["keep"] = (1.5 * torch.rand((steps, batch)[:keep]) - 0.25).clamp(0, 1).to(dtype)
     if (zoneout or dropout) and drawn:
         kwargs["seed"] = torch.randint(-(2**63), 2**63 - 1, ())
     return Sample(cell, (cell, tensors["u"], tensors["R"], tensors["state"]), kwargs)
@@ -167,7 +181,7 @@ DENSE = {"lstm_projected", *(name for name, cell in CELLS.items() if cell.normal
 
 def takes(cell: str, options: Collection[str]) -> bool:
     """Whether a cell supports the options."""
-    return not ("heads" in options and cell in DENSE)
+    return not ("heads" in options and cell in DENSE) and not ("keep" in options and CELLS[cell].normalised)
 
 
 def recurrence_samples(cells: Sequence[str] = tuple(CELLS), **sizes: Any) -> Iterator[Sample]:

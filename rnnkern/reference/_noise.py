@@ -46,6 +46,18 @@ def zoned(seed: Tensor | None, rate: float, t: int, k: int, old: Tensor, new: Te
     return torch.where(hits(seed, rate, zoneout_stream(k), t, new), old, new)
 
 
+def mixed(keep: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """``keep * old + (1 - keep) * new``, and exactly one of the two where ``keep`` is 1 or 0, also if the other is not
+    finite."""
+    mean = keep * old + (1 - keep) * new
+    return torch.where(keep == 0, new, torch.where(keep == 1, old, mean))
+
+
+def of_step(keep: Tensor, t: int, n: int) -> Tensor:
+    """The elements for n sequences at step t of a tensor (T,) or (T, B) of constants, to multiply (n, H)."""
+    return (keep[t] if keep.dim() == 1 else keep[t, :n, None]).detach()
+
+
 def dropout_mask(seed: Tensor, rate: float, h: Tensor) -> Tensor:
     """Recurrent dropout (Gal and Ghahramani 2016): a mask (B, P) that multiplies h in all products with R, the same at
     all steps."""

@@ -238,6 +238,7 @@ def recurrence(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
     effect."""
@@ -263,13 +264,14 @@ def _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_
         old = tuple(s[:n] for s in state)
         if reset is not None:
             old = tuple(torch.where(reset[t, :n, None], 0, s) for s in old)
-        scale = None
-        if grad_scale is not None:
-            scale = grad_scale[t] if grad_scale.dim() == 1 else grad_scale[t, :n, None]
-            scale = scale.detach()
+        scale = None if grad_scale is None else noise.of_step(grad_scale, t, n)
         new = step(inputs[t], product_of(R, bias, recurrent, scale, kept), old, *params)
         pairs = zip(zoneout, old, new, strict=True)
-        new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
+        if keep is None:
+            new = tuple(noise.zoned(seed, rate, t, k, *pair) for k, (rate, *pair) in enumerate(pairs))
+        else:
+            weight = noise.of_step(keep, t, n)
+            new = tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
         outputs[t] = new[0]
         state = tuple(torch.cat([a, s[n:]]) if n < s.shape[0] else a for a, s in zip(new, state, strict=True))
     return outputs, state

@@ -52,6 +52,7 @@ def recurrence_tangent(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Tangents:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence_tangent`."""
     if weight_ih is not None:
@@ -78,10 +79,14 @@ def recurrence_tangent(
         if reset is not None:
             old, old_dots = (tuple(torch.where(reset[t, :n, None], 0, x) for x in xs) for xs in (old, old_dots))
 
-        def step(u_t, added, bias, *rest, t=t):
+        weight = None if keep is None else noise.of_step(keep, t, n)
+
+        def step(u_t, added, bias, *rest, t=t, weight=weight):
             params, old = rest[: len(cell_facts.params)], rest[len(cell_facts.params) :]
             new = cell_facts.step(u_t, product_of(R, bias, cell_facts.recurrent, None, kept, added), old, *params)
             pairs = zip(zoneout, old, new, strict=True)
+            if weight is not None:
+                return tuple(noise.mixed(weight, *pair) for _, *pair in pairs)
             return tuple(noise.zoned(seed, rate, t, i, *pair) for i, (rate, *pair) in enumerate(pairs))
 
         primals = inputs[t], u.new_zeros(n, r_rows), bias, *params, *old

@@ -68,7 +68,7 @@ struct BackwardPlan {
                me),
         input(p.dx ? p.weights.W : Matrix<T>{}, 0, p.cell.gates, true, false, workspace, zeros, me),
         projection(p.weights.W_hr, 0, 1, true, false, workspace, zeros, me),
-        zoneout(p.noise, p.cell, p.steps.batch, p.weights, workspace),
+        zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace),
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
                                     : nullptr),
@@ -82,7 +82,7 @@ struct BackwardPlan {
     next_row = rows_if(narrow<S>, 1);
     grad_row = rows_if(cell.projected || cell.two_products() || (narrow<S> && p.grad_h), 1);
     operand_row = rows_if(has_bf16_dot<S>, 1);
-    around = rows_if(p.noise.any(), cell.states);
+    around = rows_if(zoneout.any(), cell.states);
     lost = rows_if(cell.two_products() && p.reset, 1);
     if (!cell.saved || p.saved) return;
     recompute.emplace(p, rows(p), false, false, workspace, me);

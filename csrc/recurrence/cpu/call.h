@@ -43,6 +43,7 @@ void widen(Call& call) {
   for (Tensor& x : call.state) x = widened<S>(x);
   for (Tensor& x : call.params) x = widened<S>(x);
   if (call.bias) call.bias = widened<S>(*call.bias);
+  if (call.keep) call.keep = widened<S>(*call.keep);
 }
 
 }  // namespace rnnkern

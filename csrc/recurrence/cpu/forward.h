@@ -28,7 +28,7 @@ struct ForwardPlan {
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
                  p.split_hidden && p.steps.count <= chunk, workspace, me),
         projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, workspace, nullptr, me),
-        zoneout(p.noise, p.cell, p.steps.batch, p.weights, workspace),
+        zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden, batch = p.steps.batch, state_size = batch * p.weights.width;
@@ -45,7 +45,7 @@ struct ForwardPlan {
                        : nullptr;  // input of the projection of h, of one step
     u_row = narrow<S> && !p.x ? workspace.alloc(cell.gates * hidden, me) : nullptr;
     m_row = cell.projected && has_bf16_dot<S> ? workspace.alloc(hidden, me) : nullptr;
-    unmixed = p.noise.any() ? workspace.alloc(cell.states * hidden, me) : nullptr;
+    unmixed = zoneout.any() ? workspace.alloc(cell.states * hidden, me) : nullptr;
   }
 };
 

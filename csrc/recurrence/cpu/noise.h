@@ -1,4 +1,4 @@
-// Zoneout and dropout for a thread's sequences and units. kernels.h includes this file once per SIMD level.
+// Zoneout, `keep` and dropout for a thread's sequences and units. kernels.h includes this file once per SIMD level.
 #pragma once
 
 #include "cpu/storage.h"
@@ -29,7 +29,7 @@ void draw(uint64_t seed, uint32_t below, uint32_t stream, int64_t t, int64_t b, 
   }
 }
 
-// Zoneout of one state tensor.
+// Zoneout of one state tensor, or its mean with the weights of `keep`.
 template <class T>
 struct Zoneout {
   using V = Vec<T>;
@@ -38,14 +38,16 @@ struct Zoneout {
   uint64_t seed = 0;
   uint32_t below = 0, stream = 0;
   int64_t units = 0;
-  T* kept = nullptr;  // (B, units) of a step: 1 where the old value is kept; null if the expectation is used
+  T* kept = nullptr;        // (B, units) of a step: 1 where the old value is kept; null if the expectation is used
+  mutable Keep<T> given{};  // of one step: the weight of sequence b at b*row takes the place of `rate`
 
   Zoneout() = default;
-  Zoneout(const Noise& noise, int state, int64_t batch, int64_t units, Workspace<T>& workspace)
-      : rate(T(noise.zoneout[state])),
+  Zoneout(const Noise& noise, const Keep<T>& keep, int state, int64_t batch, int64_t units, Workspace<T>& workspace)
+      : rate(keep.values ? T(1) : T(noise.zoneout[state])),  // `on` must be true
         below(threshold(noise.zoneout[state])),
         stream(zoneout_stream(state)),
         units(units) {
+    if (keep.values) return;
     if (rate == 0 || !noise.seed) return;
     seed = uint64_t(*noise.seed);
     kept = workspace.alloc(batch * units);
@@ -62,12 +64,16 @@ struct Zoneout {
 
   // The weight of the old value.
   RNNKERN_INLINE V weight(int64_t b, int64_t unit, int64_t lanes) const {
-    return kept ? V::load(kept + b * units + unit, lanes) : V(rate);
+    return kept ? V::load(kept + b * units + unit, lanes) : V(mean_weight(b));
   }
   RNNKERN_INLINE V mix(V old, V next, int64_t b, int64_t unit, int64_t lanes) const {
-    if (!kept) return V(rate) * old + V(T(1) - rate) * next;
-    return select(weight(b, unit, lanes) == V(0), next, old);
+    if (kept) return select(weight(b, unit, lanes) == V(0), next, old);
+    const T weight = mean_weight(b);
+    if (weight == 0) return next;  // also where the other value is not finite
+    if (weight == 1) return old;
+    return V(weight) * old + V(T(1) - weight) * next;
   }
+  RNNKERN_INLINE T mean_weight(int64_t b) const { return given.values ? given.values[b * given.row] : rate; }
 };
 
 // Zoneout of all state tensors of a cell.
@@ -75,19 +81,28 @@ template <class T>
 struct Zoneouts {
   Zoneout<T> of[most_states];
   int states;
+  Keep<T> keep;
 
-  Zoneouts(const Noise& noise, const CellNumbers& cell, int64_t batch, const Weights<T>& weights,
+  Zoneouts(const Noise& noise, const Keep<T>& keep, const CellNumbers& cell, int64_t batch, const Weights<T>& weights,
            Workspace<T>& workspace)
-      : states(cell.states) {
-    for (int s = 0; s < states; ++s) of[s] = Zoneout<T>(noise, s, batch, s ? weights.hidden : weights.width, workspace);
+      : states(cell.states), keep(keep) {
+    for (int s = 0; s < states; ++s)
+      of[s] = Zoneout<T>(noise, keep, s, batch, s ? weights.hidden : weights.width, workspace);
+  }
+
+  bool any() const {
+    for (int s = 0; s < states; ++s)
+      if (of[s].on()) return true;
+    return false;
   }
 
   RNNKERN_INLINE const Zoneout<T>& operator[](int state) const { return of[state]; }
 
-  // Draws of step t for a thread: for the columns of h and the units that it computes, or for whole rows if they are
-  // normalised.
+  // The weights of `keep` at step t, or a thread's draws: for the columns of h and the units that it computes, or for
+  // whole rows if they are normalised.
   void draw_step(const CellNumbers& cell, const WorkRange& share, int64_t t, int64_t row1, Units columns,
                  Units units) const {
+    for (int s = 0; keep.values && s < states; ++s) of[s].given = {keep.values + t * keep.step, 0, keep.row};
     int64_t row0 = share.row0;
     if (cell.normalised) {
       row0 = share.copy0, row1 = smaller(share.copy1, row1);

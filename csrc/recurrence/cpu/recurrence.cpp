@@ -46,6 +46,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
+  p.keep = call.weights_of_old<T>();
 
   Tensors outputs{h ? *h : call.rows_like_u(call.width)};
   p.h = write<S>(outputs[0]);
@@ -93,6 +94,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
+  p.keep = call.weights_of_old<T>();
 
   Tensors kept;  // contiguous copies, kept until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
@@ -244,10 +246,11 @@ std::string recurrence_cells() {
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
-                       OptionalTensor seed) {
+                       OptionalTensor seed, OptionalTensor keep) {
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih,
             simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
+  call.set_keep(keep);
   count_kernel("forward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
@@ -260,9 +263,10 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, bool needs_h) {
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h) {
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
+  call.set_keep(keep);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);

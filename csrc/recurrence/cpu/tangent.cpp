@@ -34,6 +34,7 @@ Tensors tangent(const Call& call, const Given& given) {
   p.weights = call.weights<T>();
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
+  p.keep = call.weights_of_old<T>();
   p.count = count;
   p.every = every;
 
@@ -100,10 +101,12 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
                                OptionalTensor bias, OptionalTensors params, OptionalTensor batch_sizes,
                                OptionalTensor reset, bool reverse, Tensor h, Tensors saved, OptionalTensor u_tangent,
                                OptionalTensor r_tangent, OptionalTensor bias_tangent, OptionalTensors params_tangent,
-                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed) {
+                               int64_t every, bool sequence, Rates zoneout, double dropout, OptionalTensor seed,
+                               OptionalTensor keep) {
   Call call(cell, u, R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, {}, {},
             simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
+  call.set_keep(keep);
   STD_TORCH_CHECK(!tangents.empty() && tangents[0].dim() == 3 && every >= 0 && !(every > 0 && sequence),
                   "recurrence_tangent: wrong `tangents`, `every` or `sequence`");
   rnnkern::count_kernel("recurrence/cpu", "tangent", call.cell.name);

@@ -48,7 +48,7 @@ struct TangentPlan {
         second(without_bias(p.weights.R), p.cell.first_gates, p.cell.recurrent - p.cell.first_gates, false, false,
                workspace, nullptr, me),
         projection(p.weights.W_hr, 0, 1, false, false, workspace, nullptr, me),
-        zoneout(p.noise, p.cell, p.steps.batch, p.weights, workspace),
+        zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden, width = p.weights.width;

@@ -74,7 +74,7 @@ def recurrence_adjoint(
         )  # fmt: skip
         *_, found = torch.ops.rnnkern.recurrence_backward.default(
             cell, gradient(h), [], u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
-            rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed,
+            rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed, None,
             True,
         )  # fmt: skip
     return found

@@ -47,12 +47,12 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-                grad_scale, seed, *tensors):  # fmt: skip
+                grad_scale, seed, keep, *tensors):  # fmt: skip
         last = states + len(cell_of(cell).params)
         return tuple(
             _operators.recurrence.default(
                 cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
-                saving[0], weight_ih, bias_ih, *operator_rates(rates), seed,
+                saving[0], weight_ih, bias_ih, *operator_rates(rates), seed, keep,
             )
         )  # fmt: skip
 
@@ -63,7 +63,7 @@ class Recurrence(torch.autograd.Function):
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
         ctx.inputs, ctx.kept = 1 + len(tensors), len(saved)
-        last = 8 + ctx.states + len(cell_of(ctx.cell).params)
+        last = 9 + ctx.states + len(cell_of(ctx.cell).params)
         tensors, sources = tensors[:last], tensors[last:]
         ctx.sources = len(sources)
         projected = tensors[0] is not None
@@ -81,37 +81,44 @@ class Recurrence(torch.autograd.Function):
         if u is None and ctx.recompute_u is not None and torch.is_grad_enabled():
             u = ctx.recompute_u(*sources)
         first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, (u, *tensors), needs, grads)
-        return (*[None] * 5, *first, *[None] * 4, *rest, *[None] * ctx.sources)
+        return (*[None] * 5, *first, *[None] * 5, *rest, *[None] * ctx.sources)
 
     @staticmethod
     def vmap(info, dims, *args):
         return over_members(differentiable, info, dims, args)
 
 
-def _tensors_saved(cell, rates, seed):
+def _saves_candidates(cell, zoneout, seed, keep):
+    """Whether a training forward saves h before it was mixed with the old one, for a cell that saves nothing else."""
+    mean = keep is not None or (seed is None and zoneout and zoneout[0] > 0)
+    return bool(mean) and not saved_by(cell)
+
+
+def _tensors_saved(cell, rates, seed, keep):
     """Number of tensors that a training forward saves, with the gates."""
-    candidates = not saved_by(cell) and seed is None and rates and rates[0] > 0
-    return cell_of(cell).states - 1 + bool(saved_by(cell)) + bool(candidates)
+    return cell_of(cell).states - 1 + bool(saved_by(cell)) + _saves_candidates(cell, rates[:-1], seed, keep)
 
 
 def push_forward(ctx, *dots):
     """The jvp of :class:`Recurrence`."""
     saved = ctx.saved_tensors[ctx.sources :]
-    arguments, last = saved[:9], 9 + ctx.states
+    arguments, last = saved[:10], 10 + ctx.states
     state, params = saved[9:last], saved[last : last + len(cell_of(ctx.cell).params)]
     h, *kept = saved[last + len(params) :]
     if arguments[7] is not None:
         raise NotImplementedError(
             "recurrence: forward mode with `grad_scale` is not supported: the scale changes gradients, but not h"
         )
+    dots = dots[5:]
+    if dots[9] is not None:
+        raise ValueError("recurrence: `keep` is a constant and must not have a tangent")
     call = ctx.cell, ctx.reverse, ctx.rates
-    if len(kept) < _tensors_saved(ctx.cell, ctx.rates, arguments[8]):
+    if len(kept) < _tensors_saved(ctx.cell, ctx.rates, *arguments[8:]):
         _, *rest = differentiable(*call[:2], (True, True, None), ctx.states, ctx.rates, *arguments, *state, *params)
         kept = rest[ctx.states :]
-    dots = dots[5:]
     h_tangent, final = tangents_of(
-        *call, (*arguments[:7], arguments[8]), state, params, h, kept, dots[:5],
-        dots[9 : 9 + ctx.states], dots[9 + ctx.states : 9 + ctx.states + len(params)],
+        *call, (*arguments[:7], *arguments[8:]), state, params, h, kept, dots[:5],
+        dots[10:last], dots[last : last + len(params)],
     )  # fmt: skip
     return h_tangent, *final, *[None] * ctx.kept
 
@@ -145,7 +152,7 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
-                seed, *tensors):  # fmt: skip
+                seed, keep, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
         if u is None:  # a tensor of its size that takes no memory
             u = h.new_empty(()).expand(*h.shape[:-1], cell_of(cell).gates * _units(cell, R, state))
@@ -156,7 +163,7 @@ class RecurrenceBackward(torch.autograd.Function):
             _operators.recurrence_backward.default(
                 cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *operator_rates(rates), seed, False,
+                "bias_ih" in wanted, *operator_rates(rates), seed, keep, False,
             )
         )  # fmt: skip
 
@@ -171,7 +178,7 @@ class RecurrenceBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         saved = ctx.saved_tensors  # read once: each access unpacks again
-        tensors, rest = saved[:9], saved[9:]
+        tensors, rest = saved[:10], saved[10:]
         if tensors[0] is None:
             raise RuntimeError(
                 "recurrence: second derivatives need `u`, which is not saved when the gates are saved: pass "
@@ -181,7 +188,7 @@ class RecurrenceBackward(torch.autograd.Function):
         first, upstream = differentiate_backward(
             ctx.cell, ctx.reverse, ctx.rates, tensors, state, params, (upstream[0], *upstream[1]), grads
         )
-        return (*[None] * 5, *first[:5], *[None] * 4, *first[5:], *(None for _ in saved), *upstream)
+        return (*[None] * 5, *first[:5], *[None] * 5, *first[5:], *(None for _ in saved), *upstream)
 
     @staticmethod
     def vmap(info, dims, *args):
@@ -192,10 +199,10 @@ class RecurrenceBackward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, *dots):
         saved = ctx.saved_tensors
-        state, params, _, *upstream = _parts(ctx.cell, ctx.states, saved[9:])
-        state_dots, params_dots, _, *upstream_dots = _parts(ctx.cell, ctx.states, dots[14:])
+        state, params, _, *upstream = _parts(ctx.cell, ctx.states, saved[10:])
+        state_dots, params_dots, _, *upstream_dots = _parts(ctx.cell, ctx.states, dots[15:])
         of = ReferenceBackward(
-            ctx.cell, ctx.reverse, ctx.rates, saved[:9], state, params, (upstream[0], *upstream[1])
+            ctx.cell, ctx.reverse, ctx.rates, saved[:10], state, params, (upstream[0], *upstream[1])
         )  # fmt: skip
         given = dict(zip(of.names, (*dots[5:10], *state_dots, *params_dots), strict=True))
         return push_forward_backward(of, given, (upstream_dots[0], *upstream_dots[1]), ctx.shapes)
@@ -239,21 +246,21 @@ def hidden_size(cell, u, weight_ih):
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
-                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None):  # fmt: skip
+                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None, keep=None):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
         arithmetic = torch.promote_types(u.dtype, torch.float32)
         outputs += [u.new_empty(*u.shape[:-1], hidden, dtype=arithmetic) for _ in state[1:]]
         saved = saved_by(cell)
-        if (save_gates and saved) or (not saved and seed is None and zoneout and zoneout[0] > 0):
+        if (save_gates and saved) or _saves_candidates(cell, zoneout, seed, keep):
             outputs.append(u.new_empty(*u.shape[:-1], max(saved, 1) * hidden, dtype=arithmetic))
     return outputs
 
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed, needs_h):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, keep, needs_h):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
@@ -273,9 +280,9 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`; the operator takes its arguments in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, ctx.needs_h) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, keep, ctx.needs_h) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
-    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, *state, *params, h, *saved)
+    tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, h, *saved)
     rates = (*(zoneout or [0.0] * len(state)), dropout)
     inputs = (cell, reverse, None, len(state), rates, *tensors, grad_h, *grad_state)
     RecurrenceBackward.setup_context(ctx, inputs, output)
@@ -284,12 +291,12 @@ def _setup_backward(ctx, inputs, output):
 def _differentiate_backward(ctx, grads):
     if ctx.needs_h and grads[-1] is not None:
         raise NotImplementedError("recurrence_backward: the gradient of h has no derivative")
-    _, _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
+    _, _, _, _, _, u, weight_ih, bias_ih, R, bias, _, _, _, _, _, *rest = RecurrenceBackward.backward(ctx, *grads)
     state, params, (_, *saved), grad_h, grad_state = _parts(ctx.cell, ctx.states, rest)
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, *[None] * 7,
+        weight_ih, bias_ih, *[None] * 8,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rnnkern._torch_private import FakeTensor, is_wrapped
 from rnnkern.ops._recurrence.autograd import Rates, Recomputed
 from rnnkern.ops.checks import check_batch_sizes, check_like, check_reset, check_shape, shape_of
 from rnnkern.reference import CELLS
@@ -15,12 +16,16 @@ LEAST_RATE = 2.0**-32
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+OF_EQUAL_STEPS = ("adams", "heavy_ball", "heavy_ball_tanh")
+"""Cells of :mod:`rnnkern.cells`, named with a hash behind, whose states must not be mixed with the previous ones: one
+holds the previous derivative or a momentum, and the mean would be a step of another method."""
+
 COMPLEX = {"modrelu": "complex_modrelu"}
 """For each cell with complex numbers, the real cell that computes their real and imaginary parts."""
 
 
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
-          weight_ih=None, bias_ih=None) -> None:  # fmt: skip
+          weight_ih=None, bias_ih=None, keep=None, zoneout=0.0) -> None:  # fmt: skip
     """Raises the errors that :func:`recurrence` documents. No other function of this package checks arguments."""
     cell = getattr(cell, "name", cell)  # a cell made by rnnkern.cell
     if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
@@ -91,6 +96,30 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
             f"recurrence: `grad_scale` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), "
             f"got {shape_of(grad_scale)}"
         )
+    if keep is not None:
+        _check_keep(cell, keep, zoneout, real, steps, batch)
+
+
+def _check_keep(cell: str, keep: Tensor, zoneout, like: tuple[str, Tensor], steps: int, batch: int) -> None:
+    if cell.rpartition("-")[0] in OF_EQUAL_STEPS or cell_of(cell).normalised:
+        why = "normalizes R h" if cell_of(cell).normalised else "is a method for steps of equal length"
+        raise ValueError(f"recurrence: `keep` must be None for the cell {cell!r}, which {why}, got a tensor")
+    if zoneout != 0 and any(zoneout if isinstance(zoneout, (tuple, list)) else (zoneout,)):
+        raise ValueError(
+            f"recurrence: `keep` and `zoneout` exclude each other: `zoneout` must be 0 with `keep`, got {zoneout!r}"
+        )
+    check_like("recurrence", "keep", keep, *like)
+    if tuple(keep.shape) not in ((steps,), (steps, batch)):
+        raise ValueError(
+            f"recurrence: `keep` must be (T,) = ({steps},) or (T, B) = ({steps}, {batch}), got {shape_of(keep)}"
+        )
+    if keep.requires_grad:
+        raise ValueError("recurrence: `keep` is a constant and must not require a gradient; pass keep.detach()")
+    # Values are read only where that costs no wait, and where they exist: not of fake tensors and members of a vmap.
+    if keep.is_cpu and not torch.compiler.is_compiling() and not isinstance(keep, FakeTensor) and not is_wrapped(keep):
+        wrong = keep[~((keep >= 0) & (keep <= 1))]
+        if wrong.numel():
+            raise ValueError(f"recurrence: `keep` must be in [0, 1], got {wrong[0].item()}")
 
 
 def noise(zoneout, dropout, seed, states: int, u: Tensor) -> tuple[Rates, Tensor | None]:

@@ -36,10 +36,10 @@ def recurrence_bidirectional(
         recurrence(cell, x, **forward), recurrence(cell, x, **backward, reverse=True)
 
     On a CPU with at least two threads, both directions run concurrently, each on half of the threads, and neither waits
-    for the other. The conditions are: ``weight_ih`` is given; ``grad_scale``, ``zoneout`` and ``dropout`` are not used;
-    and both directions have equal sizes, the same ``batch_sizes`` and ``save_gates``, and the same optional tensors.
-    Otherwise the function makes two calls: also on other devices, if :func:`rnnkern.use` forces the reference, with one
-    thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
+    for the other. The conditions are: ``weight_ih`` is given; ``grad_scale``, ``zoneout``, ``dropout`` and ``keep`` are
+    not used; and both directions have equal sizes, the same ``batch_sizes`` and ``save_gates``, and the same optional
+    tensors. Otherwise the function makes two calls: also on other devices, if :func:`rnnkern.use` forces the reference,
+    with one thread, under the transforms of ``torch.func`` and in compiled code. Second derivatives are those of
     :func:`recurrence`.
 
     Args:
@@ -234,7 +234,7 @@ def _gradients_of_each(cell, stacked, states, x, batch_sizes, tensors, kept, nee
         if used[k]:
             weight_ih, bias_ih, R, bias, reset, *rest = _halves(tensors)[k]
             u = kept[0][0] if stacked and k == 1 else x
-            call = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, *rest, *kept[k])
+            call = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, None, *rest, *kept[k])
             both[k] = gradients(cell, k == 1 and not stacked, states, (), call, needs[k], grads[k])
             if stacked and k == 1 and used[0]:
                 dh, own = both[1][0][0], grads[0][0]
@@ -281,7 +281,7 @@ def _backward_shapes(cell, stacked, grad_h, grad_h_second, grad_state, u, R, sta
         _operators.recurrence_backward.default(
             cell, None, [], x, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, False, None,
             h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k],
-            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, False,
+            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None, False,
         )
         for k, x in enumerate((u, h[0] if stacked else u))
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rnnkern import reference
+from rnnkern import _extension, reference
 from rnnkern._cells import library
 from rnnkern._torch_private import in_forward_mode, is_batched
 from rnnkern.ops._recurrence.autograd import (
@@ -38,11 +38,17 @@ def choose_kernel(operator: str, cell: str, u: Tensor, no_cuda: str | None = Non
     return choose(operator, {"cuda": cuda_refusal(u, no_cuda or on_cuda), "cpu": cpu_refusal(u, why)})
 
 
-def _choose(cell: str, u: Tensor) -> Choice:
-    return choose_kernel("recurrence", cell, u)
+NO_KEEP = _extension.missing(
+    "`keep` has no CUDA kernel",
+    "where all steps have the same weight, pass it as `zoneout` without a seed; otherwise move the call to a CPU",
+)
 
 
-def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) -> Choice:
+def _choose(cell: str, u: Tensor, keep: Tensor | None = None) -> Choice:
+    return choose_kernel("recurrence", cell, u, None if keep is None else NO_KEEP)
+
+
+def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed, keep) -> Choice:
     cell = getattr(cell, "name", cell)
     rates, _ = noise(zoneout, dropout, seed, len(state), u)
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
@@ -55,7 +61,7 @@ def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed) 
             raise RuntimeError(why)
         return _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32)
 
-    choice = _choose(cell, u)
+    choice = _choose(cell, u, keep)
     return told(choice, u.device, dtype, plan, lambda plan: f"{plan['kernel']}, for {plan['reason']}")
 
 
@@ -79,6 +85,7 @@ def recurrence(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     r"""Runs a recurrent cell over a sequence, given its input projection ``u`` or, with ``weight_ih``, its input.
 
@@ -124,6 +131,11 @@ def recurrence(
         seed: int64, one element, on the device of ``u``. Each draw is a function of the seed, the step, the row of the
             sequence and the unit, and is the same on every device. The backward pass draws the same values again, so
             no mask is stored.
+        keep: (T,) or (T, B), with the dtype of ``u``, or its real dtype if ``u`` is complex, in [0, 1]: the weight of
+            the old state, for each step or each step of each sequence. Every tensor of the state becomes ``keep * old +
+            (1 - keep) * new``; 0 leaves the new one and 1 the old one, to the bit. It is a constant, and excludes
+            ``zoneout``. Not for cells with layer normalization and the cells ``adams``, ``heavy_ball`` and
+            ``heavy_ball_tanh``. On a GPU the reference runs. Values are checked on a CPU.
 
     Returns:
         h, shaped like ``u`` with H columns, and the final state, a tuple of tensors (B, H), taken at the last step of
@@ -131,8 +143,8 @@ def recurrence(
         ``bias_ih``. Second derivatives and the transforms of ``torch.func`` are supported.
 
     Raises:
-        ValueError: a shape, the cell or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an
-            implementation that cannot run the call.
+        ValueError: a shape, the cell or a value of ``batch_sizes`` or ``keep`` is wrong, ``keep`` requires a gradient
+            or comes with ``zoneout``, or :func:`rnnkern.use` forces an implementation that cannot run the call.
         TypeError: an argument has the wrong type, dtype or device.
         NotImplementedError: forward mode (``torch.func.jvp``) with ``grad_scale``, or a second derivative of packed
             input under ``torch.compile``.
@@ -147,14 +159,14 @@ def recurrence(
     """
     cell = getattr(cell, "name", cell)
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
-          bias_ih)  # fmt: skip
+          bias_ih, keep, zoneout)  # fmt: skip
     rates, seed = noise(zoneout, dropout, seed, len(state), u)
-    implementation = _choose(cell, u).implementation
+    implementation = _choose(cell, u, keep).implementation
     if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
             grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[:-1] or 0.0,
-            dropout=rates[-1] if rates else 0.0, seed=seed,
+            dropout=rates[-1] if rates else 0.0, seed=seed, keep=keep,
         )  # fmt: skip
     if u.is_complex():
         if weight_ih is not None:
@@ -164,7 +176,7 @@ def recurrence(
         h, (final,) = recurrence(
             COMPLEX[cell], u, rows_in_parts(R), (state_in_parts(state[0]),), bias=bias,
             params=[x.repeat_interleave(2) for x in params], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
-            grad_scale=grad_scale, save_gates=save_gates, save_u=save_u,
+            grad_scale=grad_scale, save_gates=save_gates, save_u=save_u, keep=keep,
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
     # In forward mode the kernel projects x, because the tangent of u is then one product instead of a sum of several.
@@ -187,12 +199,12 @@ def recurrence(
                 recompute_u, sources = save_u
         h, *rest = differentiable(
             cell, reverse, (save_gates, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
-            batch_sizes, reset, grad_scale, seed, *state, *params, *sources,
+            batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
             cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih,
-            *operator_rates(rates), seed,
+            *operator_rates(rates), seed, keep,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 

@@ -24,9 +24,10 @@ def _choose(cell: str, u: Tensor) -> Choice:
 
 
 def _check(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
-           params, batch_sizes, reset, reverse, weight_ih, bias_ih) -> None:  # fmt: skip
+           params, batch_sizes, reset, reverse, weight_ih, bias_ih, keep=None, zoneout=0.0) -> None:  # fmt: skip
     """Raises the errors that :func:`recurrence_tangent` documents."""
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, None, None, False, weight_ih, bias_ih)
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, None, None, False, weight_ih, bias_ih,
+          keep, zoneout)  # fmt: skip
     facts = cell_of(getattr(cell, "name", cell))
     what = "recurrence_tangent"
     if not isinstance(tangents, (tuple, list)):
@@ -104,6 +105,7 @@ def recurrence_tangent(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Tangents:
     r"""Forward mode of :func:`recurrence`: propagates S tangents of each sequence through all steps.
 
@@ -127,8 +129,8 @@ def recurrence_tangent(
         params_tangent: tangents of ``params``, shaped like them with a leading S; None for zeros.
         every: orthonormalize after this many steps in processing order. 0: never.
         sequence: whether to return the tangents of h at every step; not together with ``every``.
-        bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, zoneout, dropout, seed: as in :func:`recurrence`.
-            A reset sets the tangents to zero.
+        bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, zoneout, dropout, seed, keep: as in
+            :func:`recurrence`. A reset sets the tangents to zero.
 
     Returns:
         A named tuple:
@@ -161,14 +163,14 @@ def recurrence_tangent(
     """
     cell = getattr(cell, "name", cell)
     _check(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
-           params, batch_sizes, reset, reverse, weight_ih, bias_ih)  # fmt: skip
+           params, batch_sizes, reset, reverse, weight_ih, bias_ih, keep, zoneout)  # fmt: skip
     rates, seed = noise(zoneout, dropout, seed, len(state), u)
     if _choose(cell, u).implementation == "reference":
         return reference.recurrence_tangent(
             cell, u, R, state, tangents, u_tangent=u_tangent, r_tangent=r_tangent, bias_tangent=bias_tangent,
             params_tangent=params_tangent, every=every, sequence=sequence, bias=bias, params=params,
             batch_sizes=batch_sizes, reset=reset, reverse=reverse, weight_ih=weight_ih, bias_ih=bias_ih,
-            zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed,
+            zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed, keep=keep,
         )  # fmt: skip
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
@@ -188,7 +190,7 @@ def recurrence_tangent(
             (state_in_parts(tangents[0]),), None if u_tangent is None else columns_in_parts(u_tangent), None, None,
             [None if d is None else d.repeat_interleave(2, -1) for d in params_tangent], every, sequence,
             None if bias is None else columns_in_parts(bias), [x.repeat_interleave(2) for x in params], batch_sizes,
-            reset, reverse, rates, seed,
+            reset, reverse, rates, seed, keep,
         )  # fmt: skip
         h_tangent = of_parts(found.h_tangent) if sequence else found.h_tangent.to(u.dtype)
         return found._replace(
@@ -197,12 +199,12 @@ def recurrence_tangent(
         )  # fmt: skip
     return _propagate(
         cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias, params,
-        batch_sizes, reset, reverse, rates, seed,
+        batch_sizes, reset, reverse, rates, seed, keep,
     )  # fmt: skip
 
 
 def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, params_tangent, every, sequence, bias,
-               params, batch_sizes, reset, reverse, rates, seed) -> Tangents:  # fmt: skip
+               params, batch_sizes, reset, reverse, rates, seed, keep) -> Tangents:  # fmt: skip
     arguments = u, None, None, R, bias, batch_sizes, reset
     directions = u_tangent, r_tangent, bias_tangent
     forward, tangent = Recurrence.forward, RecurrenceTangent.forward
@@ -214,9 +216,9 @@ def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, 
             )
         forward, tangent = differentiable, propagate
     states = len(state)
-    h, *rest = forward(cell, reverse, (True, True, None), states, rates, *arguments, None, seed, *state, *params)
+    h, *rest = forward(cell, reverse, (True, True, None), states, rates, *arguments, None, seed, keep, *state, *params)
     h_tangent, *moved, log_r, lost = tangent(
-        cell, reverse, states, rates, every, sequence, *arguments, seed, *directions, *state, *params, *tangents,
+        cell, reverse, states, rates, every, sequence, *arguments, seed, keep, *directions, *state, *params, *tangents,
         *params_tangent, h, *rest[states:],
     )  # fmt: skip
     return Tangents(h, tuple(rest[:states]), h_tangent, tuple(moved), log_r, lost)

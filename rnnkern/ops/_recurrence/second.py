@@ -17,7 +17,7 @@ class ReferenceBackward:
 
     Args:
         rates: zoneout rates, one for each state tensor, and the dropout rate; or empty.
-        tensors: (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed) of the call.
+        tensors: (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep) of the call.
         upstream: the gradients of h and of each state that the backward pass received; None for a missing one.
     """
 
@@ -25,7 +25,7 @@ class ReferenceBackward:
         self, cell: str, reverse: bool, rates: Sequence[float], tensors: Sequence[Tensor | None],
         state: Sequence[Tensor], params: Sequence[Tensor], upstream: Sequence[Tensor | None],
     ) -> None:  # fmt: skip
-        *weights, batch_sizes, reset, grad_scale, seed = tensors
+        *weights, batch_sizes, reset, grad_scale, seed, keep = tensors
         check_lengths_are_there("recurrence", batch_sizes)
         self.states = [f"s{k}" for k in range(len(state))]
         self.params = [f"p{k}" for k in range(len(params))]
@@ -42,7 +42,7 @@ class ReferenceBackward:
                 cell, leaves["u"], leaves["R"], [leaves[s] for s in self.states], bias=leaves.get("bias"),
                 params=[leaves[p] for p in self.params], batch_sizes=batch_sizes, reset=reset, reverse=reverse,
                 grad_scale=grad_scale, weight_ih=leaves.get("weight_ih"), bias_ih=leaves.get("bias_ih"),
-                zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed,
+                zoneout=rates[:-1] or 0.0, dropout=rates[-1] if rates else 0.0, seed=seed, keep=keep,
             )  # fmt: skip
             return {name: y for name, y in zip(self.of_upstream, (h, *final), strict=True) if name in self.upstream}
 

@@ -17,7 +17,7 @@ from rnnkern.reference._recurrence import cell_of, product_of
 
 _operators = torch.ops.rnnkern
 
-ARGUMENTS = ("u", "weight_ih", "bias_ih", "R", "bias", "batch_sizes", "reset", "seed")
+ARGUMENTS = ("u", "weight_ih", "bias_ih", "R", "bias", "batch_sizes", "reset", "seed", "keep")
 FORCING = ("u_tangent", "r_tangent", "bias_tangent")
 
 NO_CUDA = _extension.missing(
@@ -62,7 +62,7 @@ class RecurrenceTangent(torch.autograd.Function):
         if parts.h.device.type != "cpu":
             warn_once("recurrence_tangent", (NO_CUDA,))
             return _flat(parts.call_of_reference(cell, reverse, rates)(every=every, sequence=sequence))
-        _, _, _, R, bias, batch_sizes, reset, seed = parts.arguments
+        _, _, _, R, bias, batch_sizes, reset, seed, keep = parts.arguments
         # The operator reads only the shape of u: a tensor of its size that takes no memory.
         u = parts.h.new_empty(()).expand(*parts.h.shape[:-1], cell_of(cell).gates * parts.state[-1].shape[-1])
         if cell == "lstm_projected":
@@ -72,7 +72,7 @@ class RecurrenceTangent(torch.autograd.Function):
             _operators.recurrence_tangent.default(
                 cell, u, R, parts.state, parts.tangents, bias, parts.params or None, batch_sizes, reset, reverse,
                 parts.h, parts.saved, *parts.forcing, _given_params(cell, reverse, parts), every, sequence, zoneout,
-                dropout, seed,
+                dropout, seed, keep,
             )
         )  # fmt: skip
 
@@ -119,7 +119,9 @@ def _function_of_leaves(ctx):
     cell, reverse, states, rates = ctx.call
     tensors = list(ctx.saved_tensors)
     last = len(ARGUMENTS) + len(FORCING) + 2 * (states + len(cell_of(cell).params))
-    floating = ((k, x) for k, x in enumerate(tensors[:last]) if x is not None and x.is_floating_point())
+    constant = ARGUMENTS.index("keep")
+    given = ((k, x) for k, x in enumerate(tensors[:last]) if k != constant)
+    floating = ((k, x) for k, x in given if x is not None and x.is_floating_point())
     leaves = {k: x.contiguous() for k, x in floating}  # dual numbers cannot be made of expanded tensors
 
     def function(leaves):
@@ -244,7 +246,7 @@ def _sum_of_products(pairs, bias):
 
 def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bias_dot):
     """R_dot times what R multiplied in each step, plus bias_dot."""
-    x, weight_ih, bias_ih, R, bias, batch_sizes, reset, seed = arguments
+    x, weight_ih, bias_ih, R, bias, batch_sizes, reset, seed, _ = arguments
     facts, before = cell_of(cell), Before(batch_sizes, reset, reverse)
     rows = before(state[0], h).flatten(0, -2)
     kept = None
@@ -270,7 +272,7 @@ def _forcing(cell, reverse, rates, arguments, state, params, h, saved, R_dot, bi
 
 
 def _shapes(cell, u, R, state, tangents, bias, params, batch_sizes, reset, reverse, h, saved, u_tangent, r_tangent,
-            bias_tangent, params_tangent, every, sequence, zoneout, dropout, seed):  # fmt: skip
+            bias_tangent, params_tangent, every, sequence, zoneout, dropout, seed, keep=None):  # fmt: skip
     count, batch = tangents[0].shape[:2]
     steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     sizes = (-(-steps // every), batch, count) if every else (0,)

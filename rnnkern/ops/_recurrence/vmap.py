@@ -25,16 +25,19 @@ def over_members(
         info: passed by torch.vmap; ``info.batch_size`` is the number of members.
         dims: the member dimension of each of ``args``; None if the argument is the same for all members.
         args: (cell, reverse, any value, number of states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-            grad_scale, seed, *state, *params), followed by other tensors with a row per sequence.
+            grad_scale, seed, keep, *state, *params), followed by other tensors with a row per sequence.
         share: whether members with shared weights may become one call.
     """
     if info.batch_size == 0:
         raise ValueError("recurrence: torch.vmap needs at least one member, got a dimension of size 0")
     cell, _, _, states = args[:4]
     dims = [None if isinstance(dim, tuple) else dim for dim in dims]  # `rates` is a tuple and has a dim for each rate
-    scale, seed = args[12:14]
-    scale_rank = 0 if scale is None else scale.dim() - (dims[12] is not None)
-    sequences = [*[None] * 5, -2, *[None] * 5, -1, -1 if scale_rank == 2 else None, None]
+
+    def of_sequences(k: int) -> int | None:
+        """The dimension of sequences of a tensor (T,) or (T, B)."""
+        return None if args[k] is None or args[k].dim() - (dims[k] is not None) < 2 else -1
+
+    sequences = [*[None] * 5, -2, *[None] * 5, -1, of_sequences(12), None, of_sequences(14)]
     sequences += [*[-2] * states, *[None] * len(cell_of(cell).params)]
     if tail := args[len(sequences) :]:
         ranks = [
@@ -43,7 +46,7 @@ def over_members(
         ]
         sequences += [-3 if rank > ranks[0] else -2 for rank in ranks]  # of saved values, see over_heads
     own = any(dim is not None and at is None for dim, at in zip(dims, sequences, strict=True))
-    if seed is not None:  # random draws depend on the row of a sequence and on the unit, which folding would change
+    if args[13] is not None:  # random draws depend on the row of a sequence and on the unit, which folding would change
         return one_by_one(function, info, dims, args)
     if own or not share:
         return over_heads(function, info, dims, args)
@@ -58,14 +61,14 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
     of :func:`over_members`. Saved tensors have shape (..., values, H) for each member, which needs no copy."""
     cell, _, wanted, states = args[:4]
     spec, members, R = cell_of(cell), info.batch_size, args[8]
-    shared = all(dims[k] is None for k in (10, 11, 12))  # batch_sizes, reset, grad_scale
+    shared = all(dims[k] is None for k in (10, 11, 12, 14))  # batch_sizes, reset, grad_scale, keep
     square = spec.gates and R.shape[-2] == spec.recurrent * R.shape[-1]
     projects = isinstance(wanted, frozenset) and args[6] is not None  # a backward pass with gradients of weight_ih
     if not (square and shared) or projects or cell == "lstm_projected" or spec.normalised:
         return one_by_one(function, info, dims, args)
     R = _members_first(R, dims[8], members)
     hidden = R.shape[1:-1].numel() // spec.recurrent
-    tail = 14 + states + len(spec.params)
+    tail = 15 + states + len(spec.params)
     rank = None if len(args) == tail else args[tail].dim() - (dims[tail] is not None)  # of h of a member
 
     def folded(x: Tensor, dim: int | None, apart: bool = False) -> Tensor:
@@ -81,7 +84,7 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
             return R if R.dim() == 3 else R.flatten(0, 1)
         if k in (6, 7):
             return None
-        if k < 5 or 10 <= k <= 13 or not isinstance(x, Tensor):
+        if k < 5 or 10 <= k <= 14 or not isinstance(x, Tensor):
             return x
         return folded(x, dim, apart=k > tail and x.dim() - (dim is not None) > rank)
 
