@@ -43,7 +43,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
-      "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep=None) -> "
+      "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep) -> "
       "Tensor[]");
   m.def(
       "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "

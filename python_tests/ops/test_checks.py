@@ -326,6 +326,7 @@ def raw_backward(**change):
         None,
         0.0,
         None,
+        None,
     )
 
 

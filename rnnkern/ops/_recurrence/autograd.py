@@ -103,7 +103,7 @@ def push_forward(ctx, *dots):
     """The jvp of :class:`Recurrence`."""
     saved = ctx.saved_tensors[ctx.sources :]
     arguments, last = saved[:10], 10 + ctx.states
-    state, params = saved[9:last], saved[last : last + len(cell_of(ctx.cell).params)]
+    state, params = saved[10:last], saved[last : last + len(cell_of(ctx.cell).params)]
     h, *kept = saved[last + len(params) :]
     if arguments[7] is not None:
         raise NotImplementedError(
@@ -260,7 +260,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed, keep=None):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, keep):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [

@@ -281,7 +281,7 @@ def _backward_shapes(cell, stacked, grad_h, grad_h_second, grad_state, u, R, sta
         _operators.recurrence_backward.default(
             cell, None, [], x, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, False, None,
             h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k],
-            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None,
+            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None,
         )
         for k, x in enumerate((u, h[0] if stacked else u))
     )  # fmt: skip
