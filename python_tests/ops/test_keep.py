@@ -1,21 +1,26 @@
 """`keep`, the weight of the old state at each step. Other tests compare kernels with the reference, with samples that
 have it; here are its facts, its errors, and calls that no sample has."""
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
+from torch.utils._pytree import tree_leaves
 
-from python_tests.gpu.recurrences import off_kinks
+from python_tests.gpu.recurrences import KINKS, off_kinks
+from python_tests.ops.test_recurrence_tangent import results as tangents
+from python_tests.ops.test_transforms import FORWARD_MODE, TRANSFORMS, Call
 from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples.tangents import tangent_sample
 from python_tests.tiers import each_level
 from rnnkern import cells, reference
 from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_tangent, slow_path, use
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
-from rnnkern.testing import saved_bytes
+from rnnkern.testing import assert_close, saved_bytes
 
 F64 = torch.float64
 CELLS = [cell for cell in KERNEL_CELLS if takes(cell, {"keep"})]
@@ -156,6 +161,29 @@ def test_members_with_their_own_weights_of_the_old_state():
         for function in (one, gradient):
             wanted = torch.stack([function(*member) for member in zip(members, keep.detach(), strict=True)])
             torch.testing.assert_close(vmap(function)(members, keep), wanted)
+
+
+TRANSFORMED = list(zip([*TRANSFORMS.items(), *FORWARD_MODE.items()], itertools.cycle(CELLS), strict=False))
+
+
+@pytest.mark.parametrize(("transform", "cell"), TRANSFORMED, ids=lambda x: x if isinstance(x, str) else x[0])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's, in linearize
+def test_a_transform_of_the_kernel_is_that_of_the_reference(transform, cell):
+    for options in ({"keep": 1}, {"keep": 2, "packed": True, "reset": True, "inputs": 3}):
+        sample = recurrence_sample(cell, 3, 3, 6, **options)
+        results = (transform[1](Call(op, sample)) for op in (recurrence, reference.recurrence))
+        for actual, wanted in zip(*map(tree_leaves, results), strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell not in KINKS])
+def test_tangents_are_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
+    sample = tangent_sample(cell, 9, 5, 33, keep=2, packed=True, dtype=dtype)
+    actual = tangents(recurrence_tangent, sample)
+    naive, truth = (tangents(reference.recurrence_tangent, s) for s in (sample, sample.to(F64)))
+    for name, x in actual.items():
+        assert_close(x, naive[name], truth[name], name)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

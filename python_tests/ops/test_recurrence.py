@@ -103,11 +103,11 @@ def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
         if hidden % options.get("heads", 1) == 0 and takes(cell, options):
             sample = recurrence_sample(cell, 7, batch, hidden, **options, dtype=dtype)
             results = []
-            noise = sample.noise()
-            for _, args, k in (sample, sample.to(torch.float32)):
+            for each in (sample, sample.to(torch.float32)):
+                _, args, k = each
                 optional = k["bias"], k["params"], k["batch_sizes"], k.get("reset"), k["reverse"]
                 projection = k.get("weight_ih"), k.get("bias_ih")
-                results.append(torch.ops.rnnkern.recurrence(*args, *optional, True, True, *projection, *noise))
+                results.append(torch.ops.rnnkern.recurrence(*args, *optional, True, True, *projection, *each.noise()))
             for stored, exact in zip(*results, strict=True):
                 assert torch.equal(stored, exact.to(stored.dtype)), cell
             assert all(x.dtype == dtype for x in results[0][: 1 + len(sample.args[3])])

@@ -57,7 +57,7 @@ COVERING = covering_rows(
         "batch": [3, 0, 1, 17],
         "hidden": [33, 1, 64, 100],
         "count": [3, 0, 1, 40],
-        "option": [name for name, option in RECURRENCE_OPTIONS.items() if "grad_scale" not in option],
+        "option": [name for name in RECURRENCE_OPTIONS if "grad_scale" not in name and "keep" not in name],
         "forced": [True, False],
         "threads": [2, 1],
         "level": LEVELS,

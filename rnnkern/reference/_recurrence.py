@@ -243,12 +243,12 @@ def recurrence(
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
     effect."""
     outputs, final = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
-                              bias_ih, zoneout, dropout, seed)  # fmt: skip
+                              bias_ih, zoneout, dropout, seed, keep)  # fmt: skip
     return _joined(outputs, batch_sizes, u, final), final if outputs else tuple(s.clone() for s in final)
 
 
 def _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih, bias_ih, zoneout,
-             dropout, seed) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
+             dropout, seed, keep) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """h of every step, and the final state."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
@@ -295,12 +295,13 @@ def recurrence_adjoint(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """Same arguments and result as :func:`rnnkern.ops._recurrence.adjoint.recurrence_adjoint`."""
     with torch.enable_grad():
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
         outputs, _ = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
-                              bias_ih, zoneout, dropout, seed)  # fmt: skip
+                              bias_ih, zoneout, dropout, seed, keep)  # fmt: skip
         outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
         h = _joined(outputs, batch_sizes, u, state)
         found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []

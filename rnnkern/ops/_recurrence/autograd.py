@@ -103,7 +103,7 @@ def push_forward(ctx, *dots):
     """The jvp of :class:`Recurrence`."""
     saved = ctx.saved_tensors[ctx.sources :]
     arguments, last = saved[:10], 10 + ctx.states
-    state, params = saved[9:last], saved[last : last + len(cell_of(ctx.cell).params)]
+    state, params = saved[10:last], saved[last : last + len(cell_of(ctx.cell).params)]
     h, *kept = saved[last + len(params) :]
     if arguments[7] is not None:
         raise NotImplementedError(
