@@ -35,6 +35,7 @@ def recurrence_adjoint(
     zoneout: float | Sequence[float] = 0.0,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    keep: Tensor | None = None,
 ) -> Tensor:
     r"""The gradient of a loss L with respect to h of every step, through all later steps.
 
@@ -50,7 +51,7 @@ def recurrence_adjoint(
     Args:
         gradient: is called once with h and returns :math:`g`, both (T, B, H), or (rows, H) if packed.
         cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih, bias_ih, zoneout, dropout,
-            seed: as in :func:`rnnkern.ops.recurrence`; u is real.
+            seed, keep: as in :func:`rnnkern.ops.recurrence`; u is real.
 
     Returns:
         :math:`a`, shaped like h and in its dtype, without a derivative. The h of a step is that after zoneout. If h is
@@ -59,22 +60,23 @@ def recurrence_adjoint(
     Source: Kerg 2022, equations 2.2.8 to 2.2.10.
     """
     cell = getattr(cell, "name", cell)
-    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, None, False, weight_ih, bias_ih)
+    check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, None, False, weight_ih, bias_ih,
+          keep, zoneout)  # fmt: skip
     rates, seed = noise(zoneout, dropout, seed, len(state), u)
     if choose_kernel("recurrence_adjoint", cell, u, NO_CUDA).implementation == "reference":
         return by_the_reference(
             gradient, cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset,
             reverse=reverse, grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[:-1] or 0.0,
-            dropout=rates[-1] if rates else 0.0, seed=seed,
+            dropout=rates[-1] if rates else 0.0, seed=seed, keep=keep,
         )  # fmt: skip
     with torch.no_grad():
         h, *rest = Recurrence.forward(
             cell, reverse, (True, True, None), len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-            None, seed, *state, *params,
+            None, seed, keep, *state, *params,
         )  # fmt: skip
         *_, found = torch.ops.rnnkern.recurrence_backward.default(
             cell, gradient(h), [], u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
-            rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed, None,
-            True,
+            rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed,
+            keep, True,
         )  # fmt: skip
     return found
