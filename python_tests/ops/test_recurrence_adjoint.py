@@ -22,14 +22,16 @@ def of_sines(h):
     return h.sin()
 
 
-def by_calls(gradient, cell, u, R, state, *, reset=None, grad_scale=None, reverse=False, **call):
+PER_STEP = ("reset", "grad_scale", "keep")
+
+
+def by_calls(gradient, cell, u, R, state, *, reverse=False, **call):
     """Each step is a call of the operator, and autograd collects the gradients of its h."""
     state, found = [s.detach().requires_grad_() for s in state], {}
     for t in reversed(range(len(u))) if reverse else range(len(u)):
         step = slice(t, t + 1)
-        options = {} if reset is None else {"reset": reset[step]}
-        options |= {} if grad_scale is None else {"grad_scale": grad_scale[step]}
-        _, state = recurrence(cell, u[step], R, state, **options, **call)
+        of_step = {name: x[step] for name, x in call.items() if name in PER_STEP and x is not None}
+        _, state = recurrence(cell, u[step], R, state, **call | of_step)
         found[t] = state[0]
     rows = [found[t] for t in range(len(u))]
     h = torch.stack(rows)
