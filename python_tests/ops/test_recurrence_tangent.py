@@ -83,6 +83,8 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
                                 forced=row["forced"], dtype=dtype, **options)  # fmt: skip
         actual = results(recurrence_tangent, sample)
         naive, truth = (results(reference.recurrence_tangent, s) for s in (sample, sample.to(torch.float64)))
+        if "layer_norm" in row["cell"] and row["hidden"] == 1:  # PyTorch's own float16 tangent of it is NaN
+            naive = {name: x.to(actual[name].dtype) for name, x in truth.items()}
         for name, x in actual.items():
             found.setdefault(name, []).append((x, naive[name], truth[name]))
     for name, values in found.items():
