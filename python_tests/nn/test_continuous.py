@@ -237,8 +237,9 @@ def test_facts_of_gaps(nonlinearity):
     torch.testing.assert_close(first(x.transpose(0, 1), h0, gaps=gaps.T)[0].transpose(0, 1), wanted)
     torch.testing.assert_close(module(x[:, 1], h0[1], gaps=gaps[:, 1])[0], wanted[:, 1])
     for wrong, error, said in (
-        (-ones, ValueError, "`gaps` must be at least 0"),
-        (ones * torch.nan, ValueError, "`gaps` must be at least 0"),
+        (-ones, ValueError, "`gaps` must be at least 0 and finite, got -1.0"),
+        (ones * torch.nan, ValueError, "`gaps` must be at least 0 and finite, got nan"),
+        (ones / 0, ValueError, "`gaps` must be at least 0 and finite, got inf"),
         (ones[1:], ValueError, r"`gaps` must be \(9, 3\), got \(8, 3\)"),
         (ones.float(), TypeError, r"`gaps` must be a tensor with dtype torch\.float64, got torch\.float32"),
         (1.0, TypeError, "got float"),

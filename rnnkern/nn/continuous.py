@@ -122,15 +122,16 @@ class ContinuousRNN(SingleLayer):
                 unbatched input; in the caller's batch order. True starts a new sequence at step t, from a state of
                 zeros.
             gaps: the duration of each step, in place of ``dt``: shape as that of ``reset``, dtype of the parameters, at
-                least 0. With 0 the state stays the same, to the bit. Not with ``method="adams"``, whose formula is for
-                equal steps.
+                least 0 and finite. With 0 the state stays the same, to the bit. Not with ``method="adams"``, whose
+                formula is for equal steps.
 
         Returns:
             The output, which is h at the end of each step, shaped like ``input`` with H columns, and h_n, shaped like
             ``hx``; with ``method="adams"`` (h_n, k_n).
 
         Raises:
-            ValueError: a tensor has the wrong shape, a gap on a CPU is negative or NaN, or the method takes no gaps.
+            ValueError: a tensor has the wrong shape, a gap on a CPU is negative, infinite or NaN, or the method takes
+                no gaps.
             TypeError: an argument has the wrong type, dtype or device.
         """
         args, options = self._call(input, hx, reset, gaps)
@@ -194,8 +195,10 @@ class ContinuousRNN(SingleLayer):
             wanted = tuple(input.shape[:-1])
         if tuple(gaps.shape) != wanted:
             raise ValueError(f"ContinuousRNN: `gaps` must be {wanted}, got {tuple(gaps.shape)}")
-        if gaps.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((gaps >= 0).all()):
-            raise ValueError("ContinuousRNN: `gaps` must be at least 0")
+        if gaps.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = gaps[~((gaps >= 0) & (gaps < float("inf")))]
+            if wrong.numel():
+                raise ValueError(f"ContinuousRNN: `gaps` must be at least 0 and finite, got {wrong[0].item()}")
         if gaps.dim() == 1:
             return gaps[:, None, None]
         gaps = gaps.T if self.batch_first else gaps

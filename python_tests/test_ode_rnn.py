@@ -1,0 +1,64 @@
+"""The ODE-RNN of docs/continuous.md: its steps, and what it learns beside a GRU."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import rnnkern
+
+PAGE = Path(__file__).parents[1] / "docs" / "continuous.md"
+
+
+@pytest.fixture
+def example():
+    """The names that the example defines; it is not trained."""
+    (code,) = (
+        block for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "ODERNN" in block
+    )
+    names = {"torch": torch, "rnnkern": rnnkern}
+    exec(compile(code.replace("updates=2", "updates=0"), str(PAGE), "exec"), names)
+    return names
+
+
+def test_it_is_a_loop_of_cells_and_euler_steps(example):
+    model = example["ODERNN"](hidden=9, steps=4)
+    x, gaps = example["sines"](5)
+    h, wanted = torch.zeros(5, 9), []
+    for observed, gap in zip(x, gaps, strict=False):
+        h = model.cell(observed, h)
+        for _ in range(4):
+            h = h + gap[:, None] / 4 * torch.tanh(model.field(h))
+        wanted.append(model.readout(h))
+    found, wanted = model(x[:-1], gaps), torch.stack(wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    leaves = list(model.parameters())
+    pair = (torch.autograd.grad(y.square().mean(), leaves) for y in (found, wanted))
+    for actual, gradient in zip(*pair, strict=True):
+        torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-5)
+
+
+class WithoutGaps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.readout = rnnkern.nn.GRU(1, 32), torch.nn.Linear(32, 1)
+
+    def forward(self, x, gaps):
+        return self.readout(self.layer(x)[0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_gru_cannot_predict_a_sine_without_the_gaps(example, seed):
+    torch.manual_seed(seed)
+    assert example["train"](WithoutGaps(), 300).mean() >= 0.05
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_ode_rnn_predicts_it(example, seed):
+    """Most of its error is that of the first predictions, before the phase can be known."""
+    torch.manual_seed(seed)
+    errors = example["train"](example["ODERNN"](), 300)
+    assert errors.mean() <= 0.006
+    assert errors[3:].mean() <= 0.002
