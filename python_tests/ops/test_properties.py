@@ -30,8 +30,9 @@ RATES = st.just(0.0) | st.floats(0, 0.9)
 
 
 @st.composite
-def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
-    """Strategy for calls. `inputs` draws I, or 0 for a call with u; None draws all kinds."""
+def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None, with_keep=True):
+    """Strategy for calls. `inputs` draws I, or 0 for a call with u; None draws all kinds. `with_keep` draws `keep` for
+    some calls."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
     cell = draw(st.sampled_from(list(cells)))
     T, B, H = draw(steps), draw(batches), draw(units)
@@ -59,7 +60,9 @@ def calls(draw, steps, batches, units, cells=KERNEL_CELLS, inputs=None):
         "reverse": draw(st.booleans()),
         "grad_scale": None if scale is None else draw(laid_out(*scale)),
     }
-    keep = None if reference.CELLS[cell].normalised else draw(st.sampled_from([None, None, (T,), (T, B)]))
+    keep = None
+    if with_keep and not reference.CELLS[cell].normalised:
+        keep = draw(st.sampled_from([None, None, (T,), (T, B)]))
     if keep is not None:
         kwargs["keep"] = torch.rand(keep[::-1], dtype=torch.float64).permute(*range(len(keep))[::-1])
         kwargs["dropout"], kwargs["seed"] = draw(RATES), torch.tensor(draw(st.integers(-(2**63), 2**63 - 1)))
