@@ -96,6 +96,9 @@ def run_one(stage: Stage, logs: Path, until: float) -> Result:
 
 
 def start(command: Command, stage: Stage, logs: Path) -> Running:
+    # A shell starts what runs in the background with Ctrl-C ignored, which processes inherit.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     paths = [str(record.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     environment |= {"PYTHONFAULTHANDLER": "1", "RNNKERN_GPU_TESTS": "cuda"} | stage.environment

@@ -251,7 +251,15 @@ def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(impatient, tm
     assert not marker.exists()
 
 
-def test_what_is_stopped_says_where_it_stood(monkeypatch, tmp_path):
+@pytest.fixture
+def in_background():
+    """Ctrl-C is ignored, as in a process that a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_is_stopped_says_where_it_stood(in_background, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "GRACE", 10)  # a busy machine may need seconds; the wait ends with the process
     code = "import time\ndef hangs():\n    print('begun', flush=True)\n    time.sleep(30)\nhangs()"
     (result,) = ended([python(code, limit=14.0)], tmp_path)
