@@ -1,4 +1,4 @@
-"""Draws the pictures of the theory of gates, of Lyapunov spectra and of non-normal weights: ten minutes on two cores.
+"""Draws the pictures of the theory of gates, of Lyapunov spectra and of non-normal weights: four minutes on two cores.
 Each number in perf/results/<device>/dynamics.csv stands beside the interval in which theory, or an earlier computation,
 says it is; the command fails if one is outside."""
 
