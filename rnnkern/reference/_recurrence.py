@@ -1,7 +1,7 @@
 """Recurrences: one formula per cell and one loop over T time steps, for B sequences, H hidden units and G gates."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -242,13 +242,17 @@ def recurrence(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Same arguments, shapes and results as :func:`rnnkern.ops.recurrence`; here ``save_gates`` and ``save_u`` have no
     effect."""
-    outputs, final = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
-                              bias_ih, zoneout, dropout, seed, keep)  # fmt: skip
+    outputs, final = _outputs(
+        cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
+        grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=zoneout, dropout=dropout, seed=seed,
+        keep=keep,
+    )  # fmt: skip
     return _joined(outputs, batch_sizes, u, final), final if outputs else tuple(s.clone() for s in final)
 
 
-def _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih, bias_ih, zoneout,
-             dropout, seed, keep) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
+def _outputs(cell, u, R, state, *, bias=None, params=(), batch_sizes=None, reset=None, reverse=False, grad_scale=None,
+             weight_ih=None, bias_ih=None, zoneout=0.0, dropout=0.0, seed=None,
+             keep=None) -> tuple[list[Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """h of every step, and the final state."""
     if weight_ih is not None:
         u = F.linear(u, weight_ih, bias_ih)
@@ -278,34 +282,16 @@ def _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_
 
 
 def recurrence_adjoint(
-    gradient: Callable[[Tensor], Tensor],
-    cell: str,
-    u: Tensor,
-    R: Tensor,
-    state: Sequence[Tensor],
-    *,
-    bias: Tensor | None = None,
-    params: Sequence[Tensor] = (),
-    batch_sizes: Tensor | None = None,
-    reset: Tensor | None = None,
-    reverse: bool = False,
-    grad_scale: Tensor | None = None,
-    weight_ih: Tensor | None = None,
-    bias_ih: Tensor | None = None,
-    zoneout: float | Sequence[float] = 0.0,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-    keep: Tensor | None = None,
+    gradient: Callable[[Tensor], Tensor], cell: str, u: Tensor, R: Tensor, state: Sequence[Tensor], **options: Any
 ) -> Tensor:
     """Same arguments and result as :func:`rnnkern.ops._recurrence.adjoint.recurrence_adjoint`."""
     with torch.enable_grad():
         state = [s.detach().requires_grad_() for s in state]  # so that each h is part of a graph
-        outputs, _ = _outputs(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, weight_ih,
-                              bias_ih, zoneout, dropout, seed, keep)  # fmt: skip
+        outputs, _ = _outputs(cell, u, R, state, **options)
         outputs = [h if h.requires_grad else h.requires_grad_() for h in outputs]  # a cell may ignore its state
-        h = _joined(outputs, batch_sizes, u, state)
+        h = _joined(outputs, options.get("batch_sizes"), u, state)
         found = torch.autograd.grad(h, outputs, gradient(h.detach())) if outputs else []
-    return _joined(found, batch_sizes, u, state)
+    return _joined(found, options.get("batch_sizes"), u, state)
 
 
 def _joined(outputs: Sequence[Tensor], batch_sizes: Tensor | None, u: Tensor, state: Sequence[Tensor]) -> Tensor:
