@@ -64,7 +64,8 @@ def _load() -> str | None:
         return missing(
             f"rnnkern's compiled extension was built for the SIMD levels {built}, and this processor supports only "
             f"{facts['processor_simd_level']}",
-            "build it on this machine, or with RNNKERN_SIMD_LEVELS=all for every machine",
+            "build it again on this machine with `pip install -v --force-reinstall --no-deps .` in its source folder, "
+            "or once for every machine with RNNKERN_SIMD_LEVELS=all",
         )
     return None
 
