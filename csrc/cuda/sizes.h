@@ -20,16 +20,9 @@ struct Sizes {
   // Calls f(std::integral_constant<int, wanted>()); `wanted` must be one of the sizes.
   template <class F>
   static auto visit(int wanted, F f) {
-    return visit_from<F, sizes...>(wanted, f);
-  }
-
- private:
-  template <class F, int first, int... rest>
-  static auto visit_from(int wanted, F& f) {
-    if constexpr (sizeof...(rest) > 0) {
-      if (wanted != first) return visit_from<F, rest...>(wanted, f);
-    }
-    return f(std::integral_constant<int, first>());
+    std::common_type_t<decltype(f(std::integral_constant<int, sizes>()))...> found;
+    ((wanted == sizes ? void(found = f(std::integral_constant<int, sizes>())) : void()), ...);
+    return found;
   }
 };
 

@@ -124,8 +124,8 @@ struct Driver : GivensCall {
     const int64_t blocks = std::min(sequences.batch, most_parts);
     const Tensor sums = empty(u, {blocks, packing.total()});
     problem.h = read<T>(h);
-    problem.grad_h = grad_h ? read<T>(*grad_h) : nullptr;
-    problem.grad_last = grad_last ? read<T>(*grad_last) : nullptr;
+    problem.grad_h = read<T>(grad_h);
+    problem.grad_last = read<T>(grad_last);
     problem.grad_u = write<T>(found[0]);
     problem.grad_h0 = write<T>(found[3]);
     problem.sums = write<T>(sums);
@@ -145,11 +145,9 @@ struct Driver : GivensCall {
   bool sums_fit(int64_t blocks) const {
     const cuda::Facts facts = cuda::facts_of_current(stream);
     const int64_t together = (blocks + facts.multiprocessors - 1) / facts.multiprocessors;
-    return together * with_sizes<T>(packing,
-                                    [&](auto parts, auto each) {
-                                      return BackwardKernel<T, parts(), each()>::bytes(packing.total());
-                                    }) <=
-           facts.shared_bytes;
+    const int64_t bytes = with_sizes<T>(
+        packing, [&](auto parts, auto each) { return BackwardKernel<T, parts(), each()>::bytes(packing.total()); });
+    return together * bytes <= facts.shared_bytes;
   }
 };
 

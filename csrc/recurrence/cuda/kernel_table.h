@@ -39,29 +39,27 @@ constexpr bool has_cluster(int D) {
 
 template <class Cell, class M>
 Residents block_kernels(int padded) {
-  return BlockSizes::visit(padded, [](auto D) {
+  return BlockSizes::visit(padded, [](auto D) -> Residents {
     if constexpr (has_block<Cell, M>(D())) {
       using Forward = BlockForwardKernel<Cell, M, D()>;
       using Backward = BlockBackwardKernel<Cell, M, D()>;
-      return Residents{{&cuda::kernel<Forward>, Forward::Tile::columns, Forward::shared_size},
-                       {&cuda::kernel<Backward>, Backward::Tile::columns, Backward::shared_size}};
-    } else {
-      return Residents{};
+      return {{&cuda::kernel<Forward>, Forward::Tile::columns, Forward::shared_size},
+              {&cuda::kernel<Backward>, Backward::Tile::columns, Backward::shared_size}};
     }
+    return {};
   });
 }
 
 template <class Cell, class M>
 Residents cluster_kernels(int padded) {
-  return ClusterSizes::visit(padded, [](auto D) {
+  return ClusterSizes::visit(padded, [](auto D) -> Residents {
     if constexpr (has_cluster<Cell, M>(D())) {
       using Forward = ClusterForwardKernel<Cell, M, D()>;
       using Backward = ClusterBackwardKernel<Cell, M, D()>;
-      return Residents{{&cuda::kernel<Forward>, Forward::columns, Forward::shared_size, Forward::cluster},
-                       {&cuda::kernel<Backward>, Backward::columns, Backward::shared_size, Backward::cluster}};
-    } else {
-      return Residents{};
+      return {{&cuda::kernel<Forward>, Forward::columns, Forward::shared_size, Forward::cluster},
+              {&cuda::kernel<Backward>, Backward::columns, Backward::shared_size, Backward::cluster}};
     }
+    return {};
   });
 }
 

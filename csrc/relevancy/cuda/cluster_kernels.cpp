@@ -39,16 +39,15 @@ constexpr int rows_held_keys(int D) {
 
 Residents cluster_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
-    return ClusterSizes::visit(padded, [&](auto size) {
+    return ClusterSizes::visit(padded, [&](auto size) -> Residents {
       constexpr int D = size(), blocks = cluster_blocks<Cell>(D);
       if constexpr (has_cluster<Cell>(D)) {
         using Forward = ClusterForwardKernel<Cell, D, blocks, cluster_held<Cell>(D)>;
         using Backward = ClusterBackwardKernel<Cell, D, blocks, rows_held<Cell>(D), rows_held_keys<Cell>(D)>;
-        return Residents{{&cuda::kernel<Forward>, Forward::shared_bytes(slots, relevant_size), blocks},
-                         {&cuda::kernel<Backward>, Backward::shared_bytes(slots, relevant_size), blocks}};
-      } else {
-        return Residents{};
+        return {{&cuda::kernel<Forward>, Forward::shared_bytes(slots, relevant_size), blocks},
+                {&cuda::kernel<Backward>, Backward::shared_bytes(slots, relevant_size), blocks}};
       }
+      return {};
     });
   });
 }

@@ -24,16 +24,15 @@ Resident of_sample(int64_t shared_bytes) {
 template <class W>
 Residents per_sequence_kernels(int cell_id, int padded, int64_t slots, int64_t relevant_size) {
   return visit_cell(cell_id, [&]<class Cell>(CellType<Cell>) {
-    return PerSequenceSizes::visit(padded, [&](auto size) {
+    return PerSequenceSizes::visit(padded, [&](auto size) -> Residents {
       constexpr int P = size();
       if constexpr (has_sample<Cell, W>(P)) {
         using Forward = PerSequenceForwardKernel<Cell, P, W>;
         using Backward = PerSequenceBackwardKernel<Cell, P, W>;
-        return Residents{of_sample<Forward, P, W>(Forward::Memory::bytes(slots, relevant_size)),
-                         of_sample<Backward, P, W>(Backward::SharedLayout::bytes())};
-      } else {
-        return Residents{};
+        return {of_sample<Forward, P, W>(Forward::Memory::bytes(slots, relevant_size)),
+                of_sample<Backward, P, W>(Backward::SharedLayout::bytes())};
       }
+      return {};
     });
   });
 }
