@@ -4,7 +4,9 @@
 ``python -m perf.lyapunov --help``. In the cases of tangents the trajectory is known: each provider gets h, c and the
 gates of all steps, and those that need no gates compute them. The baseline is, in the same run, T products of B S rows
 with R and one product with as many operations for each orthonormalization (4 n S^2 for the n elements of the state).
-In the case of ``jvp`` a call computes the value and one tangent, and the baseline has the products of both.
+In the case of ``jvp`` a call computes the value and one tangent, and the baseline has the products of both. In the case
+of ``gradients`` a call computes the gradient with respect to h of every step, and the baseline has the products of the
+forward pass and those of the gradient with R.
 """
 
 import functools
@@ -21,8 +23,10 @@ from perf.harness import OURS, Case, NoKernel, Problem, Values, labels
 from rnnkern import reference
 from rnnkern._gemm import gemm_reference, products, run
 from rnnkern.ops import explain, recurrence, recurrence_tangent
+from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
+from rnnkern.reference._recurrence import recurrence_adjoint as adjoint_of_loop
 
-LSTM, GRU, JVP = "lstm", "gru", "jvp"
+LSTM, GRU, JVP, GRADIENTS = "lstm", "gru", "jvp", "gradients"
 BEGUN = "rnnkern, with the forward pass"
 LOOP, STEPS, DENSE, WRITTEN = "vmap(jvp) of a loop", "jacrev of each step", "dense Jacobians", "loop by hand"
 FORWARD, MODULE = "rnnkern, the forward pass alone", "torch.nn"
@@ -33,7 +37,7 @@ SHAPES = (
 )  # fmt: skip
 """(T, B, H, S, every)."""
 QUICK_SHAPES = ((6, 2, 8, 4, 0), (6, 2, 8, 4, 2))
-JVP_SHAPE, QUICK_JVP_SHAPE = (100, 8, 128), (6, 2, 8)
+GRU_SHAPE, QUICK_GRU_SHAPE = (100, 8, 128), (6, 2, 8)
 FORGET_BIAS = 4.0
 """Tangents neither vanish nor grow within 200 steps, as in a trained LSTM."""
 
@@ -258,12 +262,43 @@ def problem_of_jvp(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Probl
     )  # fmt: skip
 
 
+def problem_of_gradients(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Problem:
+    """The gradient with respect to h of every step of a GRU. torch.nn's layer is called once per step."""
+    torch.manual_seed(seed)
+    steps, batch, size = shape
+    module = torch.nn.GRU(size, size).to(dtype)
+    weights = [p.detach() for p in module.parameters()]
+    x, upstream = torch.randn(2, steps, batch, size, dtype=dtype)
+
+    def ours(op, wide=torch.Tensor.clone) -> Values:
+        W, R, b_ih, b_hh = map(wide, weights)
+        h0 = wide(x.new_zeros(batch, size))
+        return {"gradient": op(lambda h: wide(upstream), GRU, wide(x), R, (h0,), bias=b_hh, weight_ih=W, bias_ih=b_ih)}
+
+    def theirs() -> Values:
+        found = [x.new_zeros(1, batch, size).requires_grad_()]
+        for u in x.split(1):
+            found.append(module(u, found[-1])[0])
+        return {"gradient": torch.cat(torch.autograd.grad(found[1:], found[1:], upstream.split(1)))}
+
+    W, R = weights[:2]
+    through_R = products(x.new_empty(steps * batch, 3 * size).normal_(), R, [batch] * steps)
+    forward = gemm_reference([(W, R)], [batch] * steps)["forward"]
+    return Problem(
+        calls={GRADIENTS: {OURS: functools.partial(ours, recurrence_adjoint),
+                           WRITTEN: functools.partial(ours, adjoint_of_loop), MODULE: theirs}},
+        baselines={GRADIENTS: lambda: (forward(), run(through_R))},
+        naive=functools.partial(ours, adjoint_of_loop),
+        truth=functools.partial(ours, adjoint_of_loop, torch.Tensor.double),
+    )  # fmt: skip
+
+
 def case_of(every: int) -> str:
     return f"every {every}"
 
 
-def cases(shapes: Sequence[Sequence[int]], jvp_shapes: Sequence[Sequence[int]], dtype: str) -> list[Case]:
-    """The cases of tangents, and of jvp."""
+def cases(shapes: Sequence[Sequence[int]], gru_shapes: Sequence[Sequence[int]], dtype: str) -> list[Case]:
+    """The cases of tangents, and those of jvp and of gradients."""
     kind = getattr(torch, dtype)
     found = [
         Case(
@@ -273,8 +308,12 @@ def cases(shapes: Sequence[Sequence[int]], jvp_shapes: Sequence[Sequence[int]], 
         for shape in shapes
     ]
     return found + [
-        Case(labels("recurrence_tangent", JVP, GRU, shape, dtype), functools.partial(problem_of_jvp, shape, kind))
-        for shape in jvp_shapes
+        Case(labels(op, case, GRU, shape, dtype), functools.partial(problem, shape, kind))
+        for shape in gru_shapes
+        for op, case, problem in (
+            ("recurrence_tangent", JVP, problem_of_jvp),
+            ("recurrence_backward", GRADIENTS, problem_of_gradients),
+        )
     ]
 
 
@@ -284,13 +323,15 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = family.arguments("Times recurrence_tangent and jvp against the ways of PyTorch.", dtypes=family.WIDE)
+    parser = family.arguments(
+        "Times recurrence_tangent, jvp and gradients of every step against the ways of PyTorch.", dtypes=family.WIDE
+    )
     parser.add_argument("--shapes", nargs="*", type=shape, metavar="TxBxHxSxK", help="tangents, instead of the usual")
-    parser.add_argument("--no-jvp", action="store_true", help="leaves out the case of jvp")
+    parser.add_argument("--only-tangents", action="store_true", help="leaves out the cases of jvp and of gradients")
     chosen, setup = family.begin(parser, argv, "lyapunov", name="lyapunov")
-    shapes, of_jvp = (QUICK_SHAPES, QUICK_JVP_SHAPE) if chosen.quick else (SHAPES, JVP_SHAPE)
+    shapes, of_gru = (QUICK_SHAPES, QUICK_GRU_SHAPE) if chosen.quick else (SHAPES, GRU_SHAPE)
     shapes = shapes if chosen.shapes is None else chosen.shapes
-    harness.run(cases(shapes, [] if chosen.no_jvp else [of_jvp], chosen.dtype), *setup)
+    harness.run(cases(shapes, [] if chosen.only_tangents else [of_gru], chosen.dtype), *setup)
 
 
 if __name__ == "__main__":

@@ -60,17 +60,23 @@ class Noise(NamedTuple):
         return kept, noise.dropout_mask(self.seed, self.dropout, state[0])
 
 
-def operator(layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noise | None = None):
+def operator(
+    layer: Layer, x: Tensor, save_gates: bool | None = None, noise: Noise | None = None, keep: Tensor | None = None
+):
     W, R, b_ih, b_hh = (layer.weights.get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     return recurrence(
         layer.cell, x, R, layer.state(x), bias=b_hh, params=layer.params, weight_ih=W, bias_ih=b_ih,
-        batch_sizes=layer.batch_sizes, save_gates=save_gates, **({} if noise is None else noise._asdict()),
+        batch_sizes=layer.batch_sizes, save_gates=save_gates, keep=keep,
+        **({} if noise is None else noise._asdict()),
     )  # fmt: skip
 
 
-def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor] | None = None):
+def loop(
+    layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor] | None = None, keep: Tensor | None = None
+):
     """A carefully written loop over time: one input projection, ``unbind``, weights split once, and finished sequences
-    dropped. ``drawn`` is the result of :meth:`Noise.drawn`, so that the loop only applies the masks."""
+    dropped. ``drawn`` is the result of :meth:`Noise.drawn`, so that the loop only applies the masks. ``keep`` is (T,
+    B)."""
     cell = cell_of(layer.cell)
     product = product_of(layer, None if drawn is None else drawn[1])
     u = F.linear(x, layer.weights["weight_ih"], layer.weights["bias_ih"])
@@ -83,6 +89,8 @@ def loop(layer: Layer, x: Tensor, drawn: tuple[list[tuple[Tensor, ...]], Tensor]
         new = cell.step(u_t, product, state, *layer.params)
         if drawn is not None:
             new = tuple(torch.where(kept[:n], *pair) for kept, *pair in zip(drawn[0][t], state, new, strict=True))
+        if keep is not None:
+            new = tuple(torch.lerp(*pair, keep[t, :n, None].to(x.dtype)) for pair in zip(new, state, strict=True))
         state = new
         outputs.append(state[0])
     if finished:

@@ -64,10 +64,16 @@ class Options(NamedTuple):
     directions: int = 1
     zoneout: float = 0.0  # rate for every state
     dropout: float = 0.0
+    keep: bool = False  # weights of the old state, for each step and sequence
 
     @property
     def noisy(self) -> bool:
         return self.zoneout + self.dropout > 0
+
+    @property
+    def over_loop(self) -> bool:
+        """Whether the loop is the only peer."""
+        return self.noisy or self.keep
 
     @property
     def stacked(self) -> bool:
@@ -78,6 +84,7 @@ class Options(NamedTuple):
         words = ["packed" if self.packed else "inference" if self.inference else "dense"]
         words += [f"{n} {what}" for n, what in ((self.layers, "layers"), (self.directions, "directions")) if n > 1]
         words += [f"{what} {rate:g}" for what, rate in (("zoneout", self.zoneout), ("dropout", self.dropout)) if rate]
+        words += ["keep"] * self.keep
         return ", ".join(words)
 
 
@@ -90,9 +97,10 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
 
     providers, training_only, absent = {}, {}, {}
     run = functools.partial(operator, noise=Noise(options.zoneout, options.dropout, torch.tensor(seed)))
+    keep = torch.rand(steps, batch, dtype=dtype) if options.keep else None
     if not options.noisy:
-        run = operator
-    if cell in MODULES and not options.noisy:
+        run = operator if keep is None else functools.partial(operator, keep=keep)
+    if cell in MODULES and not options.over_loop:
         theirs, ours, keywords = MODULES[cell]
         keywords = keywords | {"num_layers": options.layers, "bidirectional": options.directions == 2, "dtype": dtype}
         peer, mine = (make(size, size, **keywords) for make in (theirs, ours))
@@ -112,12 +120,12 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         naive = without_onednn(of_module(peer, batch_sizes))
         exact = of_module(copy.deepcopy(peer).double(), batch_sizes)
     else:
-        by_loop = loop
+        by_loop = loop if keep is None else functools.partial(loop, keep=keep)
         if options.noisy:
             by_loop = functools.partial(loop, drawn=run.keywords["noise"].drawn(layer, x, steps))
         naive = of_function(by_loop, layer)
         exact = of_function(by_loop, layer.map(lambda w: w.detach().double().requires_grad_()))
-        if options.with_loop or options.noisy or cell not in MODULES:
+        if options.with_loop or options.over_loop or cell not in MODULES:
             providers["loop"] = naive
         if options.with_compiled and steps <= COMPILED_STEPS:
             try:
@@ -244,14 +252,19 @@ def main(argv: Sequence[str]) -> None:
         "--zoneout", type=float, default=0.0, metavar="RATE", help="of every state; over the loop alone"
     )
     parser.add_argument("--dropout", type=float, default=0.0, metavar="RATE", help="of what R multiplies; likewise")
+    parser.add_argument(
+        "--keep", action="store_true", help="weights of the old state, for each step and sequence; likewise"
+    )
     chosen, setup = family.begin(parser, argv, "recurrence")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     options = Options(
         chosen.packed, chosen.loop, chosen.compiled, inference=chosen.inference, layers=chosen.layers,
-        directions=1 + chosen.bidirectional, zoneout=chosen.zoneout, dropout=chosen.dropout,
+        directions=1 + chosen.bidirectional, zoneout=chosen.zoneout, dropout=chosen.dropout, keep=chosen.keep,
     )  # fmt: skip
-    if options.noisy and options.stacked:
-        parser.error("--zoneout and --dropout are measured in one layer and direction")
+    if options.over_loop and options.stacked:
+        parser.error("--zoneout, --dropout and --keep are measured in one layer and direction")
+    if options.noisy and options.keep:
+        parser.error("--keep is measured without --zoneout and --dropout")
     todo = cases(chosen.cells, shapes, chosen.dtype, **options._asdict())
     if not todo:
         parser.error(f"with --layers and --bidirectional, --cells must name some of {', '.join(MODULES)}")
