@@ -65,12 +65,14 @@ def build(
     recurrence.refuse_reference(layer, x)
     naive = differentiable(of_function(loop, layer))
     exact = differentiable(of_function(loop, layer.map(lambda w: w.detach().double().requires_grad_(w.requires_grad))))
-    providers = {OURS: differentiable(of_function(operator, layer)), "loop": naive}
-    if built_in:
-        providers["built-in"] = of_function(operator, layer._replace(cell=name))
-    if with_compiled and steps <= recurrence.COMPILED_STEPS:
+    providers = {OURS: differentiable(of_function(operator, layer))}
+    if with_compiled:
         grad = torch.ones(steps, batch, size, dtype=dtype)
         providers[recurrence.COMPILED] = recurrence.warmed(compiled(naive), x, grad)
+    else:
+        providers["loop"] = naive
+        if built_in:
+            providers["built-in"] = of_function(operator, layer._replace(cell=name))
     grad_h = torch.randn(steps, batch, size, dtype=dtype)
     facts, W = cell_of(cell.name), layer.weights["weight_ih"].detach()
     return Problem(
@@ -116,9 +118,15 @@ def main(argv: Sequence[str]) -> None:
     parser = family.arguments("Times the cells of rnnkern.cell, forward and forward+backward.")
     parser.add_argument("--cells", nargs="+", choices=[*BUILT_IN, *COLLECTION], metavar="CELL")
     family.add_shapes(parser, "TxBxN", "six")
-    parser.add_argument("--compiled", action="store_true", help="torch.compile of the loop too, where T is at most 50")
+    parser.add_argument(
+        "--compiled", action="store_true",
+        help=f"against torch.compile of the loop alone, at sizes of at most {recurrence.COMPILED_STEPS} steps",
+    )  # fmt: skip
     chosen, setup = family.begin(parser, argv, "cells", name="cells")
-    if chosen.cells is None:
+    shapes = chosen.shapes or (recurrence.QUICK_SHAPES if chosen.quick else SHAPES)
+    if chosen.compiled:
+        shapes = [shape for shape in shapes if shape[0] <= recurrence.COMPILED_STEPS]
+    elif chosen.cells is None:
         for what, seconds in first_calls(1 if chosen.quick else 5).items():
             print(f"first call, {what}: {1e3 * seconds:.1f} ms")
     cells = [(name, True) for name in BUILT_IN] + [(name, False) for name in COLLECTION]
@@ -130,7 +138,7 @@ def main(argv: Sequence[str]) -> None:
         )
         for name, built_in in cells
         if chosen.cells is None or name in chosen.cells
-        for shape in chosen.shapes or (recurrence.QUICK_SHAPES if chosen.quick else SHAPES)
+        for shape in shapes
     ]
     try:
         harness.run(todo, *setup)

@@ -35,9 +35,9 @@ MARKED = re.compile(r"(<!-- (\w+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
 
 def environment(rows: Sequence[Record]) -> str:
-    row, names = rows[-1], ("threads", "simd", "commit")
-    threads, simd, commit = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in names)
-    return f"{row['device']}, threads {threads}, {simd}, PyTorch {row['torch']}, commit {commit}"
+    names = ("device", "threads", "simd", "torch", "commit")
+    device, threads, simd, torch, commit = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in names)
+    return f"{device}, threads {threads}, {simd}, PyTorch {torch}, commit {commit}"
 
 
 def quoted(lines: Sequence[record.Row], name: str) -> list[record.Row]:
