@@ -49,11 +49,6 @@ def test_in_float64_it_is_the_reference(sample, every, level, simd):
         )
 
 
-def is_nan(row):
-    """Whether PyTorch's own tangent is NaN: that of a layer norm of one unit in float16."""
-    return row["dtype"] == torch.float16 and "layer_norm" in row["cell"] and row["hidden"] == 1
-
-
 COVERING = covering_rows(
     {
         "dtype": [torch.float32, torch.bfloat16, torch.float16],
@@ -72,7 +67,7 @@ COVERING = covering_rows(
 
 @pytest.mark.parametrize(
     "row",
-    quick_where(lambda row: row["count"] < 40 and row["steps"] < 40, [row for row in COVERING if not is_nan(row)]),
+    quick_where(lambda row: row["count"] < 40 and row["steps"] < 40, COVERING),
     ids=lambda row: "-".join(map(str, row.values())),
 )
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
@@ -89,9 +84,12 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
         actual = results(recurrence_tangent, sample)
         naive, truth = (results(reference.recurrence_tangent, s) for s in (sample, sample.to(torch.float64)))
         for name, x in actual.items():
-            found.setdefault(name, []).append((x, naive[name], truth[name]))
+            assert x.isfinite().all(), name
+            # PyTorch's own tangent of a layer norm in float16 may overflow.
+            if naive[name].isfinite().all() or dtype != torch.float16:
+                found.setdefault(name, []).append((x, naive[name], truth[name]))
     for name, values in found.items():
-        if draws == 1:
+        if len(values) == 1:
             assert_close(*values[0], name)
         else:
             assert_close_over_draws(values, name)
