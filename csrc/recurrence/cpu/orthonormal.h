@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/fused.h"
 #include "cpu/storage.h"
+#include "cpu/sums.h"
 #include "recurrence/cpu/sequence.h"
 
 namespace rnnkern {
@@ -14,7 +16,7 @@ namespace {
 template <class T>
 struct TangentRows {
   using V = Vec<T>;
-  static constexpr int together = 4;  // rows that a pass over another row reads at once
+  static constexpr int together = 8;  // rows that a pass over another row reads at once
 
   int states;
   int64_t count;  // S
@@ -28,20 +30,14 @@ struct TangentRows {
   }
   T* at(int64_t row, int state) const { return of[state] + row * width[state]; }
 
-  // The Euclidean length of a row. Elements are divided by the largest, because squares of long products of Jacobians
-  // overflow or underflow.
+  // The Euclidean length of a row. Squares of long products of Jacobians overflow or underflow: then elements are
+  // divided by the largest first.
   T length(int64_t row) const {
-    V most(std::numeric_limits<T>::min());
-    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { most = select(abs(x) > most, abs(x), most); });
-    T lanes[V::width], largest = 0;
-    most.store(lanes);
-    for (const T x : lanes) largest = x > largest ? x : largest;
+    constexpr T eps = std::numeric_limits<T>::epsilon(), least = std::numeric_limits<T>::min() / eps / eps;
     V squares(0);
-    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA {
-      const V part = x / V(largest);
-      squares = squares + part * part;
-    });
-    return largest * std::sqrt(sum_of(squares));
+    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { squares = fused(x, x, squares); });
+    const T plain = sum_of(squares);
+    return plain >= least && plain <= std::numeric_limits<T>::max() ? std::sqrt(plain) : length_of_scaled(row);
   }
 
   void divide(int64_t row, T by) const {
@@ -55,19 +51,27 @@ struct TangentRows {
     for (int k = 0; k < states; ++k) clear(at(row, k), width[k]);
   }
 
-  // Subtracts from a row its projections on rows 0..last-1, twice, because one pass leaves a rounding error that is
-  // relative to the length before it (Giraud et al. 2005). Rows of zeros have no effect. `row` may be among them.
+  // Subtracts from a row its projections on rows 0..last-1. Rows of zeros have no effect. `row` may be among them.
   void reject(int64_t row, int64_t last) const {
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int64_t first = 0; first < last; first += together) {
-        const int64_t rows = smaller(together, last - first);
-        T along[together];
-        dot(row, first, rows, along);
-        for (int j = 0; j < rows; ++j)
-          if (first + j == row) along[j] = 0;
-        subtract(row, first, rows, along);
-      }
+    for (int64_t first = 0; first < last; first += together) {
+      const int64_t rows = smaller(together, last - first);
+      T along[together];
+      dot(row, first, rows, along);
+      for (int j = 0; j < rows; ++j)
+        if (first + j == row) along[j] = 0;
+      subtract(row, first, rows, along);
     }
+  }
+
+  // The same, and again if that left less than 0.7 of the row: the rounding error is relative to the length before, and
+  // a second pass is enough (Giraud et al. 2005). Returns the length of what is left of a row whose length was
+  // `before`.
+  T reject_and_measure(int64_t row, int64_t last, T before) const {
+    reject(row, last);
+    const T once = length(row);
+    if (once > T(0.7) * before) return once;
+    reject(row, last);
+    return length(row);
   }
 
  private:
@@ -78,43 +82,61 @@ struct TangentRows {
                      [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { f(V::load(at(row, k) + i, lanes)); });
   }
 
+  T length_of_scaled(int64_t row) const {
+    V most(std::numeric_limits<T>::min());
+    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { most = select(abs(x) > most, abs(x), most); });
+    T lanes[V::width], largest = 0;
+    most.store(lanes);
+    for (const T x : lanes) largest = x > largest ? x : largest;
+    V squares(0);
+    for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA {
+      const V part = x / V(largest);
+      squares = fused(part, part, squares);
+    });
+    return largest * std::sqrt(sum_of(squares));
+  }
+
   static T sum_of(V x) {
-    T lanes[V::width];
-    x.store(lanes);
-    for (int half = V::width / 2; half > 0; half /= 2)
-      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    return lanes[0];
+    T sum;
+    sums_of_lanes<T, 1>(&x, &sum);
+    return sum;
   }
 
   void dot(int64_t row, int64_t first, int64_t rows, T* along) const {
-    V sums[together] = {V(0), V(0), V(0), V(0)};
-    for (int k = 0; k < states; ++k) {
-      const T *const a = at(row, k), *const q = at(first, k);
-      const int64_t step = width[k];
-      const auto add = [&](auto all) RNNKERN_INLINE_LAMBDA {
-        for_vectors<V>(0, step, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-          const V x = V::load(a + i, lanes);
-          for (int j = 0; j < (all ? together : rows); ++j) sums[j] = sums[j] + x * V::load(q + j * step + i, lanes);
-        });
-      };
-      if (rows == together)
-        add(std::true_type());
-      else
-        add(std::false_type());
-    }
-    for (int j = 0; j < rows; ++j) along[j] = sum_of(sums[j]);
+    V sums[together];
+#pragma GCC unroll 8
+    for (int j = 0; j < together; ++j) sums[j] = V(0);
+    for_blocks(row, first, rows,
+               [&](T* a, const T* q, int64_t step, auto count, int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+                 const V x = V::load(a + i, lanes);
+                 for (int j = 0; j < count; ++j) sums[j] = fused(x, V::load(q + j * step + i, lanes), sums[j]);
+               });
+    sums_of_lanes<T, together>(sums, along);
   }
 
   void subtract(int64_t row, int64_t first, int64_t rows, const T* along) const {
+    for_blocks(row, first, rows,
+               [&](T* a, const T* q, int64_t step, auto count, int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+                 V x = V::load(a + i, lanes);
+                 for (int j = 0; j < count; ++j) x = fused(V(-along[j]), V::load(q + j * step + i, lanes), x);
+                 x.store(a + i, lanes);
+               });
+  }
+
+  // Calls f(a row, the first of `rows` rows, their distance, their number, i, lanes) for all vectors of a row. The
+  // number is a constant where it is `together`.
+  template <class F>
+  RNNKERN_INLINE void for_blocks(int64_t row, int64_t first, int64_t rows, F f) const {
     for (int k = 0; k < states; ++k) {
-      T* const a = at(row, k);
-      const T* const q = at(first, k);
-      const int64_t step = width[k];
-      for_vectors<V>(0, step, [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-        V x = V::load(a + i, lanes);
-        for (int j = 0; j < rows; ++j) x = x - V(along[j]) * V::load(q + j * step + i, lanes);
-        x.store(a + i, lanes);
-      });
+      const auto over = [&](auto count) RNNKERN_INLINE_LAMBDA {
+        for_vectors<V>(0, width[k], [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+          f(at(row, k), at(first, k), width[k], count, i, lanes);
+        });
+      };
+      if (rows == together)
+        over(std::integral_constant<int, together>());
+      else
+        over(int(rows));
     }
   }
 };
@@ -128,9 +150,7 @@ void orthonormalize(const TangentRows<T>& rows, double* log_r, int64_t* lost, T*
   const T least = T(8 * n) * std::numeric_limits<T>::epsilon();
   bool any_lost = false;
   for (int64_t s = 0; s < rows.count; ++s) {
-    const T before = rows.length(s);
-    rows.reject(s, s);
-    const T length = rows.length(s);
+    const T before = rows.length(s), length = rows.reject_and_measure(s, s, before);
     if (length <= least * before) {
       log_r[s] = -std::numeric_limits<double>::infinity();
       rows.set_zero(s);
@@ -156,8 +176,7 @@ void orthonormalize(const TangentRows<T>& rows, double* log_r, int64_t* lost, T*
     int state = 0;
     while (unit >= rows.width[state]) unit -= rows.width[state++];
     rows.at(s, state)[unit] = 1;
-    rows.reject(s, rows.count);
-    rows.divide(s, rows.length(s));
+    rows.divide(s, rows.reject_and_measure(s, rows.count, 1));
     cover(s);
   }
 }
