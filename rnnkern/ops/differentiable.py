@@ -5,6 +5,7 @@ One autograd.Function wraps the operator and another wraps its backward operator
 ignore ``register_autograd``. Second derivatives differentiate the backward pass in plain PyTorch.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
+from rnnkern._torch_private import without_autograd
 from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
@@ -61,9 +63,12 @@ def differentiable(
 
     gradients = tuple(gradients)  # torch.compile does not support range here
 
-    def run_backward(spec, *flat):
+    def run_backward(*args):
         operator = getattr(_operators, f"{name}_backward").default
-        return _as_tuple(operator(*_nested(flat, spec)))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return _as_tuple(operator(*args))
+        with without_autograd():
+            return _as_tuple(operator(*args))
 
     def second_derivatives(ctx, *grads):
         return _second(_kept(ctx), grads, reference_backward, leaves)
@@ -71,7 +76,7 @@ def differentiable(
     class Backward(torch.autograd.Function):
         @staticmethod
         def forward(spec, *flat):
-            return run_backward(spec, *flat)
+            return run_backward(*_nested(flat, spec))
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -102,16 +107,22 @@ def differentiable(
         @staticmethod
         def backward(ctx, *grads):
             grads = [*grads[:results], *[None] * (results - len(grads))]
-            owners = _owners(ctx.spec)
-            if all(grad is None for grad in grads):
-                return (None,) * (1 + len(owners))
             needed = ctx.needs_input_grad[1:]
-            needs = [needed[owners.index(k)] for k in optional]
-            flat, spec = _flat(backward_arguments(grads, _nested(*_kept(ctx)), needs))
-            found = Backward.apply(spec, *flat) if transformed() else run_backward(spec, *flat)
-            inputs = [n for k in gradients for n, owner in enumerate(owners) if owner == k]
-            found = {n: grad for n, grad in zip(inputs, found, strict=False) if needed[n]}
-            return None, *[found.get(n) for n in range(len(owners))]
+            all_grads = [None] * len(needed)
+            if all(grad is None for grad in grads):
+                return None, *all_grads
+            places = _places(ctx.spec)
+            needs = [needed[places[k].start] for k in optional]
+            args = backward_arguments(grads, _nested(*_kept(ctx)), needs)
+            if transformed():
+                flat, spec = _flat(args)
+                found = Backward.apply(spec, *flat)
+            else:
+                found = run_backward(*args)
+            for n, grad in zip((n for k in gradients for n in places[k]), found, strict=False):
+                if needed[n]:
+                    all_grads[n] = grad
+            return None, *all_grads
 
         @staticmethod
         def vmap(info, dims, spec, *flat):
@@ -145,6 +156,8 @@ def _as_tuple(*outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def _flat(args: Sequence[Any]) -> tuple[list[Any], Spec]:
     """Expands lists of tensors among the arguments; :func:`_nested` is the inverse."""
+    if list not in map(type, args):
+        return list(args), (None,) * len(args)
     spec = tuple([len(x) if _is_of_tensors(x) else None for x in args])
     return [y for x, length in zip(args, spec, strict=True) for y in ((x,) if length is None else x)], spec
 
@@ -155,7 +168,7 @@ def _is_of_tensors(x: Any) -> bool:
 
 
 def _nested(flat: Sequence[Any], spec: Spec) -> list[Any]:
-    if not any(spec):
+    if _has_no_lists(spec):
         return list(flat)
     args, rest = [], list(flat)
     for length in spec:
@@ -165,9 +178,14 @@ def _nested(flat: Sequence[Any], spec: Spec) -> list[Any]:
     return args
 
 
-def _owners(spec: Spec) -> list[int]:
-    """For each flat argument, the index of the argument it belongs to."""
-    return [k for k, length in enumerate(spec) for _ in range(1 if length is None else length)]
+def _has_no_lists(spec: Spec) -> bool:
+    return spec.count(None) == len(spec)
+
+
+def _places(spec: Spec) -> list[range]:
+    """For each argument, its places among the flat ones."""
+    ends = [0, *itertools.accumulate([1 if length is None else length for length in spec])]
+    return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def _keep(ctx: Any, args: Sequence[Any]) -> None:
@@ -175,7 +193,7 @@ def _keep(ctx: Any, args: Sequence[Any]) -> None:
     flat, ctx.spec_of_kept = _flat(args)
     ctx.set_materialize_grads(False)
     ctx.constants = [None if isinstance(x, Tensor) else x for x in flat]
-    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in flat))
+    ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in flat])
 
 
 def _kept(ctx: Any) -> tuple[list[Any], Spec]:
@@ -188,8 +206,8 @@ def _second(
 ) -> list[Tensor | None]:
     """The vector-Jacobian product of ``backward``: a gradient or None for each flat argument."""
     flat, spec = kept
-    there = [k for k, owner in enumerate(_owners(spec)) if owner in leaves and isinstance(flat[k], Tensor)]
-    there = [k for k in there if flat[k].is_floating_point() or flat[k].is_complex()]
+    there = [n for k, places in enumerate(_places(spec)) if k in leaves for n in places if isinstance(flat[n], Tensor)]
+    there = [n for n in there if flat[n].is_floating_point() or flat[n].is_complex()]
 
     def run(*given):
         full = dict(enumerate(flat)) | dict(zip(there, given, strict=True))

@@ -1,7 +1,6 @@
 """Derivatives of the recurrence: one autograd.Function for the forward pass, one for the backward pass, and the
 reference for second derivatives."""
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -206,27 +205,6 @@ class RecurrenceBackward(torch.autograd.Function):
         )  # fmt: skip
         given = dict(zip(of.names, (*dots[5:10], *state_dots, *params_dots), strict=True))
         return push_forward_backward(of, given, (upstream_dots[0], *upstream_dots[1]), ctx.shapes)
-
-
-class _Bound(NamedTuple):
-    """The part of inspect.BoundArguments that Function.apply uses."""
-
-    args: tuple
-    kwargs: dict
-
-    def apply_defaults(self):
-        pass
-
-
-class _AllGiven(inspect.Signature):
-    """Skips the binding of arguments in Function.apply, which takes a quarter of the time of a tiny call. It is
-    unnecessary here, since every call passes all arguments in order."""
-
-    def bind(self, *args):
-        return _Bound(args, {})
-
-
-Recurrence.forward.__signature__ = _AllGiven(inspect.signature(Recurrence.forward).parameters.values())
 
 
 def _parts(cell, states, tensors):
