@@ -149,6 +149,9 @@ def of_small(rows: Sequence[Record], op: str) -> str:
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
+    "docs/continuous.md": {
+        "speed": ("neural_ode.csv", functools.partial(captioned, made=relational_tables.of_speeds)),
+    },
     "docs/dynamics.md": {"tangents": ("lyapunov.csv", of_tangents)},
     "docs/cells.md": {"collection": ("cells.csv", of_cells)},
     "docs/orthogonal.md": {
