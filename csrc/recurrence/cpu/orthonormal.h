@@ -30,14 +30,14 @@ struct TangentRows {
   }
   T* at(int64_t row, int state) const { return of[state] + row * width[state]; }
 
-  // The Euclidean length of a row. Squares of long products of Jacobians overflow or underflow: then elements are
-  // divided by the largest first.
+  // The Euclidean length of a row. Where the sum of squares overflows or may have underflowed, as after long products
+  // of Jacobians, elements are first divided by the largest.
   T length(int64_t row) const {
     constexpr T eps = std::numeric_limits<T>::epsilon(), least = std::numeric_limits<T>::min() / eps / eps;
     V squares(0);
     for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { squares = fused(x, x, squares); });
-    const T plain = sum_of(squares);
-    return plain >= least && plain <= std::numeric_limits<T>::max() ? std::sqrt(plain) : length_of_scaled(row);
+    const T sum = sum_of(squares);
+    return sum >= least && sum <= std::numeric_limits<T>::max() ? std::sqrt(sum) : scaled_length(row);
   }
 
   void divide(int64_t row, T by) const {
@@ -54,18 +54,14 @@ struct TangentRows {
   // Subtracts from a row its projections on rows 0..last-1. Rows of zeros have no effect. `row` may be among them.
   void reject(int64_t row, int64_t last) const {
     for (int64_t first = 0; first < last; first += together) {
-      const int64_t rows = smaller(together, last - first);
       T along[together];
-      dot(row, first, rows, along);
-      for (int j = 0; j < rows; ++j)
-        if (first + j == row) along[j] = 0;
-      subtract(row, first, rows, along);
+      dot(row, first, last, along);
+      subtract(row, first, last, along);
     }
   }
 
-  // The same, and again if that left less than 0.7 of the row: the rounding error is relative to the length before, and
-  // a second pass is enough (Giraud et al. 2005). Returns the length of what is left of a row whose length was
-  // `before`.
+  // Does so a second time if that left less than 0.7 of the row's length `before`, because the rounding error is
+  // relative to the length before; two passes are enough (Giraud et al. 2005). Returns the length that is left.
   T reject_and_measure(int64_t row, int64_t last, T before) const {
     reject(row, last);
     const T once = length(row);
@@ -82,7 +78,7 @@ struct TangentRows {
                      [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA { f(V::load(at(row, k) + i, lanes)); });
   }
 
-  T length_of_scaled(int64_t row) const {
+  T scaled_length(int64_t row) const {
     V most(std::numeric_limits<T>::min());
     for_vectors_of(row, [&](V x) RNNKERN_INLINE_LAMBDA { most = select(abs(x) > most, abs(x), most); });
     T lanes[V::width], largest = 0;
@@ -102,43 +98,44 @@ struct TangentRows {
     return sum;
   }
 
-  void dot(int64_t row, int64_t first, int64_t rows, T* along) const {
+  // along[j] = the product of a row with row first + j; 0 for rows from `last` on, and for the row itself.
+  void dot(int64_t row, int64_t first, int64_t last, T* along) const {
     V sums[together];
 #pragma GCC unroll 8
     for (int j = 0; j < together; ++j) sums[j] = V(0);
-    for_blocks(row, first, rows,
-               [&](T* a, const T* q, int64_t step, auto count, int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-                 const V x = V::load(a + i, lanes);
-                 for (int j = 0; j < count; ++j) sums[j] = fused(x, V::load(q + j * step + i, lanes), sums[j]);
-               });
-    sums_of_lanes<T, together>(sums, along);
-  }
-
-  void subtract(int64_t row, int64_t first, int64_t rows, const T* along) const {
-    for_blocks(row, first, rows,
-               [&](T* a, const T* q, int64_t step, auto count, int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-                 V x = V::load(a + i, lanes);
-                 for (int j = 0; j < count; ++j) x = fused(V(-along[j]), V::load(q + j * step + i, lanes), x);
-                 x.store(a + i, lanes);
-               });
-  }
-
-  // Calls f(a row, the first of `rows` rows, their distance, their number, i, lanes) for all vectors of a row. The
-  // number is a constant where it is `together`.
-  template <class F>
-  RNNKERN_INLINE void for_blocks(int64_t row, int64_t first, int64_t rows, F f) const {
     for (int k = 0; k < states; ++k) {
-      const auto over = [&](auto count) RNNKERN_INLINE_LAMBDA {
-        for_vectors<V>(0, width[k], [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
-          f(at(row, k), at(first, k), width[k], count, i, lanes);
-        });
-      };
-      if (rows == together)
-        over(std::integral_constant<int, together>());
-      else
-        over(int(rows));
+      const Block q(*this, first, last, k);
+      for_vectors<V>(0, width[k], [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+        const V x = V::load(at(row, k) + i, lanes);
+#pragma GCC unroll 8
+        for (int j = 0; j < together; ++j) sums[j] = fused(x, V::load(q.rows[j] + i, lanes), sums[j]);
+      });
+    }
+    sums_of_lanes<T, together>(sums, along);
+    for (int j = 0; j < together; ++j)
+      if (first + j >= last || first + j == row) along[j] = 0;
+  }
+
+  void subtract(int64_t row, int64_t first, int64_t last, const T* along) const {
+    for (int k = 0; k < states; ++k) {
+      const Block q(*this, first, last, k);
+      for_vectors<V>(0, width[k], [&](int64_t i, auto lanes) RNNKERN_INLINE_LAMBDA {
+        V x = V::load(at(row, k) + i, lanes);
+#pragma GCC unroll 8
+        for (int j = 0; j < together; ++j) x = fused(V(-along[j]), V::load(q.rows[j] + i, lanes), x);
+        x.store(at(row, k) + i, lanes);
+      });
     }
   }
+
+  // Rows first..first+together-1 of a state; in place of rows from `last` on, the last one.
+  struct Block {
+    const T* rows[together];
+
+    Block(const TangentRows& of, int64_t first, int64_t last, int state) {
+      for (int j = 0; j < together; ++j) rows[j] = of.at(smaller(first + j, last - 1), state);
+    }
+  };
 };
 
 // Gram-Schmidt. Writes the logarithms of the lengths to log_r (S,). A row that is linearly dependent on the rows before
