@@ -82,17 +82,18 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     for _ in range(draws):
         along = recurrence_sample(row["cell"], row["steps"], row["batch"], row["hidden"], dtype=dtype, **options)
         if along.kwargs.get("weight_ih") is None:
-            along = off_kinks(along)  # rounding must not decide the side
+            along = off_kinks(along)  # so that rounding does not decide on which side of a kink a unit is
         sample = with_tangents(along, row["count"], forced=row["forced"])
         actual = results(recurrence_tangent, sample)
         naive, truth = (results(reference.recurrence_tangent, s) for s in (sample, sample.to(torch.float64)))
+        if "layer_norm" in row["cell"] and not all(x.isfinite().all() for x in naive.values()):
+            # PyTorch's own tangent of a layer norm may overflow in float16.
+            wider = results(reference.recurrence_tangent, sample.to(torch.bfloat16))
+            naive = {name: x.to(actual[name]) for name, x in wider.items()}
         for name, x in actual.items():
-            assert x.isfinite().all(), name
-            # PyTorch's own tangent of a layer norm in float16 may overflow.
-            if naive[name].isfinite().all() or dtype != torch.float16:
-                found.setdefault(name, []).append((x, naive[name], truth[name]))
+            found.setdefault(name, []).append((x, naive[name], truth[name]))
     for name, values in found.items():
-        if len(values) == 1:
+        if draws == 1:
             assert_close(*values[0], name)
         else:
             assert_close_over_draws(values, name)
