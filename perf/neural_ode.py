@@ -14,9 +14,9 @@ from torchdiffeq import odeint, odeint_adjoint
 
 from perf import family, harness, recurrence
 from perf.harness import OURS, Case, Problem, Values, labels
-from perf.similarity import compiled
+from perf.providers import compiled_function
 from rnnkern import cells, ops, reference
-from rnnkern._gemm import products, run
+from rnnkern._gemm import gemm_reference
 
 SHAPES = ((100, 8, 64), (100, 64, 64), (20, 64, 64), (100, 256, 256))
 QUICK_SHAPES = ((8, 3, 16),)
@@ -61,14 +61,6 @@ def by_torchdiffeq(steps: int, method: str, u: Tensor, R: Tensor, solve: Callabl
     return solve(Field(u, R), torch.zeros_like(u), times, method=method, options=options, **more)[-1]
 
 
-def floor(steps: int, batch: int, R: Tensor) -> dict[str, Callable[[], None]]:
-    """The products of all steps, and those of the backward pass: with R, and over all steps for the gradient of R."""
-    h, du = torch.randn(2, steps * batch, len(R), dtype=R.dtype)
-    ahead = products(h, R.t(), [batch] * steps)
-    back = products(du, R, [batch] * steps) + products(du.t(), h, [len(R)], constant=False)
-    return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
-
-
 def value(solver: Solver, u: Tensor, R: Tensor) -> Values:
     with torch.no_grad():
         return {"q": solver(u, R)}
@@ -96,7 +88,7 @@ def problem_of(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> Pr
         "torchdiffeq": functools.partial(by_torchdiffeq, steps, "euler"),
     }
     if steps <= recurrence.COMPILED_STEPS:
-        solvers[recurrence.COMPILED] = compiled(solvers["loop"])
+        solvers[recurrence.COMPILED] = compiled_function(solvers["loop"])
     others = {name: of(name) for name in ("adams", "heavy_ball", "heavy_ball_tanh")}
     if steps % 4 == 0:
         others["torchdiffeq's rk4, as many evaluations"] = functools.partial(by_torchdiffeq, steps // 4, "rk4")
@@ -113,7 +105,7 @@ def problem_of(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> Pr
     return Problem(
         calls={direction: calls(solvers, direction) for direction in directions},
         unlike={direction: calls(named, direction) for direction, named in directions.items()},
-        baselines=floor(steps, batch, R),
+        baselines=gemm_reference([(None, R)], [batch] * steps),
         baseline="products",
         naive=functools.partial(both, plain, u, R, upstream),
         truth=functools.partial(both, plain, *exact),

@@ -203,5 +203,9 @@ def weights_of(layer: torch.nn.RNNBase) -> dict[str, Tensor]:
 
 
 def compiled(provider: Provider, backend: str = "inductor") -> Provider:
+    return provider._replace(forward=compiled_function(provider.forward, backend))
+
+
+def compiled_function(function: Callable, backend: str = "inductor") -> Callable:
     torch.compiler.reset()  # otherwise the limit of recompilations is reached
-    return provider._replace(forward=torch.compile(provider.forward, fullgraph=True, dynamic=False, backend=backend))
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)

@@ -15,7 +15,7 @@ from torch import Tensor
 from perf import family, harness
 from perf.harness import OURS, Case, NoKernel, Problem, labels
 from rnnkern import reference
-from rnnkern._gemm import products, run
+from rnnkern._gemm import gemm_reference
 from rnnkern.ops import explain, sab_recurrence
 from rnnkern.ops._relevancy.sab import ALIGNMENTS
 from rnnkern.reference import CELLS
@@ -93,7 +93,7 @@ def problem_of(alignment: str, shape: Sequence[int], dtype: torch.dtype, seed: i
             "forward": {name: functools.partial(value, f, tensors) for name, f in functions.items()},
             "forward+backward": {name: functools.partial(both, f, tensors, upstream) for name, f in functions.items()},
         },
-        baselines=gemm_reference(tensors["R"], steps, batch),
+        baselines=gemm_reference([(None, tensors["R"])], [batch] * steps),
         naive=functools.partial(both, exact, tensors, upstream),
         truth=lambda: both(exact, {name: x.double() for name, x in tensors.items()}, upstream.double()),
     )
@@ -116,14 +116,6 @@ def both(function: Function, tensors: dict[str, Tensor], upstream: Tensor) -> di
     out = function(*args, **bias)
     gradients = torch.autograd.grad(out, list(leaves.values()), upstream)
     return {"out": out.detach(), **{f"gradient of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
-
-
-def gemm_reference(R: Tensor, steps: int, batch: int) -> dict[str, Callable[[], None]]:
-    rows, (columns, hidden) = steps * batch, R.shape
-    h, dr = (R.new_empty(rows, size).normal_() for size in (hidden, columns))
-    ahead = products(h, R.t(), [batch] * steps)
-    back = products(dr, R, [batch] * steps) + products(dr.t(), h, [columns], constant=False)
-    return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
 
 
 def cases(shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Case]:

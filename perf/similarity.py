@@ -18,6 +18,7 @@ from torch import Tensor
 
 from perf import family, harness
 from perf.harness import OURS, Case, Effort, Problem, labels
+from perf.providers import compiled_function
 from perf.relational_models import FEATURES, Network
 from perf.relational_peers import FORMS, esbn, instance_norm
 from perf.relational_shapes import SIDE, shapes
@@ -43,11 +44,6 @@ def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference.similarity(x, weight=weight, bias=bias, packed=True)
-
-
-def compiled(form: Callable) -> Callable:
-    torch.compiler.reset()  # otherwise the limit of recompilations is reached
-    return torch.compile(form, fullgraph=True, dynamic=False)
 
 
 def value(function: Function, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -87,7 +83,7 @@ def problem_of(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> Pr
     x = torch.randn(shape, dtype=dtype)
     tensors = x, torch.full((d,), d**-0.5, dtype=dtype), torch.zeros(d, dtype=dtype)  # R is not saturated
     upstream = torch.randn(B, M, dtype=dtype)
-    functions = {OURS: ours} | FORMS | {COMPILED: compiled(instance_norm)}
+    functions = {OURS: ours} | FORMS | {COMPILED: compiled_function(instance_norm)}
     moved = {"forward": B * (T * d + M), "forward+backward": B * (3 * T * d + 2 * M)}
     multiplications = {"forward": B * M * d, "forward+backward": B * d * (M + 2 * T * T)}
     return Problem(
@@ -129,7 +125,7 @@ class Step:
 
 
 def problem_of_step(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> Problem:
-    functions = {OURS: ours} | FORMS | {COMPILED: compiled(instance_norm)}
+    functions = {OURS: ours} | FORMS | {COMPILED: compiled_function(instance_norm)}
     calls = {name: Step(form, shape, dtype, seed) for name, form in functions.items()}
     step = calls[OURS]
     return Problem(

@@ -23,20 +23,25 @@ PATIENCE = 5e-3
 Job = Callable[[], object]
 
 
-def gemm_reference(weights: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
+def gemm_reference(weights: Sequence[tuple[Tensor | None, Tensor]], sizes: Sequence[int]) -> dict[str, Job]:
     """Products of a stack of layers and directions: T products with R, one after the other, and the products over all
     steps at once.
 
     Args:
-        weights: W (G*H, I) and R (G*H, H) of each layer and direction.
+        weights: W (G*H, I) and R (G*H, H) of each layer and direction; W is None if the input is not projected.
         sizes: number of rows of each step.
     """
     ahead, back, rows = [], [], [sum(sizes)]
     for W, R in weights:
-        x, h, du = (W.new_empty(*rows, n).normal_() for n in (W.shape[1], R.shape[1], W.shape[0]))
-        ahead += products(x, W.t(), rows) + products(h, R.t(), sizes)
-        back += products(du, R, sizes) + products(du, W, rows)
-        back += [job for y in (x, h) for job in products(du.t(), y, [du.shape[1]], constant=False)]
+        given = [(M, n) for M, n in ((W, rows), (R, sizes)) if M is not None]
+        inputs = [R.new_empty(*rows, M.shape[1]).normal_() for M, _ in given]
+        du = R.new_empty(*rows, given[0][0].shape[0]).normal_()
+        for y, (M, n) in zip(inputs, given, strict=True):
+            ahead += products(y, M.t(), n)
+        for M, n in reversed(given):
+            back += products(du, M, n)
+        for y in inputs:
+            back += products(du.t(), y, [du.shape[1]], constant=False)
     return {"forward": functools.partial(run, ahead), "forward+backward": functools.partial(run, ahead + back)}
 
 
