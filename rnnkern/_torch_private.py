@@ -66,8 +66,8 @@ def context_of_backward() -> Context | None:
 
 
 without_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context manager in which operators are called below autograd, whose part of an operator that was registered with
-``torch.library.register_autograd`` is Python and takes 20 us."""
+"""Context manager in which calls of operators skip autograd, and so what ``torch.library.register_autograd`` runs at
+each call even if no gradient is needed."""
 
 
 def constant_when_compiled(function: F) -> F:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern._torch_private import without_autograd
-from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode, transformed
+from rnnkern.ops.transforms import applied_whole, call_backward, needs_derivatives, no_forward_mode, transformed
 
 _operators = torch.ops.rnnkern
 
@@ -64,11 +63,7 @@ def differentiable(
     gradients = tuple(gradients)  # torch.compile does not support range here
 
     def run_backward(*args):
-        operator = getattr(_operators, f"{name}_backward").default
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return _as_tuple(operator(*args))
-        with without_autograd():
-            return _as_tuple(operator(*args))
+        return _as_tuple(call_backward(getattr(_operators, f"{name}_backward").default, *args))
 
     def second_derivatives(ctx, *grads):
         return _second(_kept(ctx), grads, reference_backward, leaves)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_fake, is_in_transform
+from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_fake, is_in_transform, without_autograd
 
 
 def transformed() -> bool:
@@ -105,6 +105,15 @@ def applied_whole(function: type[torch.autograd.Function], operator: str, jvp: C
         return apply(*args)
 
     return apply_whole
+
+
+def call_backward(operator: Callable, *args: Any) -> Any:
+    """Calls a backward operator. Its registered derivative, which is Python, is skipped unless the call may be
+    differentiated again."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return operator(*args)
+    with without_autograd():
+        return operator(*args)
 
 
 class _Bound(NamedTuple):

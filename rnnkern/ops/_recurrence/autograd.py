@@ -13,7 +13,7 @@ from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
 from rnnkern.ops._recurrence.tangent import tangents_of
 from rnnkern.ops._recurrence.vmap import over_members
-from rnnkern.ops.transforms import applied_whole, transformed
+from rnnkern.ops.transforms import applied_whole, call_backward, transformed
 from rnnkern.reference._recurrence import cell_of
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
@@ -159,8 +159,9 @@ class RecurrenceBackward(torch.autograd.Function):
             grad_state = ()
         grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
         return tuple(
-            _operators.recurrence_backward.default(
-                cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved,
+            call_backward(
+                _operators.recurrence_backward.default, cell, grad_h, grad_state, u, R, state, bias, params,
+                batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
                 "bias_ih" in wanted, *operator_rates(rates), seed, keep, False,
             )
