@@ -148,10 +148,11 @@ def of_small(rows: Sequence[Record], op: str) -> str:
     return f"{of_lines(lines, 2 + (op != 'step'))}\n\n*{LOSSES} {environment(list(newest.values()))}.*"
 
 
+of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
-    "docs/continuous.md": {
-        "speed": ("neural_ode.csv", functools.partial(captioned, made=relational_tables.of_speeds)),
-    },
+    "docs/compatibility.md": {"ensemble": ("ensemble.csv", of_speeds)},
+    "docs/continuous.md": {"speed": ("neural_ode.csv", of_speeds)},
     "docs/dynamics.md": {"tangents": ("lyapunov.csv", of_tangents)},
     "docs/cells.md": {"collection": ("cells.csv", of_cells)},
     "docs/orthogonal.md": {
@@ -172,7 +173,7 @@ RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
         )
         for mark, groups in RELATIONAL.items()
     }
-    | {"similarity": ("similarity.csv", functools.partial(captioned, made=relational_tables.of_speeds))},
+    | {"similarity": ("similarity.csv", of_speeds)},
 }
 """Other tables, by page and by name of the mark: the CSV, and the function that makes the text from its rows."""
 

@@ -49,9 +49,13 @@ def is_in_transform() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def is_batched(x: Tensor) -> bool:
-    """Whether torch.func.vmap maps over the tensor."""
-    return torch._C._functorch.is_batchedtensor(x)
+def is_batched(x: Tensor, anywhere: bool = False) -> bool:
+    """Whether the innermost transform of torch.func, or with ``anywhere`` any of them, is a vmap that maps over the
+    tensor. While torch.compile traces, only the innermost one is visible."""
+    functorch = torch._C._functorch
+    while anywhere and not torch.compiler.is_compiling() and functorch.is_gradtrackingtensor(x):
+        x = functorch.get_unwrapped(x)
+    return functorch.is_batchedtensor(x)
 
 
 def is_wrapped(x: Tensor) -> bool:

@@ -70,6 +70,12 @@ def gradient_through_members(call):
     return grad(lambda leaves: sum(y.sin().sum() for y in vmap(lambda u: call(**leaves | {"u": u}))(u)))(call.leaves)
 
 
+def gradients_of_an_ensemble(call):
+    """Of all leaves of each member but the input, which all share."""
+    own = call.members(*(name for name in call.leaves if name != "u"))
+    return vmap(grad(lambda leaves: call.loss(**leaves)))(own)
+
+
 def backward_through_members(call):
     """By autograd, outside of all transforms."""
     leaves = {name: x.detach().requires_grad_() for name, x in (call.leaves | call.members("u")).items()}
@@ -93,6 +99,7 @@ TRANSFORMS = {
     "gradients per member": lambda call: vmap(
         lambda u: grad(lambda leaves: call.loss(**leaves))(call.leaves | {"u": u})
     )(call.members("u")["u"]),
+    "gradients of an ensemble": gradients_of_an_ensemble,
     "gradient through members": gradient_through_members,
     "backward through members": backward_through_members,
 }
@@ -128,13 +135,14 @@ def entered(run):
     return sum(json.loads(torch.ops.rnnkern.kernel_counts()).values()) - before
 
 
-def test_members_that_share_weights_are_one_call():
+def test_members_are_one_call():
     call = Call(recurrence, recurrence_sample("lstm", packed=True, reset=True, inputs=5))
     assert entered(lambda: TRANSFORMS["members share weights"](call)) == 1
     assert entered(lambda: TRANSFORMS["gradient through members"](call)) == 2
     assert entered(lambda: TRANSFORMS["backward through members"](call)) == 2
     assert entered(lambda: TRANSFORMS["jacobian"](call)) == 2
     assert entered(lambda: TRANSFORMS["gradients per member"](call)) == 2  # their own gradients of the weights: heads
+    assert entered(lambda: TRANSFORMS["gradients of an ensemble"](call)) == 2  # they share the input only
     assert entered(lambda: TRANSFORMS["members share nothing"](call)) == 1
 
 

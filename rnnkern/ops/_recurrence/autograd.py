@@ -41,8 +41,8 @@ class Recomputed(NamedTuple):
 
 
 class Recurrence(torch.autograd.Function):
-    """``saving`` is (whether the gates are saved, whether u is saved, the function of a :class:`Recomputed` or None).
-    ``tensors`` are the state, the params and the arguments of that function."""
+    """``saving`` is (whether the gates are saved, or None if nothing is; whether u is saved; the function of a
+    :class:`Recomputed` or None). ``tensors`` are the state, the params and the arguments of that function."""
 
     @staticmethod
     def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
@@ -50,8 +50,8 @@ class Recurrence(torch.autograd.Function):
         last = states + len(cell_of(cell).params)
         return tuple(
             _operators.recurrence.default(
-                cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse, True,
-                saving[0], weight_ih, bias_ih, *operator_rates(rates), seed, keep,
+                cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse,
+                saving[0] is not None, bool(saving[0]), weight_ih, bias_ih, *operator_rates(rates), seed, keep,
             )
         )  # fmt: skip
 

@@ -179,9 +179,7 @@ def recurrence(
             grad_scale=grad_scale, save_gates=save_gates, save_u=save_u, keep=keep,
         )  # fmt: skip
         return of_parts(h), (of_parts(final),)
-    # In forward mode the kernel projects x, because the tangent of u is then one product instead of a sum of several.
-    outside = weight_ih is not None and transformed() and not in_forward_mode() and not is_batched(weight_ih)
-    if weight_ih is not None and (implementation == "cuda" or outside):
+    if weight_ih is not None and (implementation == "cuda" or _projects_outside(u, weight_ih)):
         if bias is not None and bias_ih is not None and cell_of(cell).joint:
             # One bias is enough: its gradient is computed inside the loop; that of b_ih would need a pass over u.
             bias, bias_ih = bias + bias_ih, None
@@ -197,8 +195,9 @@ def recurrence(
             keep_u = False
             if not torch.compiler.is_compiling():  # torch.compile does not support second derivatives
                 recompute_u, sources = save_u
+        training = torch.is_grad_enabled() or in_forward_mode()
         h, *rest = differentiable(
-            cell, reverse, (save_gates, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
+            cell, reverse, (save_gates if training else None, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
             batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
@@ -207,6 +206,15 @@ def recurrence(
             *operator_rates(rates), seed, keep,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
+
+
+def _projects_outside(x: Tensor, weight_ih: Tensor) -> bool:
+    """Whether F.linear computes u, on a CPU."""
+    if not transformed() or in_forward_mode():  # the tangent of a u that the kernel computes is one product, not several
+        return False
+    if is_batched(weight_ih):
+        return False
+    return not is_batched(weight_ih, anywhere=True) or is_batched(x, anywhere=True)  # see over_heads
 
 
 def _projected(x: Tensor, weight_ih: Tensor, bias_ih: Tensor | None) -> tuple[Tensor, Recomputed]:

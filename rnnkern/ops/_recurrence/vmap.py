@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rnnkern.ops.folds import Batched, one_by_one, over_sequences
@@ -63,8 +62,12 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
     spec, members, R = cell_of(cell), info.batch_size, args[8]
     shared = all(dims[k] is None for k in (10, 11, 12, 14))  # batch_sizes, reset, grad_scale, keep
     square = spec.gates and R.shape[-2] == spec.recurrent * R.shape[-1]
-    projects = isinstance(wanted, frozenset) and args[6] is not None  # a backward pass with gradients of weight_ih
-    if not (square and shared) or projects or cell == "lstm_projected" or spec.normalised:
+    backward, projected = isinstance(wanted, frozenset), args[6] is not None
+    # One call projects the input of all members if they share it. Its gradients of weight_ih are then theirs, but its
+    # gradient of the input is a sum over members.
+    whole = projected and dims[5] is None and not (backward and "u" in wanted)
+    unlike = backward and projected and not whole
+    if not (square and shared) or unlike or cell == "lstm_projected" or spec.normalised:
         return one_by_one(function, info, dims, args)
     R = _members_first(R, dims[8], members)
     hidden = R.shape[1:-1].numel() // spec.recurrent
@@ -78,30 +81,34 @@ def over_heads(function: Callable, info: Any, dims: Sequence[int | None], args: 
 
     def fold(k: int) -> Any:
         x, dim = args[k], dims[k]
-        if k == 5 and args[6] is not None:
-            return projection()
+        if k == 5 and projected:
+            return x if whole else projection()
         if k == 8:
             return R if R.dim() == 3 else R.flatten(0, 1)
-        if k in (6, 7):
+        if k == 6:
+            return weight_ih().flatten(0, 2) if whole else None
+        if k == 7 and not whole:
             return None
         if k < 5 or 10 <= k <= 14 or not isinstance(x, Tensor):
             return x
         return folded(x, dim, apart=k > tail and x.dim() - (dim is not None) > rank)
 
+    def weight_ih() -> Tensor:
+        """(G, N, H, I)"""
+        return _members_first(args[6], dims[6], members).unflatten(1, (-1, hidden)).movedim(0, 1)
+
     def projection() -> Tensor:
-        x, weight = args[5], _members_first(args[6], dims[6], members).unflatten(1, (-1, hidden)).movedim(0, 1)
         bias = None if args[7] is None else folded(args[7], dims[7])
-        if dims[5] is None:
-            return F.linear(x, weight.flatten(0, 2), bias)
-        u = torch.einsum("e...i,geji->...gej", x.movedim(dims[5], 0), weight).flatten(-3)
+        u = torch.einsum("e...i,geji->...gej", _members_first(args[5], dims[5], members), weight_ih()).flatten(-3)
         return u if bias is None else u + bias
 
     def unfold(k: int, x: Tensor) -> tuple[Tensor, int | None]:
-        backward = isinstance(wanted, frozenset)
         if x.dim() == 1 and not x.numel():  # a gradient that was not requested
             return x, None
         if backward and k == 1:
             return (x if R.dim() == 3 else x.unflatten(0, (members, -1))), 0
+        if backward and k == 3 + states + len(spec.params):  # of weight_ih
+            return x.unflatten(0, (-1, members, hidden)).movedim(1, 0).flatten(1, 2), 0
         if x.shape[-1] == members * hidden:
             return (x := x.unflatten(-1, (members, hidden))), x.dim() - 2
         x = x.unflatten(-1, (-1, members, hidden))
