@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perf import bench, harness, overhead, providers, record, recurrence
+from perf import bench, ensemble, harness, neural_ode, overhead, providers, record, recurrence
 from perf.harness import Effort, WrongResult
 from rnnkern import _gemm as gemm
 from rnnkern.ops import use
@@ -64,6 +64,15 @@ def test_a_padded_layer_computes_what_the_packed_one_does(cell, monkeypatch):
     monkeypatch.setattr(providers.Padded, "of", wrong)
     with pytest.raises(WrongResult, match=r"torch\.nn, padded, forward\+backward: grad of"):
         harness.measure(case, CPU, EFFORT)
+
+
+OTHERS = [*ensemble.cases(ensemble.QUICK_SHAPES), *neural_ode.cases([(recurrence.COMPILED_STEPS + 2, 2, 4)])]
+
+
+@compiled_part
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.labels["cell"])
+def test_providers_of_other_pages_agree(case):
+    assert {len(calls) for calls in harness.checked(case).calls.values()} == {3}
 
 
 @compiled_part

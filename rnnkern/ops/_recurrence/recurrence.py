@@ -197,8 +197,8 @@ def recurrence(
                 recompute_u, sources = save_u
         training = torch.is_grad_enabled() or in_forward_mode()
         h, *rest = differentiable(
-            cell, reverse, (save_gates if training else None, keep_u, recompute_u), len(state), rates, u, weight_ih, bias_ih, R, bias,
-            batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
+            cell, reverse, (save_gates if training else None, keep_u, recompute_u), len(state), rates,
+            u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
         h, *rest = _operators.recurrence.default(
@@ -210,9 +210,8 @@ def recurrence(
 
 def _projects_outside(x: Tensor, weight_ih: Tensor) -> bool:
     """Whether F.linear computes u, on a CPU."""
-    if not transformed() or in_forward_mode():  # the tangent of a u that the kernel computes is one product, not several
-        return False
-    if is_batched(weight_ih):
+    # In forward mode the kernel does, because the tangent of u is then one product instead of a sum of several.
+    if not transformed() or in_forward_mode() or is_batched(weight_ih):
         return False
     return not is_batched(weight_ih, anywhere=True) or is_batched(x, anywhere=True)  # see over_heads
 
