@@ -35,7 +35,9 @@ def by_cell(cell: str, steps: int, op: Callable, u: Tensor, R: Tensor) -> Tensor
         "heavy_ball": (cells.heavy_ball, 2, (torch.ones_like(dt), dt, dt)),
         "heavy_ball_tanh": (cells.heavy_ball_tanh, 2, (torch.ones_like(dt), dt, dt, dt)),
     }[cell]
-    return op(made, u.expand(steps, *u.shape), R, (zeros,) * states, params=params)[1][0]
+    if op is reference.recurrence:
+        return op(made, u.expand(steps, *u.shape), R, (zeros,) * states, params=params)[1][0]
+    return op(made, u.unsqueeze(0), R, (zeros,) * states, params=params, steps=steps)[1][0]
 
 
 def loop(steps: int, u: Tensor, R: Tensor) -> Tensor:

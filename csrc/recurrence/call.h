@@ -28,8 +28,14 @@ auto by_storage(ScalarType dtype, F f) {
 template <class S>
 constexpr ScalarType arithmetic = sizeof(Arithmetic<S>) == 8 ? ScalarType::Double : ScalarType::Float;
 
+// Whether all steps of u (T, B, G*H) share one (B, G*H) of memory.
+inline bool repeats(const Tensor& u) {
+  return u.dim() == 3 && u.size(0) > 1 && u.stride(0) == 0 && u.stride(2) == 1 && u.stride(1) == u.size(2);
+}
+
 // The arguments that forward and backward share, checked and, except `u`, contiguous. `vector_bytes` is the width of
-// the SIMD level in use, or 0 on a CUDA device.
+// the SIMD level in use, or 0 on a CUDA device. Of a u (1, B, G*H) that all steps read, `of_all_steps` is a tensor
+// (T, B, columns).
 struct Call {
   KnownCell known;
   CellInfo cell;
@@ -39,13 +45,15 @@ struct Call {
   ScalarType dtype;  // dtype and device of u, read once because each query costs time in a small call
   Device device;
   RowLayout layout;
-  Steps steps;  // from `layout`
+  Steps steps;     // from `layout`
+  bool u_repeats;  // all steps read the same u
   Noise noise{};
   int64_t hidden, width, heads, rows;  // width: columns of h, equal to H unless h is projected
 
   Call(const std::string& name, const Tensor& u_, const Tensor& R_, const Tensors& state_, const OptionalTensor& bias_,
        const Tensors& params_, const OptionalTensor& batch_sizes, const OptionalTensor& reset_, bool reverse,
-       const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {}, int vector_bytes = 0)
+       const OptionalTensor& W_ = {}, const OptionalTensor& bias_ih_ = {}, int vector_bytes = 0,
+       const OptionalTensor& of_all_steps = {})
       : known(known_cell(name, vector_bytes)),
         cell(known.info),
         u(u_),
@@ -79,7 +87,8 @@ struct Call {
       params.push_back(sized("params", x, cell.projected ? width * hidden : wide ? recurrent : hidden));
     }
     if (bias_) bias = sized("bias", *bias_, recurrent);
-    layout = RowLayout("recurrence", "u", u, batch, batch_sizes);
+    layout = RowLayout("recurrence", "u", of_all_steps.value_or(u), batch, batch_sizes);
+    u_repeats = !W && (of_all_steps || repeats(u));
     steps = {layout.steps, batch, layout.offsets, reverse};
     rows = layout.rows;
     if (reset_) reset = sized("reset", *reset_, steps.count * batch, ScalarType::Bool);

@@ -77,6 +77,7 @@ struct Forward {
   bool split_hidden;  // threads divide hidden units, with barriers in every step; otherwise they divide sequences
   const S* u;         // the projected input (rows, G*H), or if W is given
   const S* x;         // the input itself (rows, I)
+  bool u_repeats;     // u is (B, G*H), and every step reads it
   const T* state[most_states];
   const bool* reset;  // (T, B) or null
   Noise noise;
@@ -101,6 +102,7 @@ struct Backward {
   Weights<T> weights;
   bool split_hidden;
   const S *u, *x;               // one of them, as in Forward; u is read where `saved` is null
+  bool u_repeats;               // as in Forward
   const S* h0;                  // (B, P)
   const T* state[most_states];  // the initial states except h
   const bool* reset;            // (T, B) or null
@@ -115,6 +117,7 @@ struct Backward {
   const S* grad_h;                   // (rows, P) or null
   const T* grad_state[most_states];  // or null
   S* du;                             // (rows, G*H), where u is given
+  T* du_sum;                         // (B, G*H): instead of it the sum over all steps, where u repeats
   S* dx;                             // (rows, I), if x is given and dx is wanted
   S* dh;                             // (rows, P) or null: of h of each step, through all later steps
   T* dstate[most_states];

@@ -343,7 +343,7 @@ class HeavyBallODE(_ODE):
             half, a, b = 0.0, 1 - dt * gamma, torch.full_like(gamma, dt)
         if field.weight_out is None:
             own, m, p = None, m - half * self._force(0.0, h), None
-            u = field.bias_in.expand(self.steps, len(h), -1)
+            u = field.bias_in.expand(1, len(h), -1)  # of all steps
         else:
             own, p = self._own_path(h, m - half * field.bias_out, a, b, dt), None
             u = F.linear(own[0][:-1], field.weight_in, field.bias_in)
@@ -357,7 +357,7 @@ class HeavyBallODE(_ODE):
             R, state = field.weight_in @ field.weight_out, (torch.zeros_like(p), p)
         cell = cells.heavy_ball_tanh if self.generalized else cells.heavy_ball
         u, call = autocast.cast(u, {"R": R, "state": state, "params": self._per_unit(u, *params)})
-        return ((cell, u), call), own
+        return ((cell, u), call | ({"steps": self.steps} if len(u) < self.steps else {})), own
 
     def _own_path(self, h: Tensor, beta: Tensor, a: Tensor, b: Tensor, dt: float) -> tuple[Tensor, Tensor]:
         """alpha at all times (steps + 1, B, H) and the last beta: the method's solution for a constant force b_2."""

@@ -43,7 +43,8 @@ void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const Wo
           if (p.x) {
             strip.u = projected + chunk.index(k, b) * columns;
           } else {
-            strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
+            const S* const u = p.u + (p.u_repeats ? b : row + b) * columns;
+            strip.u = widened_gates(u, equations.gates, hidden, strip, plan.u_row);
           }
           strip.old[0] = equations.projected ? plan.zeros : widened_gates(stored(b), 1, hidden, strip, plan.old_row);
           for (int s = 0; s < equations.states; ++s) {
@@ -86,6 +87,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
   if (plan.step_bias) clear(plan.step_bias, recurrent);
   if (plan.step_bias_ih) clear(plan.step_bias_ih, columns);
   if (plan.lost) clear(plan.lost, hidden);
+  if (p.du_sum) clear(p.du_sum + share.copy0 * columns, (share.copy1 - share.copy0) * columns);
   T *const dR = plan.dR.begin(me), *const dW = plan.dW.begin(me), *const dW_hr = plan.dW_hr.begin(me);
   T *const dbias = plan.dbias.begin(me), *const dbias_ih = plan.dbias_ih.begin(me);
   me.barrier();
@@ -301,7 +303,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
       if (equations.normalised) share.barrier();
     }
 
-    // After the steps of a chunk: the gradients of the weights, a block of rows at a time, and dx.
+    // After the steps of a chunk: the gradients of the weights, a block of rows at a time, of a u that repeats, and dx.
     const int64_t rows = chunk.rows();
     auto at_slot = [&](int64_t index) {
       const Chunk::Row r = chunk.at(index);
@@ -337,6 +339,15 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
       for (int64_t i = 0; i < rows; ++i)
         input_dW.add(plan.du + at_slot(i) * plan.stride, p.x + chunk.at(i).row * p.weights.W.columns);
       input_dW.flush();
+    }
+    for (int64_t i = 0; p.du_sum && i < rows; ++i) {
+      const F* const du = plan.du + at_slot(i) * plan.stride;
+      T* const sum = p.du_sum + chunk.at(i).b * columns;
+      for (int g = 0; g < equations.gates; ++g)
+        for_vectors<V>(g * hidden + own_units.begin, g * hidden + own_units.end,
+                       [&](int64_t column, auto lanes) RNNKERN_INLINE_LAMBDA {
+                         (V::load(sum + column, lanes) + load(du + column, lanes)).store(sum + column, lanes);
+                       });
     }
     if (p.dx) {
       input.run(

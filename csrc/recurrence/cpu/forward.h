@@ -142,7 +142,8 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
             if (p.x) {
               strip.u = projected + chunk.index(k, b) * columns;
             } else {
-              strip.u = widened_gates(p.u + (row + b) * columns, equations.gates, hidden, strip, plan.u_row);
+              const S* const u = p.u + (p.u_repeats ? b : row + b) * columns;
+              strip.u = widened_gates(u, equations.gates, hidden, strip, plan.u_row);
             }
             strip.old[0] = equations.projected ? plan.zeros : h_before(b);
             strip.next[0] = !equations.projected ? h_row(b) : in_arithmetic(plan.m + b * hidden, plan.m_row);

@@ -44,6 +44,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
+  p.u_repeats = call.u_repeats;
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
   p.keep = call.weights_of_old<T>();
@@ -92,6 +93,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   p.steps = call.steps;
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
+  p.u_repeats = call.u_repeats;
   p.reset = read<bool>(call.reset);
   p.noise = call.noise;
   p.keep = call.weights_of_old<T>();
@@ -141,10 +143,16 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     gradient = needed ? write<T>(made) : nullptr;
     return made;
   };
-  const bool wants_du = !call.W || needs.x;
-  Tensors outputs{wants_du ? empty_of_sizes(call.u, call.u) : empty(call.u, {0}),
+  const bool wants_du = !call.W || needs.x, sums_du = call.u_repeats && call.u.size(0) == 1;
+  Tensors outputs{sums_du    ? empty_of_sizes(call.u, call.u, wide)
+                  : wants_du ? empty_of_sizes(call.u, call.u)
+                             : empty(call.u, {0}),
                   weight_gradient(call.R, needs.R, p.dR)};
-  if (wants_du) (call.W ? p.dx : p.du) = write<S>(outputs[0]);
+  if (sums_du) {
+    p.du_sum = write<T>(outputs[0]);
+  } else if (wants_du) {
+    (call.W ? p.dx : p.du) = write<S>(outputs[0]);
+  }
   const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
   outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), recurrent, p.dbias));
   const Tensor dbias_ih = bias_gradient(needs.bias_ih, columns, p.dbias_ih);
@@ -174,7 +182,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
       outputs.push_back(dW);
       outputs.push_back(dbias_ih);
     }
-    for (size_t i = 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
+    for (size_t i = sums_du ? 0 : 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
     if (dh) outputs.push_back(*dh);
     return outputs;
   };
@@ -247,8 +255,8 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
                        OptionalTensor seed, OptionalTensor keep) {
-  Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse, weight_ih, bias_ih,
-            simd_vector_bytes());
+  Call call(cell, weight_ih || !repeats(u) ? dense(u) : u, R, state, bias, params.value_or(Tensors()), batch_sizes,
+            reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
   count_kernel("forward", call);
@@ -264,10 +272,13 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
                                 OptionalTensor seed, OptionalTensor keep, bool needs_h) {
-  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
+  // Of a u with one step that all steps of h read, the gradient is the sum over them.
+  const bool one_for_all = !weight_ih && u.dim() == 3 && u.size(0) == 1 && h.dim() == 3 && h.size(0) > 1;
+  Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes(),
+            one_for_all ? OptionalTensor(h) : OptionalTensor());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
-  if (call.backward_reads_u(saved)) call.u = dense(call.u);
+  if (call.backward_reads_u(saved) && !repeats(call.u)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {

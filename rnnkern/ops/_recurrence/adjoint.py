@@ -71,8 +71,8 @@ def recurrence_adjoint(
         )  # fmt: skip
     with torch.no_grad():
         h, *rest = Recurrence.forward(
-            cell, reverse, (True, True, None), len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
-            None, seed, keep, *state, *params,
+            cell, reverse, (True, True, None, None), len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes,
+            reset, None, seed, keep, *state, *params,
         )  # fmt: skip
         *_, found = torch.ops.rnnkern.recurrence_backward.default(
             cell, gradient(h), [], u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,

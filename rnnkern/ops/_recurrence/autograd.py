@@ -42,12 +42,15 @@ class Recomputed(NamedTuple):
 
 class Recurrence(torch.autograd.Function):
     """``saving`` is (whether the gates are saved, or None if nothing is; whether u is saved; the function of a
-    :class:`Recomputed` or None). ``tensors`` are the state, the params and the arguments of that function."""
+    :class:`Recomputed` or None; the number of steps that read one u, or None). ``tensors`` are the
+    state, the params and the arguments of that function."""
 
     @staticmethod
     def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
                 grad_scale, seed, keep, *tensors):  # fmt: skip
-        last = states + len(cell_of(cell).params)
+        last, steps = states + len(cell_of(cell).params), saving[3]
+        if steps is not None:
+            u = u.expand(steps, *u.shape[1:])
         return tuple(
             _operators.recurrence.default(
                 cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse,
@@ -57,7 +60,8 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, (save_gates, save_u, ctx.recompute_u), ctx.states, ctx.rates, u, *tensors = inputs
+        ctx.cell, ctx.reverse, saving, ctx.states, ctx.rates, u, *tensors = inputs
+        save_gates, save_u, ctx.recompute_u, ctx.steps = saving
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
@@ -79,7 +83,14 @@ class Recurrence(torch.autograd.Function):
         sources, (u, *tensors) = saved[: ctx.sources], saved[ctx.sources :]
         if u is None and ctx.recompute_u is not None and torch.is_grad_enabled():
             u = ctx.recompute_u(*sources)
+        if ctx.steps is not None:
+            if not torch.is_grad_enabled():  # given one step, the operator sums the gradient over all
+                u = _without_memory(ctx.cell, (1, *tensors[9].shape[:1]), tensors[2], tensors[9:]) if u is None else u
+            elif u is not None:
+                u = u.expand(ctx.steps, *u.shape[1:])
         first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, (u, *tensors), needs, grads)
+        if ctx.steps is not None and first[0] is not None and len(first[0]) > 1:
+            first[0] = first[0].sum(0, keepdim=True)
         return (*[None] * 5, *first, *[None] * 5, *rest, *[None] * ctx.sources)
 
     @staticmethod
@@ -113,7 +124,9 @@ def push_forward(ctx, *dots):
         raise ValueError("recurrence: `keep` is a constant and must not have a tangent")
     call = ctx.cell, ctx.reverse, ctx.rates
     if len(kept) < _tensors_saved(ctx.cell, ctx.rates, *arguments[8:]):
-        _, *rest = differentiable(*call[:2], (True, True, None), ctx.states, ctx.rates, *arguments, *state, *params)
+        _, *rest = differentiable(
+            *call[:2], (True, True, None, None), ctx.states, ctx.rates, *arguments, *state, *params
+        )
         kept = rest[ctx.states :]
     h_tangent, final = tangents_of(
         *call, (*arguments[:7], *arguments[8:]), state, params, h, kept, dots[:5],
@@ -153,8 +166,8 @@ class RecurrenceBackward(torch.autograd.Function):
     def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
                 seed, keep, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
-        if u is None:  # a tensor of its size that takes no memory
-            u = h.new_empty(()).expand(*h.shape[:-1], cell_of(cell).gates * _units(cell, R, state))
+        if u is None:
+            u = _without_memory(cell, h.shape[:-1], R, state)
         if all(g is None for g in grad_state):
             grad_state = ()
         grad_state = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_state, state, strict=False)]
@@ -212,6 +225,11 @@ def _parts(cell, states, tensors):
     """(state, params, h and what the forward saved, grad_h, grad_state)."""
     last, first = states + len(cell_of(cell).params), len(tensors) - 1 - states
     return tensors[:states], tensors[states:last], tensors[last:first], tensors[first], tensors[first + 1 :]
+
+
+def _without_memory(cell, rows, R, state):
+    """A tensor with the size of u and without values."""
+    return R.new_empty(()).expand(*rows, cell_of(cell).gates * _units(cell, R, state))
 
 
 def _units(cell, R, state):

@@ -25,7 +25,7 @@ COMPLEX = {"modrelu": "complex_modrelu"}
 
 
 def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u=False,
-          weight_ih=None, bias_ih=None, keep=None, zoneout=0.0) -> None:  # fmt: skip
+          weight_ih=None, bias_ih=None, keep=None, zoneout=0.0, steps=None) -> None:  # fmt: skip
     """Raises the errors that :func:`recurrence` documents. No other function of this package checks arguments."""
     cell = getattr(cell, "name", cell)  # a cell made by rnnkern.cell
     if not isinstance(cell, str) or (cell not in CELLS and cell not in OWN_CELLS):
@@ -86,7 +86,10 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
     for k, s in enumerate(state):
         columns = width if k == 0 else hidden
         check_shape("recurrence", f"state[{k}]", s, "(B, H)" if columns == hidden else "(B, P)", (batch, columns))
-    steps = u.shape[0]
+    if steps is None:
+        steps = u.shape[0]
+    else:
+        _check_steps(steps, u, batch_sizes)
     if batch_sizes is not None:
         steps = check_batch_sizes("recurrence", batch_sizes, u.shape[0], batch)
     if reset is not None:
@@ -98,6 +101,17 @@ def check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_sca
         )
     if keep is not None:
         _check_keep(cell, keep, zoneout, real, steps, batch)
+
+
+def _check_steps(steps, u: Tensor, batch_sizes: Tensor | None) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"recurrence: `steps` must be an int, got {type(steps).__name__}")
+    if steps < 1:
+        raise ValueError(f"recurrence: `steps` must be at least 1, got {steps}")
+    if batch_sizes is not None:
+        raise ValueError("recurrence: `batch_sizes` must be None with `steps`, got a tensor")
+    if u.shape[0] != 1:
+        raise ValueError(f"recurrence: `u` must be (1, B, G*H) with `steps`, got {shape_of(u)}")
 
 
 def _check_keep(cell: str, keep: Tensor, zoneout, like: tuple[str, Tensor], steps: int, batch: int) -> None:

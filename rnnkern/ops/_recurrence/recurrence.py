@@ -48,10 +48,10 @@ def _choose(cell: str, u: Tensor, keep: Tensor | None = None) -> Choice:
     return choose_kernel("recurrence", cell, u, None if keep is None else NO_KEEP)
 
 
-def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed, keep) -> Choice:
+def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed, keep, steps) -> Choice:
     cell = getattr(cell, "name", cell)
     rates, _ = noise(zoneout, dropout, seed, len(state), u)
-    steps = u.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+    steps = steps or (u.shape[0] if batch_sizes is None else batch_sizes.shape[0])
     parts, dtype = (2, u.dtype.to_real()) if u.is_complex() else (1, u.dtype)
     sizes = (steps, state[0].shape[0], parts * hidden_size(cell, u, weight_ih), R.shape[0] if R.dim() == 3 else 1)
     kernel_cell = COMPLEX[cell] if u.is_complex() else cell
@@ -86,6 +86,7 @@ def recurrence(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     keep: Tensor | None = None,
+    steps: int | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     r"""Runs a recurrent cell over a sequence, given its input projection ``u`` or, with ``weight_ih``, its input.
 
@@ -136,15 +137,18 @@ def recurrence(
             (1 - keep) * new``; 0 leaves the new one and 1 the old one, to the bit. It is a constant, and excludes
             ``zoneout``. Not for cells with layer normalization and the cells ``adams``, ``heavy_ball`` and
             ``heavy_ball_tanh``. On a GPU the reference runs. Values are checked on a CPU.
+        steps: T, where all steps read the same ``u`` (1, B, G*H), or input (1, B, I), as in a differential equation
+            with a constant input. On a CPU no copy is made, and the gradient is summed in the kernel. Excludes
+            ``batch_sizes``.
 
     Returns:
-        h, shaped like ``u`` with H columns, and the final state, a tuple of tensors (B, H), taken at the last step of
+        h, (T, B, H), or packed like ``u``, and the final state, a tuple of tensors (B, H), taken at the last step of
         each sequence. Gradients flow from both to ``u``, ``R``, ``state``, ``bias``, ``params``, ``weight_ih`` and
         ``bias_ih``. Second derivatives and the transforms of ``torch.func`` are supported.
 
     Raises:
-        ValueError: a shape, the cell or a value of ``batch_sizes`` or ``keep`` is wrong, ``keep`` requires a gradient
-            or comes with ``zoneout``, or :func:`rnnkern.use` forces an implementation that cannot run the call.
+        ValueError: a shape, the cell or a value of ``batch_sizes``, ``keep`` or ``steps`` is wrong, ``keep`` requires a
+            gradient or comes with ``zoneout``, or :func:`rnnkern.use` forces an implementation that cannot run it.
         TypeError: an argument has the wrong type, dtype or device.
         NotImplementedError: forward mode (``torch.func.jvp``) with ``grad_scale``, or a second derivative of packed
             input under ``torch.compile``.
@@ -159,9 +163,15 @@ def recurrence(
     """
     cell = getattr(cell, "name", cell)
     check(cell, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, save_gates, save_u, weight_ih,
-          bias_ih, keep, zoneout)  # fmt: skip
+          bias_ih, keep, zoneout, steps)  # fmt: skip
     rates, seed = noise(zoneout, dropout, seed, len(state), u)
     implementation = _choose(cell, u, keep).implementation
+    if steps is not None:
+        if weight_ih is not None:
+            u, save_u = _projected(u, weight_ih, bias_ih)
+            weight_ih = bias_ih = None
+        if implementation != "cpu" or u.is_complex() or transformed() or torch.compiler.is_compiling():
+            u, steps = u.expand(steps, *u.shape[1:]), None
     if implementation == "reference":
         return reference.recurrence(
             cell, u, R, state, bias=bias, params=params, batch_sizes=batch_sizes, reset=reset, reverse=reverse,
@@ -197,10 +207,11 @@ def recurrence(
                 recompute_u, sources = save_u
         training = torch.is_grad_enabled() or in_forward_mode()
         h, *rest = differentiable(
-            cell, reverse, (save_gates if training else None, keep_u, recompute_u), len(state), rates,
+            cell, reverse, (save_gates if training else None, keep_u, recompute_u, steps), len(state), rates,
             u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
+        u = u if steps is None else u.expand(steps, *u.shape[1:])
         h, *rest = _operators.recurrence.default(
             cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih,
             *operator_rates(rates), seed, keep,

@@ -1,0 +1,150 @@
+"""recurrence(steps=...), one input for all steps: against the reference with the input repeated."""
+
+import functools
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+
+from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, outputs_and_gradients, recurrence_sample, takes
+from rnnkern import reference
+from rnnkern.ops import explain, recurrence, use
+from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.testing import assert_close, peak_bytes
+
+STEPS = (1, 2, 5, 37)
+OPTIONS = [name for name, options in RECURRENCE_OPTIONS.items() if not options.get("packed")]
+
+
+def constant_sample(cell, steps, batch=3, hidden=6, **options):
+    sample = recurrence_sample(cell, steps, batch, hidden, requires_grad=True, **options)
+    name, u, *rest = sample.args
+    return sample._replace(args=(name, u[:1].detach().requires_grad_(), *rest))
+
+
+def in_place(steps, cell, u, *rest, **kwargs):
+    return recurrence(cell, u, *rest, steps=steps, **kwargs)
+
+
+def repeated(steps, cell, u, *rest, **kwargs):
+    return reference.recurrence(cell, u.expand(steps, *u.shape[1:]), *rest, **kwargs)
+
+
+ROWS = [
+    row
+    for row in covering_rows(
+        {"cell": list(KERNEL_CELLS), "option": OPTIONS, "steps": STEPS, "save_gates": [True, False], "threads": [1, 2],
+         "sizes": [(3, 6), (1, 4), (9, 20)]}
+    )
+    if takes(row["cell"], RECURRENCE_OPTIONS[row["option"]])
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
+def test_values_and_gradients(row, threads):
+    steps, save = row["steps"], {"save_gates": row["save_gates"]}
+    sample = constant_sample(row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])
+    mine = sample._replace(kwargs=sample.kwargs | save)
+    threads(row["threads"])
+    actual = outputs_and_gradients(functools.partial(in_place, steps), mine)
+    wanted = outputs_and_gradients(functools.partial(repeated, steps), sample)
+    for name, value in wanted.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cell", ["gru", "lstm", "euler"])
+def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
+    sample = constant_sample(cell, 20, 5, 24, dtype=dtype)
+    actual = outputs_and_gradients(functools.partial(in_place, 20), sample)
+    naive = outputs_and_gradients(functools.partial(repeated, 20), sample)
+    truth = outputs_and_gradients(functools.partial(repeated, 20), sample.to(torch.float64))
+    for name, value in actual.items():
+        assert_close(value, naive[name], truth[name], name)
+
+
+def test_the_input_is_not_copied():
+    cell, u, R, state = constant_sample("lstm", 64, 8, 32, dtype=torch.float32).args
+    gates = 64 * 8 * 4 * 32 * 4  # bytes of u or its gradient for all steps
+    with torch.no_grad():
+        assert peak_bytes(lambda: recurrence(cell, u, R, state, steps=64)) < 0.5 * gates
+    h, _ = recurrence(cell, u, R, state, steps=64)
+    upstream = torch.ones_like(h)
+    assert peak_bytes(lambda: torch.autograd.grad(h, u, upstream, retain_graph=True)) < 0.5 * gates
+
+
+def test_explain_and_compile():
+    cell, u, R, state = constant_sample("lstm", 5).args
+    assert explain(recurrence, cell, u, R, state, steps=5).implementation == "cpu"
+    compiled = torch.compile(lambda u: recurrence(cell, u, R, state, steps=5)[0], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(u), repeated(5, cell, u, R, state)[0])
+
+
+def test_the_bits_of_repeated_input():
+    sample = constant_sample("gru", 7)
+    kernel = outputs_and_gradients(lambda c, u, *a, **k: recurrence(c, u.expand(7, -1, -1), *a, **k), sample)
+    for name, value in outputs_and_gradients(functools.partial(in_place, 7), sample).items():
+        assert torch.equal(value, kernel[name]) or name == "grad of u"
+
+
+@pytest.mark.parametrize("options", [{"save_u": True}, {"save_gates": False}], ids=str)
+def test_second_derivatives(options):
+    sample = constant_sample("lstm", 3, 2, 3)
+    cell, *tensors = sample.args[0], sample.args[1], sample.args[2]
+
+    def function(u, R):
+        return recurrence(cell, u, R, sample.args[3], steps=3, **options)[0]
+
+    assert torch.autograd.gradgradcheck(function, tensors)
+
+
+def test_second_derivatives_through_the_input_weights():
+    sample = constant_sample("gru", 3, 2, 3, inputs=4)
+    _, x, R, state = sample.args
+    function = lambda x, W: recurrence("gru", x, R, state, weight_ih=W, steps=3)[0]  # noqa: E731
+    assert torch.autograd.gradgradcheck(function, (x, sample.kwargs["weight_ih"]))
+
+
+def test_without_gradients_and_by_the_reference():
+    cell, u, R, state = constant_sample("lstm", 4).args
+    wanted, _ = repeated(4, cell, u, R, state)
+    with torch.no_grad():
+        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
+    with use("reference"):
+        torch.testing.assert_close(recurrence(cell, u, R, state, steps=4)[0], wanted)
+
+
+def test_transforms():
+    cell, u, R, state = constant_sample("gru", 4).args
+    u, R = u.detach(), R.detach()
+    value = lambda op, u: op(4, cell, u, R, tuple(s.detach() for s in state))[0].sin()  # noqa: E731
+    for transform in (
+        lambda f: grad(lambda u: f(u).sum())(u),
+        lambda f: jvp(f, (u,), (u.cos(),))[1],
+        lambda f: vmap(f)(torch.stack([u, u.cos()])),
+    ):
+        mine, plain = (transform(functools.partial(value, op)) for op in (in_place, repeated))
+        torch.testing.assert_close(mine, plain)
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "error", "message"),
+    [
+        (0, {}, ValueError, "`steps` must be at least 1, got 0"),
+        (2.0, {}, TypeError, "`steps` must be an int, got float"),
+        (True, {}, TypeError, "`steps` must be an int, got bool"),
+        (4, {"u": torch.zeros(2, 3, 6, dtype=torch.float64)}, ValueError, r"`u` must be \(1, B, G\*H\) with `steps`"),
+        (4, {"keep": torch.zeros(1, dtype=torch.float64)}, ValueError, r"`keep` must be \(T,\) = \(4,\)"),
+    ],
+)
+def test_errors(steps, change, error, message):
+    cell, u, R, state = constant_sample("tanh", 4).args
+    given = {"u": u} | change
+    with pytest.raises(error, match=message):
+        recurrence(cell, given.pop("u"), R, state, steps=steps, **given)
+
+
+def test_packed_input_is_refused():
+    cell, u, R, state = constant_sample("tanh", 4).args
+    with pytest.raises(ValueError, match="`batch_sizes` must be None with `steps`"):
+        recurrence(cell, u[0], R, state, steps=4, batch_sizes=torch.tensor([3]))
