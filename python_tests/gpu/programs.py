@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
@@ -77,6 +78,28 @@ def sample(arch: str, each: int) -> list[Program]:
         alike = list(alike)
         found += alike[:: -(-len(alike) // each)]
     return sorted(found)
+
+
+def compiled(arch: str) -> Sequence[Program]:
+    """The programs that tests of machine code compile: those in which any two arguments of a template occur together
+    at least once; all of them if RNNKERN_EVERY_PROGRAM is set."""
+    if os.environ.get("RNNKERN_EVERY_PROGRAM"):
+        return programs(arch)
+    found = []
+    for _, alike in itertools.groupby(programs(arch), lambda program: (program.header, spelled(program.type)[0])):
+        pairs = {program: _pairs(program) for program in alike}
+        missing = set().union(*pairs.values())
+        while missing:
+            best = max(pairs, key=lambda program: len(pairs[program] & missing))
+            found.append(best)
+            missing -= pairs[best]
+    return sorted(found)
+
+
+def _pairs(program: Program) -> set:
+    """All pairs of arguments of the template, with their positions, and the number of arguments."""
+    _, arguments = spelled(program.type)
+    return {len(arguments), *enumerate(arguments), *itertools.combinations(enumerate(arguments), 2)}
 
 
 STORED = ("float", "double", "bfloat16", "float16", "tfloat32")

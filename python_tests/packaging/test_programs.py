@@ -85,7 +85,7 @@ def check(chunk):
     *chunks(sample("sm_120", 2)),
 ])  # fmt: skip
 def test_a_sample_for_other_targets(chunk):
-    """Two programs of every template and dtype compile without spills. For sm_90, test_sass.py tests all of them."""
+    """Two programs of every template and dtype compile without spills. test_sass.py tests sm_90."""
     check(chunk)
 
 
