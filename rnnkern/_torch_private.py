@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.autograd import forward_ad
 from torch.nn import Module
@@ -33,6 +34,7 @@ __all__ = [
     "lay_out",
     "onednn",
     "parametrize_again",
+    "unwrap_dead_wrappers",
     "without_autograd",
 ]
 

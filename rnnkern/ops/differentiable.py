@@ -106,15 +106,16 @@ def differentiable(
             all_grads = [None] * len(needed)
             if all(grad is None for grad in grads):
                 return None, *all_grads
-            places = _places(ctx.spec)
-            needs = [needed[places[k].start] for k in optional]
+            places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
+            needs = [needed[k if places is None else places[k].start] for k in optional]
             args = backward_arguments(grads, _nested(*_kept(ctx)), needs)
             if transformed():
                 flat, spec = _flat(args)
                 found = Backward.apply(spec, *flat)
             else:
                 found = run_backward(*args)
-            for n, grad in zip((n for k in gradients for n in places[k]), found, strict=False):
+            indices = gradients if places is None else [n for k in gradients for n in places[k]]
+            for n, grad in zip(indices, found, strict=False):
                 if needed[n]:
                     all_grads[n] = grad
             return None, *all_grads

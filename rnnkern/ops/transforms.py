@@ -1,14 +1,20 @@
 """Calls an operator's autograd.Function: eagerly, in transforms of torch.func, in forward mode or under
 torch.compile."""
 
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rnnkern._torch_private import constant_when_compiled, in_forward_mode, is_fake, is_in_transform, without_autograd
+from rnnkern._torch_private import (
+    constant_when_compiled,
+    in_forward_mode,
+    is_fake,
+    is_in_transform,
+    unwrap_dead_wrappers,
+    without_autograd,
+)
 
 
 def transformed() -> bool:
@@ -66,7 +72,6 @@ def no_forward_mode(operator: str) -> staticmethod:
 def applied(function: type[torch.autograd.Function], operator: str, jvp: Callable | None = None) -> Callable:
     """``function.apply``. In forward mode a separate subclass is used, because torch.compile rejects a Function with a
     jvp. Without ``jvp``, that subclass raises NotImplementedError."""
-    function.forward.__signature__ = _AllGiven(inspect.signature(function.forward).parameters.values())
 
     class OfDuals(function):
         @staticmethod
@@ -79,6 +84,10 @@ def applied(function: type[torch.autograd.Function], operator: str, jvp: Callabl
     def apply(*args):
         if torch.compiler.is_dynamo_compiling():
             args = _distinct(args)
+        elif not transformed():
+            # What Function.apply does outside of transforms, without the binding of default arguments, which takes as
+            # long as the rest.
+            return super(torch.autograd.Function, function).apply(*unwrap_dead_wrappers(args))
         return (OfDuals if in_forward_mode() else function).apply(*args)
 
     apply.of_duals = OfDuals.apply
@@ -114,24 +123,6 @@ def call_backward(operator: Callable, *args: Any) -> Any:
         return operator(*args)
     with without_autograd():
         return operator(*args)
-
-
-class _Bound(NamedTuple):
-    """The part of inspect.BoundArguments that Function.apply uses."""
-
-    args: tuple
-    kwargs: dict
-
-    def apply_defaults(self):
-        pass
-
-
-class _AllGiven(inspect.Signature):
-    """Skips the binding of arguments in Function.apply, which takes a quarter of the time of a tiny call. It is
-    unnecessary here, since every call passes all arguments in order."""
-
-    def bind(self, *args):
-        return _Bound(args, {})
 
 
 def _distinct(args: Any) -> list:

@@ -33,10 +33,13 @@ struct Call {
     x = dense(x);
     y = like(y_, "y", {batch, objects, features});
     require(weight_.has_value() == bias_.has_value(), "weight", "must be there where `bias` is");
-    const int64_t rows = weight_ && weight_->dim() == 2 ? weight_->size(0) : 1;
+    const bool one =
+        !weight_ || weight_->dim() != 2;  // for all samples, (d,); otherwise (G, d) for G groups of samples
+    const int64_t rows = one ? 1 : weight_->size(0);
     require(rows > 0 && batch % rows == 0, "weight", "must have a number of rows that divides B");
-    weight = like(weight_, "weight", {rows, features});
-    bias = like(bias_, "bias", {rows, features});
+    const auto sizes = one ? std::vector<int64_t>{features} : std::vector<int64_t>{rows, features};
+    weight = like(weight_, "weight", sizes);
+    bias = like(bias_, "bias", sizes);
     const int64_t width = values_ && values_->dim() == 3 ? values_->size(2) : 0;
     values = like(values_, "values", {batch, objects, width});
     int64_t sum = 0;

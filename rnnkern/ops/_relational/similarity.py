@@ -187,7 +187,6 @@ def similarity(
         )  # fmt: skip
         found = found if isinstance(found, tuple) else (found,)
     else:
-        weight, bias = (None if t is None else t.unsqueeze(0) for t in (weight, bias))
         sizes = (objects,) if segments is None else tuple(segments)
         found = _similarity(
             x, y, weight, bias, values, lengths, sizes, norm or "none", float(eps), mask, float(scale), packed,
@@ -198,7 +197,7 @@ def similarity(
     return found if len(found) > 1 else found[0]
 
 
-# ---- derivatives with respect to (x, y, weight, bias, values), with weight and bias as (G, d)
+# ---- derivatives with respect to (x, y, weight, bias, values); weight and bias (d,), or (G, d) for G groups of samples
 
 
 def _backward_arguments(grads, saved, needs):
@@ -219,8 +218,7 @@ def _reference_backward(
     def forward(leaves):
         named = {name: leaves.get(name) for name in given}
         for name in ("weight", "bias"):
-            if named[name] is not None:  # a row per sample
-                rows = named[name]
+            if (rows := named[name]) is not None and rows.dim() == 2:  # a row per sample
                 named[name] = rows.repeat_interleave(x.shape[0] // rows.shape[0], 0).unsqueeze(1)
         return reference.similarity(
             named.pop("x"), **named, norm=None if norm == "none" else norm, eps=eps, segments=segments, lengths=lengths,
@@ -231,6 +229,21 @@ def _reference_backward(
     grads = (grad_R, grad_scores, *(() if values is None else (grad_product,)))
     (found,) = pull(tuple(torch.zeros_like(t) if g is None else g for t, g in zip(outputs, grads, strict=True)))
     return [found[name] if name in found else x.new_empty(0) for name in given]
+
+
+def _over_samples(function, info, dims, args):
+    """The rule for torch.vmap: samples of all members are those of one call, in which a weight and a bias (d,) of each
+    member are rows. No other floating-point tensor of a member has one dimension."""
+
+    def as_row(x, dim):
+        if not isinstance(x, Tensor) or x.dim() - (dim is not None) != 1 or not x.is_floating_point():
+            return x, dim
+        return (x.unsqueeze(0), None) if dim is None else (x.movedim(dim, 0).unsqueeze(1), 0)
+
+    rows, row_dims = zip(*map(as_row, args, dims), strict=True)
+    results, result_dims = in_first_dimension(function, info, row_dims, rows)
+    of_weights = (2, 3) if len(results) == 5 and any(a is not b for a, b in zip(rows, args, strict=True)) else ()
+    return tuple(x.squeeze(1) if k in of_weights else x for k, x in enumerate(results)), result_dims
 
 
 def _shapes(x, y, weight, bias, values, lengths, segments, norm, eps, mask, scale, packed, scores):
@@ -252,7 +265,7 @@ _similarity = differentiable(
     gradients=range(5),
     reference_backward=_reference_backward,
     leaves=range(8),
-    fold=in_first_dimension,
+    fold=_over_samples,
     backward_arguments=_backward_arguments,
     shapes=_shapes,
     backward_shapes=_backward_shapes,

@@ -42,6 +42,11 @@ def starts_of(segments: tuple[int, ...], device: torch.device) -> Tensor:
     return starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts
 
 
+def _groups(weight: Tensor) -> int:
+    """The number of rows of a weight (d,) or (G, d)."""
+    return 1 if weight.dim() == 1 else weight.shape[0]
+
+
 class _Call:
     """Arguments of both kernels."""
 
@@ -53,7 +58,7 @@ class _Call:
         batch, objects, features = x.shape
         pairs = objects * (objects + (1 if mask == "causal" else -1)) // 2
         self.pairs = (batch, pairs) if packed else (batch, objects, objects)
-        share = batch // weight.shape[0] if weight is not None and batch else 1
+        share = batch // _groups(weight) if weight is not None and batch else 1
         width = 0 if values is None else values.shape[2]
         self.tensors = [self.there(t) for t in (self.x, self.y, self.weight, self.bias, self.values, self.lengths)]
         self.tensors.append(starts_of(tuple(segments), x.device))
@@ -105,7 +110,7 @@ def backward(
     )  # fmt: skip
     if weight is not None:
         for total, rows in zip((grad_weight, grad_bias), each, strict=True):
-            total.copy_(rows.view(weight.shape[0], -1, x.shape[2]).sum(1))
+            total.view(-1, x.shape[2]).copy_(rows.view(_groups(weight), -1, x.shape[2]).sum(1))
     return made
 
 
