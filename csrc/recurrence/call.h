@@ -88,6 +88,8 @@ struct Call {
     }
     if (bias_) bias = sized("bias", *bias_, recurrent);
     layout = RowLayout("recurrence", "u", of_all_steps.value_or(u), batch, batch_sizes);
+    STD_TORCH_CHECK(!of_all_steps || u.size(1) == batch, "recurrence: `u` must have B = ", batch, " rows, got ",
+                    u.size(1));
     u_repeats = !W && (of_all_steps || repeats(u));
     steps = {layout.steps, batch, layout.offsets, reverse};
     rows = layout.rows;

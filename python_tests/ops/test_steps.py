@@ -144,6 +144,18 @@ def test_errors(steps, change, error, message):
         recurrence(cell, given.pop("u"), R, state, steps=steps, **given)
 
 
+def test_the_operator_checks_the_batch_size():
+    """Of a call that does not come through the public function."""
+    cell, u, R, state = constant_sample("tanh", 4).args
+    u, R, state = u.detach(), R.detach(), [s.detach() for s in state]
+    h, *_ = torch.ops.rnnkern.recurrence(cell, u.expand(4, -1, -1), R, state, None, None, None, None, False, True, True)
+    with pytest.raises(RuntimeError, match="`u` must have B = 3 rows, got 2"):
+        torch.ops.rnnkern.recurrence_backward(
+            cell, h, [], u[:, :2], R, state, None, [], None, None, False, None, h, [], True, False,
+            None, None, True, False, False, None, 0.0, None, None, False,
+        )  # fmt: skip
+
+
 def test_packed_input_is_refused():
     cell, u, R, state = constant_sample("tanh", 4).args
     with pytest.raises(ValueError, match="`batch_sizes` must be None with `steps`"):
