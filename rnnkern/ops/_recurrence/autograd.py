@@ -228,7 +228,7 @@ def _parts(cell, states, tensors):
 
 
 def _without_memory(cell, rows, R, state):
-    """A tensor with the size of u and without values."""
+    """A tensor with the size of u that takes no memory, for a backward pass that reads its size alone."""
     return R.new_empty(()).expand(*rows, cell_of(cell).gates * _units(cell, R, state))
 
 
