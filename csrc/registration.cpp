@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep, "
-      "bool needs_h) -> Tensor[]");
+      "bool needs_h, bool needs_params) -> Tensor[]");
   m.def(
       "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "
       "Tensor[]? params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor h, Tensor[] saved, "

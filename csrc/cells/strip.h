@@ -52,7 +52,7 @@ struct BackwardStrip {
   T* du;                    // (gates, H); null for a joint cell, where du equals dr
   T* dr;                    // (recurrent, H)
   T *du_sum, *dr_sum;       // shaped like du and dr, which are added to them; or null
-  T* dparams[most_params];  // added to
+  T* dparams[most_params];  // added to; without layer norm, null if they are not wanted
   const T* doperand;        // the gradient of the second product's operand
   T* operand;               // of the second product, or the input of W_hr, recomputed
   const T* bias;            // as in ForwardStrip

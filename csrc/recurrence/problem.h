@@ -121,7 +121,7 @@ struct Backward {
   S* dx;                             // (rows, I), if x is given and dx is wanted
   S* dh;                             // (rows, P) or null: of h of each step, through all later steps
   T* dstate[most_states];
-  T* dparams[most_params];  // one row per sequence, which the caller sums over B
+  T* dparams[most_params];  // one row per sequence, which the caller sums over B; null if not wanted
   T *dR, *dW, *dW_hr;       // shaped like the weights, or null if not wanted
   const Progress* above;    // of the problem that produces grad_h at the same time, or null
   Progress* progress;       // of dx, as in Forward

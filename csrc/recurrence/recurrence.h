@@ -26,7 +26,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, OptionalTensor keep, bool needs_h);
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params);
 
 // The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
 // forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
@@ -64,7 +64,7 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                 OptionalTensor seed, OptionalTensor keep, bool needs_h);
+                                 OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params);
 
 // The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
 // (cuda/plans.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; whether TF32 is

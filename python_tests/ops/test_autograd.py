@@ -9,6 +9,7 @@ from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.reference._recurrence import cell_of
 
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=3, batch=3, hidden=4))
 
@@ -50,6 +51,26 @@ def test_first_and_second_derivatives(sample):
     assert gradcheck(function_of_leaves(sample), leaves)
     assert gradcheck(function_of_leaves(sample), leaves, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
     assert gradgradcheck(function_of_leaves(sample, save_u=True), leaves, fast_mode=True)
+
+
+WITH_PARAMS = [cell for cell in KERNEL_CELLS if cell_of(cell).params]
+
+
+@pytest.mark.parametrize("cell", WITH_PARAMS)
+def test_constant_params_leave_the_bits_of_the_other_gradients(cell):
+    sample = recurrence_sample(cell, 4, 3, 20, dtype=torch.float32, packed=True, reset=True)
+    _, u, R, state = sample.args
+    params, others = sample.kwargs["params"], (u, R, *state)
+
+    def gradients(wanted):
+        for x in (*others, *params):
+            x.requires_grad_(any(x is w for w in wanted))
+        h, final = recurrence(cell, u, R, state, **sample.kwargs)
+        return torch.autograd.grad(h.sin().sum() + final[-1].cos().sum(), wanted)
+
+    alone, both = gradients(others), gradients((*others, *params))
+    assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=False))
+    assert all(d.abs().max() > 0 for d in both)
 
 
 @pytest.mark.proof
@@ -144,7 +165,7 @@ def check_operators(sample, checks):
     args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
     args = (*args, True, k["bias"] is not None, *projection)
     for needed in {True, projection[0] is None}:
-        backward = (*args, needed, needed, needed, *sample.noise(), False)
+        backward = (*args, needed, needed, needed, *sample.noise(), False, needed)
         torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, backward, test_utils=checks)
 
 

@@ -328,6 +328,7 @@ def raw_backward(**change):
         None,
         None,
         False,
+        True,
     )
 
 

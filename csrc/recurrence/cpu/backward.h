@@ -80,7 +80,7 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
   }
   for (int i = 0; i < equations.params; ++i) {
     const int64_t row = equations.normalised && i == 0 ? recurrent : hidden;
-    clear(p.dparams[i] + share.copy0 * row, (share.copy1 - share.copy0) * row);
+    if (p.dparams[i]) clear(p.dparams[i] + share.copy0 * row, (share.copy1 - share.copy0) * row);
   }
   if (me.rank == 0) clear(plan.zeros, plan.zeros_size(p.weights));
   plan.dropout.draw_all(p.noise, share.copy0, share.copy1);
@@ -190,7 +190,8 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
         }
         for (int i = 0; i < equations.params; ++i) {
           strip.params[i] = p.weights.params[i];
-          strip.dparams[i] = p.dparams[i] + b * (equations.normalised && i == 0 ? recurrent : hidden);
+          const int64_t row_size = equations.normalised && i == 0 ? recurrent : hidden;
+          strip.dparams[i] = p.dparams[i] ? p.dparams[i] + b * row_size : nullptr;
         }
         // Gradients that zoneout passes to the old values bypass the equations. Norms need the whole gradient of h in
         // one row.

@@ -65,7 +65,7 @@ struct InlineCell {
       for (int g = 0; g < saved; ++g) __builtin_prefetch(s.saved_ahead + g * s.hidden + unit);
       for (int i = 0; i < params; ++i) {
         own[i] = V::load(s.params[i] + unit, lanes);
-        dparams[i] = V::load(s.dparams[i] + unit, lanes);
+        dparams[i] = s.dparams[i] ? V::load(s.dparams[i] + unit, lanes) : V(0);
       }
       load_states(old, s.old, unit, lanes);
       load_states(next, s.next, unit, lanes);
@@ -75,7 +75,8 @@ struct InlineCell {
       for (V& x : dr) x = V(0);
       Equations::backward(save, old, next, own, grad, du, dr, dparams);
       for (int i = 0; i < states; ++i) grad[i].store(s.grad[i] + unit, lanes);
-      for (int i = 0; i < params; ++i) dparams[i].store(s.dparams[i] + unit, lanes);
+      for (int i = 0; i < params; ++i)
+        if (s.dparams[i]) dparams[i].store(s.dparams[i] + unit, lanes);
       store_gates(dr, recurrent, s.dr, s.hidden, unit, lanes);
       if constexpr (!joint) store_gates(du, gates, s.du, s.hidden, unit, lanes);
       if (s.dr_sum) add_gates(dr, second_gates, recurrent, s.dr_sum, s.hidden, unit, lanes);

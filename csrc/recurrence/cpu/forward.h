@@ -82,6 +82,9 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
   const Product<F>& by_units = equations.two_products() ? plan.products.second : plan.products.first;
   const Product<F>& by_columns = equations.projected ? plan.projection : by_units;
   const Units units = units_of(by_units, share, hidden), own_columns = units_of(by_columns, share, width);
+  // Whether a state of all steps is kept and nothing changes it after the equations: then each step reads what the step
+  // before wrote there. Otherwise the state of the step before is in `final_state`.
+  auto in_sequence = [&](int s) { return p.states[s] && !plan.zoneout[s].on(); };
 
   T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
@@ -149,8 +152,13 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
             strip.next[0] = !equations.projected ? h_row(b) : in_arithmetic(plan.m + b * hidden, plan.m_row);
             for (int s = 1; s < equations.states; ++s) {
               T* const state = p.final_state[s] + b * hidden;
-              strip.old[s] = h_before.is_reset(b) ? plan.zeros : state;
-              strip.next[s] = plan.zoneout[s].on() ? plan.unmixed + s * hidden : state;
+              if (in_sequence(s)) {
+                strip.old[s] = PreviousState<T>(p.steps, p.state[s], p.states[s], plan.zeros, p.reset, hidden, t)(b);
+                strip.next[s] = p.states[s] + (row + b) * hidden;
+              } else {
+                strip.old[s] = h_before.is_reset(b) ? plan.zeros : state;
+                strip.next[s] = plan.zoneout[s].on() ? plan.unmixed + s * hidden : state;
+              }
             }
           },
           [&](const ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
@@ -160,15 +168,13 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
               copy_gates(strip.next[0], plan.m + b * hidden, 1, hidden, strip);
             }
             for (int s = 1; s < equations.states; ++s) {
+              if (!plan.zoneout[s].on()) continue;
               T* const kept = p.states[s] ? p.states[s] + (row + b) * hidden : nullptr;
               T* const state = p.final_state[s] + b * hidden;
-              if (!kept && !plan.zoneout[s].on()) continue;
               for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                 V next = V::load(strip.next[s] + unit, lanes);
-                if (plan.zoneout[s].on()) {
-                  next = plan.zoneout[s].mix(V::load(strip.old[s] + unit, lanes), next, b, unit, lanes);
-                  next.store(state + unit, lanes);
-                }
+                next = plan.zoneout[s].mix(V::load(strip.old[s] + unit, lanes), next, b, unit, lanes);
+                next.store(state + unit, lanes);
                 if (kept) next.store(kept + unit, lanes);
               });
             }
@@ -192,8 +198,8 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
     if (p.progress && me.rank == 0) p.progress->reach(chunk.end);
   }
 
-  // The final h is that of each sequence's last step in processing order; a sequence without steps keeps its initial
-  // state.
+  // The final state is that of each sequence's last step in processing order; a sequence without steps keeps its
+  // initial state.
   for (int64_t b = share.copy0; b < share.copy1; ++b) {
     if (p.steps.count == 0 || b >= p.steps.rows(0)) continue;
     int64_t t = 0;
@@ -205,6 +211,8 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
     else
       last = p.h + (p.steps.offset(t) + b) * width;
     copy(p.final_state[0] + b * width, last, width);
+    for (int s = 1; s < equations.states; ++s)
+      if (in_sequence(s)) copy(p.final_state[s] + b * hidden, p.states[s] + (p.steps.offset(t) + b) * hidden, hidden);
   }
 }
 

@@ -76,7 +76,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
 
 // Which of the gradients that cost extra work are wanted.
 struct Needs {
-  bool x, R, bias, W, bias_ih, h = false;
+  bool x, R, bias, W, bias_ih, h = false, params = true;
 };
 
 // All arguments of `call` are converted, except h0.
@@ -163,8 +163,13 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     p.dstate[s] = write<T>(outputs.back());
   }
   Tensors dparams;
-  const Tensor dW_hr = weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected, p.dW_hr);
+  const Tensor dW_hr =
+      weight_gradient(cell.projected ? call.params[0] : OptionalTensor(), cell.projected && needs.params, p.dW_hr);
   for (int i = 0; i < cell.params; ++i) {
+    if (!needs.params && !cell.normalised) {  // the kernel needs their memory with layer norm
+      dparams.push_back(empty(call.u, {0}, wide));
+      continue;
+    }
     dparams.push_back(empty(call.u, {batch, call.params[i].numel()}, wide));
     p.dparams[i] = write<T>(dparams.back());
   }
@@ -176,7 +181,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   const Tensor first = outputs[0];
   auto collect = [=, &call, kept = std::move(kept)]() mutable {
     if (same_as_dbias) std::memcpy(same_as_dbias, p.dbias, sizeof(T) * columns);
-    for (const Tensor& rows : dparams) outputs.push_back(sum(rows, 0));
+    for (const Tensor& rows : dparams) outputs.push_back(needs.params ? sum(rows, 0) : empty(call.u, {0}, wide));
     if (call.cell.projected) outputs.push_back(dW_hr);
     if (call.W) {
       outputs.push_back(dW);
@@ -271,7 +276,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, OptionalTensor keep, bool needs_h) {
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params) {
   // Of a u with one step that all steps of h read, the gradient is the sum over them.
   const bool one_for_all = !weight_ih && u.dim() == 3 && u.size(0) == 1 && h.dim() == 3 && h.size(0) > 1;
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes(),
@@ -283,9 +288,9 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   count_kernel("backward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
-    return results_of(call, backward<decltype(zero)>(
-                                call, h0, grad_h, grad_state, grad_scale, h, saved,
-                                {needs_u, needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih, needs_h}));
+    return results_of(call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
+                                                     {needs_u, needs_R, needs_bias, needs_weight_ih,
+                                                      needs_bias_ih && bias_ih, needs_h, needs_params}));
   });
 }
 

@@ -11,7 +11,7 @@ namespace {
 struct Gradients {
   OptionalTensor h, scale;
   Tensors state;
-  bool needs_R, needs_bias;
+  bool needs_R, needs_bias, needs_params;
 };
 
 template <class S>
@@ -90,8 +90,9 @@ struct BackwardDriver : CudaDriver<S> {
     outputs.push_back(grad.needs_R ? like_R(this->narrowed(dR_sum)) : empty(call.u, {0}));
     outputs.push_back(grad.needs_bias ? bias_gradient() : empty(call.u, {0}));
     for (const Tensor& s : carry) outputs.push_back(this->narrowed(s));
-    for (const Tensor& x : dparams) outputs.push_back(this->narrowed(sum(x, 0)));
-    if (cell.projected) outputs.push_back(this->narrowed(dW_hr_sum));
+    for (const Tensor& x : dparams)
+      outputs.push_back(grad.needs_params ? this->narrowed(sum(x, 0)) : empty(call.u, {0}));
+    if (cell.projected) outputs.push_back(grad.needs_params ? this->narrowed(dW_hr_sum) : empty(call.u, {0}));
     return outputs;
   }
 
@@ -339,14 +340,14 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
                                  bool, bool, Rates zoneout, double dropout, OptionalTensor seed, OptionalTensor keep,
-                                 bool needs_h) {
+                                 bool needs_h, bool needs_params) {
   STD_TORCH_CHECK(!needs_h, "recurrence_backward: `needs_h` has no CUDA kernel");
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   STD_TORCH_CHECK(!keep, "recurrence_backward: `keep` has no CUDA kernel");
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse);
   call.set_noise(zoneout, dropout, seed);
   if (call.backward_reads_u(saved)) call.u = dense(call.u);
-  const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias};
+  const Gradients grad{grad_h, grad_scale, grad_state, needs_R, needs_bias, needs_params};
   return by_storage(u.scalar_type(),
                     [&](auto zero) { return BackwardDriver<decltype(zero)>(call, grad, h, saved).run(); });
 }

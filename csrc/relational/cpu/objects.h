@@ -12,7 +12,7 @@ namespace rnnkern {
 namespace {
 
 constexpr int tile_rows = RNNKERN_VECTOR_REGISTERS == 32 ? 4 : 2, tile_columns = 4;
-constexpr int block_vectors = RNNKERN_VECTOR_REGISTERS == 32 ? 4 : 2;
+constexpr int block_vectors = 4;
 
 template <class T>
 constexpr int64_t block_width = block_vectors * Vec<T>::width;

@@ -77,6 +77,6 @@ def recurrence_adjoint(
         *_, found = torch.ops.rnnkern.recurrence_backward.default(
             cell, gradient(h), [], u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
             rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed,
-            keep, True,
+            keep, True, False,
         )  # fmt: skip
     return found

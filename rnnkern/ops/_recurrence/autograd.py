@@ -79,7 +79,8 @@ class Recurrence(torch.autograd.Function):
         grads = (grad_h, *grad_rest[: ctx.states])
         if all(g is None for g in grads):
             return (None,) * (5 + ctx.inputs)
-        needs, saved = ctx.needs_input_grad[5:10], ctx.saved_tensors
+        needs_params = any(ctx.needs_input_grad[15 + ctx.states : len(ctx.needs_input_grad) - ctx.sources])
+        needs, saved = (*ctx.needs_input_grad[5:10], needs_params), ctx.saved_tensors
         sources, (u, *tensors) = saved[: ctx.sources], saved[ctx.sources :]
         if u is None and ctx.recompute_u is not None and torch.is_grad_enabled():
             u = ctx.recompute_u(*sources)
@@ -139,13 +140,16 @@ differentiable = applied_whole(Recurrence, "recurrence", push_forward)
 
 
 def gradients(cell, reverse, states, rates, tensors, needs, grads):
-    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). In
-    ``tensors``, u is None if it was not saved."""
-    wanted = frozenset(name for name, need in zip(("u", *WEIGHTS), needs, strict=True) if need)
+    """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). The last
+    of ``needs`` is that of the params. In ``tensors``, u is None if it was not saved."""
+    wanted = frozenset(name for name, need in zip(("u", *WEIGHTS, "params"), needs, strict=True) if need)
     compiling = torch.compiler.is_compiling()
     once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # a second backward pass raises an error
     backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
-    return in_order(backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs, tensors[1] is not None)
+    first, rest = in_order(
+        backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs[:5], tensors[1] is not None
+    )
+    return first, rest if needs[5] else [*rest[:states], *[None] * len(rest[states:])]
 
 
 def in_order(results, needs, projected):
@@ -176,7 +180,7 @@ class RecurrenceBackward(torch.autograd.Function):
                 _operators.recurrence_backward.default, cell, grad_h, grad_state, u, R, state, bias, params,
                 batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *operator_rates(rates), seed, keep, False,
+                "bias_ih" in wanted, *operator_rates(rates), seed, keep, False, "params" in wanted,
             )
         )  # fmt: skip
 
@@ -205,8 +209,8 @@ class RecurrenceBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, dims, *args):
-        cell, _, wanted, *_ = args
-        share = wanted.isdisjoint(WEIGHTS) and not cell_of(cell).params
+        wanted = args[2]
+        share = wanted.isdisjoint((*WEIGHTS, "params"))
         return over_members(RecurrenceBackward.apply, info, dims, args, share)
 
     @staticmethod
@@ -257,14 +261,15 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed, keep, needs_h):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, keep, needs_h, needs_params):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
         u.new_empty(u.shape if weight_ih is None or needs_u else (0,)),
         R.new_empty(R.shape if needs_R else (0,)),
         u.new_empty(recurrent if needs_bias else 0),
-        *(x.new_empty(x.shape) for x in (*state, *params)),
+        *(x.new_empty(x.shape) for x in state),
+        *(x.new_empty(x.shape if needs_params else 0) for x in params),
     ]
     if weight_ih is not None:
         outputs.append(u.new_empty(weight_ih.shape if needs_weight_ih else (0,)))
@@ -277,7 +282,7 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`; the operator takes its arguments in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, keep, ctx.needs_h) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, keep, ctx.needs_h, _) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
     tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, h, *saved)
     rates = (*(zoneout or [0.0] * len(state)), dropout)
@@ -293,7 +298,7 @@ def _differentiate_backward(ctx, grads):
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, *[None] * 8,
+        weight_ih, bias_ih, *[None] * 9,
     )  # fmt: skip
 
 

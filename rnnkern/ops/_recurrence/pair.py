@@ -235,7 +235,7 @@ def _gradients_of_each(cell, stacked, states, x, batch_sizes, tensors, kept, nee
             weight_ih, bias_ih, R, bias, reset, *rest = _halves(tensors)[k]
             u = kept[0][0] if stacked and k == 1 else x
             call = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, None, *rest, *kept[k])
-            both[k] = gradients(cell, k == 1 and not stacked, states, (), call, needs[k], grads[k])
+            both[k] = gradients(cell, k == 1 and not stacked, states, (), call, (*needs[k], True), grads[k])
             if stacked and k == 1 and used[0]:
                 dh, own = both[1][0][0], grads[0][0]
                 grads[0][0] = dh if own is None else own + dh
@@ -281,7 +281,7 @@ def _backward_shapes(cell, stacked, grad_h, grad_h_second, grad_state, u, R, sta
         _operators.recurrence_backward.default(
             cell, None, [], x, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, False, None,
             h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k],
-            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None, False,
+            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None, False, True,
         )
         for k, x in enumerate((u, h[0] if stacked else u))
     )  # fmt: skip
