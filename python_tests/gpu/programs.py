@@ -66,23 +66,23 @@ def spelled(type: str) -> tuple[str, list[str]]:
     return name, arguments.split(", ")
 
 
-def sample(arch: str, each: int) -> list[Program]:
-    """``each`` programs of every template and dtype, with different cells and sizes."""
+def sample(arch: str) -> list[Program]:
+    """A program of every template and dtype, with different cells and sizes."""
 
     def kind(program: Program) -> tuple[str, ...]:
         name, arguments = spelled(program.type)
         return name, *(argument for argument in arguments if argument in STORED)
 
     found = []
-    for _, alike in itertools.groupby(sorted(programs(arch), key=kind), kind):
+    for k, (_, alike) in enumerate(itertools.groupby(sorted(programs(arch), key=kind), kind)):
         alike = list(alike)
-        found += alike[:: -(-len(alike) // each)]
+        found.append(alike[k % len(alike)])
     return sorted(found)
 
 
 def compiled(arch: str) -> Sequence[Program]:
-    """The programs that tests of machine code compile: those in which any two arguments of a template occur together
-    at least once; all of them if RNNKERN_EVERY_PROGRAM is set."""
+    """The programs that tests of machine code compile: those in which each argument of a template occurs at least once,
+    and any two of those after the first, which is the cell; all of them if RNNKERN_EVERY_PROGRAM is set."""
     if os.environ.get("RNNKERN_EVERY_PROGRAM"):
         return programs(arch)
     found = []
@@ -97,9 +97,10 @@ def compiled(arch: str) -> Sequence[Program]:
 
 
 def _pairs(program: Program) -> set:
-    """All pairs of arguments of the template, with their positions, and the number of arguments."""
+    """The arguments of the template and pairs of those after the first, with their positions, and their number."""
     _, arguments = spelled(program.type)
-    return {len(arguments), *enumerate(arguments), *itertools.combinations(enumerate(arguments), 2)}
+    placed = list(enumerate(arguments))
+    return {len(arguments), *placed, *itertools.combinations(placed[1:], 2)}
 
 
 STORED = ("float", "double", "bfloat16", "float16", "tfloat32")
