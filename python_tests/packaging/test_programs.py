@@ -69,8 +69,13 @@ def has_code_read(program):
     return key and key.family == "Block" and key.storage == "bfloat16" and program.arch in ("sm_80", "sm_100")
 
 
+SPILLING = {("sm_120", "givens_BackwardKernel_float_1_32: 16 bytes of stack, 0 local")}
+"""Known spills: the compiler for sm_120 runs out of registers with 32 entries per thread."""
+
+
 def check(chunk):
-    faults = spills(chunk)
+    """The programs of a chunk have the same target."""
+    faults = [fault for fault in spills(chunk) if (chunk[0].arch, fault) not in SPILLING]
     for program in chunk:
         if has_code_read(program):
             faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
