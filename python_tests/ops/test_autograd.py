@@ -73,6 +73,20 @@ def test_constant_params_leave_the_bits_of_the_other_gradients(cell):
     assert all(d.abs().max() > 0 for d in both)
 
 
+@pytest.mark.parametrize("inputs", [0, 3])
+@pytest.mark.parametrize("cell", WITH_PARAMS)
+def test_members_with_constant_params_have_their_own_gradients(cell, inputs):
+    """torch.vmap folds the members into one call where no weight needs a gradient."""
+    sample = recurrence_sample(cell, 4, 2, 6, inputs=inputs, packed=True, reset=True)
+    _, u, R, state = sample.args
+    members = torch.stack([u, u / 2, -u])
+
+    def gradient(u):
+        return torch.func.grad(lambda u: recurrence(cell, u, R, state, **sample.kwargs)[0].sin().sum())(u)
+
+    torch.testing.assert_close(torch.vmap(gradient)(members), torch.stack([gradient(u) for u in members]))
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_second_derivatives_by_every_element(cell):

@@ -74,8 +74,7 @@ SPILLING = {("sm_120", "givens_BackwardKernel_float_1_32: 16 bytes of stack, 0 l
 
 
 def check(chunk):
-    """The programs of a chunk have the same target."""
-    faults = [fault for fault in spills(chunk) if (chunk[0].arch, fault) not in SPILLING]
+    faults = [fault for p in chunk for fault in spills([p]) if (p.arch, fault) not in SPILLING]
     for program in chunk:
         if has_code_read(program):
             faults += code_faults(function(program), kernel(program.type, CELLS), CELLS)
