@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test proof wheel sanitize mutate lint format bench gpu docs clean
+.PHONY: install demo test proof wheel sanitize mutate lint format bench gpu gpu-pack docs clean
 
 # $(call step,WHAT,COMMAND): runs the command and prints a line every five seconds, because pip prints nothing to a log.
 define step
@@ -108,13 +108,17 @@ format: $(VENV)/.lint
 bench: install $(VENV)/.demo
 	$(BIN)/python -m perf.bench
 
-# For a machine with a GPU; uses the installed Python, without network and .venv. CALL=1, 2 or 3 selects one of three
-# calls of at most ten minutes, STAGES= single stages, OUT= the folder of the archive. DRY=1 prints the commands and
-# rehearses them without a GPU.
-CALL ?= 1
+# What `make gpu` needs on a machine with a GPU, in build/gpu_pack: the library at every SIMD level, and the kernels as
+# NVRTC of CUDA 13.0 compiles them, which is the version there.
+gpu-pack: install $(VENV)/.test
+	$(call step,Installing NVRTC,$(BIN)/pip install --quiet --upgrade --target build/nvrtc "nvidia-cuda-nvrtc==13.0.*")
+	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
+	PYTHONPATH=build/nvrtc $(BIN)/python -m perf.gpu.pack
+
+# For a machine with a GPU; uses the installed Python, without network and .venv. AGAIN=report.json makes the second
+# call; OUT= is the folder of the report and the archive; DRY=1 starts the kernels on a stand-in for the driver.
 gpu:
-	$(PYTHON) -m perf.gpu $(if $(STAGES),--stages $(STAGES),--call $(CALL)) $(if $(OUT),--out '$(OUT)') \
-	  $(if $(QUICK),--quick) $(if $(DRY),--dry-run)
+	$(PYTHON) -m perf.gpu $(if $(AGAIN),--again '$(AGAIN)') $(if $(OUT),--out '$(OUT)') $(if $(DRY),--rehearse)
 
 docs: install $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict --config-file .mkdocs.yml

@@ -53,8 +53,10 @@ def commit() -> str:
     """
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
+        try:
+            return subprocess.check_output(["git", *arguments], cwd=ROOT, stderr=subprocess.DEVNULL, text=True).strip()
+        except (OSError, subprocess.CalledProcessError):
+            return ""
 
     revision = git("rev-parse", "--short", "HEAD") or os.environ.get("RNNKERN_COMMIT", "unknown")
     return revision + (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from perf import lyapunov, memory, record, relational, relational_tables, train, transfer
 from perf.family import SPEED
+from perf.gpu import tables as gpu
 from perf.record import OURS
 from perf.recurrence import COMPILED
 from perf.speed_tables import (
@@ -150,6 +151,14 @@ def of_small(rows: Sequence[Record], op: str) -> str:
 
 of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
 
+
+def of_gpu(rows: Sequence[Record], mark: str) -> str:
+    _, lines, words = gpu.TABLES[mark]
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    return f"{of_lines(lines(rows), 2)}\n\n*{words}. {devices}, PyTorch {rows[-1]['torch']}, commit {commits}.*"
+
+
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
     "docs/compatibility.md": {"ensemble": ("ensemble.csv", of_speeds)},
     "docs/continuous.md": {"speed": ("neural_ode.csv", of_speeds)},
@@ -159,6 +168,7 @@ RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {
         mark: ("orthogonal_small.csv", functools.partial(of_small, op=op))
         for mark, op in (("small", "skew_exp"), ("moves", "step"))
     },
+    "docs/gpu.md": {mark: (csv, functools.partial(of_gpu, mark=mark)) for mark, (csv, *_) in gpu.TABLES.items()},
     "docs/training.md": {
         task: (f"train-{task}.csv", of_training) for task in ("adding", "copy", "polynomial", "digits", "stdlib")
     },

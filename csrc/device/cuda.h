@@ -10,10 +10,11 @@
 #define RNNKERN_HAS_CLUSTERS 0
 #endif
 
-// The scope of the acquire in `wait`. store_async writes into the block's own shared memory, so "cta" would suffice;
-// with "cluster", each warp also invalidates its L1 lines at every wait. perf/wait_scope.py times both.
-#if !defined(RNNKERN_WAIT_SCOPE)
-#define RNNKERN_WAIT_SCOPE "cluster"
+// What a wait that takes too long reports: with RNNKERN_SPIN_LIMIT (ns) the driver prints its file and line. It is the
+// function behind C's assert, whose message the driver prints although the kernel ends with an error.
+#if defined(RNNKERN_SPIN_LIMIT)
+extern "C" __device__ __attribute__((noreturn)) void __assertfail(const char* what, const char* file, unsigned line,
+                                                                  const char* function, size_t character_size);
 #endif
 
 namespace rnnkern::device {
@@ -43,14 +44,28 @@ RNNKERN_DEVICE uint32_t shared_address(const void* pointer) {
 RNNKERN_DEVICE void block_barrier() { __syncthreads(); }
 RNNKERN_DEVICE void warp_barrier() { __syncwarp(); }
 
+#if defined(RNNKERN_SPIN_LIMIT)
+struct Place {
+  const char* file;
+  unsigned line;
+  RNNKERN_DEVICE static Place current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+#else
+struct Place {
+  RNNKERN_DEVICE static Place current() { return {}; }
+};
+#endif
+
 template <class F>
-RNNKERN_DEVICE void spin_until(F condition) {
+RNNKERN_DEVICE void spin_until(F condition, [[maybe_unused]] Place place = Place::current()) {
 #if defined(RNNKERN_SPIN_LIMIT)
   uint64_t start, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
   while (!condition()) {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (now - start > uint64_t(RNNKERN_SPIN_LIMIT)) trap();
+    if (now - start > uint64_t(RNNKERN_SPIN_LIMIT)) __assertfail("stuck", place.file, place.line, "a wait", 1);
   }
 #else
   while (!condition()) {
@@ -92,20 +107,23 @@ RNNKERN_DEVICE void expect(Mbarrier* barrier, int bytes) {
                : "memory");
 }
 
-RNNKERN_DEVICE void wait(Mbarrier* barrier, int parity) {
+// The acquire has cluster scope, with which each warp also invalidates its L1 lines at every wait. store_async writes
+// into the block's own shared memory, so "cta" may suffice.
+RNNKERN_DEVICE void wait(Mbarrier* barrier, int parity, Place place = Place::current()) {
   const uint32_t address = shared_address(barrier);
-  spin_until([=] {
-    uint32_t done;
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire." RNNKERN_WAIT_SCOPE
-        ".shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-    return done != 0;
-  });
+  spin_until(
+      [=] {
+        uint32_t done;
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+        return done != 0;
+      },
+      place);
 }
 
 RNNKERN_DEVICE Remote map(const void* pointer, int rank) {

@@ -18,7 +18,7 @@
 //   copy_async<bytes> commit_copies wait_copies<n>     cp.async of 4, 8 or 16 bytes, global to shared
 //   load_relaxed store_relaxed                         128 bits at once, by any thread of the device
 //   load_acquire store_release                         the same for a 32-bit flag
-//   spin_until(condition)                              traps after RNNKERN_SPIN_LIMIT (ns) if that is set
+//   spin_until(condition)                              ends with file and line after RNNKERN_SPIN_LIMIT ns, if set
 //   trap()                                             ends the kernel with an error
 //
 // Warp collectives (shuffles, load_matrices, mma) and barriers are convergence points: all threads must reach them.

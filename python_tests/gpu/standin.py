@@ -136,14 +136,15 @@ FUNCTIONS = (
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
-    """Loads both libraries; the package's library finds the stand-in by its name in this process."""
-    library = ctypes.CDLL(str(build_driver()), mode=ctypes.RTLD_GLOBAL)
+def load(driver: Path | None = None, drivers: Path | None = None) -> ctypes.CDLL:
+    """Loads both libraries, which are built unless their paths are given; the package's library finds the stand-in by
+    its name in this process."""
+    library = ctypes.CDLL(str(driver or build_driver()), mode=ctypes.RTLD_GLOBAL)
     definitions = torch.library.Library("rnnkern_stub", "DEF")
     for name in OPERATORS:
         definitions.define(str(getattr(torch.ops.rnnkern, name).default._schema).removeprefix("rnnkern::"))
     for schema in OWN:
         definitions.define(schema)
-    torch.ops.load_library(build_drivers())
+    torch.ops.load_library(drivers or build_drivers())
     library.kept = definitions
     return library

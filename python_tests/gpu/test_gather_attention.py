@@ -58,8 +58,6 @@ def test_kernels_compile_ahead_of_time(hidden, slots, dtype, arch):
         assert "red.global" not in made.asm["ptx"]
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_first_call_on_a_gpu():
     q, u, h, idx, v = gather_sample(2, 5, 7, 4, 9, dtype=torch.float64)

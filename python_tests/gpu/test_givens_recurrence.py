@@ -153,8 +153,6 @@ def test_halves_are_the_whole(place):
         assert torch.equal(state, last)
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [F32, C64])
 def test_the_first_call(dtype, place):
     sample = givens_recurrence_sample(dtype=dtype, packed=True, reset=True)

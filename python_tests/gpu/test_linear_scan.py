@@ -83,8 +83,6 @@ def test_steps_are_read_ahead(name, dtype):
     assert "cp.async" not in compiled(name, dtype, 90, {"PER_STEP": True}, stages=1).asm["ptx"]
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_first_call_on_a_gpu():
     test_on_a_gpu("reset", (20, 3, 40), torch.float32)

@@ -61,8 +61,6 @@ def test_kernels_compile_ahead_of_time(dtype, arch, flags):
         assert not re.search(r"\b(atom|red)\.", made.asm["ptx"])
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_first_call_on_a_gpu():
     test_on_a_gpu("adam", (20, 3, 40), torch.float32)

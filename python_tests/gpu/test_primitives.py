@@ -11,12 +11,8 @@ import torch
 from python_tests.gpu import layouts
 from python_tests.gpu.builder import ROOT
 
-pytestmark = pytest.mark.conformance
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(1, 2**32, 4096, dtype=np.uint32)
-
-smoke = pytest.mark.smoke
-sanitize = pytest.mark.sanitize
 
 
 def assert_same(actual, wanted):
@@ -26,7 +22,6 @@ def assert_same(actual, wanted):
 # ---- ids, shared memory, barriers
 
 
-@smoke
 def test_ids(launch):
     got = launch("ids", [0], 3 * 96 * 5).reshape(3, 96, 5)
     thread = np.arange(96)
@@ -41,14 +36,10 @@ def test_shared_memory_is_carved_into_aligned_arrays(launch):
     assert_same(got[32:], [0, 16, 48, 48 + 512, 48 + 512 + 16, 0])
 
 
-@smoke
-@sanitize
 def test_block_barrier(launch):
     assert_same(launch("block_barrier", WORDS[:128], 128), np.roll(WORDS[:128], -5))
 
 
-@smoke
-@sanitize
 def test_warp_barrier(launch):
     assert_same(launch("warp_barrier", WORDS[:128], 128), np.roll(WORDS[:128].reshape(4, 32), -5, axis=1))
 
@@ -57,7 +48,6 @@ def test_cluster_ids(launch):
     assert_same(launch("cluster_ids", [0], 16), [[block % 4, 4] for block in range(8)])
 
 
-@smoke
 def test_cluster_barrier(launch):
     given = WORDS[: 8 * 64].reshape(2, 4, 64)
     got = launch("cluster_barrier", given.reshape(-1), 4 * 8 * 64)
@@ -67,7 +57,6 @@ def test_cluster_barrier(launch):
 # ---- mbarriers and stores into other blocks
 
 
-@smoke
 def test_mbarrier_phases(launch):
     wanted = WORDS[:64].astype(np.uint64)
     for _ in range(5):
@@ -75,8 +64,6 @@ def test_mbarrier_phases(launch):
     assert_same(launch("mbarrier_phases", WORDS[:64], 64), wanted)
 
 
-@smoke
-@sanitize
 @pytest.mark.parametrize("size", [8, 16])
 def test_store_async(launch, size):
     """Each block stores `value + 100 k + receiver` for the words k into each other block."""
@@ -95,7 +82,6 @@ def test_store_async(launch, size):
 # ---- warps
 
 
-@smoke
 def test_shuffle(launch):
     lanes = RNG.integers(0, 32, 64, dtype=np.uint32)
     values = RNG.standard_normal(64).astype(np.float32).view(np.uint32)
@@ -114,7 +100,6 @@ def halves(words: np.ndarray) -> np.ndarray:
     return np.stack([words & 0xFFFF, words >> 16], -1).reshape(*words.shape[:-1], -1)
 
 
-@smoke
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
 def test_load_matrices(launch, transposed):
     """Rows are given in any order, some of them twice."""
@@ -170,7 +155,6 @@ def multiply(launch, storage: str, A, B, C) -> tuple[np.ndarray, np.ndarray, np.
     return product, A @ B + C, 2.0**-21 * (np.abs(A) @ np.abs(B) + np.abs(C))
 
 
-@smoke
 @pytest.mark.parametrize("storage", STORAGES)
 def test_mma_places(launch, storage):
     """One matrix has a single one and the other contains element numbers, so all products are exact."""
@@ -184,7 +168,6 @@ def test_mma_places(launch, storage):
     np.testing.assert_array_equal(actual, wanted)
 
 
-@sanitize
 @pytest.mark.parametrize("storage", STORAGES)
 def test_mma_products(launch, storage):
     depth = 8 if storage == "tfloat32" else 16
@@ -196,8 +179,6 @@ def test_mma_products(launch, storage):
 # ---- copies
 
 
-@smoke
-@sanitize
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_copy_async(launch, size):
     words = 4 * 64 * size // 4
@@ -209,7 +190,6 @@ def test_copy_async(launch, size):
 # ---- words and flags in global memory
 
 
-@smoke
 def test_relaxed_words(launch):
     wanted = WORDS[:256].astype(np.uint64).reshape(4, 64)
     for _ in range(6):
@@ -219,8 +199,6 @@ def test_relaxed_words(launch):
     assert_same(got.reshape(3, 256, 4)[0, :, 0], wanted)
 
 
-@smoke
-@sanitize
 def test_flags_and_spin_until(launch):
     wanted = WORDS[:256].astype(np.uint64).reshape(4, 64)
     for _ in range(6):

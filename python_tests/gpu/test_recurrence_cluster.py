@@ -73,14 +73,12 @@ def test_every_tile(cell, dtype, hidden, clusters):
     check(clusters, recurrence_sample(cell, 3, 3, hidden, dtype=dtype, packed=True, reverse=True, requires_grad=True))
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru_reset_before"])
 def test_the_first_call(cell, dtype, clusters):
     check(clusters, recurrence_sample(cell, 3, 3, 130, dtype=dtype, requires_grad=True))
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", ["modrelu", "lstm", "gru", "gru_reset_before"])
 def test_everything_at_once(cell, dtype, clusters):

@@ -116,8 +116,6 @@ def test_neighbours_and_groups_change_no_bit(dtype, grid):
             assert torch.equal(alone, among[..., rows, :])
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 def test_the_first_call(dtype, grid):
     check(grid, recurrence_sample("gru_reset_before", 3, 3, 20, dtype=dtype, requires_grad=True))

@@ -64,8 +64,6 @@ def check(place, sample):
         assert_close(results["h"], exact["h"], truth["h"])
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 def test_the_first_call(rounded):
     check(rounded, recurrence_sample("lstm", 3, 17, 133, **EVERYTHING, dtype=torch.float32, requires_grad=True))
 

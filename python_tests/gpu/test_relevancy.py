@@ -81,8 +81,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.parametrize("cell", ["tanh", "lstm"])
 def test_the_first_call(cell, place):
     torch.manual_seed(1)

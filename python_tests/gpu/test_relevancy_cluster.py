@@ -70,14 +70,12 @@ def test_every_tile(cell, hidden, place):
         check(place, call)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("cell", ["tanh", "lstm"])
 def test_the_first_call(cell, place):
     torch.manual_seed(0)
     check(place, call_of(cell, 3, 2, 130))
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("cell", ["modrelu", "lstm"])
 def test_everything_at_once(cell, place):
     torch.manual_seed(0)

@@ -58,8 +58,6 @@ def test_kernels_compile_ahead_of_time(objects, dtype, arch):
         assert not re.search(r"\b(atom|red)\.", made.asm["ptx"])
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_first_call_on_a_gpu():
     call = similarity_sample(5, 9, 128, values=3, two=True)

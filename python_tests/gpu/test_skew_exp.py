@@ -163,8 +163,6 @@ def test_every_product_of_a_forward_and_a_backward_compiles(monkeypatch):
         assert "cp.async" in compile_product(args, constants, 80).asm["ptx"]  # loads are asynchronous
 
 
-@pytest.mark.smoke
-@pytest.mark.sanitize
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_first_call_on_a_gpu():
     spectrum = Spectrum(16)

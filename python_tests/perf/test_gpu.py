@@ -1,9 +1,8 @@
-"""The stages of ``make gpu``, without a GPU: their commands, and how the runner handles failures."""
+"""``make gpu`` without a GPU: its plan, its jobs on a CPU, its processes, and a rehearsal on a stand-in driver."""
 
+import json
 import os
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -12,111 +11,380 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import ModuleList
 
-from perf import gpu, gpu_kernels, gpu_stages, record
-from perf.gpu_stages import CALLS, FAMILIES, Command, Stage, Target
-from rnnkern import _compiler, _extension, _precompile
+from perf import record
+from perf.gpu import __main__ as command
+from perf.gpu import checks, jobs, measured, pack, plan, recurrences, runner, speeds, tables
+from perf.gpu.checks import Check, NotStarted, Place
+from perf.gpu.plan import AGAIN, CALL_SECONDS, STAGES, Stage
+from perf.gpu.recurrences import Spec
+from perf.gpu.runner import Entry, Options
+from perf.harness import OURS, Effort
+from python_tests.gpu import recurrences as drivers
+from python_tests.gpu import standin
+from rnnkern import _compiler, _extension
 
-FOLDER = Path("results")
-
-
-def python(code: str, name: str = "a", limit: float = 30.0, **options) -> Stage:
-    return Stage(name, limit, lambda left: [Command("code", [sys.executable, "-c", code])], **options)
-
-
-def ended(stages: list[Stage], logs: Path, total: float = 60.0) -> list[gpu.Result]:
-    return list(gpu.run(stages, logs, total))
-
-
-def stage_of(name: str, call: int | None = None, quick: bool = False) -> Stage:
-    (stage,) = gpu_stages.plan([name], Target(FOLDER, call, quick))
-    return stage
+CPU = torch.device("cpu")
+compiled_part = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
+lacks = standin.missing() or (_compiler.nvrtc() is None and f"{_compiler.LIBRARY} was not found")
+on_stand_in = pytest.mark.skipif(bool(lacks), reason=str(lacks))
 
 
-def commands(name: str, left: float = 100.0, **options) -> list[str]:
-    return [shlex.join(command.arguments) for command in stage_of(name, **options).commands(left)]
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Place:
+    """A CPU in place of the GPU: its kernels compute, but no CUDA kernel is started."""
+    monkeypatch.setattr(speeds, "EFFORT", Effort(0.0, 2, 2))
+    monkeypatch.setattr(speeds, "MEMORY_LENGTHS", (4, 8))
+    return Place(CPU, tmp_path, "make gpu", lambda: json.loads(torch.ops.rnnkern.kernel_counts()))
 
 
-def run_script(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "perf.gpu", *arguments]
-    return subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True, check=False, **options)
+# ---- the plan
 
 
-# ---- without a GPU
+def test_the_plan_fits_into_the_time_of_a_machine():
+    assert plan.seconds() < plan.DEVICE_SECONDS
+    for call, stages in (("first", STAGES), ("again", AGAIN)):
+        ends = [stage.until for stage in stages.values()]
+        assert ends == sorted(ends)
+        assert ends[-1] + plan.RESERVED <= CALL_SECONDS[call]
+        assert sum(stage.estimate for stage in stages.values()) <= ends[-1]
+    assert [stage.until for stage in STAGES.values()][:3] == [60, 180, 330]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_dry_run_says_what_each_stage_would_do(call, fails, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_stages, "rehearsal", lambda: [python(f"raise SystemExit({fails:d})", "compile")])
-    monkeypatch.setattr(record, "ROOT", tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended:
-        gpu.main(["--call", str(call), "--dry-run", "--out", str(tmp_path / "out")])
-    signal.signal(signal.SIGTERM, handler)
-    assert ended.value.code == fails
-    (packed,) = (tmp_path / "out").iterdir()
-    with tarfile.open(packed) as tar:
-        said = tar.extractfile(f"call{call}/logs/plan.log").read().decode()
-    assert logs_in(packed) == {"plan.log", "compile-code.log"}
-    printed = capsys.readouterr().out
-    assert printed.startswith(said)
-    assert f"compile {' ' * 4}" in printed
-    for name, seconds in CALLS[call].items():
-        assert f"{name}: at most {seconds:g} s" in said
-        for command in gpu_stages.plan([name], Target(FOLDER, call))[0].commands(seconds):
-            assert shlex.join(command.arguments[:3]) in said
+@compiled_part
+def test_jobs_have_names_of_their_own_and_every_family_and_kernel_has_both_directions():
+    names = [name for stage in jobs.STAGES.values() for name, _ in stage()]
+    assert len(names) == len(set(names))
+    first = dict(jobs.first())
+    wanted = {"block", "cluster", "cluster_tf32", "grid", "stepwise", "relevancy block", "relevancy cluster",
+              "relevancy stepwise", "givens", "linear_scan", "moment_filter", "skew_exp", "gather_attention",
+              "similarity", "own cell"}  # fmt: skip
+    for name in wanted:
+        for direction in checks.DIRECTIONS:
+            assert any(job.startswith(name) and job.endswith(direction) for job in first), name
+    for tool in plan.TOOLS:
+        sanitized = [name.removeprefix(f"{tool} ") for name, _ in jobs.sanitizer() if name.startswith(tool)]
+        assert all(any(job.startswith(name) for job in sanitized) for name in wanted - {"own cell"})
 
 
+@compiled_part
+def test_the_timed_layers_are_the_product():
+    assert len(set(recurrences.SPECS)) == 6 * 3 * 4
+    truth = [name.split()[1:] for name, _ in jobs.truth()]
+    for cell in recurrences.CELLS:
+        for precision in recurrences.PRECISIONS:
+            assert any(row[0] == cell and row[2] == precision for row in truth)
+
+
+# ---- what jobs say
+
+
+def built(change=lambda values: values):
+    """Calls of a GRU whose results are changed."""
+
+    def build(device, rehearses, seed):
+        problem = recurrences.call("gru", "float32", (5, 3, 8), device, seed)
+        call = problem.calls["forward+backward"][OURS]
+        return problem._replace(calls={"forward+backward": {OURS: lambda: change(call())}})
+
+    return build
+
+
+@compiled_part
+def test_a_check_says_how_accurate_a_call_is(place):
+    assert Check(built(), "backward")(place).startswith("agrees, ")
+    wrong = Check(built(lambda values: values | {"h": -values["h"]}), "backward")
+    with pytest.raises(
+        AssertionError, match=r"^wrong, [\d.e+]+ times naive: h of call 0: .* \(at \[\d, \d, \d\] of \[5, 3, 8\]"
+    ):
+        wrong(place)
+    two = Check(built(lambda values: values | {"h": -values["h"], "grad of u": values["h"]}), "backward")
+    with pytest.raises(AssertionError) as raised:
+        two(place._replace(details=True))
+    assert "h of call" in str(raised.value)
+    assert "grad of u" in str(raised.value)
+
+
+@compiled_part
+def test_a_check_of_a_kernel_that_does_not_run(place):
+    with pytest.raises(NotStarted, match="the plan does not choose it, but no CUDA kernel"):
+        Check(built(), "backward", "cluster")(place)
+
+
+@compiled_part
+@pytest.mark.parametrize("name", [name for name in jobs.SMALL if not name.startswith("stepwise tanh")])
+def test_small_calls_agree_on_a_cpu(name, place):
+    builder, _, tf32 = jobs.SMALL[name]
+    assert Check(builder, "backward", "", tf32)(place).startswith("agrees")
+
+
+@compiled_part
+@pytest.mark.parametrize("cell", [*recurrences.CELLS, *recurrences.OWN_CELLS])
+def test_layers_are_checked_and_timed(cell, place):
+    said = jobs.layer(Spec(cell, 3, 8, "float32", 16))(place)
+    assert " times torch.nn, " in said
+    rows = record.read(place.folder / "gpu-recurrence.csv")
+    assert {(row["direction"], row["provider"]) for row in rows} == {
+        (direction, provider) for direction in tables.DIRECTIONS for provider in (OURS, "torch.nn")
+    }
+
+
+@compiled_part
+def test_memory_is_measured_for_every_layer(place):
+    assert jobs.memory_of("LSTM", place).endswith("at T = 8")
+    assert [row["T"] for row in record.read(place.folder / "gpu-memory.csv")] == ["4", "8"]
+
+
+# ---- processes
+
+
+def options(folder: Path, rehearse: bool = True) -> Options:
+    return Options(folder, folder / "logs", "make gpu", None, rehearse, False)
+
+
+FAKE = """
+import json, os, signal, sys, time
+tell = lambda **words: print(json.dumps(words), flush=True)
+for name in sys.argv[1:]:
+    if name.startswith("-"): break
+    tell(name=name)
+    if name == "hangs":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(600)
+    if name == "dies": os.kill(os.getpid(), signal.SIGKILL)
+    if name == "exits": sys.exit("its last words")
+    if name == "stuck":
+        print("/x/csrc/cluster_tile.cuh:38: a wait: block: [0,0,0] Assertion `stuck` failed.", file=sys.stderr)
+    status = "failed" if name in ("stuck", "lost") else "ok"
+    tell(name=name, status=status, text="RuntimeError: CUDA error: an illegal memory access", seconds=1.0)
+    if status == "failed": sys.exit(1)
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """A worker of few lines, in place of the one that imports torch."""
+    path = tmp_path / "fake.py"
+    path.write_text(FAKE)
+    start = subprocess.Popen
+
+    def popen(command, **rest):
+        return start([sys.executable, str(path), *command[command.index("perf.gpu.worker") + 1 :]], **rest)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", popen)
+
+
+@pytest.mark.parametrize(("together", "at_once"), [(1, 8), (100, 2)])
+def test_a_job_that_fails_takes_down_its_own_line_alone(together, at_once, fake, tmp_path):
+    stage = Stage("first", 60, 1, 4.0, at_once, together)
+    names = ["a", "hangs", "b", "dies", "c", "stuck", "d", "lost", "e", "exits", "f"]
+    found = {entry.name: entry for entry in runner.run(stage, names, time.monotonic(), options(tmp_path))}
+    assert sorted(found) == sorted(names)
+    assert {name for name in names if found[name].status == "ok"} == set("abcdef")
+    assert found["hangs"].text == "hangs: killed after 4 s"
+    assert found["dies"].text.startswith("its process killed by signal 9")
+    assert found["stuck"].text == "stuck in barrier cluster_tile.cuh:38"
+    assert found["lost"].text == "illegal address"
+    assert found["exits"].text == "its process ended with 1: its last words"
+    assert str(found["lost"]) == "first        1.0 s  lost: illegal address"
+
+
+def test_what_does_not_begin_in_time_is_cut(fake, tmp_path):
+    stage = Stage("truth", 5.0, 1, 60.0, 1, 2)
+    found = list(runner.run(stage, ["a", "hangs", "b", "c"], time.monotonic(), options(tmp_path)))
+    assert [(entry.name, entry.status) for entry in found] == [
+        ("a", "ok"),
+        *((name, "cut") for name in ("hangs", "b", "c")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [("RuntimeError: rnnkern: cuLaunchKernelEx of rnnkern::X: out of resources (CUDA_ERROR_X)",
+      "does not launch: cuLaunchKernelEx of rnnkern::X: out of resources (CUDA_ERROR_X)"),
+     ("NotStarted: the plan does not choose it, but grid", "does not launch: the plan does not choose it, but grid"),
+     ("CUDA error: misaligned address\nmore", "misaligned address"),
+     ("CUDA error: unspecified launch failure", "unspecified launch failure"),
+     ("TypeError: some", "TypeError: some")],
+)  # fmt: skip
+def test_what_a_failure_means(said, wanted):
+    assert runner.reason(said, "") == wanted
+
+
+class Log:
+    def __init__(self, text: str) -> None:
+        self.said = lambda: text
+
+
+def test_the_verdict_of_the_sanitizer():
+    clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors"
+    assert runner.sanitized(Log(clean), "ok", "agrees") == ("ok", "no errors; agrees")
+    wrong = ("========= Invalid __global__ read of size 4 bytes\n=========     at rnnkern::Run()+0x10 in cell.cuh:7\n"
+             "========= ERROR SUMMARY: 1 error")  # fmt: skip
+    said = "Invalid __global__ read of size 4 bytes at rnnkern::Run()+0x10 in cell.cuh:7"
+    assert runner.sanitized(Log(wrong), "failed", "illegal address") == ("wrong", said)
+    assert runner.sanitized(Log("========= ERROR SUMMARY: 2 errors"), "ok", "x") == ("wrong", "2 errors; x")
+
+
+# ---- the report
+
+
+def test_the_second_call_does_what_failed_or_was_cut(tmp_path):
+    ended = [("first", "a", "ok"), ("first", "b", "failed"), ("truth", "c", "wrong"), ("speed", "d", "cut"),
+             ("truth", "e", "cut")]  # fmt: skip
+    entries = [Entry(*each, "", 1.0) for each in ended]
+    (tmp_path / "report.json").write_text(json.dumps({"entries": [entry._asdict() for entry in entries]}))
+    chosen = command.parse(["--again", str(tmp_path / "report.json")])
+    found = {stage.name: names for stage, names in command.todo(chosen)}
+    assert found == {"faults": ["b"], "wrong": ["c"], "truth": ["e"], "speed": ["d"]}
+    assert plan.LINES in AGAIN["faults"].flags
+    assert AGAIN["faults"].under == "memcheck"
+
+
+def test_the_summary_fits_and_begins_with_what_is_wrong():
+    entries = [Entry("first", f"job {k}", "failed" if k % 2 else "ok", "illegal address", 1.0) for k in range(200)]
+    text = command.summary(entries, {"first": 50.0}, STAGES, "\n".join("speed" for _ in range(30))).splitlines()
+    assert len(text) <= command.LINES
+    assert text[0] == "first       50.0 s, expected 45: 100 ok, 100 failed"
+    assert "illegal address" in text[1]
+    assert text[-1] == "speed"
+
+
+def row(spec: Spec, provider: str, kernel: str, forward: float, both: float) -> list[dict]:
+    said = f"the cuda kernel serves this call: {kernel}, for R of it stays somewhere" if kernel else ""
+    facts = {"date": "2026-01-02", "device": "NVIDIA H100", "torch": "2.11", "commit": "abc"}
+    facts |= spec.labels | {"provider": provider, "kernel": said}
+    times = {"forward": forward, "forward+backward": both}
+    return [facts | {"direction": direction, "ms_50": ms, "ratio_50": ms} for direction, ms in times.items()]
+
+
+LSTM = Spec("lstm", 16, 768, "bfloat16")
+ROWS = [
+    *row(LSTM, OURS, "cluster", 2.0, 5.0),
+    *row(LSTM, f"{OURS}, grid", "grid", 2.5, 4.0),
+    *row(LSTM, "torch.nn", "", 2.0, 6.0),
+    *row(LSTM._replace(precision="tf32"), OURS, "cluster", 1.0, 1.0),
+]
+
+
+def test_tables_of_speed():
+    (line,) = tables.recurrence(ROWS)
+    assert line == {
+        "cell": "lstm",
+        "T x B x H": "1024x16x768",
+        "bfloat16": "2, 6",
+        "tf32": "-, -",
+        "ms, bfloat16": "2, 5",
+    }
+    lines = tables.operators([r | {"op": "skew_exp", "case": "norm 1"} for r in ROWS])
+    assert lines[0]["times faster than"] == "2.5, 4 rnnkern, grid; 2, 6 torch.nn"
+    ended = [{"stage": "first", "name": "a", "status": "ok", "text": "agrees"},
+             {"stage": "first", "name": "b", "status": "wrong", "text": "wrong, 31 times naive"}]  # fmt: skip
+    said = [(line["ok"], line["wrong"], line["what"]) for line in tables.state(ended)]
+    assert said == [(1, 1, ""), ("", 1, "wrong, 31 times naive")]
+
+
+def test_the_table_that_launch_plans_read(tmp_path):
+    """The rows of the kernel that takes the shortest time with the backward pass; those of other devices are kept."""
+    record.append(tmp_path / "gpu-recurrence.csv", ROWS)
+    table = tmp_path / "table.h"
+    table.write_text('// before\n"9 gru bfloat16 256 1 grid 1 1\\n"\n"10 gru bfloat16 256 1 grid 1 1\\n"\n')
+    for _ in range(2):
+        measured.main([str(tmp_path), "--capability", "9", "--table", str(table)])
+        first, *lines = table.read_text().splitlines()
+        assert first.startswith("// Written by `python -m perf.gpu.measured`")
+        assert lines == [
+            f'"{row}\\n"' for row in ("10 gru bfloat16 256 1 grid 1 1", "9 lstm bfloat16 768 16 grid 0.8 1.5")
+        ]
+    if _extension.available:
+        text = "9 lstm bfloat16 768 16 grid 0.8 1.5\n"
+        found = drivers.plan("lstm", torch.bfloat16, (1024, 16, 768, 1), (9, 0, 132, 232448, 16, 7), measured=text)
+        assert found["kernel"] == "grid"
+
+
+def test_a_folder_without_layers_is_refused(tmp_path):
+    record.append(tmp_path / "gpu-recurrence.csv", row(LSTM._replace(precision="tf32"), OURS, "cluster", 1.0, 1.0))
+    with pytest.raises(SystemExit, match="no layer was measured"):
+        measured.main([str(tmp_path), "--capability", "9", "--table", str(tmp_path / "table.h")])
+
+
+# ---- a rehearsal
+
+
+@on_stand_in
 @pytest.mark.proof
-@pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} was not found")
-def test_a_dry_run_compiles_kernels_and_starts_them_on_a_stand_in(tmp_path):
-    done = run_script("--call", "1", "--dry-run", "--out", str(tmp_path))
+def test_a_rehearsal_with_faults(tmp_path, monkeypatch):
+    """A job that is killed, one that hangs and one whose launch faults; every other line still arrives."""
+    kinds = {"block lstm bfloat16 forward": "kill", "grid gru float32 forward": "hang",
+             "givens float32 forward": "fault", "cluster lstm bfloat16 forward": "wrong"}  # fmt: skip
+    others = ["block gru float32 forward", "stepwise lstm float32 backward", "relevancy block tanh float32 backward",
+              "similarity float32 backward"]  # fmt: skip
+    monkeypatch.setenv("RNNKERN_GPU_FAULTS", json.dumps(kinds))
+    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(runner, "ROOT", record.ROOT)
+    stage = Stage("first", 600, 1, 40.0, 2, 4)
+    names = [name for each in zip(kinds, others, strict=True) for name in each]
+    found = {entry.name: entry for entry in runner.run(stage, names, time.monotonic(), options(tmp_path))}
+    assert sorted(found) == sorted(names)
+    assert {name for name, entry in found.items() if entry.status == "ok"} == set(others)
+    said = {kind: found[name].text for name, kind in kinds.items()}
+    assert "killed by signal 9" in said["kill"]
+    assert said["hang"].startswith("hangs")
+    assert said["fault"] == "illegal address"
+    assert said["wrong"] == "wrong, 31 times naive"
+    assert found[others[0]].text == "starts 1 kernels"
+
+
+@on_stand_in
+@pytest.mark.proof
+def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_path):
+    """All jobs of one stage, with a pack of their kernels."""
+    copy = tmp_path / "copy"
+    without = shutil.ignore_patterns("*.so", "results", "__pycache__", "build", ".git", ".venv")
+    for folder in ("perf", "rnnkern", "python_tests", "csrc"):
+        shutil.copytree(record.ROOT / folder, copy / folder, ignore=without)
+    made = copy / "build" / "gpu_pack"
+    environment = os.environ | {"RNNKERN_GPU_PACK": str(made)}
+    stage = ["--stages", "first", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "perf.gpu.pack", *stage], cwd=record.ROOT, env=environment,
+                          capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    ran = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" passed")]
-    assert ran == [stage.name for stage in gpu_stages.rehearsal()]
-    with tarfile.open(tmp_path / "call1.tar.gz") as tar:
-        said = tar.extractfile("call1/logs/compile-kernels.log").read().decode()
-    assert int(said.splitlines()[-1].removesuffix(" kernels were compiled")) > 5
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    (copy / "sitecustomize.py").write_text(
+        "import ctypes, socket\nopened = ctypes.CDLL.__init__\n"
+        "def refuse(self, name, *rest, **more):\n"
+        "    if name and 'nvrtc' in str(name):\n        raise OSError('no NVRTC')\n"
+        "    opened(self, name, *rest, **more)\n"
+        "ctypes.CDLL.__init__ = refuse\n"
+        "def offline(*_, **__):\n    raise OSError('no network')\n"
+        "socket.socket.connect = offline\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(copy), "PATH": str(nothing), "CXX": "no-such-compiler"}
+    dry = [sys.executable, "-m", "perf.gpu", "--rehearse", *stage]
+    done = subprocess.run(dry, cwd=copy, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {entry["name"]: entry["status"] for entry in report["entries"]} == {name: "ok" for name, _ in jobs.first()}
+    assert "the pack of commit" in report["head"]
+    with tarfile.open(tmp_path / "out" / "results.tar.gz") as tar:
+        assert {"build/gpu/report.txt", "build/gpu/report.json"} <= set(tar.getnames())
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_limits_add_up_to_less_than_the_calls(call):
-    assert sum(CALLS[call].values()) <= gpu_stages.CALL_SECONDS - gpu_stages.RESERVED
-    assert (CALLS[call]["build"], CALLS[1]["smoke"]) == (180, 90)
-    assert all(seconds > gpu.GRACE for seconds in CALLS[call].values())
-
-
-def test_without_a_gpu_it_says_what_it_needs():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = run_script("--call", "1")
-    assert done.returncode != 0
-    assert "needs a CUDA device and a C++ compiler: PyTorch" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_it_builds_before_it_needs_what_is_built(tmp_path):
-    for folder in ("perf", "rnnkern"):
-        without = shutil.ignore_patterns("*.so", "results", "__pycache__")
-        shutil.copytree(record.ROOT / folder, tmp_path / folder, ignore=without)
-    code = "import sys, perf.gpu; sys.exit(not perf.gpu.__file__.startswith(sys.argv[1]))"
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path).returncode == 0
-
-
-def test_without_a_compiler_it_says_what_it_needs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    with pytest.raises(SystemExit, match="a C\\+\\+ compiler: the C\\+\\+ compiler 'no-such-compiler' is not on PATH"):
-        gpu.main(["--stages", "build"])
+def test_a_pack_of_other_sources_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
+    pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": "other", "nvrtc": "13.0"}))
+    monkeypatch.setattr(pack.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "", ""))
+    monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
+    assert pack.unpack() == "the pack is left out, because csrc has changed since"
+    assert not pack.FACTS.exists()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [([], "--call 1"), (["CALL=3", "DRY=1"], "--call 3 --dry-run"),
-     (["OUT=some folder", "STAGES=smoke tables"], "--stages smoke tables --out 'some folder'")],
+    [([], ""), (["AGAIN=report.json", "OUT=some folder"], " --again 'report.json' --out 'some folder'"),
+     (["DRY=1"], " --rehearse")],
     ids=str,
 )  # fmt: skip
 def test_make_uses_the_python_that_is_there(given, wanted):
@@ -124,256 +392,12 @@ def test_make_uses_the_python_that_is_there(given, wanted):
         ["make", "-n", "--no-print-directory", "gpu", "PYTHON=python9", *given],
         cwd=record.ROOT, env=os.environ | {"MAKEFLAGS": ""}, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert " ".join(done.stdout.replace("\\\n", "").split()) == f"python9 -m perf.gpu {wanted}"
+    assert " ".join(done.stdout.replace("\\\n", "").split()) == f"python9 -m perf.gpu{wanted}"
 
 
-# ---- commands of the stages
-
-
-def test_stages_come_in_order_and_alone():
-    names = list(CALLS[1])
-    assert [stage.name for stage in gpu_stages.plan(names[::-1], Target(FOLDER, 1))] == names
-    assert [stage.name for stage in gpu_stages.plan(["tables", "smoke"], Target(FOLDER))] == ["smoke", "tables"]
-    with pytest.raises(SystemExit):
-        gpu.parse(["--stages", "made_up"])
-
-
-def test_a_build_compiles_what_the_call_uses(monkeypatch):
-    found = [stage_of("build", call=call).environment["RNNKERN_SIMD_LEVELS"] for call in CALLS]
-    assert found == ["plain", "plain", "host"]
-    package, primitives, _ = commands("build")
-    assert package == f"{sys.executable} setup.py build_ext --inplace"
-    assert "build_library" in primitives
-
-
-def test_all_stages_of_a_call_share_compiled_kernels(monkeypatch):
-    monkeypatch.delenv("RNNKERN_CUDA_FLAGS", raising=False)
-    for call, stages in CALLS.items():
-        found = [dict(stage.environment) for stage in gpu_stages.plan(list(stages), Target(FOLDER, call))]
-        assert {made["RNNKERN_CACHE_DIR"] for made in found} == {str(record.ROOT / "build" / "cuda_kernels")}
-        flags = {1: "-lineinfo -DRNNKERN_SPIN_LIMIT=2000000000", 2: "-lineinfo"}.get(call)
-        assert {made.get("RNNKERN_CUDA_FLAGS") for made in found} == {flags}
-    monkeypatch.setenv("RNNKERN_CUDA_FLAGS", "-DSOME")
-    assert stage_of("tests", call=2).environment["RNNKERN_CUDA_FLAGS"] == "-DSOME -lineinfo"
-    assert stage_of("smoke").environment["RNNKERN_CUDA_FLAGS"] == "-DSOME"
-
-
-@pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
-@pytest.mark.skipif(_compiler.nvrtc() is None, reason=f"{_compiler.LIBRARY} was not found")
-def test_kernels_that_are_compiled_ahead_are_of_every_kind(monkeypatch):
-    wanted = set()
-    monkeypatch.setattr(_precompile, "_compile", wanted.update)
-    model = ModuleList(layer for hidden in gpu_kernels.SIZES for layer in gpu_kernels.layers(hidden))
-    for dtype in gpu_kernels.DTYPES:
-        _precompile.precompile(model, dtype=dtype, arch="sm_90")
-    headers = {program.header for program in wanted}
-    for kind in ("block", "cluster", "grid"):
-        assert {f"recurrence/cuda/{kind}_{way}.cuh" for way in ("forward", "backward")} <= headers
-    kinds = ("per_sequence", "cluster", "stepwise_attention")
-    assert {f"relevancy/cuda/{kind}_forward.cuh" for kind in kinds} <= headers
-    assert len(wanted) > 200
-
-
-@pytest.mark.parametrize("name", ["families", "sanitize", "tests"])
-def test_each_family_has_a_process_of_its_own(name, monkeypatch):
-    monkeypatch.setattr(gpu_stages, "find", lambda program: f"/opt/{program}")
-    found = commands(name)
-    assert all("--maxfail=3" in command for command in found)
-    times = {"sanitize": len(gpu_stages.TOOLS)}.get(name, 1)
-    for file, *_ in FAMILIES.values():
-        assert sum(f"/{file}" in command for command in found) == times * sum(f[0] == file for f in FAMILIES.values())
-
-
-def test_memcheck_and_racecheck_run(monkeypatch):
-    monkeypatch.setattr(gpu_stages, "find", lambda program: f"/opt/{program}")
-    found = commands("sanitize")
-    assert {command.split(" --tool ")[1].split()[0] for command in found} == {"memcheck", "racecheck"}
-    assert all(command.startswith("/opt/compute-sanitizer --error-exitcode 1") for command in found)
-
-
-@pytest.mark.parametrize("mark", ["smoke", "sanitize"])
-def test_every_family_has_a_first_call_and_one_for_the_sanitizer(mark):
-    """Pytest fails if no test is selected."""
-    command = [sys.executable, "-m", "pytest", "python_tests/gpu", "--collect-only", "-q", "-m", mark]
-    environment = os.environ | {"RNNKERN_GPU_TESTS": "cuda"}
-    done = subprocess.run(command, cwd=record.ROOT, env=environment, capture_output=True, text=True, check=True)
-    found = [line for line in done.stdout.splitlines() if "::" in line]
-    for name, (file, *options) in FAMILIES.items():
-        wanted = options[1] if options else ""
-        assert any(f"/{file}::" in test and wanted in test.partition("::")[2] for test in found), name
-
-
-def test_measurements_get_the_time_that_is_left():
-    (command,) = commands("tables", left=85.0)
-    assert "-m perf.measure_gpu --out results --minutes 1.00 --sections short" in command
-    (command,) = commands("memory", left=1.0, quick=True)
-    assert command.endswith("--minutes 0.08 --quick --sections memory")
-
-
-def test_a_cpu_is_measured_by_its_threads(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    found = [command.split("--threads ")[1].split()[0] for command in commands("cpu")]
-    assert found == ["1", "2", "4", "8", "16"]
-
-
-def test_what_is_absent_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_stages, "importable", lambda package: False)
-    monkeypatch.setattr(gpu_stages, "find", lambda program: None)
-    assert "matplotlib is absent: no pictures" in gpu_stages.absent()
-    assert stage_of("sanitize").lacks == "pytest"
-    (result,) = ended([stage_of("smoke")], tmp_path)
-    assert (result.said, result.failed) == ("left out: pytest is absent", ())
-    monkeypatch.setattr(gpu_stages, "importable", lambda package: True)
-    assert stage_of("sanitize").lacks == "compute-sanitizer"
-
-
-# ---- the runner
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(gpu, "GRACE", 0.5)
-
-
-def test_a_stage_over_its_limit_is_killed_with_all_that_it_started(impatient, tmp_path):
-    """Even if it ignores interrupts."""
-    marker = tmp_path / "alive"
-    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    child = f"{deaf}; import pathlib; time.sleep(4); pathlib.Path({str(marker)!r}).touch()"
-    code = f"{deaf}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    begun = time.monotonic()
-    first, second = ended([python(code, limit=1.0), python("pass", "b")], tmp_path)
-    assert time.monotonic() - begun < 4
-    assert first.said == "code was stopped at the limit"
-    assert first.failed == (tmp_path / "a-code.log",)
-    assert (second.said, second.failed) == ("passed", ())
-    time.sleep(max(begun + 5 - time.monotonic(), 0))
-    assert not marker.exists()
-
-
-@pytest.fixture
-def in_background():
-    """Ctrl-C is ignored, as in a process that a shell started in the background."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_what_is_stopped_says_where_it_stood(in_background, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "GRACE", 10)  # a busy machine may need seconds; the wait ends with the process
-    code = "import time\ndef hangs():\n    print('begun', flush=True)\n    time.sleep(30)\nhangs()"
-    (result,) = ended([python(code, limit=14.0)], tmp_path)
-    assert result.said == "code was stopped at the limit"
-    log = result.failed[0].read_text()
-    assert "begun" in log
-    assert "in hangs" in log
-    assert "KeyboardInterrupt" in log
-
-
-@pytest.mark.parametrize(("name", "runs"), [("smoke", False), ("build", False), ("families", True), ("tests", True)])
-def test_what_a_failure_stops(name, runs, tmp_path):
-    failing, later = ended([python("raise SystemExit(3)", name), python("pass", "tables")], tmp_path)
-    assert failing.said == "code failed with 3"
-    assert failing.failed
-    assert later.said == ("passed" if runs else f"not run, since {name} has failed")
-    assert not later.failed
-
-
-def test_a_stage_may_take_what_those_before_it_left(impatient, tmp_path):
-    stages = [python("pass", limit=8.0), python("import time; time.sleep(2)", "b", limit=1.0)]
-    assert [result.said for result in ended(stages, tmp_path)] == ["passed", "passed"]
-
-
-def test_nothing_begins_when_the_time_is_up(impatient, tmp_path):
-    deaf = Stage("a", 30, lambda left: [Command("code", ["sh", "-c", "trap '' INT; sleep 9"])])
-    first, second = ended([deaf, python("pass", "b")], tmp_path, total=1.0)
-    assert "stopped" in first.said
-    assert second.said == "not run: the time is up"
-    assert second.failed
-
-
-def test_every_command_of_a_stage_runs_with_a_log_of_its_own(tmp_path):
-    codes = {"x": 1, "y": 0, "z": 2}
-    todo = [Command(name, [sys.executable, "-c", f"raise SystemExit({code})"]) for name, code in codes.items()]
-    for at_once in (1, 2):
-        (result,) = ended([Stage("sanitize", 30, lambda left: list(todo), at_once=at_once)], tmp_path)
-        assert sorted(result.said.split(", ")) == ["x failed with 1", "z failed with 2"]
-        assert sorted(log.name for log in result.failed) == ["sanitize-x.log", "sanitize-z.log"]
-        assert (tmp_path / "sanitize-y.log").read_text().startswith("$ ")
-
-
-def test_commands_run_at_once(tmp_path):
-    """Each command waits for output of the other."""
-    code = (
-        "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:])\nmine.touch()\n"
-        "while not other.exists(): time.sleep(0.01)"
-    )
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    todo = [Command(name, [sys.executable, "-c", code, *files]) for name, files in (("x", (a, b)), ("y", (b, a)))]
-    (result,) = ended([Stage("families", 20, lambda left: list(todo), at_once=2)], tmp_path)
-    assert result.said == "passed"
-
-
-def test_a_stage_finds_the_checkout_and_knows_of_the_hardware(tmp_path):
-    code = "import os, rnnkern; print(os.environ['RNNKERN_GPU_TESTS'], os.environ['MORE'], rnnkern.__file__)"
-    (result,) = ended([python(code, environment={"MORE": "said"})], tmp_path)
-    assert not result.failed
-    assert f"cuda said {record.ROOT}/rnnkern" in (tmp_path / "a-code.log").read_text()
-
-
-def test_logs_stay_small(tmp_path):
-    ended([python("[print('y' * 79) for _ in range(9999)]")], tmp_path)
-    text = (tmp_path / "a-code.log").read_text()
-    assert len(text) < gpu.LOG_BYTES + 99
-    assert text.startswith("...\n")
-    assert text.endswith("y\n")
-
-
-# ---- the whole script, on a simulated device
-
-PRETENDED = """
-import sys, torch
-from perf import gpu, gpu_stages, record
-from perf.gpu_stages import Command, Stage
-torch.cuda.is_available = lambda: True
-record.device_name = lambda device: "NVIDIA H200"
-def stage(name, code):
-    return Stage(name, 60, lambda left: [Command("code", [sys.executable, "-c", code])])
-gpu_stages.plan = lambda names, target: [stage("tests", {code!r}), stage("tables", "pass")]
-gpu.main(["--stages", "tests", "tables", "--out", {out!r}])
-"""
-
-
-def logs_in(packed: Path) -> set[str]:
-    with tarfile.open(packed) as tar:
-        return {Path(name).name for name in tar.getnames() if name.endswith(".log")}
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_is_printed_and_archived(fails, tmp_path):
-    code = PRETENDED.format(code="print('why')\nraise SystemExit(1)" if fails else "pass", out=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], cwd=record.ROOT, capture_output=True, text=True)
-    assert done.returncode == fails, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("NVIDIA H200, PyTorch")
-    said = "code failed with 1" if fails else "passed"
-    assert any(line.startswith("tests ") and line.endswith(said) for line in lines)
-    assert ("    why" in lines) == fails
-    assert "recurrence.csv: nothing was measured" in lines
-    assert lines[-1].startswith("failed: tests; " if fails else "all passed; ")
-    assert [path.name for path in tmp_path.iterdir()] == ["stages.tar.gz"]
-    assert logs_in(tmp_path / "stages.tar.gz") == {"tests-code.log", "tables-code.log"}
-
-
-def test_what_there_is_is_archived_when_the_script_is_ended(tmp_path):
-    begun = tmp_path / "begun"
-    code = PRETENDED.format(
-        code=f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)", out=str(tmp_path / "out")
-    )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=record.ROOT, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) != 0
-    assert logs_in(tmp_path / "out" / "stages.tar.gz") == {"tests-code.log"}
+def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(pack, "unpack", lambda: "")
+    with pytest.raises(SystemExit, match=r"make gpu needs a CUDA device: PyTorch .* sees none"):
+        command.main([])

@@ -60,7 +60,7 @@ def similarity_outputs_and_gradients(operator, call: SimilarityCall, dtype: torc
     leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in call.tensors.items()}
     outputs = operator(**leaves, **call.options)
     generator = torch.Generator().manual_seed(0)
-    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) for y in outputs]
+    upstream = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in outputs]
     grads = torch.autograd.grad(outputs, list(leaves.values()), upstream)
     named = dict(zip(("R", "S", "product"), (y.detach() for y in outputs), strict=False))
     return named | {f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
