@@ -153,10 +153,14 @@ of_speeds = functools.partial(captioned, made=relational_tables.of_speeds)
 
 
 def of_gpu(rows: Sequence[Record], mark: str) -> str:
+    """A table per device."""
     _, lines, words = gpu.TABLES[mark]
-    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
-    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    return f"{of_lines(lines(rows), 2)}\n\n*{words}. {devices}, PyTorch {rows[-1]['torch']}, commit {commits}.*"
+    texts = []
+    for device in dict.fromkeys(row["device"] for row in rows):
+        own = where(rows, device=device)
+        commits = ", ".join(dict.fromkeys(row["commit"] for row in own))
+        texts.append(f"{of_lines(lines(own), 2)}\n\n*{device}. {words}. PyTorch {own[-1]['torch']}, commit {commits}.*")
+    return "\n\n".join(texts)
 
 
 RUNS: dict[str, dict[str, tuple[str, Callable[[Sequence[Record]], str]]]] = {

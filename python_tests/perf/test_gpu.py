@@ -20,6 +20,7 @@ from perf.gpu.plan import AGAIN, CALL_SECONDS, STAGES, Stage
 from perf.gpu.recurrences import Spec
 from perf.gpu.runner import Entry, Options
 from perf.harness import OURS, Effort
+from perf.tables import of_gpu
 from python_tests.gpu import recurrences as drivers
 from python_tests.gpu import standin
 from rnnkern import _compiler, _extension
@@ -282,6 +283,12 @@ def test_tables_of_speed():
              {"stage": "first", "name": "b", "status": "wrong", "text": "wrong, 31 times naive"}]  # fmt: skip
     said = [(line["ok"], line["wrong"], line["what"]) for line in tables.state(ended)]
     assert said == [(1, 1, ""), ("", 1, "wrong, 31 times naive")]
+
+
+def test_pages_have_a_table_for_each_device():
+    text = of_gpu([*ROWS, *(row | {"device": "NVIDIA H200"} for row in ROWS)], "gpu_recurrence")
+    assert text.count("| lstm | 1024x16x768 | 2, 6 |") == 2
+    assert text.index("*NVIDIA H100. ") < text.index("*NVIDIA H200. ")
 
 
 def test_the_table_that_launch_plans_read(tmp_path):

@@ -1,5 +1,5 @@
 // Measurements by `make gpu` of dense layers of one direction, as far as plans use them: the fastest of our kernels,
-// and its speed relative to torch.nn. perf/gpu_plan.py writes the rows to measured_table.h.
+// and its speed relative to torch.nn. perf/gpu/measured.py writes the rows to measured_table.h.
 #pragma once
 
 #include <string>

@@ -1,1 +1,1 @@
-// Written by `python -m perf.gpu_plan`; nothing has been measured yet.
+// Written by `python -m perf.gpu.measured`; nothing has been measured yet.
