@@ -90,7 +90,8 @@ def main(argv: Sequence[str]) -> None:
     if not chosen.rehearse and not torch.cuda.is_available():
         sys.exit(f"make gpu needs a CUDA device: PyTorch {torch.__version__} sees none")
     pack.rename_kernels()
-    folder = chosen.out / "work"
+    folder = ROOT / "build" / "gpu" / "work"  # not in --out, which may be limited to a few files
+    chosen.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     device = None if chosen.rehearse else torch.device("cuda", 0)

@@ -73,7 +73,8 @@ class Worker:
         self.spoken, self.hung, self.result = False, False, None
         self.log = options.logs / f"{stage.name} {re.sub('[^-.=+_a-z0-9]+', '_', names[0], flags=re.I)}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.tool = next((tool for tool in TOOLS if names[0].startswith(f"{tool} ")), stage.under)
+        named = next((tool for tool in TOOLS if names[0].startswith(f"{tool} ")), stage.under)
+        self.tool = "" if options.rehearse else named
         command = [sys.executable, "-m", "perf.gpu.worker", *names, "--folder", str(options.folder), "--command",
                    options.command, "--seconds", str(0.8 * stage.each)]  # fmt: skip
         command += ["--rehearse"] if options.rehearse else []
@@ -83,7 +84,7 @@ class Worker:
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}  # fmt: skip
         if stage.at_once > 1:
             environment["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // stage.at_once, 1))
-        if self.tool and not options.rehearse:
+        if self.tool:
             command = [find_sanitizer() or "compute-sanitizer", "--tool", self.tool, *command]
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor has bounds that are checked
         with self.log.open("wb") as log:
@@ -149,7 +150,7 @@ def run(stage: Stage, names: Sequence[str], begun: float, options: Options) -> I
     answers: queue.Queue = queue.Queue()
 
     def entry(worker: Worker, name: str, status: str, text: str, seconds: float | None = None) -> Entry:
-        if worker.tool and not options.rehearse:
+        if worker.tool:
             status, text = sanitized(worker, status, text)
         took = time.monotonic() - worker.since if seconds is None else seconds
         return Entry(stage.name, name, status, text, round(took, 1))

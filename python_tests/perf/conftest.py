@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-PROOF = ("test_commands", "test_demo")
+PROOF = ("test_commands", "test_demo", "test_gpu")
 
 
 def pytest_collection_modifyitems(items):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -170,7 +171,9 @@ def fake(monkeypatch, tmp_path):
     start = subprocess.Popen
 
     def popen(command, **rest):
-        return start([sys.executable, str(path), *command[command.index("perf.gpu.worker") + 1 :]], **rest)
+        if "perf.gpu.worker" in command:
+            command = [sys.executable, str(path), *command[command.index("perf.gpu.worker") + 1 :]]
+        return start(command, **rest)
 
     monkeypatch.setattr(runner.subprocess, "Popen", popen)
 
@@ -315,11 +318,40 @@ def test_a_folder_without_layers_is_refused(tmp_path):
         measured.main([str(tmp_path), "--capability", "9", "--table", str(tmp_path / "table.h")])
 
 
+def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, capsys):
+    """On a pretended device, with a few jobs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(record, "device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(record, "folder", lambda device: tmp_path / "perf" / "results" / "nvidia-h100")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(pack, "unpack", lambda: "there is no pack")
+    monkeypatch.setattr(
+        command, "todo", lambda chosen: [(STAGES["first"], ["a", "lost"]), (STAGES["speed"], ["b", "c"])]
+    )
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--out", str(tmp_path / "out")])
+    signal.signal(signal.SIGTERM, handler)
+    assert ended.value.code == 1
+    printed = capsys.readouterr().out
+    report = (tmp_path / "out" / "report.txt").read_text()
+    for text in (printed, report):
+        assert "NVIDIA H100 80GB HBM3, commit " in text
+        assert "lost: illegal address" in text
+    rows = record.read(tmp_path / "perf" / "results" / "nvidia-h100" / "gpu-report.csv")
+    assert {(row["name"], row["status"], row["command"]) for row in rows} == {
+        (name, "failed" if name == "lost" else "ok", "make gpu") for name in ("a", "lost", "b", "c")
+    }
+    with tarfile.open(tmp_path / "out" / "results.tar.gz") as tar:
+        assert {"build/gpu/report.txt", "build/gpu/report.json", "perf/results/nvidia-h100/gpu-report.csv"} <= set(
+            tar.getnames()
+        )
+
+
 # ---- a rehearsal
 
 
 @on_stand_in
-@pytest.mark.proof
 def test_a_rehearsal_with_faults(tmp_path, monkeypatch):
     """A job that is killed, one that hangs and one whose launch faults; every other line still arrives."""
     kinds = {"block lstm bfloat16 forward": "kill", "grid gru float32 forward": "hang",
@@ -343,7 +375,6 @@ def test_a_rehearsal_with_faults(tmp_path, monkeypatch):
 
 
 @on_stand_in
-@pytest.mark.proof
 def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_path):
     """All jobs of one stage, with a pack of their kernels."""
     copy = tmp_path / "copy"
@@ -352,7 +383,7 @@ def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_pa
         shutil.copytree(record.ROOT / folder, copy / folder, ignore=without)
     made = copy / "build" / "gpu_pack"
     environment = os.environ | {"RNNKERN_GPU_PACK": str(made)}
-    stage = ["--stages", "first", "--out", str(tmp_path / "out")]
+    stage = ["--stages", "first", "sanitizer", "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, "-m", "perf.gpu.pack", *stage], cwd=record.ROOT, env=environment,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -372,7 +403,9 @@ def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_pa
     done = subprocess.run(dry, cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert {entry["name"]: entry["status"] for entry in report["entries"]} == {name: "ok" for name, _ in jobs.first()}
+    assert {entry["name"]: entry["status"] for entry in report["entries"]} == {
+        name: "ok" for name, _ in (*jobs.first(), *jobs.sanitizer())
+    }
     assert "the pack of commit" in report["head"]
     with tarfile.open(tmp_path / "out" / "results.tar.gz") as tar:
         assert {"build/gpu/report.txt", "build/gpu/report.json"} <= set(tar.getnames())
