@@ -4,7 +4,7 @@ their matrix.
 ``python -m perf.givens_recurrence --help``. Times are the minimum CPU time of one thread over several rounds. The
 matrix is computed in advance, as in a module, which computes it once per optimizer step. Two fits of the times of the
 layers are printed too: the exponents of N and L - 1 in the time that the layers after the first add, and the time per
-number and step of a sequence as a + b L. On a GPU ``perf.measure_gpu`` runs the cases. Its baseline copies the data
+number and step of a sequence as a + b L. On a GPU ``make gpu`` runs the cases. Its baseline copies the data
 that must cross memory, in the same run: u and h once, and with the backward pass both again and two gradients.
 """
 

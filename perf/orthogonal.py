@@ -1,7 +1,7 @@
 """Measures skew_exp against other ways to compute an orthogonal weight from an unconstrained one, and schur_weight
 against its formula.
 
-``python -m perf.orthogonal --help``; on a GPU ``perf.measure_gpu`` runs the cases. Every provider of skew_exp reads the
+``python -m perf.orthogonal --help``; on a GPU ``make gpu`` runs the cases. Every provider of skew_exp reads the
 strict lower triangle of the same matrices, whose skew-symmetric part has the requested 2-norm, and returns V and the
 gradient of that triangle. GEMM reference: N x N products, as many as skew_exp needs for norms around 1, each by the
 fastest available routine.

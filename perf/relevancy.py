@@ -1,6 +1,6 @@
 """Measures relevancy_recurrence, forward and backward, against plain PyTorch (perf/relevancy_peers.py).
 
-``python -m perf.relevancy --help``; on a GPU ``perf.measure_gpu`` runs the cases. No provider includes the input
+``python -m perf.relevancy --help``; on a GPU ``make gpu`` runs the cases. No provider includes the input
 projection. GEMM reference: products of R and W_a with s and of U_a with h at each step, with their transposes in the
 backward pass, and the gradients of the three weights over all steps at once; each by the fastest available routine. On
 a GPU each product is computed for all steps at once, although each s depends on the previous one.

@@ -51,7 +51,7 @@ def todo(chosen: argparse.Namespace) -> list[tuple[Stage, list[str]]]:
 
 
 def summary(entries: Sequence[Entry], took: dict[str, float], stages: dict[str, Stage], tables: str) -> str:
-    """The report in ``LINES`` lines: what is not as it should be, then the speed."""
+    """The report in ``LINES`` lines: what is not as it should be, then the speed, as far as there is room."""
     lines = []
     for name, seconds in took.items():
         mine = [entry for entry in entries if entry.stage == name]
@@ -109,6 +109,11 @@ def main(argv: Sequence[str]) -> None:
             print(line, file=report)
             print(line[:300], flush=True)
 
+        def save() -> None:
+            text = {"head": head, "took": took, "entries": [entry._asdict() for entry in entries]}
+            (chosen.out / "report.json").write_text(json.dumps(text, indent=1))
+            archive(chosen.out, folder, results)
+
         tell(head)
         try:
             for stage, names in jobs:
@@ -129,19 +134,15 @@ def main(argv: Sequence[str]) -> None:
                     entries.append(entry)
                     tell(entry)
                 took[stage.name] = time.monotonic() - start
-                text = {"head": head, "took": took, "entries": [entry._asdict() for entry in entries]}
-                (chosen.out / "report.json").write_text(json.dumps(text, indent=1))
                 if results and (mine := [entry for entry in entries if entry.stage == stage.name]):
                     record.append(results / "gpu-report.csv", [facts | entry._asdict() for entry in mine])
-                archive(chosen.out, folder, results)
+                save()
         finally:
-            archive(chosen.out, folder, results)
-        shown = summary(
-            entries, took, {stage.name: stage for stage, _ in jobs}, tables.text(results, since) if results else ""
-        )
-        print(shown, file=report)
+            save()
+        speed = tables.text(results, since) if results else ""
+        print(speed, file=report)
+    shown = summary(entries, took, {stage.name: stage for stage, _ in jobs}, speed)
     print(f"\n{head}\n{shown}\n{time.monotonic() - begun:.0f} of {total} s; {chosen.out / 'results.tar.gz'}")
-    archive(chosen.out, folder, results)
     sys.exit(any(entry.status in ("wrong", "failed") for entry in entries))
 
 

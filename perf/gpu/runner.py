@@ -73,7 +73,7 @@ class Worker:
         self.spoken, self.hung, self.result = False, False, None
         self.log = options.logs / f"{stage.name} {re.sub('[^-.=+_a-z0-9]+', '_', names[0], flags=re.I)}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        named = next((tool for tool in TOOLS if names[0].startswith(f"{tool} ")), stage.under)
+        named = next((tool for tool in TOOLS if names[0].startswith(tool)), stage.under)
         self.tool = "" if options.rehearse else named
         command = [sys.executable, "-m", "perf.gpu.worker", *names, "--folder", str(options.folder), "--command",
                    options.command, "--seconds", str(0.8 * stage.each)]  # fmt: skip
@@ -85,7 +85,7 @@ class Worker:
         if stage.at_once > 1:
             environment["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // stage.at_once, 1))
         if self.tool:
-            command = [find_sanitizer() or "compute-sanitizer", "--tool", self.tool, *command]
+            command = [find_sanitizer(), "--tool", self.tool, *command]
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor has bounds that are checked
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -145,6 +145,9 @@ def sanitized(worker: Worker, status: str, text: str) -> tuple[str, str]:
 def run(stage: Stage, names: Sequence[str], begun: float, options: Options) -> Iterator[Entry]:
     """Runs the jobs of a stage and yields an entry for each, as soon as there is one. ``begun`` is the time of
     ``time.monotonic`` at which the call began."""
+    if not options.rehearse and (stage.under or names[0].startswith(TOOLS)) and not find_sanitizer():
+        yield from (Entry(stage.name, name, "cut", "compute-sanitizer is absent", 0.0) for name in names)
+        return
     waiting = [list(names[k : k + stage.together]) for k in range(0, len(names), stage.together)]
     running: list[Worker] = []
     answers: queue.Queue = queue.Queue()

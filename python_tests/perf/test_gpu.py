@@ -215,6 +215,12 @@ def test_what_a_failure_means(said, wanted):
     assert runner.reason(said, "") == wanted
 
 
+def test_without_the_sanitizer_its_jobs_are_left_out(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.shutil, "which", lambda program: None)
+    found = list(runner.run(STAGES["sanitizer"], ["memcheck a"], time.monotonic(), options(tmp_path, rehearse=False)))
+    assert found == [Entry("sanitizer", "memcheck a", "cut", "compute-sanitizer is absent", 0.0)]
+
+
 class Log:
     def __init__(self, text: str) -> None:
         self.said = lambda: text
@@ -411,13 +417,34 @@ def test_a_copy_without_compiler_nvrtc_and_network_runs_from_a_pack_alone(tmp_pa
         assert {"build/gpu/report.txt", "build/gpu/report.json"} <= set(tar.getnames())
 
 
-def test_a_pack_of_other_sources_is_left_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["other sources", "does not load"])
+def test_a_pack_that_does_not_serve_is_left_out(fault, tmp_path, monkeypatch):
+    """The library is then built for this machine alone, if there is none that loads."""
+    ran, loads = [], iter([fault == "other sources", True])
     monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
-    pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": "other", "nvrtc": "13.0"}))
-    monkeypatch.setattr(pack.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "", ""))
+    monkeypatch.setattr(pack, "PACK", tmp_path)
+    monkeypatch.setattr(pack, "ROOT", tmp_path)
+    monkeypatch.setattr(pack, "digest", lambda: "these")
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
-    assert pack.unpack() == "the pack is left out, because csrc has changed since"
-    assert not pack.FACTS.exists()
+    monkeypatch.setenv("RNNKERN_COMMIT", "")
+    monkeypatch.setenv("RNNKERN_CONFORMANCE_LIBRARY", "")
+    (tmp_path / "rnnkern").mkdir()
+    (tmp_path / pack.LIBRARY).touch()
+    sources = "other" if fault == "other sources" else "these"
+    pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": sources, "nvrtc": "13.0"}))
+
+    def run(command, **_):
+        ran.append(command)
+        return subprocess.CompletedProcess(command, not next(loads), "", "undefined symbol")
+
+    monkeypatch.setattr(pack.subprocess, "run", run)
+    if fault == "other sources":
+        assert pack.unpack() == "the pack is left out, because csrc has changed since"
+        assert not pack.FACTS.exists()
+        assert len(ran) == 1
+    else:
+        assert pack.unpack() == "the pack of commit abc, whose library does not load: undefined symbol; built here"
+        assert ran[1][1:] == ["setup.py", "-q", "build_ext", "--inplace"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
