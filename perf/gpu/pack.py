@@ -97,9 +97,11 @@ def main(argv: Sequence[str]) -> None:
     command = [sys.executable, "-m", "perf.gpu", "--rehearse", *argv]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment(), check=False)
     total = sum(path.stat().st_size for path in PACK.rglob("*") if path.is_file())
-    new = len(set(KERNELS.iterdir()) - before)
-    print(f"{PACK}: {total / 2**20:.1f} MiB, {len(before) + new} files of kernels, {new} new; "
-          f"commit {facts['commit']}, NVRTC {facts['nvrtc']}")  # fmt: skip
+    kernels_now = set(KERNELS.iterdir())
+    print(
+        f"{PACK}: {total / 2**20:.1f} MiB, {len(kernels_now)} files of kernels, {len(kernels_now - before)} new; "
+        f"commit {facts['commit']}, NVRTC {facts['nvrtc']}"
+    )
     if done.returncode or total > BYTES:
         FACTS.unlink()
         sys.exit("make gpu-pack: the rehearsal fails" if done.returncode else f"make gpu-pack: more than {BYTES} bytes")

@@ -331,6 +331,7 @@ def test_a_run_writes_report_results_and_archive(fake, tmp_path, monkeypatch, ca
     monkeypatch.setattr(record, "folder", lambda device: tmp_path / "perf" / "results" / "nvidia-h100")
     monkeypatch.setattr(command, "ROOT", tmp_path)
     monkeypatch.setattr(pack, "unpack", lambda: "there is no pack")
+    monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
     monkeypatch.setattr(
         command, "todo", lambda chosen: [(STAGES["first"], ["a", "lost"]), (STAGES["speed"], ["b", "c"])]
     )
@@ -465,6 +466,6 @@ def test_make_uses_the_python_that_is_there(given, wanted):
 def test_without_a_gpu_it_says_what_it_needs(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr(pack, "unpack", lambda: "")
+    monkeypatch.setattr(pack, "unpack", lambda: "")  # and nothing else is reached
     with pytest.raises(SystemExit, match=r"make gpu needs a CUDA device: PyTorch .* sees none"):
         command.main([])
