@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests import seeds
 from python_tests.progress import Progress
+from python_tests.seeds import SEED
 
 # Keeps CUDA kernels that tests compile out of the user's cache.
 os.environ.setdefault("RNNKERN_CACHE_DIR", str(Path(__file__).parents[1] / "build/test_kernels"))
+seeds.install()
+
+
+def pytest_cmdline_main(config):
+    config.option.hypothesis_seed = SEED or None
 
 
 @pytest.hookimpl(trylast=True)  # runs after the terminal reporter is registered
@@ -23,9 +30,23 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))
 
 
+def pytest_collectstart(collector):
+    if isinstance(collector, pytest.Module):
+        seeds.begin()
+
+
 @pytest.fixture(autouse=True)
 def seed():
-    torch.manual_seed(0)
+    seeds.begin()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """Prints the seed with each failure."""
+    report = (yield).get_result()
+    if hasattr(report.longrepr, "addsection"):
+        report.longrepr.reprcrash.message = f"RNNKERN_TEST_SEED={SEED}: {report.longrepr.reprcrash.message}"
+        report.longrepr.addsection("drawn with", f"RNNKERN_TEST_SEED={SEED}")
 
 
 @pytest.fixture(autouse=True)

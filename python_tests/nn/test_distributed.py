@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 import rnnkern.nn
+from python_tests import seeds
 
 T, B, I, H = 6, 4, 3, 8  # noqa: E741
 STEPS = 2
@@ -66,6 +67,7 @@ def fresh(name):
 
 
 def work(rank, folder):
+    seeds.install()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     trained = {}

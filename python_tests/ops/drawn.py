@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=60)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 
 import rnnkern
 from python_tests.samples import outputs_and_gradients, recurrence_sample, takes
+from python_tests.seeds import Random
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
@@ -61,7 +62,7 @@ def results_of(op, sample, **options):
 
 
 def test_soak(simd, threads):
-    draw = random.Random(0)
+    draw = Random(0)
     levels = rnnkern.build_info()["simd_levels"]
     for number in range(CALLS):
         compared = number % COMPARED == 0
