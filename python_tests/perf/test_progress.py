@@ -1,6 +1,7 @@
 import io
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ class Terminal(io.StringIO):
 def fast(monkeypatch):
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.01)
     monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def wait_for(condition) -> None:
