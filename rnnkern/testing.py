@@ -1,7 +1,10 @@
 """Comparison of a kernel's result with a reference: which error is acceptable. And the memory that a call needs."""
 
+import itertools
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -12,12 +15,28 @@ from rnnkern import _extension
 FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
 """For each dtype, the error that a kernel may have as a multiple of the error of plain PyTorch."""
 
+FEW = 100
+"""Number of elements below which the naive error of a single call may be small by chance."""
+
 GROSS = 1000.0
 """Multiple of the naive error that cannot be explained by chance."""
 
+DRAWS = 64
+"""The most random calls that :func:`assert_close_over_draws` looks at."""
 
-def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", factor: float | None = None) -> None:
-    """Asserts that a result is about as accurate as plain PyTorch in the same dtype, both compared with float64.
+Triple = tuple[Tensor, Tensor, Tensor]
+"""A result as the kernel and as plain PyTorch compute it, and the truth."""
+
+
+def assert_close(
+    actual: Tensor,
+    naive: Tensor,
+    truth: Tensor,
+    name: str = "",
+    factor: float | None = None,
+    scale: float = 0.0,
+) -> None:
+    """Asserts that a result is about as accurate as plain PyTorch in the same dtype, both compared with the truth.
 
     The root mean square error and the largest error may each be ``FACTORS[dtype]`` times those of plain PyTorch (the
     naive errors). Above 1,000 elements, the same holds for the direction (the sine of the angle to the truth) and the
@@ -26,82 +45,139 @@ def assert_close(actual: Tensor, naive: Tensor, truth: Tensor, name: str = "", f
     A naive error can be small by chance. It is therefore replaced by a floor if it is smaller: for the root mean
     square, the rounding error of a result, ``eps`` times its largest element; for the largest error, three times the
     root mean square; for the bias, one eighth of it, as 64 independent errors would have (the errors within a sequence
-    are not independent).
+    are not independent). Of fewer than :data:`FEW` elements even that says little: unless ``factor`` is given, their
+    errors may be :data:`GROSS` times the naive error, and of up to three elements a tenth of the largest. This refuses
+    wrong values, but not inexact ones, which :func:`assert_close_over_draws` finds.
 
     Args:
         actual: the kernel's result.
         naive: the reference's result in the dtype of ``actual``.
-        truth: the reference's result in float64, from the same inputs.
+        truth: the reference's result in float64, from the same inputs; for ``actual`` in float64, a result that was
+            computed with more digits.
         name: name of the compared value, for the message.
         factor: replaces ``FACTORS[dtype]``, for results that are computed in lower precision than their dtype.
+        scale: rounding errors are relative to this, if it is larger than the largest element of the truth: the size of
+            the terms of a sum that cancels.
 
     Raises:
         AssertionError: shape, dtype or device differ, NaN or infinity occur in different places, or an error is too
             large.
+        ValueError: nothing bounds the error: in float64, the naive result is the truth; or the naive error and the
+            scale are both zero.
     """
+    found = _errors(actual, naive, truth, name, scale)
+    _refuse_its_own_truth([found], name)
+    _judge(found, name, factor, few=factor is None and found.elements < FEW)
+
+
+def assert_close_over_draws(draws: Iterable[Mapping[str, Triple]], name: str = "", scale: float = 0.0) -> None:
+    """Applies the rule of :func:`assert_close` to the results of random calls, pooled until chance no longer decides.
+
+    Of two correct results with one element, one error is more than four times the other in one of three cases; and the
+    errors of many elements may all come from a single ill-conditioned number. Therefore the factor of the dtype applies
+    to the geometric mean, over the calls, of the ratio of the kernel's error to the naive error. It is taken when every
+    result has :data:`FEW` elements in all, or after 8 calls. If it is too large, the number of calls is doubled, up to
+    :data:`DRAWS`: chance fades, an error does not. Nor does a rare call decide in which rounding chose the other side
+    of a kink.
+
+    Args:
+        draws: for each call, the triples (actual, naive, truth) of :func:`assert_close` by name. From an iterator, as
+            many are taken as needed; a list is judged as a whole. Of fewer calls and elements than that, each is held
+            to the bound of :func:`assert_close` for few elements.
+        name: name of the calls, for the message.
+        scale: as in :func:`assert_close`.
+
+    Raises:
+        AssertionError, ValueError: as in :func:`assert_close`.
+    """
+    pools: dict[str, list[_Errors]] = {}
+    whole = isinstance(draws, Sequence)
+    for k, draw in enumerate(draws if whole else itertools.islice(draws, DRAWS), 1):
+        for what, triple in draw.items():
+            pools.setdefault(what, []).append(_errors(*triple, f"{name}{what} of call {k}", scale))
+        if not whole and k.bit_count() == 1 and all(map(_decides, pools.values())) and not _wrong(pools, name):
+            return
+    wrong = _wrong(pools, name)
+    assert not wrong, wrong
+    for what, pool in pools.items():
+        for k, found in enumerate([] if _decides(pool) else pool, 1):
+            _judge(found, f"{name}{what} of call {k}", None, few=True)
+
+
+class _Errors(NamedTuple):
+    """The errors of a result: for each measure, the kernel's, the naive one and the floor."""
+
+    elements: int
+    factor: float
+    scale: float
+    measures: dict[str, tuple[float, float, float]]
+    own_truth: bool
+    """Whether, in float64, the naive result is the truth."""
+
+
+def _errors(actual: Tensor, naive: Tensor, truth: Tensor, name: str, scale: float) -> _Errors:
     assert actual.shape == truth.shape == naive.shape, f"{name}: shapes {actual.shape}, {naive.shape}, {truth.shape}"
     assert actual.dtype == naive.dtype, f"{name}: expected dtype {naive.dtype}, got {actual.dtype}"
     assert actual.device == naive.device, f"{name}: expected device {naive.device}, got {actual.device}"
-    if actual.numel() == 0:
-        return
-    a, n, t = (x.detach().double().flatten().cpu() for x in (actual, naive, truth))
+    dtype = actual.dtype.to_real()
+    a, n, t = (as_reals(x.detach()).double().flatten().cpu() for x in (actual, naive, truth))
     same = torch.where(n.isfinite(), a.isfinite(), (a == n) | (a.isnan() & n.isnan()))
     assert same.all(), f"{name}: {int((~same).sum())} of {a.numel()} elements are not finite where plain PyTorch's are"
     a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
+    own_truth = dtype == torch.float64 and torch.equal(n, t) and not scale
     if a.numel() == 0:
-        return
-    factor, eps = factor or FACTORS[actual.dtype], torch.finfo(actual.dtype).eps
-
-    def judge(what: str, error: float, naive_error: float, floor: float) -> None:
-        bound = factor * max(naive_error, floor)
-        assert error <= bound, (
-            f"{name}: {what} {error:.3g} exceeds {bound:.3g} = {factor:g} * max(naive {naive_error:.3g}, {floor:.3g})"
-        )
-
-    scale = t.abs().max().item()
+        return _Errors(actual.numel(), FACTORS[dtype], 0.0, {}, own_truth)
+    eps, scale = torch.finfo(dtype).eps, max(t.abs().max().item(), scale)
     rms, naive_rms = (_rms(x - t) for x in (a, n))
     floor = max(naive_rms, eps * scale)
-    judge("root mean square error", rms, naive_rms, eps * scale)
-    judge("largest error", (a - t).abs().max().item(), (n - t).abs().max().item(), 3 * floor)
-    if a.numel() > 1000 and scale > 0:
+    if floor == 0 and rms > 0:
+        raise ValueError(f"{name}: the naive error and the truth are zero; `scale` must say which error is small")
+    measures = {
+        "root mean square error": (rms, naive_rms, eps * scale),
+        "largest error": ((a - t).abs().max().item(), (n - t).abs().max().item(), 3 * floor),
+    }
+    if a.numel() > 1000 and t.any():
         rounding = 64 * torch.finfo(torch.float64).eps  # rounding error of the sine itself
-        judge("sine of the angle to the truth", _sine(a, t), _sine(n, t), max(eps, rounding))
-        judge("bias", abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8)
+        measures["sine of the angle to the truth"] = _sine(a, t), _sine(n, t), max(eps, rounding)
+        measures["bias"] = abs((a - t).mean().item()), abs((n - t).mean().item()), floor / 8
+    return _Errors(a.numel(), FACTORS[dtype], scale, measures, own_truth)
 
 
-def assert_close_over_draws(draws: Iterable[tuple[Tensor, Tensor, Tensor]], name: str = "") -> None:
-    """Applies :func:`assert_close` to results with few elements, pooled over many random calls.
+def _judge(found: _Errors, name: str, factor: float | None, few: bool) -> None:
+    for what, (error, naive_error, floor) in itertools.islice(found.measures.items(), 2 if few else None):
+        allowed = factor or found.factor
+        if few and max(naive_error, floor) > 0:
+            tenth = found.scale / 10 if found.elements <= 3 else 0.0
+            allowed = max(GROSS, tenth / max(naive_error, floor))
+        bound = allowed * max(naive_error, floor)
+        assert error <= bound, (
+            f"{name}: {what} {error:.3g} exceeds {bound:.3g} = {allowed:g} * max(naive {naive_error:.3g}, {floor:.3g})"
+        )
 
-    For a single such call, the naive error may be small by chance: of two correct results with one element, one error
-    is more than four times the other in one of three cases. A single call is therefore only limited to :data:`GROSS`
-    times the naive error, or as many roundings of its largest element, which detects wrong results but not inexact
-    ones. The factor of the dtype applies to all calls together, each normalized by the larger of its two errors. This
-    detects a result that is worse in most calls, and no single call decides.
 
-    Args:
-        draws: triples (actual, naive, truth) as in :func:`assert_close`.
-        name: name of the compared value, for the message.
+def _refuse_its_own_truth(pool: list[_Errors], name: str) -> None:
+    if all(found.own_truth for found in pool) and any(error for f in pool for error, *_ in f.measures.values()):
+        raise ValueError(f"{name}: the naive result in float64 is the truth itself; a truth needs more digits")
 
-    Raises:
-        AssertionError: as in :func:`assert_close`.
-    """
-    errors: tuple[list[Tensor], list[Tensor]] = ([], [])
-    dtype = torch.float32
-    for k, (actual, naive, truth) in enumerate(draws):
-        assert_close(actual, naive, truth, f"{name} of call {k}", GROSS)
-        dtype, eps = actual.dtype, torch.finfo(actual.dtype).eps
-        known = naive.isfinite() & truth.isfinite()
-        t = truth[known].double()
-        if t.numel() == 0:
+
+def _decides(pool: list[_Errors]) -> bool:
+    return len(pool) >= 8 or sum(found.elements for found in pool) not in range(1, FEW)
+
+
+def _wrong(pools: dict[str, list[_Errors]], name: str) -> str:
+    """The first result whose ratio of errors is too large, or an empty text."""
+    for what, pool in pools.items():
+        if not _decides(pool):
             continue
-        pair = [x[known].double() - t for x in (actual, naive)]
-        unit = max(*map(_rms, pair), eps * t.abs().max().item())
-        for pool, x in zip(errors, pair, strict=True):
-            pool.append(x / unit if unit > 0 else x)
-    if errors[0]:
-        all_errors, all_naive = (torch.cat(pool) for pool in errors)
-        rms, bound = _rms(all_errors), FACTORS[dtype] * _rms(all_naive)
-        assert rms <= bound, f"{name}: of {len(errors[0])} calls, pooled error {rms:.3g} exceeds {bound:.3g}"
+        _refuse_its_own_truth(pool, f"{name}{what}")
+        for measure in dict.fromkeys(measure for found in pool for measure in found.measures):
+            errors = [found.measures[measure] for found in pool if measure in found.measures]
+            logs = [math.log(max(error, floor) / max(naive, floor)) for error, naive, floor in errors if error or floor]
+            ratio = math.exp(sum(logs) / max(len(logs), 1))
+            if ratio > pool[0].factor:
+                calls = f"in the geometric mean of {len(logs)} calls"
+                return f"{name}{what}: {measure} exceeds {pool[0].factor:g} times the naive one: {ratio:.3g} {calls}"
+    return ""
 
 
 def _rms(x: Tensor) -> float:
@@ -114,7 +190,7 @@ def _sine(x: Tensor, truth: Tensor) -> float:
 
 
 def as_reals(x: Tensor) -> Tensor:
-    """Complex numbers as pairs of real numbers, for :func:`assert_close`."""
+    """Complex numbers as pairs of real numbers."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 

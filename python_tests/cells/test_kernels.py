@@ -11,10 +11,11 @@ import torch.nn.functional as F
 
 import rnnkern
 from python_tests.cells.samples import CELLS, call, oscillators, several
+from python_tests.samples import numbered
 from rnnkern import _extension
 from rnnkern.nn import GRU, RNN, Recurrent
 from rnnkern.ops import explain, recurrence
-from rnnkern.testing import assert_close, assert_close_over_draws
+from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
@@ -25,14 +26,24 @@ def implementation(cell):
     return explain(recurrence, cell, u, R, state, params=params).implementation
 
 
+def close_over_draws(cell, dtype):
+    def compared(k):
+        with rnnkern.use("reference"):
+            truth, naive = call(cell, rounded=dtype, drawn_with=k), call(cell, dtype, drawn_with=k)
+        return numbered(call(cell, dtype, drawn_with=k), naive, truth)
+
+    if dtype == torch.float64:
+        for a, _, b in compared(0).values():
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    else:
+        assert_close_over_draws(map(compared, range(DRAWS)), f"{cell.name}: ")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_a_kernel_computes_the_function(cell, dtype):
     assert implementation(cell) == "cpu"
-    with rnnkern.use("reference"):
-        truth, naive = call(cell, rounded=dtype), call(cell, dtype)
-    for y, rough, expected in zip(call(cell, dtype), naive, truth, strict=True):
-        assert_close(y, rough, expected)
+    close_over_draws(cell, dtype)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
@@ -95,17 +106,8 @@ def test_every_simd_level(cell, level):
         pytest.skip(f"the level {level} was not built, or this processor has it not")
     before = torch.ops.rnnkern.set_simd_level(level)
     try:
-        calls, single = [], torch.float32
-        for k in range(8):
-            with rnnkern.use("reference"):
-                truth, naive = call(cell, rounded=single, drawn_with=k), call(cell, single, drawn_with=k)
-            calls.append(zip(call(cell, single, drawn_with=k), naive, truth, strict=True))
-        for draws in zip(*calls, strict=True):
-            assert_close_over_draws(draws, cell.name)
-        with rnnkern.use("reference"):
-            expected = call(cell)
-        for a, b in zip(call(cell), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        close_over_draws(cell, torch.float32)
+        close_over_draws(cell, torch.float64)
     finally:
         torch.ops.rnnkern.set_simd_level(before)
 

@@ -4,10 +4,9 @@ TRITON_INTERPRET=1."""
 import pytest
 import torch
 
-from python_tests.samples import gather_sample
+from python_tests.samples import agree, gather_sample
 from rnnkern import reference
 from rnnkern.ops._relevancy import gather_triton
-from rnnkern.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -22,9 +21,9 @@ def by_triton(tensors, alignment):
     return out, weights, dq, du, dh, dv.view(tensors[4].shape)
 
 
-def by_reference(tensors, alignment, dtype):
+def by_reference(tensors, alignment):
     q, u, h, idx, v = tensors
-    q, u, h, v = leaves = [x.to(dtype).requires_grad_() for x in (q, u, h, v)]
+    q, u, h, v = leaves = [x.detach().requires_grad_() for x in (q, u, h, v)]
     out, weights = reference.gather_attention(q, u, h, idx, v, alignment=alignment, return_weights=True)
     return out.detach(), weights, *torch.autograd.grad(out, leaves, upstream_of(out))
 
@@ -34,14 +33,8 @@ def upstream_of(out):
 
 
 def check(tensors, alignment):
-    dtype = tensors[0].dtype
-    actual = by_triton(tensors, alignment)
-    naive, truth = (by_reference(tensors, alignment, kind) for kind in (dtype, torch.float64))
-    for name, a, n, t in zip(NAMES, actual, naive, truth, strict=True):
-        if dtype == torch.float64:
-            torch.testing.assert_close(a, t, rtol=0, atol=1e-10)
-        else:
-            assert_close(a, n, t, name)
+    results = lambda run, tensors: dict(zip(NAMES, run(tensors, alignment), strict=True))  # noqa: E731
+    agree(by_triton, by_reference, results, [tensors])
 
 
 @pytest.mark.parametrize(("sizes", "alignment", "dtype"), [

@@ -5,10 +5,10 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from python_tests.samples import SCAN_OPTIONS, check_scan, scan_outputs_and_gradients, scan_sample
+from python_tests.samples import SCAN_OPTIONS, agree, scan_outputs_and_gradients, scan_sample
 from rnnkern import reference
 from rnnkern.ops._scan import scan_triton
-from rnnkern.testing import as_reals, assert_close
+from rnnkern.testing import as_reals
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -50,6 +50,11 @@ def by_triton(a, x, state=None, *, batch_sizes=None, reset=None, reverse=False):
     return ByTriton.apply(a, x, state, batch_sizes, reset, reverse)
 
 
+def check(*sizes, **options):
+    sample = scan_sample(*sizes, **options)
+    agree(by_triton, reference.linear_scan, scan_outputs_and_gradients, [sample], f"{sizes} {options}")
+
+
 @pytest.fixture(params=["serial", "chunked"])
 def cut(request, monkeypatch):
     """Small blocks and chunks of a few steps, so that there are several of each."""
@@ -63,31 +68,22 @@ def cut(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("option", SCAN_OPTIONS)
 def test_values_and_gradients(option, dtype, cut):
-    check_scan(by_triton, scan_sample(11, 3, 13, dtype=dtype, **SCAN_OPTIONS[option]), option)
+    check(11, 3, 13, dtype=dtype, **SCAN_OPTIONS[option])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_double_precision(dtype, cut):
-    sample = scan_sample(10, 2, 5, dtype=dtype, packed=True, reset=True)
-    actual, truth = (scan_outputs_and_gradients(op, sample) for op in (by_triton, reference.linear_scan))
-    for name, x in actual.items():
-        torch.testing.assert_close(x, truth[name], rtol=0, atol=1e-12, msg=name)
+    check(10, 2, 5, dtype=dtype, packed=True, reset=True)
 
 
 def test_half_precision_is_computed_in_float32(cut):
-    sample = scan_sample(20, 2, 5, dtype=torch.float16, per_step=True)
-    actual = scan_outputs_and_gradients(by_triton, sample)
-    naive = scan_outputs_and_gradients(reference.linear_scan, sample)
-    truth = scan_outputs_and_gradients(reference.linear_scan, sample.to(torch.float64))
-    for name, x in actual.items():
-        assert x.dtype == torch.float16
-        assert_close(x, naive[name], truth[name], name)
+    check(20, 2, 5, dtype=torch.float16, per_step=True)
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 3), (4, 0, 3), (4, 2, 0), (1, 1, 1)], ids=str)
 def test_nothing_and_one(sizes):
-    check_scan(by_triton, scan_sample(*sizes, dtype=torch.float32))
-    check_scan(by_triton, scan_sample(*sizes, dtype=torch.float32, initial=False, per_step=True))
+    check(*sizes, dtype=torch.float32)
+    check(*sizes, dtype=torch.float32, initial=False, per_step=True)
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # NumPy warns, a GPU does not

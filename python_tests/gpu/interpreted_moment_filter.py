@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from python_tests.gpu.interpreted_linear_scan import ranges_over_tensors  # noqa: F401
-from python_tests.samples import FILTER_OPTIONS, check_filter, filter_outputs_and_gradients, filter_sample
+from python_tests.samples import FILTER_OPTIONS, agree, filter_outputs_and_gradients, filter_sample
 from rnnkern import reference
 from rnnkern.ops._scan import filter_triton
 
@@ -50,16 +50,18 @@ def by_triton(u, state=None, *, mu, s, beta, eps, batch_sizes=None, reset=None, 
     return y, tuple(x for x in state if x is not None)
 
 
+def check(*sizes, **options):
+    sample = filter_sample(*sizes, **options)
+    agree(by_triton, reference.moment_filter, filter_outputs_and_gradients, [sample], f"{sizes} {options}")
+
+
 @pytest.mark.parametrize("option", FILTER_OPTIONS)
 def test_values_and_gradients(option):
-    check_filter(by_triton, filter_sample(6, 2, 5, dtype=torch.float32, **FILTER_OPTIONS[option]), option)
+    check(6, 2, 5, dtype=torch.float32, **FILTER_OPTIONS[option])
 
 
 def test_double_precision():
-    sample = filter_sample(6, 2, 3, packed=True, reset=True)
-    actual, truth = (filter_outputs_and_gradients(op, sample) for op in (by_triton, reference.moment_filter))
-    for name, x in actual.items():
-        torch.testing.assert_close(x, truth[name], rtol=0, atol=1e-12, msg=name)
+    check(6, 2, 3, packed=True, reset=True)
 
 
 def test_half_precision_is_computed_in_float32():
@@ -80,8 +82,8 @@ def test_half_precision_is_computed_in_float32():
 
 @pytest.mark.parametrize("sizes", [(0, 2, 3), (4, 0, 3), (4, 2, 0), (1, 1, 1)], ids=str)
 def test_nothing_and_one(sizes):
-    check_filter(by_triton, filter_sample(*sizes, dtype=torch.float32))
-    check_filter(by_triton, filter_sample(*sizes, dtype=torch.float32, initial=False, beta=None))
+    check(*sizes, dtype=torch.float32)
+    check(*sizes, dtype=torch.float32, initial=False, beta=None)
 
 
 def test_a_reset_stops_nan():

@@ -4,7 +4,7 @@ TRITON_INTERPRET=1."""
 import pytest
 import torch
 
-from python_tests.samples import check_similarity, similarity_sample
+from python_tests.samples import agree, similarity_outputs_and_gradients, similarity_sample
 from rnnkern import reference
 from rnnkern.ops._relational import similarity_triton
 
@@ -48,16 +48,21 @@ CALLS = [
 ]
 
 
+def check(*sizes, **options):
+    sample = similarity_sample(*sizes, **options)
+    agree(by_triton, reference.similarity, similarity_outputs_and_gradients, [sample], f"{sizes} {options}")
+
+
 @pytest.mark.parametrize("options", CALLS, ids=str)
 def test_values_and_gradients(options):
     """Two blocks of features."""
     for dtype in (torch.float32, torch.float64):
-        check_similarity(by_triton, reference.similarity, similarity_sample(2, 7, 70, dtype=dtype, **options))
+        check(2, 7, 70, dtype=dtype, **options)
 
 
 @pytest.mark.parametrize("objects", [1, 2, 17])
 def test_numbers_of_objects(objects):
-    check_similarity(by_triton, reference.similarity, similarity_sample(2, objects, 20, dtype=torch.float32, values=2))
+    check(2, objects, 20, dtype=torch.float32, values=2)
 
 
 def test_rows_of_weights_for_some_samples_each():
@@ -78,8 +83,7 @@ def test_rows_of_weights_for_some_samples_each():
 
 
 def test_nothing():
-    call = similarity_sample(0, 4, 5, dtype=torch.float32, values=2)
-    check_similarity(by_triton, reference.similarity, call)
+    check(0, 4, 5, dtype=torch.float32, values=2)
 
 
 def test_no_subnormal_number_leaves_the_kernel():

@@ -8,10 +8,11 @@ from python_tests.gpu import givens_recurrences, recurrences
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.samples import (
     GIVENS_OPTIONS,
-    check_givens_recurrence,
+    agree,
     covering_rows,
     givens_recurrence_sample,
     scan_outputs_and_gradients,
+    triples,
 )
 from rnnkern import reference
 from rnnkern.ops._recurrence.complex import state_in_parts
@@ -54,22 +55,17 @@ def settings(place, seed, sample):
 def test_values_and_gradients_are_the_references(dtype, place):
     for seed, sample, name in samples(dtype):
         settings(place, seed, sample)
-        check_givens_recurrence(place, sample, name)
+        agree(place, reference.givens_recurrence, scan_outputs_and_gradients, [sample], name)
 
 
 @pytest.mark.parametrize("dtype", [F32, C64])
 def test_values_and_gradients_in_float32_are_as_close_to_the_truth_as_plain_pytorch(dtype, place):
     """Compares all calls together: in a call with few steps and sequences, the naive error may be small by chance."""
-    draws = {}
+    calls = []
     for seed, sample, _ in samples(dtype):
         settings(place, seed, sample)
-        naive, truth = (scan_outputs_and_gradients(reference.givens_recurrence, sample.to(d)) for d in (F32, F64))
-        found = scan_outputs_and_gradients(place, sample)
-        for name, x in truth.items():
-            if x.numel():
-                draws.setdefault(name, []).append(tuple(as_reals(y) for y in (found[name], naive[name], x)))
-    for name, results in draws.items():
-        assert_close_over_draws(results, name)
+        calls.append(triples(place, reference.givens_recurrence, scan_outputs_and_gradients, sample))
+    assert_close_over_draws(calls)
 
 
 def by_operators(operators, sample, device="cpu"):
@@ -119,7 +115,7 @@ def test_the_same_bits_whatever_the_scheduler_does_and_wherever_sums_are(dtype, 
 def test_more_sequences_than_warps(place):
     """A warp processes one sequence after the other, and there are as many partial sums as warps."""
     sample = givens_recurrence_sample(2, 1030, 6, 3, dtype=F64, **GIVENS_OPTIONS["packed-reset-reverse"])
-    check_givens_recurrence(place, sample)
+    agree(place, reference.givens_recurrence, scan_outputs_and_gradients, [sample])
 
 
 @pytest.mark.parametrize("style", ["tunable", "butterfly"])

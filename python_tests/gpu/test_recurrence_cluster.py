@@ -51,7 +51,7 @@ def entries(cell, *ways):
 def check(place, sample, save_gates=None):
     op = lambda *args, **kwargs: place(*args, **kwargs, save_gates=save_gates)  # noqa: E731
     cell = sample.args[0]
-    entered = place.entered(lambda: check_recurrence(op, place.sample(off_kinks(sample))))
+    entered = place.entered(lambda: check_recurrence(op, [place.sample(off_kinks(sample))]))
     assert entered == entries(cell, "forward", "backward")
 
 

@@ -43,7 +43,7 @@ def pretend(grid, multiprocessors):
 def check(grid, sample, **options):
     cell = sample.args[0]
     sample = grid.sample(off_kinks(sample))
-    kernels = grid.entered(lambda: check_recurrence(lambda *args, **kwargs: grid(*args, **kwargs, **options), sample))
+    kernels = grid.entered(lambda: check_recurrence(lambda *args, **kwargs: grid(*args, **kwargs, **options), [sample]))
     assert kernels == {f"recurrence/cuda/{way}/{cell}/grid": 1 for way in ("forward", "backward")}
 
 

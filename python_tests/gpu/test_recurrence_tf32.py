@@ -157,7 +157,7 @@ def test_each_call_asks_anew(clusters, monkeypatch):
 
 def test_float32_stays_exact_where_tf32_is_not_allowed(clusters):
     sample = recurrence_sample("gru", 3, 3, 140, dtype=torch.float32, requires_grad=True)
-    check_recurrence(clusters, clusters.sample(sample))
+    check_recurrence(clusters, [clusters.sample(sample)])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -31,7 +31,7 @@ MOMENTS = named("values_and_gradients", "python_tests/ops/test_moment_filter.py"
 GIVENS = "python_tests/ops/test_givens.py"
 REFLECTIONS = "python_tests/ops/test_householder.py"
 RACES = ("python_tests/threads",)
-RULE = ("python_tests/test_testing.py",)
+RULE = ("python_tests/test_closeness.py",)
 CLOSENESS = "rnnkern/testing.py"
 HOUSEHOLDER = "rnnkern/ops/_orthogonal/householder.py"
 
@@ -375,7 +375,7 @@ MUTANTS = [
     Mutant(CLOSENESS, "torch.where(n.isfinite(), a.isfinite(),", "torch.where(n.isfinite(), True,",
            "what is not finite where the naive result is", RULE),
     Mutant(CLOSENESS, "n.isfinite() & t.isfinite()", "n.isfinite()", "an infinite truth", RULE),
-    Mutant(CLOSENESS, "factor * max(naive_error, floor)", "factor * (naive_error + floor)",
+    Mutant(CLOSENESS, "bound = allowed * max(naive_error, floor)", "bound = allowed * (naive_error + floor)",
            "a floor that is added", RULE),
     Mutant(CLOSENESS, "floor = max(naive_rms, eps * scale)", "floor = max(naive_rms, 4 * eps * scale)",
            "the floor of the largest error and of the bias", RULE),
@@ -384,11 +384,15 @@ MUTANTS = [
     Mutant(CLOSENESS, "3 * floor)", "12 * floor)", "the floor of the largest error", RULE),
     Mutant(CLOSENESS, "a.numel() > 1000 and", "a.numel() > 100_000 and", "the least size of the last tests",
            RULE),
-    Mutant(CLOSENESS, "1000 and scale > 0", "1000", "a truth of zeros, which has no direction", RULE),
+    Mutant(CLOSENESS, "1000 and t.any()", "1000", "a truth of zeros, which has no direction", RULE),
     Mutant(CLOSENESS, "_sine(n, t), max(eps, rounding)", "_sine(n, t), 100 * eps",
            "the floor of the sine", RULE),
-    Mutant(CLOSENESS, "max(eps, rounding))", "eps)", "what rounding the sine itself takes", RULE),
-    Mutant(CLOSENESS, "floor / 8)", "floor)", "the floor of the bias", RULE),
+    Mutant(CLOSENESS, "max(eps, rounding)", "eps", "what rounding the sine itself takes", RULE),
+    Mutant(CLOSENESS, "floor / 8", "floor", "the floor of the bias", RULE),
+    Mutant(CLOSENESS, "log(max(error, floor)", "log(min(error, floor)", "pooled errors", RULE),
+    Mutant(CLOSENESS, "len(pool) >= 8", "len(pool) >= 1", "how many calls decide", RULE),
+    Mutant(CLOSENESS, "allowed = max(GROSS,", "allowed = max(1e6 * GROSS,", "the bound for few elements", RULE),
+    Mutant(CLOSENESS, "torch.equal(n, t) and not scale", "False", "a truth that is the naive result", RULE),
     Mutant(CLOSENESS, "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
     Mutant("python_tests/samples/recurrence.py", "in actual.items():\n", "in list(actual.items())[:3]:\n",
            "the gradients after the first", RULE),

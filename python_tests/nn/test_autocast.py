@@ -1,11 +1,14 @@
 """torch.autocast on the CPU: the dtypes are those of torch.nn's modules, and the results are as accurate."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern.nn
-from rnnkern.testing import assert_close
+from python_tests.samples import changed, draws, numbered
+from rnnkern.testing import assert_close_over_draws
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741
 
@@ -46,14 +49,16 @@ def test_dtypes_and_values_are_torchs(cls, options, packed, dtype, state):
     if cls == "LSTM" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("torch.nn.LSTM has other dtypes where oneDNN has no bfloat16")
     theirs, ours = pair(cls, **options)
-    args = arguments(theirs, packed, dtype, state)
-    with torch.autocast("cpu", BFLOAT16):
-        actual, naive = flat(ours(*args)), flat(theirs(*args))
-    assert [y.dtype for y in actual] == [y.dtype for y in naive]
-    to_double = lambda x: x.double() if x.is_floating_point() else x  # noqa: E731
-    truth = flat(theirs.double()(*torch.utils._pytree.tree_map_only(torch.Tensor, to_double, args)))
-    for k, results in enumerate(zip(actual, naive, truth, strict=True)):
-        assert_close(*results, f"result {k}")
+
+    def compared():
+        args = arguments(theirs, packed, dtype, state)
+        with torch.autocast("cpu", BFLOAT16):
+            actual, naive = flat(ours(*args)), flat(theirs(*args))
+        assert [y.dtype for y in actual] == [y.dtype for y in naive]
+        truth = flat(copy.deepcopy(theirs).double()(*changed(args, torch.Tensor.double)))
+        return numbered(actual, naive, truth)
+
+    assert_close_over_draws(draws(compared))
 
 
 @pytest.mark.parametrize(("cls", "options"), MODULES.values(), ids=MODULES.keys())

@@ -1,6 +1,7 @@
 """RNNCell, LSTMCell and GRUCell against those of torch.nn: values, derivatives, parameters, errors."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -9,8 +10,9 @@ from torch.nn.utils import parametrize
 
 import rnnkern
 import rnnkern.nn.cells
+from python_tests.samples import draws, numbered
 from rnnkern import _extension
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close_over_draws
 
 B, I, H = 3, 5, 20  # noqa: E741
 
@@ -76,15 +78,16 @@ def test_values_and_gradients(cls, options, batch, given):
 @cells
 def test_low_precision(cls, options, dtype):
     theirs, ours = pair(cls, dtype=dtype, **options)
-    for batch in ((1,), (9,), ()):
+
+    def compared(batch, grad):
         inputs = arguments(cls, batch, dtype)
-        naive = run(theirs, *inputs)
+        with torch.set_grad_enabled(grad):
+            actual = run(ours, *inputs)
         truth = run(copy.deepcopy(theirs).double(), *(t.double() for t in inputs))
-        for grad in (True, False):
-            with torch.set_grad_enabled(grad):
-                actual = run(ours, *inputs)
-            for k, results in enumerate(zip(actual, naive, truth, strict=True)):
-                assert_close(*results, f"state {k}, batch {batch}, grad {grad}")
+        return numbered(actual, run(theirs, *inputs), truth)
+
+    for batch, grad in itertools.product([(1,), (9,), ()], [True, False]):
+        assert_close_over_draws(draws(compared, batch, grad), f"batch {batch}, grad {grad}: ")
 
 
 @cells

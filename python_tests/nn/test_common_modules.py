@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rnnkern.nn
-from rnnkern.testing import assert_close
+from python_tests.samples import changed, numbered
+from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest, which is not installed")
 common_modules = pytest.importorskip("torch.testing._internal.common_modules")
@@ -43,10 +44,10 @@ def parametrize(kind, every=1):
     return pytest.mark.parametrize(("name", "k"), cases[every - 1 :: every])
 
 
-def build(name, k, package):
+def build(name, k, package, seed=1):
     """The module of one package; the seed makes the parameters of both packages equal."""
     constructor = given(name)[k].constructor_input
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     return getattr(package, name)(*constructor.args, **constructor.kwargs, dtype=torch.float64)
 
 
@@ -75,12 +76,14 @@ def values_and_gradients(module, args):
 def compare(run, name, k, dtype):
     """Compares the results of ``run``: rnnkern's module in a dtype, torch.nn's in the same dtype, and torch.nn's in
     float64."""
-    ours, theirs = build(name, k, rnnkern.nn).to(dtype), build(name, k, torch.nn).to(dtype)
-    args = convert(arguments(name, k), lambda x: x.detach().to(dtype).requires_grad_())
-    actual, naive = run(ours, args), run(theirs, args)
-    truth = run(theirs.double(), convert(args, lambda x: x.detach().double().requires_grad_()))
-    for i, results in enumerate(zip(actual, naive, truth, strict=True)):
-        assert_close(*results, f"result {i}")
+
+    def compared(seed):
+        ours, theirs = (build(name, k, package, seed).to(dtype) for package in (rnnkern.nn, torch.nn))
+        args = changed(arguments(name, k), lambda x: (x * (0.5 + torch.rand_like(x))).to(dtype))
+        actual, naive = run(ours, args), run(theirs, args)
+        return numbered(actual, naive, run(theirs.double(), changed(args, torch.Tensor.double)))
+
+    assert_close_over_draws(map(compared, range(DRAWS)))
 
 
 @parametrize("inputs")

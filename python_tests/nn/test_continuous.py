@@ -8,8 +8,9 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import rnnkern
+from python_tests.samples import draws
 from rnnkern.nn import ContinuousRNN
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close_over_draws
 
 T, B, I, H = 9, 3, 4, 6  # noqa: E741
 F64 = torch.float64
@@ -110,11 +111,14 @@ def drawn(*shape):
 
 @forms
 def test_in_float32_it_is_as_close_as_the_loop(nonlinearity):
-    module, x = layer(nonlinearity=nonlinearity), torch.randn(100, B, I, dtype=F64)
-    truth, _ = loop(module, x, x.new_zeros(B, H))
-    module.float()
-    x = x.float()
-    assert_close(module(x)[0], loop(module, x, x.new_zeros(B, H))[0], truth, "output")
+    def compared():
+        module, x = layer(nonlinearity=nonlinearity), torch.randn(100, B, I, dtype=F64)
+        truth, _ = loop(module, x, x.new_zeros(B, H))
+        module.float()
+        x = x.float()
+        return {"output": (module(x)[0], loop(module, x, x.new_zeros(B, H))[0], truth)}
+
+    assert_close_over_draws(draws(compared))
 
 
 def test_half_steps_of_the_linear_form_are_the_whole_step():

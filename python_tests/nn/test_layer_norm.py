@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 import rnnkern.nn
-from rnnkern.testing import assert_close
+from python_tests.samples import draws, numbered
+from rnnkern.testing import assert_close_over_draws
 
 T, B, I, H = 6, 3, 3, 5  # noqa: E741
 
@@ -156,21 +157,23 @@ def test_state_dict_and_dtype(cls):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_autocast(cls, dtype):
-    module, x = build(cls, 20, 30, 2), torch.randn(8, 16, 20, requires_grad=True)
-    results = []
-    for implementation in ("cpu", "reference"):
-        with torch.autocast("cpu", dtype), rnnkern.use(implementation):
-            output, _ = module(x)
-        grads = torch.autograd.grad(output.float().square().sum(), [x, *module.parameters()])
-        results.append([output, *grads])
-    assert results[0][0].dtype == (torch.float32 if cls == "GRU" else dtype)
-    assert {g.dtype for g in results[0][1:]} == {torch.float32}
-    double = x.detach().double().requires_grad_()
-    truth, _ = module.double()(double)
-    truth = [truth, *torch.autograd.grad(truth.square().sum(), [double, *module.parameters()])]
-    names = ["output", "x", *(name for name, _ in module.named_parameters())]
-    for name, actual, naive, exact in zip(names, *results, truth, strict=True):
-        assert_close(actual.to(dtype), naive.to(dtype), exact, name)
+
+    def compared():
+        module, x = build(cls, 20, 30, 2), torch.randn(8, 16, 20, requires_grad=True)
+        results = []
+        for implementation in ("cpu", "reference"):
+            with torch.autocast("cpu", dtype), rnnkern.use(implementation):
+                output, _ = module(x)
+            grads = torch.autograd.grad(output.float().square().sum(), [x, *module.parameters()])
+            results.append([output, *grads])
+        assert results[0][0].dtype == (torch.float32 if cls == "GRU" else dtype)
+        assert {g.dtype for g in results[0][1:]} == {torch.float32}
+        double = x.detach().double().requires_grad_()
+        truth, _ = module.double()(double)
+        truth = [truth, *torch.autograd.grad(truth.square().sum(), [double, *module.parameters()])]
+        return numbered(*([y.to(dtype) for y in each] for each in results), truth)
+
+    assert_close_over_draws(draws(compared))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import rnnkern
+from python_tests.samples import draws, numbered
 from rnnkern import reference
 from rnnkern.nn import EURNN, RNN, CayleyRNN, ExpRNN, HouseholderRNN, NonNormalRNN, OrthogonalInitRNN, SpectralRNN
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close_over_draws
 
 T, B, I, H = 6, 3, 2, 5  # noqa: E741
 F64 = torch.float64
@@ -124,14 +125,16 @@ def test_the_loop(cls, kind, flags):
 @modules
 def test_gradients_in_float32_against_float64(cls):
     """Gradients of A, theta, gamma, T and all other parameters, compared with assert_close."""
-    module = made(cls, 8, 40, dtype=torch.float32, by=0.01)  # small T and gamma: the state must not explode
-    exact = copy.deepcopy(module).double()
-    x = torch.randn(20, 4, 8)
-    actual = gradients(module, *module(x))
-    naive = gradients(module, *loop(module, x))
-    truth = gradients(exact, *loop(exact, x.double()))
-    for name in truth:
-        assert_close(actual[name], naive[name], truth[name], name)
+
+    def compared():
+        module = made(cls, 8, 40, dtype=torch.float32, by=0.01)  # small T and gamma: the state must not explode
+        exact = copy.deepcopy(module).double()
+        x = torch.randn(20, 4, 8)
+        actual, naive = gradients(module, *module(x)), gradients(module, *loop(module, x))
+        truth = gradients(exact, *loop(exact, x.double()))
+        return {name: (actual[name], naive[name], truth[name]) for name in truth}
+
+    assert_close_over_draws(draws(compared))
 
 
 @constrained
@@ -248,13 +251,18 @@ def test_replace_keeps_an_orthogonal_weight():
 def test_bfloat16_autocast_and_evaluation(cls):
     module = cls(I, 16)
     x = torch.randn(T, B, I)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, _ = module(x)
-        with rnnkern.use("reference"):
-            naive, _ = module(x)
-    output.sum().backward()
-    assert output.dtype == torch.bfloat16
-    assert_close(output, naive, copy.deepcopy(module).double()(x.double())[0])
+
+    def compared():
+        x = torch.randn(T, B, I)
+        with torch.autocast("cpu", torch.bfloat16):
+            output, _ = module(x)
+            with rnnkern.use("reference"):
+                naive, _ = module(x)
+        output.sum().backward()
+        assert output.dtype == torch.bfloat16
+        return numbered([output], [naive], [copy.deepcopy(module).double()(x.double())[0]])
+
+    assert_close_over_draws(draws(compared))
     with torch.inference_mode():
         whole = module(x)[0]
         h = None

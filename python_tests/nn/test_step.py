@@ -1,11 +1,14 @@
 """A call for one step without derivatives uses a fast path with the same results and errors."""
 
+import copy
+
 import pytest
 import torch
 
 import rnnkern
+from python_tests.samples import changed, draws, nudged, numbered
 from rnnkern import _extension, nn
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=_extension.reason or "")
 
@@ -53,20 +56,21 @@ def flat(result):
 @pytest.mark.parametrize("name", MODULES)
 def test_one_step_is_what_the_reference_gives(name, options, dtype, taken):
     module = MODULES[name](**OPTIONS[options], dtype=dtype)
-    for batch in (1, 3, 9):
+
+    def compared(batch):
         taken.clear()
-        x, hx = arguments(module, batch, dtype)
+        given = arguments(module, batch, dtype)
         with torch.no_grad():
-            actual = flat(module(x, hx))
+            actual = flat(module(*given))
         assert taken == [name != "modrelu" and (options != "batch first" or batch == 1)]
-        with rnnkern.use("reference"), torch.no_grad():
-            naive = flat(module(x, hx))
-            double = tuple(s.double() for s in hx) if isinstance(hx, tuple) else hx.double()
-            truth = flat(module.double()(x.double(), double))
-            module.to(dtype)
-        for k, (a, n, t) in enumerate(zip(actual, naive, truth, strict=True)):
-            assert_close(a, n, t, f"result {k}, B = {batch}")
         assert len({s.untyped_storage().data_ptr() for s in actual}) == len(actual), "results share memory"
+        with rnnkern.use("reference"), torch.no_grad():
+            naive = flat(module(*(changed(given, nudged) if dtype == torch.float64 else given)))
+            truth = flat(copy.deepcopy(module).double()(*changed(given, torch.Tensor.double)))
+        return numbered(actual, naive, truth)
+
+    for batch in (1, 3, 9):
+        assert_close_over_draws(draws(compared, batch), f"B = {batch}: ")
 
 
 def test_step_by_step_is_the_whole_sequence(taken):

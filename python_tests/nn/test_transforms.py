@@ -8,8 +8,9 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import rnnkern.nn
+from python_tests.samples import numbered
 from rnnkern.nn.filters import Adam
-from rnnkern.testing import assert_close
+from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 
@@ -29,8 +30,8 @@ def build(cls, options, package=rnnkern.nn, seed=0):
     return getattr(package, cls)(I, H, **options)
 
 
-def samples(options, count=N):
-    generator = torch.Generator().manual_seed(1)
+def samples(options, count=N, seed=1):
+    generator = torch.Generator().manual_seed(seed)
     shape = (B, T, I) if options.get("batch_first") else (T, B, I)
     return torch.randn(count, *shape, generator=generator)
 
@@ -61,36 +62,42 @@ def gradients(module, x):
 
 @modules
 def test_members_of_a_batch(cls, options):
-    module, xs = build(cls, options), samples(options)
-    actual = values(vmap(module)(xs))
-    for results in zip(actual, *per_member(lambda m, x: values(m(x)), cls, options, [0] * N, xs), strict=True):
-        assert_close(*results)
+    def compared(k):
+        module, xs = build(cls, options, seed=k), samples(options, seed=k)
+        wanted = per_member(lambda m, x: values(m(x)), cls, options, [k] * N, xs)
+        return numbered(values(vmap(module)(xs)), *wanted)
+
+    assert_close_over_draws(map(compared, range(DRAWS)))
 
 
 @modules
 @pytest.mark.parametrize("shared", [False, True], ids=["inputs of their own", "one input"])
 def test_ensemble(cls, options, shared):
-    members, xs = [build(cls, options, seed=seed) for seed in range(N)], samples(options)
-    if shared:
-        xs = xs[:1].expand_as(xs)
-    base = copy.deepcopy(members[0]).to("meta")
-    parameters, buffers = stack_module_state(members)
-    call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
-    actual = values(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
-    naive, truth = per_member(lambda m, x: [*values(m(x)), *gradients(m, x)], cls, options, range(N), xs)
-    sum(y.sin().sum() for y in actual).backward()
-    actual += [p.grad for p in parameters.values()]
-    for results in zip(actual, naive, truth, strict=True):
-        assert_close(*results)
+    def compared(k):
+        seeds, xs = range(N * k, N * k + N), samples(options, seed=k)
+        members = [build(cls, options, seed=seed) for seed in seeds]
+        if shared:
+            xs = xs[:1].expand_as(xs)
+        base = copy.deepcopy(members[0]).to("meta")
+        parameters, buffers = stack_module_state(members)
+        call = lambda p, x: functional_call(base, (p, buffers), (x,))  # noqa: E731
+        actual = values(vmap(call, (0, None if shared else 0))(parameters, xs[0] if shared else xs))
+        wanted = per_member(lambda m, x: [*values(m(x)), *gradients(m, x)], cls, options, seeds, xs)
+        sum(y.sin().sum() for y in actual).backward()
+        return numbered([*actual, *(p.grad for p in parameters.values())], *wanted)
+
+    assert_close_over_draws(map(compared, range(DRAWS)))
 
 
 @modules
 def test_gradients_per_sample(cls, options):
-    module, xs = build(cls, options), samples(options)
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
-    actual = vmap(grad(lambda p, x: loss(functional_call(module, p, (x,)))), (None, 0))(parameters, xs)
-    for results in zip(actual.values(), *per_member(gradients, cls, options, [0] * N, xs), strict=True):
-        assert_close(*results)
+    def compared(k):
+        module, xs = build(cls, options, seed=k), samples(options, seed=k)
+        parameters = {name: p.detach() for name, p in module.named_parameters()}
+        actual = vmap(grad(lambda p, x: loss(functional_call(module, p, (x,)))), (None, 0))(parameters, xs)
+        return numbered(actual.values(), *per_member(gradients, cls, options, [k] * N, xs))
+
+    assert_close_over_draws(map(compared, range(DRAWS)))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +132,16 @@ def test_second_derivatives_where_u_is_not_kept(cls, options):
 
 def test_hessian_by_the_input_in_reverse_mode():
     """The one mode in which torch.nn supports it."""
-    module, theirs = build("GRU", {}), build("GRU", {}, torch.nn)
-    (x,) = samples({}, 1)
-    actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
-    naive = torch.autograd.functional.hessian(lambda x: loss(theirs(x)), x)
-    truth = torch.autograd.functional.hessian(lambda x: loss(theirs.double()(x)), x.double())
-    assert_close(actual, naive, truth)
+
+    def compared(k):
+        module, theirs = build("GRU", {}, seed=k), build("GRU", {}, torch.nn, seed=k)
+        (x,) = samples({}, 1, seed=k)
+        actual = jacrev(jacrev(lambda x: loss(module(x))))(x)
+        naive = torch.autograd.functional.hessian(lambda x: loss(theirs(x)), x)
+        truth = torch.autograd.functional.hessian(lambda x: loss(theirs.double()(x)), x.double())
+        return numbered([actual], [naive], [truth])
+
+    assert_close_over_draws(map(compared, range(DRAWS)))
 
 
 def test_dropout_takes_the_randomness_of_vmap():

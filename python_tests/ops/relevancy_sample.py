@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from python_tests.samples import agree
 from rnnkern import reference
+from rnnkern.ops import relevancy_recurrence
 from rnnkern.reference import CELLS, RelevancyState
 
 PASSED_ON = ("s", "c", "buffer", "relevant")
@@ -143,6 +145,18 @@ def everything(op: Any, call: Call, gradients: bool = True, seed: int = 0, parts
 def same_selection(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Whether both selected the same events in the same slots."""
     return all(torch.equal(a[name], b[name]) for name in ("ids", "last ids", "last buffer_ids", "last time"))
+
+
+def is_the_references(call: Call, gradients: bool = True) -> dict[str, Tensor]:
+    """Compares the kernel's selection with the reference's, then all values by the closeness rule; returns them."""
+    found, truth = (everything(op, call, gradients) for op in (relevancy_recurrence, reference.relevancy_recurrence))
+    assert same_selection(found, truth), "other events were selected"
+
+    def floats(op, call):
+        return {name: x for name, x in everything(op, call, gradients).items() if x.is_floating_point()}
+
+    agree(relevancy_recurrence, reference.relevancy_recurrence, floats, [call])
+    return found
 
 
 def with_leaves(call, leaves):

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from python_tests.samples import RECURRENCE_OPTIONS, Sample, recurrence_sample
+from python_tests.samples import RECURRENCE_OPTIONS, Sample, agree, draws, recurrence_sample
 from rnnkern import _extension, reference, use
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional
-from rnnkern.testing import assert_close
 
 OPTIONS = ["plain", "packed-grad_scale-heads", "packed-reset-reverse-heads-weight_ih", "no bias-weight_ih"]
 C128 = torch.complex128
@@ -59,12 +58,8 @@ def test_as_the_complex_formula(option):
 
 
 def test_in_complex64_as_close_to_the_truth_as_the_formula():
-    sample = complex_sample("reset", 30, 3, 20, torch.complex64)
-    wide = cast(sample, C128)
-    calls = (recurrence, sample), (reference.recurrence, sample), (reference.recurrence, wide)
-    for actual, naive, truth in zip(*(results(*call) for call in calls), strict=True):
-        parts = [torch.view_as_real(x) if x.is_complex() else x for x in (actual, naive, truth)]
-        assert_close(*parts)
+    named = lambda op, sample: dict(enumerate(results(op, sample)))  # noqa: E731
+    agree(recurrence, reference.recurrence, named, draws(complex_sample, "reset", 30, 3, 20, torch.complex64))
 
 
 def test_first_and_second_derivatives():

@@ -8,11 +8,10 @@ import torch
 from torch.library import opcheck
 
 import rnnkern
-from python_tests.samples import givens_sample
+from python_tests.samples import agree, draws, givens_sample
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, givens_product
-from rnnkern.testing import assert_close
 
 DTYPES = [torch.float32, torch.float64]
 F64 = torch.float64
@@ -38,24 +37,23 @@ def results(function, dtype, angles, x=None, **options):
     return y, *torch.autograd.grad(y, leaves, upstream)
 
 
-def judge(dtype, *args, **options):
-    """Compares with assert_close; in float64, where the reference is the truth, with the rounding error."""
-    found = results(givens_product, dtype, *args, **options)
-    naive, truth = (results(reference.givens_product, kind, *args, **options) for kind in (dtype, F64))
-    for k, (actual, plain, true) in enumerate(zip(found, naive, truth, strict=True)):
-        name = "value" if k == 0 else f"gradient {k}"
-        if dtype == F64:
-            assert (actual - true).norm() <= 30 * torch.finfo(dtype).eps * true.norm(), name
-        else:
-            assert_close(actual, plain, true, name)
+def judge(*sizes, dtype, style):
+    """Compares random products, with vectors and alone, with the reference."""
+
+    def compared(function, sample):
+        angles, x = sample
+        alone = results(function, angles.dtype, angles, style=style, size=sizes[0])
+        found = *alone, *results(function, angles.dtype, angles, x, style=style)
+        return {f"result {k}": y for k, y in enumerate(found)}
+
+    samples = draws(givens_sample, *sizes, dtype=dtype)
+    agree(givens_product, reference.givens_product, compared, samples, f"{sizes} {style}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("style", "sizes"), SAMPLES)
 def test_value_and_gradients(style, sizes, dtype):
-    angles, x = (t.to(dtype) for t in givens_sample(*sizes))
-    judge(dtype, angles, x, style=style)
-    judge(dtype, angles, style=style, size=sizes[0])
+    judge(*sizes, dtype=dtype, style=style)
 
 
 @each_level
@@ -64,9 +62,7 @@ def test_value_and_gradients(style, sizes, dtype):
 def test_every_simd_level(level, dtype, style, simd):
     simd(level)
     size = 64 if style == "butterfly" else 71
-    angles, x = (t.to(dtype) for t in givens_sample(size, 9, 67, 2))
-    judge(dtype, angles, x, style=style)
-    judge(dtype, angles, style=style, size=size)
+    judge(size, 9, 67, 2, dtype=dtype, style=style)
 
 
 def test_a_plane_by_hand():
@@ -121,8 +117,7 @@ def test_a_thousand_layers_stay_orthogonal(dtype):
 
 def test_what_the_backward_rotates_back_is_what_came():
     """Rounding errors of 1,000 layers, forward and back."""
-    angles, x = (t.float() for t in givens_sample(40, 1000, 20))
-    judge(torch.float32, angles, x)
+    judge(40, 1000, 20, dtype=torch.float32, style="tunable")
 
 
 @pytest.mark.parametrize(("style", "size"), [("tunable", 5), ("tunable", 4), ("butterfly", 4)])

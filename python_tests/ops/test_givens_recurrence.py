@@ -9,8 +9,9 @@ from torch.library import opcheck
 import rnnkern
 from python_tests.samples import (
     GIVENS_OPTIONS,
-    check_givens_recurrence,
+    agree,
     covering_rows,
+    draws,
     givens_recurrence_sample,
     scan_outputs_and_gradients,
 )
@@ -38,20 +39,23 @@ def calls(sample, requires_grad=False):
 # ---- values and gradients
 
 
+def check(*sizes, change=lambda sample: sample, **options):
+    """Compares random calls, which are changed, with the reference."""
+    samples = map(change, draws(givens_recurrence_sample, *sizes, **options))
+    agree(givens_recurrence, reference.givens_recurrence, scan_outputs_and_gradients, samples, f"{sizes} {options}")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients(dtype):
-    """With two units, errors in single precision depend on chance, so assert_close_over_draws is used; double precision
-    is compared with the reference."""
-    tiny = [("tunable", 1), ("tunable", 2), ("butterfly", 2)] if dtype in (F64, C128) else []
     factors = {
         "steps": [0, 1, 2, 40], "batch": [0, 1, 3, 17, 40], "layers": [1, 2, 7, 30],
-        "size": [("tunable", 33), ("tunable", 200), ("butterfly", 64), ("butterfly", 256), *tiny],
+        "size": [("tunable", 33), ("tunable", 200), ("butterfly", 64), ("butterfly", 256), ("tunable", 1),
+                 ("tunable", 2), ("butterfly", 2)],
         "option": list(GIVENS_OPTIONS),
     }  # fmt: skip
     for row in covering_rows(factors):
         (style, size), option = row.pop("size"), GIVENS_OPTIONS[row.pop("option")]
-        sample = givens_recurrence_sample(**row, size=size, style=style, **option, dtype=dtype)
-        check_givens_recurrence(givens_recurrence, sample, f"{row} {style} {size} {option}")
+        check(**row, size=size, style=style, **option, dtype=dtype)
 
 
 @each_level
@@ -59,9 +63,8 @@ def test_values_and_gradients(dtype):
 def test_every_simd_level(level, dtype, simd):
     simd(level)
     for style, size in (("tunable", 37), ("butterfly", 32)):
-        for name, option in GIVENS_OPTIONS.items():
-            sample = givens_recurrence_sample(9, 21, size, 6, style=style, dtype=dtype, **option)
-            check_givens_recurrence(givens_recurrence, sample, name)
+        for option in GIVENS_OPTIONS.values():
+            check(9, 21, size, 6, style=style, dtype=dtype, **option)
 
 
 def test_the_equation_by_hand():
@@ -82,19 +85,21 @@ def test_the_equation_by_hand():
 def test_layers_in_pieces_are_the_layers(style):
     """Vectors that are larger than the cache, with more layers than a block of layers."""
     for size, layers, dtype in ((256, 11, C128), (300 if style == "tunable" else 512, 150, F64)):
-        sample = givens_recurrence_sample(2, 3, size, layers, style=style, dtype=dtype)
-        check_givens_recurrence(givens_recurrence, sample)
+        check(2, 3, size, layers, style=style, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [F32, C64])
 def test_a_complex_number_of_zero_and_one_of_nearly_zero(dtype):
     """There is no division by |z| = 0, and for tiny |z| the direction is still exact."""
-    sample = givens_recurrence_sample(3, 2, 4, dtype=dtype)
-    tensors = sample.tensors | {"state": torch.zeros_like(sample.tensors["state"])}
-    tensors["u"] = tensors["u"] * torch.tensor([0.0, 1e-30, 1e-6, 1.0])
-    found = scan_outputs_and_gradients(givens_recurrence, sample._replace(tensors=tensors))
-    assert all(x.isfinite().all() for x in found.values())
-    check_givens_recurrence(givens_recurrence, sample._replace(tensors=tensors))
+    small = torch.tensor([0.0, 1e-30, 1e-6, 1.0])
+
+    def change(sample):
+        tensors = sample.tensors
+        found = sample._replace(tensors=tensors | {"state": 0 * tensors["state"], "u": tensors["u"] * small})
+        assert all(x.isfinite().all() for x in scan_outputs_and_gradients(givens_recurrence, found).values())
+        return found
+
+    check(3, 2, 4, change=change, dtype=dtype)
 
 
 def test_complex_numbers_without_phases_are_turned_by_real_layers():

@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 from python_tests.gpu.recurrences import KINKS, off_kinks
 from python_tests.ops.test_recurrence_tangent import results as tangents
 from python_tests.ops.test_transforms import FORWARD_MODE, TRANSFORMS, Call
-from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import agree, check_recurrence, draws, outputs_and_gradients, recurrence_sample, takes
 from python_tests.samples.tangents import tangent_sample
 from python_tests.tiers import each_level
 from rnnkern import cells, reference
 from rnnkern._extension import PerformanceWarning
 from rnnkern.ops import explain, recurrence, recurrence_bidirectional, recurrence_tangent, slow_path, use
 from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
-from rnnkern.testing import assert_close, saved_bytes
+from rnnkern.testing import saved_bytes
 
 F64 = torch.float64
 CELLS = [cell for cell in KERNEL_CELLS if takes(cell, {"keep"})]
@@ -80,8 +80,8 @@ def test_one_leaves_the_initial_state_also_where_the_step_has_no_finite_value(ce
 def test_every_cell_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype, level, simd):
     simd(level)
     for batch, hidden, options in ((3, 33, {"keep": 1}), (17, 128, {"keep": 2, "packed": True, "reset": True})):
-        sample = recurrence_sample(cell, 9, batch, hidden, **options, dtype=dtype, requires_grad=True)
-        check_recurrence(recurrence, off_kinks(sample))
+        samples = draws(recurrence_sample, cell, 9, batch, hidden, **options, dtype=dtype, requires_grad=True)
+        check_recurrence(recurrence, map(off_kinks, samples))
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -179,11 +179,8 @@ def test_a_transform_of_the_kernel_is_that_of_the_reference(transform, cell):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell not in KINKS])
 def test_tangents_are_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
-    sample = tangent_sample(cell, 9, 5, 33, keep=2, packed=True, dtype=dtype)
-    actual = tangents(recurrence_tangent, sample)
-    naive, truth = (tangents(reference.recurrence_tangent, s) for s in (sample, sample.to(F64)))
-    for name, x in actual.items():
-        assert_close(x, naive[name], truth[name], name)
+    samples = draws(tangent_sample, cell, 9, 5, 33, keep=2, packed=True, dtype=dtype)
+    agree(recurrence_tangent, reference.recurrence_tangent, tangents, samples)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

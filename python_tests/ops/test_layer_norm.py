@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
+from python_tests.samples import check_recurrence, draws, outputs_and_gradients, recurrence_sample
 from rnnkern.ops import recurrence
 
 CELLS = ("lstm_layer_norm", "gru_layer_norm")
@@ -77,10 +77,14 @@ def test_constant_rows(cell):
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_mean_far_above_the_deviation(cell, dtype):
     """A variance computed as the difference of two large sums would lose all digits."""
-    _, (name, u, R, state), kwargs = recurrence_sample(cell, 3, 19, 36)
-    state = (state[0] * 0 + 1, *(s + 30 for s in state[1:]))
-    sample = recurrence_sample(cell)._replace(args=(name, u, R + 2, state), kwargs=kwargs)
-    check_recurrence(recurrence, sample.to(dtype, requires_grad=True))
+
+    def sample():
+        drawn = recurrence_sample(cell, 3, 19, 36)
+        name, u, R, state = drawn.args
+        state = (state[0] * 0 + 1, *(s + 30 for s in state[1:]))
+        return drawn._replace(args=(name, u, R + 2, state)).to(dtype, requires_grad=True)
+
+    check_recurrence(recurrence, draws(sample))
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -9,8 +9,9 @@ from torch.library import opcheck
 import rnnkern
 from python_tests.samples import (
     FILTER_OPTIONS,
-    check_filter,
+    agree,
     covering_rows,
+    draws,
     filter_outputs_and_gradients,
     filter_sample,
     filtered,
@@ -26,14 +27,10 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 _operators = torch.ops.rnnkern
 
 
-def check(sample, name=""):
-    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance of 1e-10."""
-    if sample.u.dtype != torch.float64:
-        return check_filter(moment_filter, sample, name)
-    found, wanted = (filter_outputs_and_gradients(op, sample) for op in (moment_filter, reference.moment_filter))
-    for what in wanted:
-        torch.testing.assert_close(found[what], wanted[what], rtol=1e-10, atol=1e-10, msg=f"{name}: {what}")
-    return None
+def check(*sizes, **options):
+    """Compares random calls with the reference."""
+    samples = draws(filter_sample, *sizes, **options)
+    agree(moment_filter, reference.moment_filter, filter_outputs_and_gradients, samples, f"{sizes} {options}")
 
 
 def calls(sample, requires_grad=False):
@@ -58,7 +55,7 @@ def test_values_and_gradients(dtype):
     }  # fmt: skip
     for row in covering_rows(factors):
         option = FILTER_OPTIONS[row.pop("option")]
-        check(filter_sample(**row, **option, dtype=dtype), f"{row} {option}")
+        check(**row, **option, dtype=dtype)
 
 
 @each_level
@@ -66,8 +63,8 @@ def test_values_and_gradients(dtype):
 def test_every_simd_level(level, dtype, simd):
     simd(level)
     for channels in (1, 37, 64):
-        for name, options in FILTER_OPTIONS.items():
-            check(filter_sample(35, 3, channels, dtype=dtype, **options), name)
+        for options in FILTER_OPTIONS.values():
+            check(35, 3, channels, dtype=dtype, **options)
 
 
 def test_momentum_alone_is_a_linear_scan():

@@ -88,7 +88,7 @@ def used(op, use, **options):
 
 
 def check(call, use, level, threads, dtype=torch.float64):
-    """Compares float64 with a small tolerance, and other dtypes with assert_close."""
+    """Compares float64 with a small tolerance, and other dtypes with a large one."""
     sample, save_gates = call
     assume(use != "h" or sample.args[1].shape[0] > 0)  # without steps, h depends on no input
     if dtype == torch.float64:
@@ -108,9 +108,8 @@ def check(call, use, level, threads, dtype=torch.float64):
             torch.testing.assert_close(actual[name], value, rtol=1e-11, atol=close, msg=lambda m, n=name: f"{n}: {m}")
     else:
         truth = outputs_and_gradients(used(reference.recurrence, use), sample.to(torch.float64))
-        for name, value in wanted.items():
-            # The naive error of so few elements may be small by chance; other tests pool such results over draws.
-            assert_close(actual[name], value, truth[name], name, GROSS if value.numel() < 100 else None)
+        for name, value in wanted.items():  # one call says little; other tests pool many
+            assert_close(actual[name], value, truth[name], name, GROSS, scale=1.0)
     assert torch.equal(h, actual["h"])
     assert all(torch.equal(s, actual[f"final state[{k}]"]) for k, s in enumerate(final))
 

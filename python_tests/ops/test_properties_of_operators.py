@@ -19,7 +19,7 @@ from python_tests.ops.test_sab import draw as random_sab_call
 from python_tests.samples import filtered
 from python_tests.tiers import LEVELS
 from rnnkern import ops, reference
-from rnnkern.testing import as_reals, assert_close
+from rnnkern.testing import GROSS, assert_close
 
 
 class Call(NamedTuple):
@@ -205,8 +205,8 @@ MACHINE = {"level": st.sampled_from(LEVELS), "threads": st.integers(1, 3)}
 @FEW
 @given(data=st.data(), seed=SEEDS, **MACHINE)
 def test_any_call_gives_the_references_numbers(kind, dtype, data, seed, level, threads):
-    """float64 has a small tolerance. Other dtypes may have a multiple of the reference's own error, because some
-    results have few elements; other tests use assert_close for many elements."""
+    """float64 has a small tolerance. Other dtypes may have a large multiple of the naive error, because a single
+    call says little; other tests pool many."""
     torch.manual_seed(seed)
     call = KINDS[kind](data.draw).to(dtype)
     with ops.use("reference"):
@@ -217,8 +217,7 @@ def test_any_call_gives_the_references_numbers(kind, dtype, data, seed, level, t
         if dtype == torch.float64:
             agree(found[name], wanted, name)
         else:
-            actual, honest, wanted = map(as_reals, (found[name], naive[name], wanted))
-            assert_close(actual, honest, wanted, name, factor=16)
+            assert_close(found[name], naive[name], wanted, name, GROSS, scale=1.0)
 
 
 def agree(found, wanted, name):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from python_tests.samples import (
     RECURRENCE_OPTIONS,
     check_recurrence,
     covering_rows,
+    draws,
     outputs_and_gradients,
     recurrence_sample,
     recurrence_samples,
@@ -87,8 +89,8 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     if single:  # the error of one sum depends on chance: use many heads
         row["hidden"] = 257
         row["heads"] = 257 if with_heads else 1
-    sample = off_kinks(recurrence_sample(**row, requires_grad=True))
-    check_recurrence(lambda *args, **kwargs: recurrence(*args, **kwargs, save_gates=save_gates), sample)
+    samples = map(off_kinks, draws(recurrence_sample, **row, requires_grad=True))
+    check_recurrence(partial(recurrence, save_gates=save_gates), samples)
 
 
 @each_level

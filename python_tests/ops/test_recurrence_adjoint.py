@@ -5,13 +5,12 @@ import torch
 
 import rnnkern
 from python_tests.cells.samples import CELLS
-from python_tests.samples import covering_rows, recurrence_sample, recurrence_samples
+from python_tests.samples import agree, covering_rows, draws, recurrence_sample, recurrence_samples
 from python_tests.tiers import LEVELS, each_level, quick_where
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.adjoint import recurrence_adjoint
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 from rnnkern.reference._recurrence import recurrence_adjoint as by_the_reference
-from rnnkern.testing import assert_close_over_draws
 
 F64 = torch.float64
 SAMPLES = list(recurrence_samples(KERNEL_CELLS, steps=5, batch=4, hidden=18))
@@ -42,9 +41,9 @@ def by_calls(gradient, cell, u, R, state, *, reverse=False, **call):
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_in_float64_it_is_the_reference(sample, level, simd):
     simd(level)
-    found, wanted = (op(of_sines, *sample.args, **sample.kwargs) for op in (recurrence_adjoint, by_the_reference))
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
-    assert not found.requires_grad
+    results = lambda op, sample: {"adjoint": op(of_sines, *sample.args, **sample.kwargs)}  # noqa: E731
+    agree(recurrence_adjoint, by_the_reference, results, [sample])
+    assert not recurrence_adjoint(of_sines, *sample.args, **sample.kwargs).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -80,14 +79,16 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
     simd(row.pop("level"))
     threads(row.pop("threads"))
     options = {"plain": {}, "packed": {"packed": True, "reset": True}, "zoneout": {"zoneout": 0.3, "dropout": 0.2}}
-    sizes, draws = (row["steps"], row["batch"], row["hidden"]), []
-    for _ in range(4):  # in a single call, one unit beside a kink can decide
-        sample = recurrence_sample(row["cell"], *sizes, dtype=row["dtype"], **options[row["option"]])
+    sizes = row["steps"], row["batch"], row["hidden"]
+
+    def results(op, sample):
         last = torch.linspace(-1, 1, row["hidden"], dtype=row["dtype"])[: sample.args[3][0].shape[1]]
-        calls = (recurrence_adjoint, sample), (by_the_reference, sample), (by_the_reference, sample.to(F64))
-        draws.append([op(lambda h: last.to(h).expand_as(h), *s.args, **s.kwargs) for op, s in calls])  # noqa: B023
-    assert draws[0][0].dtype == row["dtype"]
-    assert_close_over_draws(draws, "adjoint")
+        adjoint = op(lambda h: last.to(h).expand_as(h), *sample.args, **sample.kwargs)
+        assert adjoint.dtype == sample.args[1].dtype
+        return {"adjoint": adjoint}
+
+    samples = draws(recurrence_sample, row["cell"], *sizes, dtype=row["dtype"], **options[row["option"]])
+    agree(recurrence_adjoint, by_the_reference, results, samples)
 
 
 def raw(sample, grad_h, grad_state, needs_h, save_gates=True):

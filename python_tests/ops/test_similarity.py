@@ -9,8 +9,9 @@ from torch.library import opcheck
 
 import rnnkern
 from python_tests.samples import (
-    check_similarity,
+    agree,
     covering_rows,
+    draws,
     similarity_outputs_and_gradients,
     similarity_sample,
 )
@@ -31,16 +32,18 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 _operators = torch.ops.rnnkern
 
 
-def calls(sizes, **fixed):
-    """Random calls: each pair of values of two factors occurs in some."""
+def rows(sizes):
+    """Sizes and options: each pair of values of two factors occurs in some."""
     for row in covering_rows(sizes | OPTIONS):
         if row["mask"] == "full":
             row["packed"] = False
-        yield similarity_sample(**row, **fixed)
+        yield row
 
 
-def check(call):
-    check_similarity(similarity, reference.similarity, call)
+def check(*sizes, **options):
+    """Compares random calls with the reference."""
+    samples = draws(similarity_sample, *sizes, **options)
+    agree(similarity, reference.similarity, similarity_outputs_and_gradients, samples, f"{sizes} {options}")
 
 
 # ---- values and gradients
@@ -48,29 +51,29 @@ def check(call):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_values_and_gradients(dtype):
-    for call in calls(SIZES, dtype=dtype):
-        check(call)
+    for row in rows(SIZES):
+        check(**row, dtype=dtype)
 
 
 @pytest.mark.parametrize("objects", [128, 129])
 def test_many_objects(objects):
     for batch, features, mask in ((3, 33, "causal"), (1, 257, "full"), (2, 1, "strict"), (0, 128, "causal")):
-        check(similarity_sample(batch, objects, features, mask=mask, dtype=torch.float32, lengths=True, values=3))
+        check(batch, objects, features, mask=mask, dtype=torch.float32, lengths=True, values=3)
 
 
 @pytest.mark.parametrize("segments", [(6,), (2, 2, 2), (1, 5), (3, 1, 2), (1,) * 6], ids=str)
 def test_segments(segments):
     for lengths in (False, True):
-        check(similarity_sample(7, 6, 40, segments=segments, lengths=lengths, two=True))
-        check(similarity_sample(7, 6, 40, segments=segments, lengths=lengths, dtype=torch.float32, norm="biased"))
+        check(7, 6, 40, segments=segments, lengths=lengths, two=True)
+        check(7, 6, 40, segments=segments, lengths=lengths, dtype=torch.float32, norm="biased")
 
 
 @each_level
 def test_every_simd_level(level, simd):
     simd(level)
     for dtype in (torch.float32, torch.float64):
-        for call in calls({"batch": [1, 5], "objects": [3, 9, 17], "features": [7, 40, 65]}, dtype=dtype):
-            check(call)
+        for row in rows({"batch": [1, 5], "objects": [3, 9, 17], "features": [7, 40, 65]}):
+            check(**row, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -409,6 +412,6 @@ def test_explain_says_what_is_entered():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_reference_as_a_fallback_computes_the_same(dtype):
     """It takes the instance norm where it can."""
-    for call in calls({"batch": [0, 3], "objects": [1, 2, 9], "features": [1, 40]}, dtype=dtype):
+    for row in rows({"batch": [0, 3], "objects": [1, 2, 9], "features": [1, 40]}):
         with rnnkern.use("reference"):
-            check(call)
+            check(**row, dtype=dtype)

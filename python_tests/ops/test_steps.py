@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
-from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, outputs_and_gradients, recurrence_sample, takes
+from python_tests.samples import (
+    RECURRENCE_OPTIONS,
+    agree,
+    covering_rows,
+    draws,
+    outputs_and_gradients,
+    recurrence_sample,
+    takes,
+)
 from rnnkern import reference
 from rnnkern.ops import explain, recurrence, use
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close, peak_bytes
+from rnnkern.testing import peak_bytes
 
 STEPS = (1, 2, 5, 37)
 OPTIONS = [name for name, options in RECURRENCE_OPTIONS.items() if not options.get("packed")]
@@ -43,24 +51,17 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
 def test_values_and_gradients(row, threads):
     steps, save = row["steps"], {"save_gates": row["save_gates"]}
-    sample = constant_sample(row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])
-    mine = sample._replace(kwargs=sample.kwargs | save)
+    samples = draws(constant_sample, row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])
     threads(row["threads"])
-    actual = outputs_and_gradients(functools.partial(in_place, steps), mine)
-    wanted = outputs_and_gradients(functools.partial(repeated, steps), sample)
-    for name, value in wanted.items():
-        torch.testing.assert_close(actual[name], value, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: name + text)
+    ops = functools.partial(in_place, steps, **save), functools.partial(repeated, steps)
+    agree(*ops, outputs_and_gradients, samples)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cell", ["gru", "lstm", "euler"])
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(cell, dtype):
-    sample = constant_sample(cell, 20, 5, 24, dtype=dtype)
-    actual = outputs_and_gradients(functools.partial(in_place, 20), sample)
-    naive = outputs_and_gradients(functools.partial(repeated, 20), sample)
-    truth = outputs_and_gradients(functools.partial(repeated, 20), sample.to(torch.float64))
-    for name, value in actual.items():
-        assert_close(value, naive[name], truth[name], name)
+    samples = draws(constant_sample, cell, 20, 5, 24, dtype=dtype)
+    agree(*(functools.partial(op, 20) for op in (in_place, repeated)), outputs_and_gradients, samples)
 
 
 def test_the_input_is_not_copied():

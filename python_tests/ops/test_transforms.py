@@ -9,12 +9,11 @@ from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
-from python_tests.samples import RECURRENCE_OPTIONS, covering_rows, recurrence_sample, takes
+from python_tests.samples import RECURRENCE_OPTIONS, agree, covering_rows, draws, recurrence_sample, takes
 from python_tests.tiers import quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
-from rnnkern.testing import assert_close, assert_close_over_draws
 
 MEMBERS = 3
 OPTIONS = [name for name in RECURRENCE_OPTIONS if "keep" not in name]
@@ -115,17 +114,9 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
 def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
     transform = TRANSFORMS[row["transform"]]
-    draws = []
-    for _ in range(4 if "layer_norm" in row["cell"] else 1):  # LayerNorm of few units: a single call depends on chance
-        sample = recurrence_sample(row["cell"], 3, 3, 6, **RECURRENCE_OPTIONS[row["option"]])
-        single, double = sample.to(torch.float32), sample.to(torch.float64)
-        calls = Call(recurrence, single), Call(reference.recurrence, single), Call(reference.recurrence, double)
-        draws.append(list(zip(*(tree_leaves(transform(call)) for call in calls), strict=True)))
-    for k, results in enumerate(zip(*draws, strict=True)):
-        if len(results) == 1:
-            assert_close(*results[0], f"result {k}")
-        else:
-            assert_close_over_draws(results, f"result {k}")
+    results = lambda op, sample: dict(enumerate(tree_leaves(transform(Call(op, sample)))))  # noqa: E731
+    options = RECURRENCE_OPTIONS[row["option"]] | {"dtype": torch.float32}
+    agree(recurrence, reference.recurrence, results, draws(recurrence_sample, row["cell"], 3, 3, 6, **options))
 
 
 def entered(run):

@@ -1,17 +1,16 @@
 """Sample calls of the operators, for tests, opcheck and benchmarks."""
 
+from python_tests.samples.agreement import agree, changed, draws, mostly, nudged, numbered, triples
 from python_tests.samples.covering import covering_rows
 from python_tests.samples.gather_attention import gather_sample
 from python_tests.samples.givens_recurrence import (
     GIVENS_OPTIONS,
     GivensCall,
-    check_givens_recurrence,
     givens_recurrence_sample,
 )
 from python_tests.samples.linear_scan import (
     SCAN_OPTIONS,
     Scan,
-    check_scan,
     scan_outputs_and_gradients,
     scan_sample,
     scan_samples,
@@ -19,7 +18,6 @@ from python_tests.samples.linear_scan import (
 from python_tests.samples.moment_filter import (
     FILTER_OPTIONS,
     Filtering,
-    check_filter,
     filter_outputs_and_gradients,
     filter_sample,
     filtered,
@@ -38,7 +36,6 @@ from python_tests.samples.recurrence import (
 )
 from python_tests.samples.similarity import (
     SimilarityCall,
-    check_similarity,
     similarity_outputs_and_gradients,
     similarity_sample,
 )
@@ -55,12 +52,11 @@ __all__ = [
     "Sample",
     "Scan",
     "SimilarityCall",
-    "check_filter",
-    "check_givens_recurrence",
+    "agree",
+    "changed",
     "check_recurrence",
-    "check_scan",
-    "check_similarity",
     "covering_rows",
+    "draws",
     "filter_outputs_and_gradients",
     "filter_sample",
     "filtered",
@@ -68,6 +64,9 @@ __all__ = [
     "givens_recurrence_sample",
     "givens_sample",
     "householder_sample",
+    "mostly",
+    "nudged",
+    "numbered",
     "outputs_and_gradients",
     "recurrence_sample",
     "recurrence_samples",
@@ -77,4 +76,5 @@ __all__ = [
     "similarity_outputs_and_gradients",
     "similarity_sample",
     "takes",
+    "triples",
 ]

@@ -5,10 +5,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from python_tests.samples.linear_scan import scan_outputs_and_gradients
-from rnnkern import reference
-from rnnkern.testing import as_reals, assert_close
-
 
 class GivensCall(NamedTuple):
     """One call ``rnnkern.ops.givens_recurrence(**tensors, **kwargs)``."""
@@ -69,16 +65,3 @@ def givens_recurrence_sample(
         tensors["phases"] = 4 * torch.randn(layers, size // 2, dtype=torch.float64)
         tensors["diagonal_phases"] = 4 * torch.randn(size, dtype=torch.float64)
     return GivensCall(tensors, kwargs).to(dtype.to_real())
-
-
-def check_givens_recurrence(op: Any, sample: GivensCall, name: str = "") -> None:
-    """Checks results and gradients with :func:`assert_close`; in double precision, where the reference is the truth,
-    with a tolerance of 1e-10."""
-    actual, naive = (scan_outputs_and_gradients(f, sample) for f in (op, reference.givens_recurrence))
-    if sample.tensors["angles"].dtype == torch.float64:
-        for what in naive:
-            torch.testing.assert_close(actual[what], naive[what], rtol=1e-10, atol=1e-10, msg=f"{name}: {what}")
-        return
-    truth = scan_outputs_and_gradients(reference.givens_recurrence, sample.to(torch.float64))
-    for what in actual:
-        assert_close(*(as_reals(y[what]) for y in (actual, naive, truth)), f"{name}: {what}")

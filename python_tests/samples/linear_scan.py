@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rnnkern import reference
-from rnnkern.testing import as_reals, assert_close
-
 
 class Scan(NamedTuple):
     """One call ``rnnkern.ops.linear_scan(a, x, state, **kwargs)``."""
@@ -110,12 +107,3 @@ def scan_outputs_and_gradients(op: Any, sample: Scan, seed: int = 0) -> dict[str
         gradients = torch.autograd.grad(outputs, list(leaves.values()), upstream, materialize_grads=True)
     found = {"h": h.detach(), "final state": last.detach()}
     return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
-
-
-def check_scan(op: Any, sample: Scan, name: str = "") -> None:
-    """Checks results and gradients of a linear scan in the sample's dtype with :func:`assert_close`."""
-    actual = scan_outputs_and_gradients(op, sample)
-    naive = scan_outputs_and_gradients(reference.linear_scan, sample)
-    truth = scan_outputs_and_gradients(reference.linear_scan, sample.to(torch.float64))
-    for what in actual:
-        assert_close(*(as_reals(y[what]) for y in (actual, naive, truth)), f"{name}: {what}")

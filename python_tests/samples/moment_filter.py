@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from python_tests.samples.linear_scan import scan_sample
-from rnnkern import reference
-from rnnkern.testing import assert_close
 
 
 class Filtering(NamedTuple):
@@ -86,12 +84,3 @@ def filter_outputs_and_gradients(op: Any, sample: Filtering, seed: int = 0) -> d
         gradients = torch.autograd.grad(outputs_of, list(leaves.values()), upstream, materialize_grads=True)
     found = {name: y.detach() for name, y in outputs.items()}
     return {**found, **{f"grad of {name}": g for name, g in zip(leaves, gradients, strict=True)}}
-
-
-def check_filter(op: Any, sample: Filtering, name: str = "") -> None:
-    """Checks results and gradients of a moment filter in float32 or float64 with :func:`assert_close`."""
-    actual = filter_outputs_and_gradients(op, sample)
-    naive = filter_outputs_and_gradients(reference.moment_filter, sample)
-    truth = filter_outputs_and_gradients(reference.moment_filter, sample.to(torch.float64))
-    for what in actual:
-        assert_close(actual[what], naive[what], truth[what], f"{name}: {what}")

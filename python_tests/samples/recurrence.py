@@ -1,15 +1,15 @@
 """Samples of the recurrence."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from python_tests.samples.agreement import agree
 from rnnkern import reference
 from rnnkern.reference import CELLS
-from rnnkern.testing import assert_close, assert_close_over_draws
 
 
 class Sample(NamedTuple):
@@ -209,19 +209,6 @@ def outputs_and_gradients(op: Any, sample: Sample, seed: int = 0) -> dict[str, T
     return {**results, **{f"grad of {name}": g for name, g in zip(names, gradients, strict=True)}}
 
 
-def check_recurrence(op: Any, *samples: Sample) -> None:
-    """Checks results and gradients of a recurrence in the sample's dtype: one sample with :func:`assert_close`, several
-    together with :func:`assert_close_over_draws`."""
-    found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    for sample in samples:
-        actual = outputs_and_gradients(op, sample)
-        naive = outputs_and_gradients(reference.recurrence, sample)
-        truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))
-        for name, value in actual.items():
-            found.setdefault(name, []).append((value, naive[name], truth[name]))
-    for name, results in found.items():
-        what = f"{samples[0].name}: {name}"
-        if len(samples) == 1:
-            assert_close(*results[0], what)
-        else:
-            assert_close_over_draws(results, what)
+def check_recurrence(op: Any, samples: Iterable[Sample], name: str = "") -> None:
+    """Checks results and gradients of a recurrence, as :func:`agree` does."""
+    agree(op, reference.recurrence, outputs_and_gradients, samples, name)

@@ -5,11 +5,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rnnkern.testing import GROSS, assert_close
-
-FEW = 32
-"""Results with fewer elements are held to a gross bound: their naive error is often small by chance."""
-
 
 class SimilarityCall(NamedTuple):
     """``operator(**tensors, **options)``."""
@@ -64,15 +59,3 @@ def similarity_outputs_and_gradients(operator, call: SimilarityCall, dtype: torc
     grads = torch.autograd.grad(outputs, list(leaves.values()), upstream)
     named = dict(zip(("R", "S", "product"), (y.detach() for y in outputs), strict=False))
     return named | {f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}
-
-
-def check_similarity(operator, reference, call: SimilarityCall) -> None:
-    """Compares with assert_close; in float64, where the reference is the truth, with a tolerance of 1e-10."""
-    actual = similarity_outputs_and_gradients(operator, call)
-    naive = similarity_outputs_and_gradients(reference, call)
-    truth = similarity_outputs_and_gradients(reference, call, torch.float64)
-    for name, found in actual.items():
-        if found.dtype == torch.float64:
-            torch.testing.assert_close(found, truth[name], rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-        else:
-            assert_close(found, naive[name], truth[name], name, GROSS if found.numel() < FEW else None)

@@ -1,0 +1,336 @@
+"""rnnkern.testing.assert_close: what it accepts, what it refuses, and how often."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+
+from python_tests.tiers import quick_where
+from rnnkern.testing import DRAWS, FACTORS, assert_close, assert_close_over_draws
+
+SHAPE = (50, 400)
+HALF = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def product():
+    """A matrix product: the truth, the result of plain PyTorch in a dtype, and its error."""
+
+    def compute(dtype, inner=300):
+        a, b = torch.randn(SHAPE[0], inner).to(dtype), torch.randn(inner, SHAPE[1]).to(dtype)
+        truth = a.double() @ b.double()
+        naive = torch.zeros(SHAPE, dtype=dtype)
+        for k in range(inner):  # sums sequentially, so that the error grows as over time steps
+            naive += a[:, k : k + 1] * b[k]
+        return a, b, naive, truth
+
+    return compute
+
+
+def refused(what, *tensors, **options):
+    with pytest.raises(AssertionError, match=rf"^it: .*{what}"):
+        assert_close(*tensors, "it", **options)
+
+
+# ---- accepted errors
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_accepts_the_naive_result_and_the_truth_itself(dtype, product):
+    _, _, naive, truth = product(dtype)
+    assert_close(naive, naive, truth)
+    assert_close(truth.to(dtype), naive, truth)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_accepts_another_order_of_summation(dtype, product):
+    a, b, naive, truth = product(dtype)
+    backwards = torch.zeros_like(naive)
+    for k in reversed(range(a.shape[1])):
+        backwards += a[:, k : k + 1] * b[k]
+    assert not torch.equal(backwards, naive)
+    assert_close(backwards, naive, truth)
+    assert_close(a @ b, naive, truth)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 5000])
+@pytest.mark.parametrize("dtype", HALF)
+def test_accepts_an_error_of_one_unit_where_the_naive_result_is_exact(dtype, size):
+    truth = torch.randn(size).to(dtype)
+    up = torch.nextafter(truth.abs(), torch.tensor(torch.inf, dtype=dtype)) * truth.sign()
+    either = torch.where(torch.rand(size) < 0.5, truth, up)
+    assert (either != truth).any() or size == 1
+    assert_close(either, truth, truth.double())
+
+
+def test_accepts_nothing_and_zeros():
+    for shape in ((0,), (3, 0), ()):
+        assert_close(*(torch.zeros(shape, dtype=dtype) for dtype in (torch.float32, torch.float32, torch.float64)))
+
+
+def test_a_truth_of_zeros_has_no_direction():
+    zeros = torch.zeros(2000)
+    assert_close(zeros, zeros, zeros.double())
+    assert_close(zeros + 1e-8, zeros, zeros.double(), scale=1.0)
+    refused("root mean square error", zeros + 1e-6, zeros, zeros.double(), scale=1.0)
+
+
+def test_a_dtype_that_overflows_must_overflow_alike():
+    truth = torch.tensor([1.0, 1e5], dtype=torch.float64)
+    naive = truth.half()
+    assert naive[1] == torch.inf
+    assert_close(naive, naive, truth)
+    refused("1 of 2 elements are not finite where", torch.tensor([1.0, 65504.0]).half(), naive, truth)
+    infinite = torch.tensor([1.0, torch.inf], dtype=torch.float64)
+    finite = torch.tensor([1.0, 65504.0]).half()
+    assert_close(finite, finite, infinite)  # elements with an infinite truth are not compared
+    refused("root mean square error", finite + 0.1, finite, infinite, factor=2.0)
+
+
+def test_accepts_the_same_nan_and_infinity(product):
+    _, _, naive, truth = product(torch.float32)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        spoilt = [x.clone() for x in (naive, naive, truth)]
+        for x in spoilt:
+            x[3, 4] = value
+        assert_close(*spoilt)
+    everywhere = torch.full_like(naive, torch.nan)
+    assert_close(everywhere, everywhere, everywhere.double())
+
+
+# ---- rejected errors
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+@pytest.mark.parametrize("size", [100, 900, 20_000])
+def test_refuses_an_error_larger_by_more_than_the_factor(dtype, size):
+    truth = torch.randn(size, dtype=torch.float64)
+    error = 50 * torch.finfo(dtype).eps * torch.randn(size, dtype=torch.float64)
+    naive = (truth + error).to(dtype)
+    documented = {torch.float32: 4, torch.float64: 4, torch.bfloat16: 2, torch.float16: 2}[dtype]
+    just, more = ((truth + factor * error).to(dtype) for factor in (0.9 * documented, 1.3 * documented))
+    assert_close(just, naive, truth)
+    assert_close((truth - error).to(dtype), naive, truth)
+    refused("root mean square error", more, naive, truth)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_an_exact_naive_result_leaves_the_rounding_of_the_largest_element(dtype):
+    truth = torch.ones(900, dtype=torch.float64)
+    unit = FACTORS[dtype] * torch.finfo(dtype).eps
+    assert_close((truth + unit).to(dtype), truth.to(dtype), truth)
+    refused("root mean square error", (truth + 2 * unit).to(dtype), truth.to(dtype), truth)
+
+
+def test_refuses_a_factor_of_five_in_float32_and_of_three_in_bfloat16(product):
+    for dtype, factor in ((torch.float32, 5), (torch.bfloat16, 3)):
+        _, _, naive, truth = product(dtype)
+        noise = (naive.double() - truth).square().mean().sqrt() * torch.randn(SHAPE, dtype=torch.float64)
+        assert_close((truth + noise).to(dtype), naive, truth)
+        refused("exceeds", (truth + factor * noise).to(dtype), naive, truth)
+
+
+def passes_by_size(actual, naive, truth):
+    """Whether the tests of root mean square and largest error accept the result: it is compared in pieces that are too
+    small for the other tests."""
+    pieces = zip(*(x.flatten().split(1000) for x in (actual, naive, truth)), strict=True)
+    for piece in pieces:
+        assert_close(*piece)
+    return True
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_refuses_a_small_bias_everywhere(dtype):
+    truth = torch.randn(20_000, dtype=torch.float64).sign() * (1 + torch.rand(20_000, dtype=torch.float64))
+    eps = torch.finfo(dtype).eps
+    naive = (truth + 4 * eps * torch.randn(20_000, dtype=torch.float64)).to(dtype)
+    biased = (truth + 4 * eps).to(dtype)
+    assert passes_by_size(biased, naive, truth)
+    refused("bias", biased, naive, truth)
+
+
+def test_refuses_another_direction():
+    """A few large elements hide errors of all others from the first two tests, because the largest element determines
+    the floor."""
+    truth = torch.randn(20_000, dtype=torch.float64)
+    truth[::500] = 30
+    error = 20 * torch.finfo(torch.float32).eps * torch.randn(20_000, dtype=torch.float64)
+    naive, rotated = truth.float(), (truth + error - error.mean()).float()
+    assert passes_by_size(rotated, naive, truth)
+    refused("sine", rotated, naive, truth)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_refuses_one_error_that_the_others_hide(size, dtype):
+    truth = torch.randn(size).to(dtype)
+    truth[0] = 4  # about the largest element
+    unit = torch.finfo(dtype).eps * truth.abs().max().item()
+    few, many = truth.clone(), truth.clone()
+    few[0] += 2 * FACTORS[dtype] * unit
+    many[0] += 10 * FACTORS[dtype] * unit
+    assert_close(few, truth, truth.double())
+    refused("largest error", many, truth, truth.double())
+
+
+def test_a_change_of_length_alone_is_no_change_of_direction():
+    truth = torch.randn(2000, dtype=torch.float64)
+    longer, elsewhere = 1.0001 * truth, truth + 0.0002 * torch.randn(2000, dtype=torch.float64)
+    refused("sine", elsewhere.float(), longer.float(), truth)
+    refused("root mean square", (1.001 * truth).float(), truth.float(), truth)
+
+
+@pytest.mark.parametrize(("size", "error"), [(10, 100.0), (20_000, 0.01)])
+def test_refuses_one_wrong_element(size, error, product):
+    _, _, naive, truth = (x if x is None else x.flatten()[:size] for x in product(torch.float32))
+    at = truth.abs().argmax()
+    flipped = naive.clone()
+    flipped[at] *= -1
+    refused("error", flipped, naive, truth)
+    flipped = naive.clone()
+    flipped[truth.abs().kthvalue(max(size // 100, 1)).indices] += error
+    refused("error", flipped, naive, truth)
+
+
+def test_refuses_all_zeros_and_what_was_never_written(product):
+    _, _, naive, truth = product(torch.float32)
+    refused("root mean square error", torch.zeros_like(naive), naive, truth)
+    refused("not finite", torch.full_like(naive, torch.nan), naive, truth)
+
+
+def test_refuses_nan_and_infinity_in_other_places(product):
+    _, _, naive, truth = product(torch.float32)
+
+    def having(x, value, at=(3, 4)):
+        x = x.clone()
+        x[at] = value
+        return x
+
+    inf, nan = torch.inf, torch.nan
+    for value in (nan, inf, -inf):
+        refused("1 of 20000 elements are not finite where", having(naive, value), naive, truth)
+        refused("1 of 20000 elements are not finite where", naive, having(naive, value), having(truth, value))
+        refused("2 of 20000", having(naive, value, (0, 0)), having(naive, value), having(truth, value))
+    refused("not finite", having(naive, -inf), having(naive, inf), having(truth, inf))
+    refused("not finite", having(naive, nan), having(naive, inf), having(truth, inf))
+    worse = having(having(naive, nan), 1e3, (0, 0))
+    refused("error", worse, having(naive, nan), having(truth, nan))
+
+
+def test_refuses_another_shape_dtype_or_device(product):
+    _, _, naive, truth = product(torch.float32)
+    refused("shapes", naive.t(), naive, truth)
+    refused("shapes", naive[:1], naive, truth)
+    refused("shapes", naive, naive.flatten(), truth)
+    refused("dtype", naive.double(), naive, truth)
+    refused("dtype", naive.bfloat16(), naive, truth)
+    refused("device", naive.to("meta"), naive, truth)
+    refused("shapes", torch.zeros(0, 3), torch.zeros(3, 0), torch.zeros(3, 0).double())
+
+
+def test_refuses_to_judge_without_a_bound():
+    zeros, truth = torch.zeros(3), torch.randn(200, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^it: the naive error and the truth are zero; `scale` must say"):
+        assert_close(zeros + 1e-30, zeros, zeros.double(), "it")
+    own = truth, truth, truth
+    for judge in (lambda: assert_close(*own, "it"), lambda: draws_of([own])):
+        judge()  # the same bits
+    for judge in (
+        lambda: assert_close(truth + 1e-15, truth, truth, "it"),
+        lambda: draws_of([(truth + 1e-15, *own[1:])]),
+    ):
+        with pytest.raises(ValueError, match=r"^it: the naive result in float64 is the truth itself"):
+            judge()
+
+
+# ---- how often
+
+
+def draws_of(triples):
+    assert_close_over_draws(({"": triple} for triple in triples), "it")
+
+
+def random_results(dtype, size, tails, factor=1.0, change=None):
+    """Errors of a few roundings, and ``factor`` times that of the kernel. With tails, all errors of a call are larger
+    by the same random factor, as if a single number were ill-conditioned."""
+    least, largest = (4, 1) if dtype.itemsize == 2 else (10, 1000)
+    while True:
+        truth = torch.randn(size, dtype=torch.float64)
+        error = least * torch.finfo(dtype).eps * largest ** (tails * torch.rand(()).item())
+        found = truth if change is None else change(truth, error)
+        sizes = (found, factor * error), (truth, error)
+        yield *((x + e * torch.randn(size, dtype=torch.float64)).to(dtype) for x, e in sizes), truth
+
+
+def refusals(trials, *given, **options):
+    """How many pools of random calls are refused."""
+    count, results = 0, random_results(*given, **options)
+    for _ in range(trials):
+        try:
+            draws_of(results)
+        except AssertionError:
+            count += 1
+    return count
+
+
+KINDS = pytest.mark.parametrize(("dtype", "tails"), list(itertools.product([*HALF, torch.float64], [False, True])))
+TRIALS = [(1, 20), (20, 20), (1500, 100), *((size, 1000) for size in (1, 3, 20, 100, 3000))]
+
+
+@KINDS
+@pytest.mark.parametrize(("size", "trials"), quick_where(lambda each: each[1] < 1000, TRIALS))
+def test_no_correct_kernel_is_refused(size, trials, dtype, tails):
+    assert refusals(trials, dtype, size, tails) == 0
+
+
+@KINDS
+@pytest.mark.parametrize("size", [20, 100, 1500])
+def test_errors_of_five_times_are_refused(size, dtype, tails):
+    assert refusals(20, dtype, size, tails, factor=5.0) >= 19
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_single_numbers_only_larger_errors_are_refused(dtype):
+    """The limit of what eight calls of one element can say."""
+    assert refusals(20, dtype, 1, False, factor=6.0) >= 5
+    assert refusals(20, dtype, 1, False, factor=20.0) >= 19
+
+
+@pytest.mark.parametrize("size", [20, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "change",
+    [lambda x, error: x * (1 - 2 * (torch.arange(len(x)) % 16 == 3)), lambda x, error: x.roll(1), lambda x, error: -x,
+     lambda x, error: x + 10 * error],
+    ids=["a column with the wrong sign", "wrong index", "wrong sign", "bias"],
+)  # fmt: skip
+def test_what_is_wrong_is_always_refused(change, dtype, size):
+    assert refusals(10, dtype, size, False, change=change) == 10
+
+
+def test_wrong_values_in_one_of_eight_calls_are_found():
+    results = list(itertools.islice(random_results(torch.float32, 20, False), 8))
+    results[3] = (-results[3][0], *results[3][1:])
+    with pytest.raises(AssertionError, match="exceeds 4 times the naive one"):
+        draws_of(results)
+    with pytest.raises(AssertionError, match=r"^it of call 2: .* exceeds"):
+        assert_close_over_draws([{"": triple} for triple in results[2:5]], "it")
+
+
+def test_nothing_and_zeros_pass_over_many_draws():
+    zero, none = (torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.float64)), (torch.zeros(0),) * 3
+    assert_close_over_draws([])
+    draws_of([zero, none])
+
+
+def test_calls_are_taken_as_they_are_needed():
+    def taken(size, factor=1.0):
+        count = itertools.count()
+        results = random_results(torch.float32, size, False, factor)
+        with contextlib.suppress(AssertionError):
+            draws_of(triple for triple in results if next(count) >= 0)
+        return next(count)
+
+    assert (taken(100), taken(60), taken(20), taken(3)) == (1, 2, 8, 8)
+    assert taken(100, factor=9.0) == DRAWS
