@@ -53,8 +53,8 @@ test: install $(VENV)/.test
 # packaging, and the thread sanitizer at the highest level. Then the fast tests that compare results by the closeness
 # rule, with numbers drawn from another seed, which each commit changes.
 SEED = $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2> /dev/null || echo 1))
-NUMERIC = $(shell grep -lrE "agree\(|over_draws\(|check_recurrence\(" python_tests/ops python_tests/nn python_tests/cells \
-  --include=test_*.py)
+NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws" python_tests/ops python_tests/nn \
+  python_tests/cells --include=test_*.py)
 proof: install $(VENV)/.test $(VENV)/.wheel
 	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
