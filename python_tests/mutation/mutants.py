@@ -113,7 +113,7 @@ MUTANTS = [
            "that a reset passes no gradient on", SCAN),
     Mutant("scan/cpu/backward.h", "k % few_steps == 0 || k == span.first", "k == span.first",
            "that sums are of four steps, whatever a thread's share",
-           named("threads_do", "python_tests/ops/test_linear_scan.py")),
+           named("threads_do and linear_scan", "python_tests/ops/test_every_operator.py")),
     Mutant("scan/cpu/ema_filter.h", "V(T(-0.5)) * (state", "V(T(0.5)) * (state", "a sign in dq", MOMENTS),
     Mutant("scan/cpu/ema_filter.h", "begin % p.rule.every == 0", "begin % few_steps == 0",
            "which states are kept", MOMENTS),

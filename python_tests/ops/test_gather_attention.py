@@ -1,8 +1,6 @@
 """gather_attention against its reference: values, derivatives, all kinds of lists, and the ids of a relevancy
 recurrence."""
 
-import json
-
 import pytest
 import torch
 from torch.library import opcheck
@@ -11,7 +9,7 @@ import rnnkern
 from python_tests.samples import agree, covering_rows, draws, gather_sample
 from python_tests.tiers import each_level
 from rnnkern import reference
-from rnnkern.ops import explain, gather_attention, relevancy_recurrence
+from rnnkern.ops import gather_attention, relevancy_recurrence
 
 NAMES = ("out", "weights", "grad of q", "grad of u", "grad of h", "grad of v")
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -99,17 +97,6 @@ def test_sizes_of_nothing_and_one(batch, queries, memories, slots):
         return q, u, h, idx.int().expand(batch, -1, -1), v
 
     check(sample)
-
-
-def test_threads_do_not_change_a_bit(threads):
-    for batch in (1, 3, 7):
-        tensors = gather_sample(batch, 90, 40, 12, 70, dtype=torch.float32)
-        found = []
-        for count in (1, 2, 3):
-            threads(count)
-            found.append(everything(gather_attention, tensors))
-        for other in found[1:]:
-            assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
 
 
 def test_each_sample_has_the_bits_that_it_has_alone():
@@ -349,22 +336,3 @@ def test_the_operator_reads_no_memory_that_is_not_there():
                              for i in (wild, tame)), strict=True):  # fmt: skip
         assert torch.equal(mine, other)
     assert torch.equal(reference.gather_attention(q, u, h, wild, v), reference.gather_attention(q, u, h, tame, v))
-
-
-def test_explain_says_what_is_entered():
-    def entered():
-        counts = json.loads(_operators.kernel_counts())
-        return sum(n for kernel, n in counts.items() if kernel.startswith("gather_attention/cpu/"))
-
-    tensors = gather_sample(requires_grad=True)
-    before = entered()
-    assert explain(gather_attention, *tensors).implementation == "cpu"
-    gather_attention(*tensors).sum().backward()
-    assert entered() == before + 2
-    with rnnkern.use("reference"):
-        assert explain(gather_attention, *tensors).implementation == "reference"
-        gather_attention(*tensors).sum().backward()
-    assert entered() == before + 2
-    assert explain(gather_attention, *(x.detach().to("meta") for x in tensors)).implementation == "reference"
-    with rnnkern.use("triton"), pytest.raises(ValueError, match="cannot serve this call: the tensors are on cpu"):
-        gather_attention(*tensors)

@@ -1,17 +1,15 @@
 """givens_product: its invariants, the reference, gradients, SIMD levels, threads, transforms, errors."""
 
-import json
 import math
 
 import pytest
 import torch
 from torch.library import opcheck
 
-import rnnkern
 from python_tests.samples import agree, draws, givens_sample
 from python_tests.tiers import each_level
 from rnnkern import reference
-from rnnkern.ops import explain, givens_product
+from rnnkern.ops import givens_product
 
 DTYPES = [torch.float32, torch.float64]
 F64 = torch.float64
@@ -156,16 +154,6 @@ def test_operators_pass_torchs_own_checks(sizes, columns, butterfly):
         opcheck(_operators.givens_product_backward.default, call, test_utils=checks)
 
 
-@pytest.mark.parametrize(("style", "sizes"), [("tunable", (33, 20, 300)), ("butterfly", (64, 6, 40, 5))])
-def test_threads_do_not_change_a_bit(style, sizes, threads):
-    angles, x = (t.float() for t in givens_sample(*sizes))
-    found = []
-    for count in (1, 2, 3):
-        threads(count)
-        found.append(results(givens_product, torch.float32, angles, x, style=style))
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
-
-
 def test_shapes_and_strides():
     angles, x = givens_sample(6, 4, 12)
     wanted = givens_product(angles, x)
@@ -229,22 +217,6 @@ def test_autocast_does_not_reach_it():
     wanted = givens_product(angles, x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(givens_product(angles, x), wanted)
-
-
-def test_explain_says_what_is_entered():
-    def entered():
-        counts = json.loads(_operators.kernel_counts())
-        return sum(n for kernel, n in counts.items() if kernel.startswith("givens_product/cpu/"))
-
-    angles, x = givens_sample(requires_grad=True)
-    before = entered()
-    assert explain(givens_product, angles, x).implementation == "cpu"
-    givens_product(angles, x).sum().backward()
-    assert entered() == before + 2
-    with rnnkern.use("reference"):
-        assert explain(givens_product, angles).implementation == "reference"
-        givens_product(angles)
-    assert entered() == before + 2
 
 
 @pytest.mark.parametrize(

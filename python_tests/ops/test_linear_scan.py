@@ -1,7 +1,5 @@
 """linear_scan against its reference: values, derivatives, all kinds of calls."""
 
-import json
-
 import pytest
 import torch
 from torch.library import opcheck
@@ -18,7 +16,7 @@ from python_tests.samples import (
 )
 from python_tests.tiers import each_level
 from rnnkern import reference
-from rnnkern.ops import explain, linear_scan
+from rnnkern.ops import linear_scan
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -103,21 +101,6 @@ def test_what_packed_means():
             alone = linear_scan(a, sample.x[rows].unsqueeze(1), sample.state[b : b + 1], reset=reset, reverse=reverse)
             assert torch.equal(h[rows].unsqueeze(1), alone[0])
             assert torch.equal(last[b : b + 1], alone[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_threads_do_not_change_a_bit(dtype, threads):
-    # The first two give each of five threads few channels, and one thread many; with vectors of different lengths.
-    for steps, batch, channels in ((1700, 1, 80), (800, 1, 200), (100, 3, 1024), (100, 70, 30)):
-        for name in ("constant", "per step", "reset", "packed-reset-reverse"):
-            sample = scan_sample(steps, batch, channels, dtype=dtype, **SCAN_OPTIONS[name])
-            found = []
-            for count in (1, 2, 3, 5):
-                threads(count)
-                found.append(scan_outputs_and_gradients(linear_scan, sample))
-            for other in found[1:]:
-                for what, y in found[0].items():
-                    assert torch.equal(y, other[what]), (name, what)
 
 
 @pytest.mark.parametrize("layout", ["transposed", "expanded", "gaps", "conjugate"])
@@ -335,25 +318,6 @@ def test_the_operator_reads_no_memory_that_is_not_there(changed, said):
     given = {"a": A, "x": X, "h0": H0, "batch_sizes": None, "reset": None} | changed
     with pytest.raises(RuntimeError, match=said):
         _operators.linear_scan(*given.values(), False, True)
-
-
-def test_explain_says_what_is_entered():
-    def entered():
-        counts = json.loads(_operators.kernel_counts())
-        return sum(n for kernel, n in counts.items() if kernel.startswith("linear_scan/cpu/"))
-
-    sample = scan_sample()
-    before = entered()
-    assert explain(linear_scan, *sample[:3], **sample.kwargs).implementation == "cpu"
-    scan_outputs_and_gradients(linear_scan, sample)
-    assert entered() == before + 2
-    with rnnkern.use("reference"):
-        assert explain(linear_scan, *sample[:3]).implementation == "reference"
-        scan_outputs_and_gradients(linear_scan, sample)
-    assert entered() == before + 2
-    assert explain(linear_scan, *(y.to("meta") for y in sample[:3])).implementation == "reference"
-    with rnnkern.use("triton"), pytest.raises(ValueError, match="cannot serve this call: the tensors are on cpu"):
-        linear_scan(*sample[:3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

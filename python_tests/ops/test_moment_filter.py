@@ -1,7 +1,5 @@
 """moment_filter against its reference: values, derivatives, all kinds of calls."""
 
-import json
-
 import pytest
 import torch
 from torch.library import opcheck
@@ -18,7 +16,7 @@ from python_tests.samples import (
 )
 from python_tests.tiers import each_level
 from rnnkern import reference
-from rnnkern.ops import explain, linear_scan, moment_filter
+from rnnkern.ops import linear_scan, moment_filter
 from rnnkern.ops._scan.moment_filter import EVERY
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -106,20 +104,6 @@ def test_what_packed_means():
             alone = filtered(moment_filter, *given, **sample.kwargs | own)
             for mine, other in zip((y[rows].unsqueeze(1), v[b : b + 1], q[b : b + 1]), alone, strict=True):
                 assert torch.equal(mine, other)
-
-
-def test_threads_do_not_change_a_bit(threads):
-    # Few channels for each of five threads and many for one; then many for all.
-    for steps, batch, channels in ((1700, 1, 80), (100, 3, 1024), (100, 70, 30)):
-        for name in ("adam", "momentum", "packed-reset-reverse"):
-            sample = filter_sample(steps, batch, channels, dtype=torch.float32, **FILTER_OPTIONS[name])
-            found = []
-            for count in (1, 2, 5):
-                threads(count)
-                found.append(filter_outputs_and_gradients(moment_filter, sample))
-            for other in found[1:]:
-                for what, y in found[0].items():
-                    assert torch.equal(y, other[what]), (name, what)
 
 
 @pytest.mark.parametrize("layout", ["transposed", "expanded", "gaps"])
@@ -327,21 +311,3 @@ def test_the_backward_wants_what_the_forward_kept():
     for kept in (None, torch.zeros(1, 2, 2, 3), torch.zeros(1, 2, 2, 4, dtype=torch.float64)):
         with pytest.raises(RuntimeError, match="`kept` must be what the forward kept"):
             _operators.moment_filter_backward(u, None, None, u, V0, None, kept, *rest)
-
-
-def test_explain_says_what_is_entered():
-    def entered():
-        counts = json.loads(_operators.kernel_counts())
-        return sum(n for kernel, n in counts.items() if kernel.startswith("moment_filter/cpu/"))
-
-    sample = filter_sample()
-    before = entered()
-    assert explain(moment_filter, sample.u, sample[1:3], **sample.kwargs).implementation == "cpu"
-    filter_outputs_and_gradients(moment_filter, sample)
-    assert entered() == before + 2
-    with rnnkern.use("reference"):
-        assert explain(moment_filter, sample.u).implementation == "reference"
-        filter_outputs_and_gradients(moment_filter, sample)
-    assert entered() == before + 2
-    with rnnkern.use("triton"), pytest.raises(ValueError, match="cannot serve this call: the tensors are on cpu"):
-        moment_filter(sample.u)

@@ -1,17 +1,14 @@
 """cayley, schur_weight and project_orthogonal: their invariants, the reference, gradients, errors."""
 
-import json
-
 import pytest
 import torch
 from torch.library import opcheck
 
-import rnnkern
 from python_tests.ops import exact_orthogonal
-from python_tests.samples import draws, numbered
+from python_tests.samples import draws, numbered, schur_leaves
 from python_tests.tiers import each_level
 from rnnkern import ops, reference
-from rnnkern.ops import cayley, explain, project_orthogonal, schur_weight, skew_exp
+from rnnkern.ops import cayley, project_orthogonal, schur_weight, skew_exp
 from rnnkern.testing import assert_close_over_draws
 
 DTYPES = [torch.float32, torch.float64]
@@ -41,12 +38,6 @@ def judge(name, make, dtype):
         return numbered(found, naive, truth)
 
     assert_close_over_draws(map(compared, draws(make)), f"{name}: ")
-
-
-def schur_leaves(size, *batch):
-    P = skew_exp(torch.randn(*batch, size, size, dtype=torch.float64))
-    theta, gamma = torch.randn(*batch, size // 2), 1 + torch.randn(*batch, (size + 1) // 2) / 10
-    return P, theta, gamma, torch.randn(*batch, size, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,17 +128,6 @@ def test_schur_weight_at_every_simd_level(level, dtype, simd):
     judge("schur_weight", lambda: schur_leaves(37, 2), dtype)
 
 
-def test_threads_do_not_change_a_bit_of_schur_weight(threads):
-    for size, batch in ((200, ()), (60, (5,))):
-        leaves = [x.float().requires_grad_() for x in schur_leaves(size, *batch)]
-        found = []
-        for count in (1, 2, 3):
-            threads(count)
-            W = schur_weight(*leaves)
-            found.append((W, *torch.autograd.grad(W.square().sum(), leaves)))
-        assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
-
-
 def test_transforms_of_schur_weight():
     leaves = [x.double() for x in schur_leaves(5, 3)]
     P, theta, gamma, T = leaves
@@ -163,22 +143,6 @@ def test_transforms_of_schur_weight():
     torch.testing.assert_close(together, wanted)
     with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
         torch.func.jvp(lambda t: schur_weight(P, t, gamma, T), (theta,), (theta,))
-
-
-def test_explain_says_what_is_entered():
-    def entered():
-        counts = json.loads(_operators.kernel_counts())
-        return sum(n for kernel, n in counts.items() if kernel.startswith("schur_weight/cpu/"))
-
-    leaves = [x.float().requires_grad_() for x in schur_leaves(5)]
-    before = entered()
-    assert explain(schur_weight, *leaves).implementation == "cpu"
-    schur_weight(*leaves).sum().backward()
-    assert entered() == before + 2
-    with rnnkern.use("reference"):
-        assert explain(schur_weight, *leaves).implementation == "reference"
-        schur_weight(*leaves)
-    assert entered() == before + 2
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128])

@@ -22,7 +22,7 @@ from python_tests.samples.moment_filter import (
     filter_sample,
     filtered,
 )
-from python_tests.samples.orthogonal import givens_sample, householder_sample
+from python_tests.samples.orthogonal import givens_sample, householder_sample, schur_leaves
 from python_tests.samples.recurrence import (
     DENSE,
     RECURRENCE_OPTIONS,
@@ -73,6 +73,7 @@ __all__ = [
     "scan_outputs_and_gradients",
     "scan_sample",
     "scan_samples",
+    "schur_leaves",
     "similarity_outputs_and_gradients",
     "similarity_sample",
     "takes",

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from rnnkern.ops import skew_exp
+
 
 def householder_sample(
     size: int = 7, reflections: int = 4, *batch: int, dtype: torch.dtype = torch.float64, requires_grad: bool = False
@@ -22,3 +24,10 @@ def givens_sample(
     drawn = 4 * torch.randn(*batch, layers, size // 2), torch.randn(*batch, vectors, size)
     angles, x = (t.to(dtype).requires_grad_(requires_grad) for t in drawn)
     return angles, x
+
+
+def schur_leaves(size: int, *batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random (P, theta, gamma, T) for :func:`rnnkern.ops.schur_weight`, with an orthogonal P in float64."""
+    P = skew_exp(torch.randn(*batch, size, size, dtype=torch.float64))
+    theta, gamma = torch.randn(*batch, size // 2), 1 + torch.randn(*batch, (size + 1) // 2) / 10
+    return P, theta, gamma, torch.randn(*batch, size, size)

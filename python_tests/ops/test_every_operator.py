@@ -1,0 +1,132 @@
+"""What holds for every operator: explain names the implementation that runs, and threads do not change a bit."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import rnnkern
+from python_tests.samples import (
+    FILTER_OPTIONS,
+    GIVENS_OPTIONS,
+    SCAN_OPTIONS,
+    changed,
+    filter_sample,
+    gather_sample,
+    givens_recurrence_sample,
+    givens_sample,
+    scan_sample,
+    schur_leaves,
+    similarity_sample,
+)
+from rnnkern import ops
+from rnnkern.ops import explain
+
+
+def scan(*sizes, option="constant", **options):
+    sample = scan_sample(*sizes, **SCAN_OPTIONS[option], **options)
+    return sample[:3], sample.kwargs
+
+
+def filtering(*sizes, option="adam", **options):
+    sample = filter_sample(*sizes, **FILTER_OPTIONS[option], **options)
+    return (sample.u, tuple(x for x in sample[1:3] if x is not None)), sample.kwargs
+
+
+def rotating(*sizes, option="plain", **options):
+    sample = givens_recurrence_sample(*sizes, **GIVENS_OPTIONS[option], **options)
+    return (), sample.tensors | sample.kwargs
+
+
+def similar(*sizes, **options):
+    sample = similarity_sample(*sizes, **options)
+    return (), sample.tensors | sample.options
+
+
+CALLS = {
+    "linear_scan": scan,
+    "moment_filter": filtering,
+    "givens_recurrence": rotating,
+    "givens_product": lambda *sizes, style="tunable", dtype=torch.float64: (
+        givens_sample(*sizes, dtype=dtype), {"style": style}
+    ),
+    "gather_attention": lambda *sizes, dtype=torch.float64: (gather_sample(*sizes, dtype=dtype), {}),
+    "similarity": similar,
+    "skew_exp": lambda *shape, dtype=torch.float64: ((torch.randn(shape or (9, 9), dtype=dtype) / 9,), {}),
+    "schur_weight": lambda size=5, *batch, dtype=torch.float64: (
+        [x.to(dtype) for x in schur_leaves(size, *batch)], {}
+    ),
+    "householder_product": lambda *_: ((torch.randn(7, 4),), {}),
+}  # fmt: skip
+"""Arguments of each operator: a tuple and keywords."""
+TRITON = {"linear_scan", "moment_filter", "gather_attention", "similarity"}
+
+
+def results(op, call):
+    """Values and gradients."""
+    args, kwargs = call = changed(call, Tensor.clone)
+    leaves = [x for x in tree_leaves(call) if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())]
+    for x in leaves:
+        x.requires_grad_()
+    outputs = [y for y in tree_leaves(op(*args, **kwargs)) if isinstance(y, Tensor) and y.requires_grad]
+    grads = torch.autograd.grad(outputs, leaves, [y.detach().cos() for y in outputs], allow_unused=True)
+    return [*outputs, *(g for g in grads if g is not None)]
+
+
+def entered(name):
+    counts = json.loads(torch.ops.rnnkern.kernel_counts())
+    return sum(n for kernel, n in counts.items() if kernel.startswith(f"{name}/cpu/"))
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "householder_product"])
+def test_explain_says_what_is_entered(name):
+    op, call = getattr(ops, name), CALLS[name]()
+    args, kwargs = call
+    before = entered(name)
+    assert explain(op, *args, **kwargs).implementation == "cpu"
+    results(op, call)
+    assert entered(name) == before + 2
+    with rnnkern.use("reference"):
+        assert explain(op, *args, **kwargs).implementation == "reference"
+        results(op, call)
+    assert entered(name) == before + 2
+    args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), call)
+    assert explain(op, *args, **kwargs).implementation == "reference"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_triton_is_refused_on_a_cpu(name):
+    args, kwargs = CALLS[name]()
+    reason = "cannot serve this call: the tensors are on cpu" if name in TRITON else "cannot serve this call"
+    with rnnkern.use("triton"), pytest.raises(ValueError, match=reason):
+        getattr(ops, name)(*args, **kwargs)
+
+
+F32, F64, C64 = torch.float32, torch.float64, torch.complex64
+ALIGNED = ((1700, 1, 80), (100, 3, 1024), (100, 70, 30))
+"""Few channels for each of five threads and many for one; then many for all."""
+FOR_THREADS = [
+    *(("linear_scan", sizes, {"option": option, "dtype": dtype}) for sizes in (*ALIGNED, (800, 1, 200))
+      for option in ("constant", "per step", "reset", "packed-reset-reverse") for dtype in (F32, C64)),
+    *(("moment_filter", sizes, {"option": option, "dtype": F32}) for sizes in ALIGNED
+      for option in ("adam", "momentum", "packed-reset-reverse")),
+    *(("givens_recurrence", (13, 70, 40, 7), {"option": option, "dtype": dtype})
+      for dtype, option in ((F32, "plain"), (F64, "packed-reset-reverse"), (C64, "reset"))),
+    ("givens_product", (33, 20, 300), {"dtype": F32}),
+    ("givens_product", (64, 6, 40, 5), {"dtype": F32, "style": "butterfly"}),
+    *(("gather_attention", (batch, 90, 40, 12, 70), {"dtype": F32}) for batch in (1, 3, 7)),
+    *(("similarity", (67, 9, 130), {"dtype": F32, "two": two, "values": 3}) for two in (False, True)),
+    *(("skew_exp", shape, {"dtype": F32}) for shape in ((300, 300), (5, 70, 70), (3, 200, 200))),
+    *(("schur_weight", sizes, {"dtype": F32}) for sizes in ((200,), (60, 5))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sizes", "options"), FOR_THREADS, ids=str)
+def test_threads_do_not_change_a_bit(name, sizes, options, threads):
+    call, found = CALLS[name](*sizes, **options), []
+    for count in (1, 2, 3, 5):
+        threads(count)
+        found.append(results(getattr(ops, name), call))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
