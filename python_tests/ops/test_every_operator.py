@@ -1,11 +1,12 @@
-"""What holds for every operator: explain names the implementation that runs, and threads do not change a bit."""
+"""What holds for every operator: explain names the implementation that runs; torch.func and torch.compile give the same
+derivatives; threads do not change a bit."""
 
 import json
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import rnnkern
 from python_tests.samples import (
@@ -80,18 +81,18 @@ def entered(name):
     return sum(n for kernel, n in counts.items() if kernel.startswith(f"{name}/cpu/"))
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "householder_product"])
+@pytest.mark.parametrize("name", CALLS)
 def test_explain_says_what_is_entered(name):
     op, call = getattr(ops, name), CALLS[name]()
     args, kwargs = call
-    before = entered(name)
+    before, runs = entered(name), 2 * (name != "householder_product")  # which is made of PyTorch's
     assert explain(op, *args, **kwargs).implementation == "cpu"
     results(op, call)
-    assert entered(name) == before + 2
+    assert entered(name) == before + runs
     with rnnkern.use("reference"):
         assert explain(op, *args, **kwargs).implementation == "reference"
         results(op, call)
-    assert entered(name) == before + 2
+    assert entered(name) == before + runs
     args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), call)
     assert explain(op, *args, **kwargs).implementation == "reference"
 
@@ -102,6 +103,76 @@ def test_triton_is_refused_on_a_cpu(name):
     reason = "cannot serve this call: the tensors are on cpu" if name in TRITON else "cannot serve this call"
     with rnnkern.use("triton"), pytest.raises(ValueError, match=reason):
         getattr(ops, name)(*args, **kwargs)
+
+
+MATRICES = [name for name in CALLS if name.endswith(("product", "exp", "weight"))] + ["cayley", "project_orthogonal"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_16_bits_are_computed_in_float32_and_autocast_does_not_reach_them(name, dtype):
+    op, call = getattr(ops, name), changed(CALLS.get(name, CALLS["skew_exp"])(), lambda x: x.to(dtype))
+    (args, kwargs), (wide, _) = call, changed(call, Tensor.float)
+    wanted = op(*wide, **kwargs)
+    found = op(*args, **kwargs)
+    assert found.dtype == dtype
+    assert torch.equal(found, wanted.to(dtype))
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(op(*wide, **kwargs), wanted)
+
+
+SMALL = {
+    "linear_scan": (4, 2, 3),
+    "moment_filter": (4, 2, 3),
+    "givens_recurrence": (4, 2, 4, 2),
+    "givens_product": (4, 3, 2),
+    "gather_attention": (1, 3, 4, 3, 5),
+    "similarity": (2, 4, 5),
+    "skew_exp": (3, 3),
+    "schur_weight": (3,),
+    "householder_product": (),
+}
+
+
+def function_of_leaves(name):
+    """A function of the call's real numbers, the tuple of its gradients, and the numbers."""
+    call, spec = tree_flatten(CALLS[name](*SMALL[name]))
+    given = [k for k, x in enumerate(call) if isinstance(x, Tensor) and x.is_floating_point()]
+
+    def loss(*leaves):
+        args, kwargs = tree_unflatten([leaves[given.index(k)] if k in given else x for k, x in enumerate(call)], spec)
+        found = getattr(ops, name)(*args, **kwargs)
+        return sum(y.exp().sum() for y in tree_leaves(found) if isinstance(y, Tensor))
+
+    return loss, torch.func.grad(loss, tuple(range(len(given)))), [call[k].double() for k in given]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms_and_the_compiler(name):
+    loss, gradient, values = function_of_leaves(name)
+    leaves = [x.clone().requires_grad_() for x in values]
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    for found in (gradient, torch.compile(gradient, fullgraph=True, backend="aot_eager")):
+        torch.testing.assert_close(found(*values), wanted)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
+    second = torch.func.jacrev(torch.func.grad(loss, len(values) - 1), 0)
+    by_kernel = second(*values)
+    with rnnkern.use("reference"):
+        torch.testing.assert_close(by_kernel, second(*values))
+    with pytest.raises(NotImplementedError, match=f"{name}: forward-mode AD is not supported"):
+        torch.func.jvp(loss, tuple(values), tuple(values))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_members_of_vmap(name):
+    _, gradient, values = function_of_leaves(name)
+    for dims in ([0] * len(values), [0, *[None] * (len(values) - 1)]):
+        members = [x if dim is None else torch.stack([x, x / 2, x / 3]) for x, dim in zip(values, dims, strict=True)]
+        found = torch.vmap(gradient, tuple(dims))(*members)
+        for k in range(3):
+            one = gradient(*(x if dim is None else x[k] for x, dim in zip(members, dims, strict=True)))
+            torch.testing.assert_close([x[k] for x in found], list(one))
 
 
 F32, F64, C64 = torch.float32, torch.float64, torch.complex64

@@ -236,29 +236,6 @@ def test_operators_pass_torchs_own_checks(sizes, dtype, dot):
     opcheck(_operators.gather_attention_backward.default, (*leaves, lse, dot), test_utils=CHECKS)
 
 
-def test_transforms_and_the_compiler():
-    q, _, h, idx, v = gather_sample(3, 4, 5, 3, 6)
-
-    def loss(q, h, v, idx=idx[:1]):
-        out, weights = gather_attention(q, h, h, idx, v, return_weights=True)
-        return (out.square().sum(-1) + weights.sum(-1)).sum()
-
-    q, h = q[:1], h[:1]
-    leaves = [x.clone().requires_grad_() for x in (q, h, v)]
-    wanted = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.compile(torch.func.grad(loss, (0, 1, 2)), fullgraph=True, backend="aot_eager")
-    for found in (torch.func.grad(loss, (0, 1, 2)), compiled):
-        for a, b in zip(found(q, h, v), wanted, strict=True):
-            torch.testing.assert_close(a, b)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
-    by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 1), 2)(q, h, v)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 1), 2)(q, h, v))
-    with pytest.raises(NotImplementedError, match="gather_attention: forward-mode AD is not supported"):
-        torch.func.jvp(loss, (q, h, v), (q, h, v))
-
-
 @pytest.mark.parametrize("dims", [(0, 0, 0, 0), (0, None, None, None), (1, 0, 2, None), (None, None, None, 0)])
 def test_members_of_vmap(dims):
     q, u, h, idx, v = (

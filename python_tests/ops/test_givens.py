@@ -166,34 +166,6 @@ def test_shapes_and_strides():
     assert torch.equal(givens_product(torch.zeros(3, 0), size=1), torch.ones(1, 1))
 
 
-def test_transforms():
-    angles, x = givens_sample(5, 4, 6, 3)
-    torch.testing.assert_close(torch.vmap(givens_product)(angles, x), givens_product(angles, x))
-    torch.testing.assert_close(torch.vmap(givens_product, (None, 0))(angles[0], x), givens_product(angles[0], x))
-
-    def loss(angles, x):
-        return givens_product(angles, x).sin().sum()
-
-    own = [t.clone().requires_grad_() for t in (angles, x)]
-    wanted = torch.autograd.grad(loss(*own), own)
-    torch.testing.assert_close(torch.vmap(torch.func.grad(loss, (0, 1)))(angles, x), wanted)
-    second = torch.func.jacrev(torch.func.grad(loss))(angles[0], x[0])
-    torch.testing.assert_close(second, torch.autograd.functional.hessian(lambda angles: loss(angles, x[0]), angles[0]))
-    with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
-        torch.func.jvp(givens_product, (angles, x), (angles, x))
-
-
-def test_it_compiles():
-    angles, x = givens_sample(8, 3, 5, dtype=torch.float32, requires_grad=True)
-
-    def loss(angles, x):
-        return givens_product(angles, x, style="butterfly").sin().sum() + givens_product(angles).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(angles, x), (angles, x))
-    torch.testing.assert_close(found, torch.autograd.grad(loss(angles, x), (angles, x)))
-
-
 def test_a_result_that_is_changed_is_refused_by_its_backward():
     angles, x = givens_sample(requires_grad=True)
     y = givens_product(angles, x)
@@ -201,22 +173,6 @@ def test_a_result_that_is_changed_is_refused_by_its_backward():
         y.detach().zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_computed_in_float32(dtype):
-    angles, x = givens_sample(12, 5, 3, dtype=dtype)
-    for args in ((angles,), (angles, x)):
-        found = givens_product(*args)
-        assert found.dtype == dtype
-        assert torch.equal(found, givens_product(*(t.float() for t in args)).to(dtype))
-
-
-def test_autocast_does_not_reach_it():
-    angles, x = givens_sample(12, 5, 3, dtype=torch.float32)
-    wanted = givens_product(angles, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(givens_product(angles, x), wanted)
 
 
 @pytest.mark.parametrize(

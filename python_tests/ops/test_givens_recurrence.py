@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.library import opcheck
 
-import rnnkern
 from python_tests.samples import (
     GIVENS_OPTIONS,
     agree,
@@ -181,27 +180,6 @@ def test_operators_pass_torchs_own_checks(option, steps, dtype):
     h, last = _operators.givens_recurrence(*args, *rest)
     leaves = [None if y is None else y.clone().requires_grad_() for y in (h, last, *args, h)]
     opcheck(_operators.givens_recurrence_backward.default, (*leaves, *rest), test_utils=CHECKS)
-
-
-def test_transforms_and_the_compiler():
-    u, angles, h0, bias = givens_recurrence_sample(4, 2, 4, style="butterfly").tensors.values()
-
-    def loss(u, angles, h0, bias):
-        h, last = givens_recurrence(u, angles, h0, bias, style="butterfly")
-        return h.square().sum() + last.exp().sum()
-
-    leaves = [y.clone().requires_grad_() for y in (u, angles, h0, bias)]
-    wanted = torch.autograd.grad(loss(*leaves), leaves)
-    gradient = torch.func.grad(loss, (0, 1, 2, 3))
-    for found in (gradient, torch.compile(gradient, fullgraph=True, backend="aot_eager")):
-        torch.testing.assert_close(found(u, angles, h0, bias), wanted)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
-    by_kernel = torch.func.jacrev(torch.func.grad(loss, 1), 0)(u, angles, h0, bias)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(by_kernel, torch.func.jacrev(torch.func.grad(loss, 1), 0)(u, angles, h0, bias))
-    with pytest.raises(NotImplementedError, match="givens_recurrence: forward-mode AD is not supported"):
-        torch.func.jvp(loss, (u, angles, h0, bias), (u, angles, h0, bias))
 
 
 @pytest.mark.parametrize("option", ["reset", "packed"])

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.library import opcheck
 
-import rnnkern
 from python_tests.samples import agree, draws, householder_sample
 from rnnkern import reference
-from rnnkern.ops import explain, householder_product
+from rnnkern.ops import householder_product
 
 REAL = [torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -149,62 +148,6 @@ def test_twice_the_same_bits():
     V = householder_sample(60, 30, dtype=torch.float32)
     one, two = (value_and_gradient(householder_product, V, torch.float32) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
-
-
-def test_transforms():
-    V = householder_sample(5, 3, 4)
-    torch.testing.assert_close(torch.vmap(householder_product)(V), householder_product(V))
-
-    def loss(V):
-        return householder_product(V).sin().sum()
-
-    own = V.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(loss(own), own)
-    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(V), wanted)
-    torch.testing.assert_close(torch.func.grad(loss)(V), wanted)
-    second = torch.func.jacrev(torch.func.grad(loss))(V[0])
-    torch.testing.assert_close(second, torch.autograd.functional.hessian(loss, V[0]))
-    with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
-        torch.func.jvp(householder_product, (V,), (V,))
-
-
-def test_it_compiles():
-    V = householder_sample(6, 3, dtype=torch.float32, requires_grad=True)
-
-    def loss(V):
-        return householder_product(V).sin().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    (found,) = torch.autograd.grad(compiled(V), V)
-    torch.testing.assert_close(found, torch.autograd.grad(loss(V), V)[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_computed_in_float32(dtype):
-    V = torch.randn(12, 5).to(dtype)
-    Q = householder_product(V)
-    assert Q.dtype == dtype
-    assert torch.equal(Q, householder_product(V.float()).to(dtype))
-
-
-def test_autocast_does_not_reach_it():
-    V = torch.randn(20, 10)
-    wanted = householder_product(V)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(householder_product(V), wanted)
-
-
-def test_which_implementation():
-    V = householder_sample()
-    assert explain(householder_product, V).implementation == "cpu"
-    with rnnkern.use("reference"):
-        assert explain(householder_product, V).implementation == "reference"
-        assert torch.equal(householder_product(V), reference.householder_product(V))
-    with (
-        rnnkern.use("triton"),
-        pytest.raises(ValueError, match=r"householder_product: use\('triton'\) cannot serve this call"),
-    ):
-        householder_product(V)
 
 
 @pytest.mark.parametrize(

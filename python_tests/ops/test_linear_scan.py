@@ -201,28 +201,6 @@ def test_operators_pass_torchs_own_checks(option, dtype):
         opcheck(_operators.linear_scan_backward.default, (*leaves, *rest, needs_a), test_utils=CHECKS)
 
 
-def test_transforms_and_the_compiler():
-    a, x, h0, _ = scan_sample(4, 2, 3)
-
-    def loss(a, x, h0):
-        h, last = linear_scan(a, x, h0)
-        return h.square().sum() + last.exp().sum()
-
-    leaves = [y.clone().requires_grad_() for y in (a, x, h0)]
-    wanted = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.compile(torch.func.grad(loss, (0, 1, 2)), fullgraph=True, backend="aot_eager")
-    for found in (torch.func.grad(loss, (0, 1, 2)), compiled):
-        for mine, other in zip(found(a, x, h0), wanted, strict=True):
-            torch.testing.assert_close(mine, other)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
-    by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 1), 0)(a, x, h0)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 1), 0)(a, x, h0))
-    with pytest.raises(NotImplementedError, match="linear_scan: forward-mode AD is not supported"):
-        torch.func.jvp(loss, (a, x, h0), (a, x, h0))
-
-
 @pytest.mark.parametrize("option", ["constant", "per step-reset", "packed-reverse"])
 @pytest.mark.parametrize("dims", [(0, 0, 0), (None, 0, None), (0, None, None), (None, 1, 0)], ids=str)
 def test_members_of_vmap(dims, option):

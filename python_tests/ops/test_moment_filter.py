@@ -197,28 +197,6 @@ def test_operators_pass_torchs_own_checks(option, dtype):
     opcheck(_operators.moment_filter_backward.default, (*leaves, kept, *layout, *rule, EVERY), test_utils=CHECKS)
 
 
-def test_transforms_and_the_compiler():
-    u, v0, q0, kwargs = filter_sample(4, 2, 3)
-
-    def loss(u, v0, q0):
-        y, v, q = filtered(moment_filter, u, v0, q0, **kwargs)
-        return y.square().sum() + v.exp().sum() + q.square().sum()
-
-    leaves = [y.clone().requires_grad_() for y in (u, v0, q0)]
-    wanted = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.compile(torch.func.grad(loss, (0, 1, 2)), fullgraph=True, backend="aot_eager")
-    for found in (torch.func.grad(loss, (0, 1, 2)), compiled):
-        for mine, other in zip(found(u, v0, q0), wanted, strict=True):
-            torch.testing.assert_close(mine, other)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
-    by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 0), 1)(u, v0, q0)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(by_kernel, torch.func.jacfwd(torch.func.jacrev(loss, 0), 1)(u, v0, q0))
-    with pytest.raises(NotImplementedError, match="moment_filter: forward-mode AD is not supported"):
-        torch.func.jvp(loss, (u, v0, q0), (u, v0, q0))
-
-
 @pytest.mark.parametrize("option", ["adam", "packed"])
 @pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (1, 0, None)], ids=str)
 def test_members_of_vmap(dims, option):

@@ -128,23 +128,6 @@ def test_schur_weight_at_every_simd_level(level, dtype, simd):
     judge("schur_weight", lambda: schur_leaves(37, 2), dtype)
 
 
-def test_transforms_of_schur_weight():
-    leaves = [x.double() for x in schur_leaves(5, 3)]
-    P, theta, gamma, T = leaves
-    torch.testing.assert_close(torch.vmap(schur_weight)(*leaves), schur_weight(*leaves))
-    together = torch.vmap(torch.func.grad(lambda t: schur_weight(P[0], t, gamma[0], T[0]).sum()))(theta)
-    own = theta.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(
-        schur_weight(
-            *(x[:1].expand(3, *x.shape[1:]) for x in (P,)), own, gamma[:1].expand(3, -1), T[:1].expand(3, 5, 5)
-        ).sum(),
-        own,
-    )
-    torch.testing.assert_close(together, wanted)
-    with pytest.raises(NotImplementedError, match="forward-mode AD is not supported"):
-        torch.func.jvp(lambda t: schur_weight(P, t, gamma, T), (theta,), (theta,))
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128])
 def test_project_orthogonal_squares_the_error(dtype):
     V = skew_exp(torch.randn(2, 30, 30, dtype=dtype))
@@ -161,25 +144,6 @@ def test_project_orthogonal_finds_the_nearest():
     U, _, Vh = torch.linalg.svd(B)
     torch.testing.assert_close(project_orthogonal(B, steps=4), U @ Vh)
     assert torch.autograd.gradcheck(project_orthogonal, B.requires_grad_())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_computed_in_float32(dtype):
-    A = torch.randn(12, 12).div(4).to(dtype)
-    leaves = [x.to(dtype) for x in schur_leaves(7)]
-    for function, given in ((cayley, [A]), (schur_weight, leaves), (project_orthogonal, [skew_exp(A)])):
-        found = function(*given)
-        assert found.dtype == dtype
-        assert torch.equal(found, function(*(x.float() for x in given)).to(dtype))
-
-
-def test_autocast_does_not_reach_them():
-    A = torch.randn(20, 20)
-    leaves = [x.float() for x in schur_leaves(7)]
-    wanted = cayley(A), schur_weight(*leaves), project_orthogonal(skew_exp(A))
-    with torch.autocast("cpu", torch.bfloat16):
-        found = cayley(A), schur_weight(*leaves), project_orthogonal(skew_exp(A))
-    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
 def test_they_compile():

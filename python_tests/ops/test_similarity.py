@@ -261,29 +261,6 @@ def test_operators_pass_torchs_own_checks(options, batch):
     opcheck(_operators.similarity_backward.default, (*grads, *leaves, o.get("lengths"), R, *rest), test_utils=CHECKS)
 
 
-def test_transforms_and_the_compiler():
-    call = similarity_sample(3, 4, 5, values=2)
-    x, weight, bias, values = (call.tensors[name] for name in ("x", "weight", "bias", "values"))
-
-    def loss(x, weight, values):
-        R, S, product = similarity(x, weight=weight, bias=bias, values=values, return_scores=True, packed=True)
-        return R.square().sum() + S.sin().sum() + product.square().sum()
-
-    leaves = [t.clone().requires_grad_() for t in (x, weight, values)]
-    wanted = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.compile(torch.func.grad(loss, (0, 1, 2)), fullgraph=True, backend="aot_eager")
-    for found in (torch.func.grad(loss, (0, 1, 2)), compiled):
-        for a, b in zip(found(x, weight, values), wanted, strict=True):
-            torch.testing.assert_close(a, b)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), wanted)
-    by_kernel = torch.func.jacrev(torch.func.jacrev(loss, 1), 2)(x, weight, values)
-    with rnnkern.use("reference"):
-        torch.testing.assert_close(by_kernel, torch.func.jacrev(torch.func.jacrev(loss, 1), 2)(x, weight, values))
-    with pytest.raises(NotImplementedError, match="similarity: forward-mode AD is not supported"):
-        torch.func.jvp(loss, (x, weight, values), (x, weight, values))
-
-
 def test_export_with_any_number_of_samples():
     class Model(torch.nn.Module):
         def forward(self, x):
