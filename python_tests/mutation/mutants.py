@@ -394,6 +394,6 @@ MUTANTS = [
     Mutant(CLOSENESS, "allowed = max(GROSS,", "allowed = max(1e6 * GROSS,", "the bound for few elements", RULE),
     Mutant(CLOSENESS, "torch.equal(n, t) and not scale", "False", "a truth that is the naive result", RULE),
     Mutant(CLOSENESS, "(x - along * truth).norm()", "(x - truth).norm()", "length in the direction", RULE),
-    Mutant("python_tests/samples/recurrence.py", "in actual.items():\n", "in list(actual.items())[:3]:\n",
-           "the gradients after the first", RULE),
+    Mutant("python_tests/samples/agreement.py", "name, value in actual.items()",
+           "name, value in [*actual.items()][:3]", "the gradients after the first", ("python_tests/test_testing.py",)),
 ]  # fmt: skip
