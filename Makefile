@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: install demo test proof wheel sanitize mutate lint format bench gpu gpu-pack docs clean
+.PHONY: install demo test proof seeds wheel sanitize mutate lint format bench gpu gpu-pack docs clean
 
 # $(call step,WHAT,COMMAND): runs the command and prints a line every five seconds, because pip prints nothing to a log.
 define step
@@ -50,14 +50,17 @@ test: install $(VENV)/.test
 	$(PYTEST) -m "not proof" --durations=15
 
 # The slow tests: every SIMD level that this processor supports, CUDA kernels in the interpreter, machine code,
-# packaging, and the thread sanitizer at the highest level. Then the fast tests that compare results by the closeness
-# rule, with numbers drawn from another seed, which each commit changes.
-SEED = $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2> /dev/null || echo 1))
-NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws" python_tests/ops python_tests/nn \
-  python_tests/cells --include=test_*.py)
+# packaging, and the thread sanitizer at the highest level.
 proof: install $(VENV)/.test $(VENV)/.wheel
 	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
+
+# The fast tests that compare results by the closeness rule, with numbers drawn from another seed; without SEED, from one
+# that each commit changes.
+SEED = $(shell printf %d 0x$$(git rev-parse --short=6 HEAD 2> /dev/null || echo 1))
+NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws" python_tests/ops python_tests/nn \
+  python_tests/cells --include=test_*.py)
+seeds: install $(VENV)/.test
 	RNNKERN_TEST_SEED=$(SEED) $(PYTEST) -m "not proof" $(NUMERIC)
 
 # A wheel for distribution, in dist: it has every SIMD level, and auditwheel tags it with the oldest glibc and libstdc++
