@@ -99,9 +99,7 @@ def built(change=lambda values: values):
 def test_a_check_says_how_accurate_a_call_is(place):
     assert Check(built(), "backward")(place).startswith("agrees, ")
     wrong = Check(built(lambda values: values | {"h": -values["h"]}), "backward")
-    with pytest.raises(
-        AssertionError, match=r"^wrong, [\d.e+]+ times naive: h: .* \(at \[\d, \d, \d\] of \[5, 3, 8\]"
-    ):
+    with pytest.raises(AssertionError, match=r"^wrong, [\d.e+]+ times naive: h: .* \(at \[\d, \d, \d\] of \[5, 3, 8\]"):
         wrong(place)
     two = Check(built(lambda values: values | {"h": -values["h"], "grad of u": values["h"]}), "backward")
     with pytest.raises(AssertionError) as raised:
