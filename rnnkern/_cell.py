@@ -104,8 +104,8 @@ class Cell:
             h, final = ops.recurrence(self, u, R, state, params=params, save_u=True)
             return h, *final
 
-        def values(implementation: str, *how: Any) -> list[Tensor]:
-            leaves = drawn(*how)
+        def values(implementation: str, dtype: torch.dtype, rounded: torch.dtype, seed: int) -> list[Tensor]:
+            leaves = drawn(dtype, rounded, seed)
             with ops.use(implementation):
                 found = outputs(*leaves)
                 gradients = torch.autograd.grad(sum(y.sum() for y in found), leaves, allow_unused=True)

@@ -73,7 +73,7 @@ def name_of(row):
 
 
 def check(op, sample, *more):
-    check_recurrence(op, map(off_kinks, [sample, *more]))
+    check_recurrence(op, [off_kinks(each) for each in (sample, *more)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)

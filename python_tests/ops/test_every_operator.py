@@ -22,7 +22,7 @@ from python_tests.samples import (
     schur_leaves,
     similarity_sample,
 )
-from rnnkern import ops
+from rnnkern import ops, reference
 from rnnkern.ops import explain
 
 
@@ -85,13 +85,13 @@ def entered(name):
 def test_explain_says_what_is_entered(name):
     op, call = getattr(ops, name), CALLS[name]()
     args, kwargs = call
-    before, runs = entered(name), 2 * (name != "householder_product")  # which is made of PyTorch's
+    before, runs = entered(name), 2 * (name != "householder_product")  # whose kernels are PyTorch's
     assert explain(op, *args, **kwargs).implementation == "cpu"
     results(op, call)
     assert entered(name) == before + runs
     with rnnkern.use("reference"):
         assert explain(op, *args, **kwargs).implementation == "reference"
-        results(op, call)
+        torch.testing.assert_close(results(op, call), results(getattr(reference, name), call))
     assert entered(name) == before + runs
     args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), call)
     assert explain(op, *args, **kwargs).implementation == "reference"
@@ -115,8 +115,8 @@ def test_matrices_of_16_bits_are_computed_in_float32_and_autocast_does_not_reach
     (args, kwargs), (wide, _) = call, changed(call, Tensor.float)
     wanted = op(*wide, **kwargs)
     found = op(*args, **kwargs)
-    assert found.dtype == dtype
     assert torch.equal(found, wanted.to(dtype))
+    assert {x.dtype for x in (found, *results(op, call))} == {dtype}
     with torch.autocast("cpu", dtype):
         assert torch.equal(op(*wide, **kwargs), wanted)
 
