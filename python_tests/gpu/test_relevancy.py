@@ -1,6 +1,8 @@
 """CUDA kernels of relevancy_recurrence against the reference: selected events, values, gradients, sizes, chunks."""
 
+import itertools
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from python_tests.gpu import drivers, recurrences, relevancies
 from python_tests.gpu.conftest import CHOSEN, require
 from python_tests.ops.relevancy_sample import call_of, everything, random_call, same_selection
+from python_tests.samples import draws
 from python_tests.seeds import Random
 from rnnkern import reference
 from rnnkern.reference._relevancy import RELEVANCY_CELLS
@@ -81,26 +84,35 @@ OPTIONS = {
 @pytest.mark.parametrize("cell", ["tanh", "lstm"])
 def test_the_first_call(cell, place):
     torch.manual_seed(1)
-    assert check_close(place, call_of(cell, 7, 3, 20, packed=True, reset=0.3))
+    assert check_close(place, draws(call_of, cell, 7, 3, 20, packed=True, reset=0.3))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
 def test_every_cell_and_option_in_float32_is_as_close_to_the_truth_as_plain_pytorch(cell, options, place):
-    assert check_close(place, call_of(cell, 7, 3, 20, **OPTIONS[options]))
+    assert check_close(place, draws(call_of, cell, 7, 3, 20, **OPTIONS[options]))
 
 
 def check_close(place, call, message=""):
-    """Compares in float32 with assert_close; returns False if the reference itself selects other events in float32."""
-    calls = [(reference.relevancy_recurrence, torch.float64), (reference.relevancy_recurrence, torch.float32)]
-    truth, naive = (everything(op, call.to(dtype)) for op, dtype in calls)
-    if not same_selection(naive, truth):
+    """Compares a call in float32 with the closeness rule, or as many of an iterator of calls as it takes; returns False
+    if the reference itself selects other events in float32."""
+    calls = call if isinstance(call, Iterator) else [call]
+    results = compared(place, calls, message)
+    if (first := next(results, None)) is None:
         return False
-    found = everything(place, call.to(torch.float32))
-    assert same_selection(found, truth), f"{message}: other events were selected"
-    named = {name: (found[name], naive[name], x) for name, x in truth.items() if x.is_floating_point()}
-    assert_close_over_draws([named], message)
+    results = itertools.chain([first], results)
+    assert_close_over_draws(list(results) if isinstance(calls, list) else results, message)
     return True
+
+
+def compared(place, calls, message):
+    for call in calls:
+        dtypes = [torch.float64, torch.float32]
+        truth, naive = (everything(reference.relevancy_recurrence, call.to(dtype)) for dtype in dtypes)
+        if same_selection(naive, truth):
+            found = everything(place, call.to(torch.float32))
+            assert same_selection(found, truth), f"{message}: other events were selected"
+            yield {name: (found[name], naive[name], x) for name, x in truth.items() if x.is_floating_point()}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
