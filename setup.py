@@ -23,6 +23,7 @@ COMPILE += f" {ENV('RNNKERN_CXXFLAGS', '')}"
 LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
 # Each level includes those before it. The compiler defines the macro if the processor supports the level.
 LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf16": "__AVX512BF16__"}
+LEVELS["amx"] = "__AMX_BF16__"
 
 
 def simd_levels():
@@ -35,6 +36,7 @@ def simd_levels():
     names = {*named.get(wanted, wanted.replace(",", " ").split()), *always}
     if names - set(known):
         sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(known)}, got {wanted!r}")
+    names |= {"avx512_bf16"} if "amx" in names else set()  # amx adds tiles to the levels with AVX-512
     names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources
     return [level for level in known if level in names]
 
@@ -54,12 +56,13 @@ def ninja_lines(sources, levels, torch):
     yield f"rule cpp\n command = {compile}\n description = $in $extra\n depfile = $out.d\n deps = gcc"
     objects = []
     for source in sources:
-        for level in levels if "/cpu/" in source and "level" in source else [""]:
+        for level in [x for x in levels if x != "amx"] if "/cpu/" in source and "level" in source else [""]:
             if level != "avx512_bf16" or "bf16" in source:
                 objects.append(f"{BUILD}/{source}.{level or 'any'}.o")
                 # -O3 only where -O2 was 3 to 20 % slower in measurements, because it takes twice as long to compile.
                 extra = "-O3" if level not in ("", "plain") and "f16" not in source else "-O2"
                 extra += f" -DRNNKERN_SIMD_LEVEL={level}" if level else ""
+                extra += " -DRNNKERN_TILES=1" if "amx" in levels and level.startswith("avx512") else ""
                 yield f"build {objects[-1]}: cpp {source}\n extra = {extra}"
     yield f"build {BUILD}/_C.so: link {' '.join(objects)}\n"
 

@@ -38,13 +38,14 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   m.def(
       "recurrence(str cell, Tensor u, Tensor R, Tensor[] state, Tensor? bias, Tensor[]? params, Tensor? batch_sizes, "
       "Tensor? reset, bool reverse, bool training, bool save_gates, Tensor? weight_ih=None, Tensor? bias_ih=None, "
-      "float[]? zoneout=None, float dropout=0., Tensor? seed=None, Tensor? keep=None) -> Tensor[]");
+      "float[]? zoneout=None, float dropout=0., Tensor? seed=None, Tensor? keep=None, int bfloat16_parts=0) -> "
+      "Tensor[]");
   m.def(
       "recurrence_backward(str cell, Tensor? grad_h, Tensor[] grad_state, Tensor u, Tensor R, Tensor[] state, "
       "Tensor? bias, Tensor[] params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor? grad_scale, Tensor h, "
       "Tensor[] saved, bool needs_R, bool needs_bias, Tensor? weight_ih, Tensor? bias_ih, bool needs_u, "
       "bool needs_weight_ih, bool needs_bias_ih, float[]? zoneout, float dropout, Tensor? seed, Tensor? keep, "
-      "bool needs_h, bool needs_params) -> Tensor[]");
+      "bool needs_h, bool needs_params, int bfloat16_parts) -> Tensor[]");
   m.def(
       "recurrence_tangent(str cell, Tensor u, Tensor R, Tensor[] state, Tensor[] tangents, Tensor? bias, "
       "Tensor[]? params, Tensor? batch_sizes, Tensor? reset, bool reverse, Tensor h, Tensor[] saved, "
@@ -53,13 +54,13 @@ STABLE_TORCH_LIBRARY(rnnkern, m) {
   // Each list holds the tensors of the first recurrence, followed by those of the second.
   m.def(
       "recurrence_pair(str cell, bool stacked, Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, "
-      "Tensor? batch_sizes, Tensor[]? reset, bool training, bool save_gates, Tensor[] weight_ih, Tensor[]? bias_ih) -> "
-      "Tensor[]");
+      "Tensor? batch_sizes, Tensor[]? reset, bool training, bool save_gates, Tensor[] weight_ih, Tensor[]? bias_ih, "
+      "int bfloat16_parts=0) -> Tensor[]");
   m.def(
       "recurrence_pair_backward(str cell, bool stacked, Tensor? grad_h, Tensor? grad_h_second, Tensor[] grad_state, "
       "Tensor u, Tensor[] R, Tensor[] state, Tensor[]? bias, Tensor[]? params, Tensor? batch_sizes, Tensor[]? reset, "
       "Tensor[] h, Tensor[] saved, Tensor[] weight_ih, Tensor[]? bias_ih, bool needs_u, bool needs_R, bool needs_bias, "
-      "bool needs_weight_ih, bool needs_bias_ih) -> Tensor[]");
+      "bool needs_weight_ih, bool needs_bias_ih, int bfloat16_parts=0) -> Tensor[]");
   m.def("device_facts(int index) -> str");
   m.def("load_kernel(str header, str type, int device) -> ()");
   // Implemented in Python, in rnnkern/_compiler.py and rnnkern/_extension.py.

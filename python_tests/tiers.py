@@ -11,6 +11,10 @@ LEVELS = rnnkern.build_info()["simd_levels"]
 """SIMD levels that were built and that this processor supports, lowest first."""
 
 
+PAIRS = [level for level in LEVELS if level in ("avx512_bf16", "amx")]
+"""Those that multiply bfloat16 rows as they are stored."""
+
+
 def quick_where(chosen: Callable[[Any], bool], values: Iterable[Any]) -> list:
     """Parameters of a test: the chosen ones run in `make test`, the others in `make proof`."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rnnkern import _compiler
-from rnnkern._torch_private import constant_when_compiled
+from rnnkern._torch_private import constant_when_compiled, precision_of_products
 
 # The library next to this file: a search could find that of another installation of rnnkern.
 LIBRARY = Path(__file__).with_name("_C.abi3.so")
@@ -77,6 +77,18 @@ available = reason is None
 def allows_tf32() -> bool:
     """Whether PyTorch's recurrent layers may currently use TF32 for float32 products on a GPU."""
     return torch.backends.cudnn.rnn.fp32_precision == "tf32"
+
+
+@constant_when_compiled
+def bfloat16_parts() -> int:
+    """The number of bfloat16 parts into which PyTorch's current setting allows a CPU to split the float32 factors of
+    products; 0: none, products are exact."""
+    return {"tf32": 2, "bf16": 1}.get(precision_of_products(), 0)
+
+
+def in_tiles() -> bool:
+    """Whether kernels use the tiles of AMX."""
+    return available and build_facts()["simd_level"] == "amx"
 
 
 if available:

@@ -5,12 +5,29 @@
 #include <cstring>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <torch/headeronly/util/Exception.h>
 
 #include "build_levels.h"
 
 namespace rnnkern {
 namespace {
+
+#if defined(__x86_64__)
+// Whether the processor has the tiles of AMX and the kernel lets this process use them.
+bool has_tiles() {
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  unsigned a, b, c, d = 0;
+  constexpr unsigned bfloat16 = 1 << 22, tiles = 1 << 24;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bfloat16) && (d & tiles) &&
+         syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
 
 SimdLevel highest_of_processor() {
 #if defined(__x86_64__)
@@ -19,7 +36,8 @@ SimdLevel highest_of_processor() {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (!avx512) return SimdLevel::avx2;
-    return __builtin_cpu_supports("avx512bf16") ? SimdLevel::avx512_bf16 : SimdLevel::avx512;
+    if (!__builtin_cpu_supports("avx512bf16")) return SimdLevel::avx512;
+    return has_tiles() ? SimdLevel::amx : SimdLevel::avx512_bf16;
   }
 #endif
   return SimdLevel::plain;
@@ -55,7 +73,7 @@ std::atomic<SimdLevel>& current() {
 }  // namespace
 
 const char* name(SimdLevel level) {
-  constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512_bf16"};
+  constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512_bf16", "amx"};
   return names[static_cast<int>(level)];
 }
 
@@ -74,7 +92,7 @@ SimdLevel processor_simd_level() {
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 
 int simd_vector_bytes() {
-  constexpr int bytes[] = {16, 32, 64, 64};
+  constexpr int bytes[] = {16, 32, 64, 64, 64};
   return bytes[static_cast<int>(simd_level())];
 }
 

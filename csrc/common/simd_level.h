@@ -5,7 +5,7 @@
 namespace rnnkern {
 
 // Instruction sets that the CPU kernels are compiled for. Each level includes the previous ones.
-enum class SimdLevel { plain, avx2, avx512, avx512_bf16 };
+enum class SimdLevel { plain, avx2, avx512, avx512_bf16, amx };
 
 const char* name(SimdLevel level);
 

@@ -11,6 +11,7 @@
 #define RNNKERN_LEVEL_avx2 1
 #define RNNKERN_LEVEL_avx512 2
 #define RNNKERN_LEVEL_avx512_bf16 3
+#define RNNKERN_LEVEL_amx 4  // has no sources of its own
 #define RNNKERN_LEVEL_OF(name) RNNKERN_LEVEL_##name
 #define RNNKERN_LEVEL_NUMBER(name) RNNKERN_LEVEL_OF(name)
 
@@ -31,4 +32,9 @@
 #define RNNKERN_VECTOR_BYTES 64
 #define RNNKERN_VECTOR_REGISTERS 32
 #define RNNKERN_BFLOAT16_DOTS 1
+#endif
+
+// Set if the level `amx` is built, which adds the tiles of cpu/tiles.h to the kernels of the AVX-512 levels.
+#if RNNKERN_TILES
+#pragma GCC target("amx-tile,amx-bf16")
 #endif

@@ -7,6 +7,7 @@
 
 #include "common/simd.h"
 #include "cpu/factors.h"
+#include "cpu/tiles.h"
 
 namespace rnnkern {
 namespace {

@@ -9,11 +9,13 @@
 namespace rnnkern {
 
 // What `make` returns for the level in use. Only that level's code runs: the processor may not have the others.
-// avx512_bf16 has kernels of its own for bfloat16 alone, all others are those of avx512.
+// avx512_bf16 has kernels of its own for bfloat16 alone, all others are those of avx512. The kernels of these levels
+// use tiles if the level in use is amx.
 template <bool multiplies_bfloat16 = false, class Make>
 auto at_level_in_use(Make make) {
   constexpr auto own = [](SimdLevel level) {
-    return level == SimdLevel::avx512_bf16 && !multiplies_bfloat16 ? SimdLevel::avx512 : level;
+    if (level < SimdLevel::avx512_bf16) return level;
+    return multiplies_bfloat16 ? SimdLevel::avx512_bf16 : SimdLevel::avx512;
   };
   switch (simd_level()) {
 #define RNNKERN_CASE(level) \

@@ -8,7 +8,7 @@
 namespace rnnkern {
 namespace {
 
-constexpr int block_rows = 128;  // maximum rows per block
+constexpr int block_rows = 128;  // maximum rows per block, in whole tiles
 
 // A weight is (heads, gates * units, columns); each head multiplies its own columns of the operand.
 struct WeightSizes {
@@ -29,9 +29,10 @@ class WeightGradient {
   using V = Vec<T>;
 
  public:
-  // `sums` is (K, G*U, padded C) and must be zero; `workspace` has workspace_size() elements.
+  // `sums` is (K, G*U, padded C) and must be zero; `workspace` has workspace_size() elements. `parts` is that of
+  // Product.
   WeightGradient(const WeightSizes& sizes, int first_gate, int gates, int64_t unit0, int64_t unit1, T* sums,
-                 T* workspace)
+                 T* workspace, int parts = 0)
       : sizes_(sizes),
         columns_(padded<T>(sizes.columns)),
         first_gate_(first_gate),
@@ -39,9 +40,11 @@ class WeightGradient {
         unit0_(unit0),
         unit1_(unit1),
         sums_(sums),
-        operand_(workspace) {}
+        operand_(workspace),
+        parts_(parts) {}
 
-  static int64_t workspace_size(const WeightSizes& sizes) {
+  static int64_t workspace_size(const WeightSizes& sizes, int parts = 0) {
+    if (parts) return parts * block_rows / 2 * (sizes.heads * padded<T>(sizes.columns) + Tile::block_rows);
     return operand_size(sizes) + (has_bf16_dot<F> ? block_rows / 2 * pairs_stride(sizes) : 0);
   }
 
@@ -49,11 +52,14 @@ class WeightGradient {
   void expect(int64_t rows) {
     const int64_t blocks = (rows + block_rows - 1) / block_rows;
     block_ = blocks ? int((rows + blocks - 1) / blocks) : 0;
+    if (parts_) block_ = int(in_whole_tiles(block_));
   }
 
   // The row of dr must stay valid until the flush.
   template <class S>
   void add(const F* dr, const S* operand) {
+    if constexpr (in_tiles<F>)
+      if (parts_) return add_in_tiles(dr, operand);
     const int row = count_ / k_pack<F>;
     const bool second = count_ % k_pack<F>;
     if constexpr (has_bf16_dot<F>) {
@@ -84,7 +90,13 @@ class WeightGradient {
   }
 
   void flush() {
+    [[maybe_unused]] TileBlocks<F> tiles;
     for (int64_t head = unit0_ / sizes_.units; count_ && head * sizes_.units < unit1_; ++head) {
+      if constexpr (in_tiles<F>)
+        if (parts_) {
+          flush_in_tiles(head, tiles);
+          continue;
+        }
       for (int64_t v = 0; v < vectors(); v += max_vectors) flush(head, v);
     }
     count_ = 0;
@@ -100,12 +112,18 @@ class WeightGradient {
     return operand_ + (head * columns_ + vector * V::width) * (block_rows / k_pack<F>);
   }
 
+  // The units of a head that belong to this thread.
+  std::pair<int64_t, int64_t> own_units(int64_t head) const {
+    const int64_t units = sizes_.units;
+    return {larger(unit0_ - head * units, 0), smaller(unit1_ - head * units, units)};
+  }
+
   // Adds one panel of columns, for all units of the head that belong to this thread.
   void flush(int64_t head, int64_t v) {
     const int in_panel = int(smaller(max_vectors, vectors() - v)), most = outer_rows(in_panel);
     const int count = (count_ + k_pack<F> - 1) / k_pack<F>;
-    const int64_t units = sizes_.units, begin = larger(unit0_ - head * units, 0);
-    const int64_t end = smaller(unit1_ - head * units, units);
+    const int64_t units = sizes_.units;
+    const auto [begin, end] = own_units(head);
     for (int g = first_gate_; g < first_gate_ + gates_; ++g) {
       T* out = sums_ + (head * sizes_.gates + g) * units * columns_ + v * V::width;
       const int64_t dr_column = (g * sizes_.heads + head) * units;
@@ -116,11 +134,79 @@ class WeightGradient {
     }
   }
 
+  // In tiles, the operand is the right factor, a panel for each group of columns; the left one is dr transposed.
+  T* panel_in_tiles(int64_t head, int64_t vector) const {
+    return operand_ + (head * columns_ + vector * V::width) * (parts_ * block_rows / 2);
+  }
+
+  T* row_in_tiles(int64_t head, int64_t vector, int64_t pair, int part) const {
+    return panel_in_tiles(head, vector) +
+           RightTiles::row(pair, part, parts_, smaller(Tile::of_block, vectors() - vector));
+  }
+
+  template <class S>
+  void add_in_tiles(const F* dr, const S* operand) {
+    dr_[count_] = dr;
+    for (int64_t head = 0; head < sizes_.heads; ++head)
+      for (int64_t v = 0; v < vectors(); v += Tile::of_block) {
+        const int64_t lanes = smaller(Tile::of_block, vectors() - v) * V::width;
+        for (int part = 0; part < parts_; ++part) {
+          T* const to = row_in_tiles(head, v, count_ / 2, part);
+          for (int64_t j = 0; j < lanes; j += V::width) {
+            const int64_t column = v * V::width + j;
+            const Bits half = part_of(operand + head * sizes_.columns + column, sizes_.columns - column, part);
+            as_pairs(count_ % 2 ? Pairs::load(to + j).bits : half, count_ % 2 ? half : Bits{}).store(to + j);
+          }
+        }
+      }
+    if (++count_ == block_) flush();
+  }
+
+  void flush_in_tiles(int64_t head, TileBlocks<F>& tiles) {
+    const auto [begin, end] = own_units(head);
+    const int64_t depth = in_whole_tiles(count_);
+    bfloat16* const copies = reinterpret_cast<bfloat16*>(panel_in_tiles(sizes_.heads, 0));
+    const LeftTiles left{copies, parts_ * block_rows, 1, 0, depth, block_rows};
+    for (int64_t v = 0; v < vectors(); v += Tile::of_block) {  // rows that only complete a tile
+      const int64_t lanes = smaller(Tile::of_block, vectors() - v) * V::width;
+      for (int64_t pair = (count_ + 1) / 2; pair < depth / 2; ++pair)
+        for (int part = 0; part < parts_; ++part) std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);
+    }
+    for (int g = first_gate_; g < first_gate_ + gates_; ++g)
+      for (int64_t j = begin; j < end; j += Tile::block_rows) {
+        const int rows = int(smaller(Tile::block_rows, end - j));
+        transpose_rows((g * sizes_.heads + head) * sizes_.units + j, rows, depth, copies);
+        T* const out = sums_ + ((head * sizes_.gates + g) * sizes_.units + j) * columns_;
+        for (int64_t v = 0; v < vectors(); v += Tile::of_block) {
+          const int in_panel = int(smaller(Tile::of_block, vectors() - v));
+          tiles.multiply(rows, in_panel, parts_, left, {panel_in_tiles(head, v), 0}, out + v * V::width, columns_,
+                         out + v * V::width, columns_);
+        }
+      }
+  }
+
+  // Some columns of the rows of dr as rows of tiles.
+  void transpose_rows(int64_t column, int columns, int64_t depth, bfloat16* to) const {
+    for (int part = 0; part < parts_; ++part)
+      for (int64_t k = 0; k < depth; k += Tile::depth)
+        for (int first = 0; first < columns; first += V::width) {
+          auto half = [&](int64_t row) RNNKERN_INLINE_LAMBDA {
+            return row < count_ ? part_of(dr_[row] + column + first, columns - first, part) : Bits{};
+          };
+          V square[V::width];
+          for (int i = 0; i < V::width; ++i) square[i] = as_pairs(half(k + 2 * i), half(k + 2 * i + 1));
+          transpose(square);
+          for (int i = 0; i < V::width && first + i < columns; ++i)
+            std::memcpy(to + ((first + i) * parts_ + part) * block_rows + k, &square[i], sizeof(V));
+        }
+  }
+
   WeightSizes sizes_;
   int64_t columns_;
   int first_gate_, gates_;
   int64_t unit0_, unit1_;
   T *sums_, *operand_;
+  int parts_;
   int count_ = 0, block_ = block_rows;
   const F* dr_[block_rows];
 };

@@ -47,6 +47,7 @@ struct Call {
   RowLayout layout;
   Steps steps;     // from `layout`
   bool u_repeats;  // all steps read the same u
+  int parts = 0;   // the bfloat16 parts into which products in tiles split float32, or 0
   Noise noise{};
   int64_t hidden, width, heads, rows;  // width: columns of h, equal to H unless h is projected
 
@@ -121,6 +122,11 @@ struct Call {
                     "recurrence: `zoneout` must have a rate for each of the ", cell.states,
                     " tensors of the state, got ", zoneout ? zoneout->size() : 0);
     for (size_t s = 0; zoneout && s < zoneout->size(); ++s) noise.zoneout[s] = rate("zoneout", (*zoneout)[s]);
+  }
+
+  void set_parts(int64_t given) {
+    STD_TORCH_CHECK(0 <= given && given <= 2, "recurrence: `bfloat16_parts` must be 0, 1 or 2, got ", given);
+    parts = int(given);
   }
 
   void set_keep(const OptionalTensor& keep_) {

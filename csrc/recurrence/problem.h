@@ -75,6 +75,7 @@ struct Forward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;  // threads divide hidden units, with barriers in every step; otherwise they divide sequences
+  int parts;          // the bfloat16 parts of the factors of products in tiles, or 0: without tiles
   const S* u;         // the projected input (rows, G*H), or if W is given
   const S* x;         // the input itself (rows, I)
   bool u_repeats;     // u is (B, G*H), and every step reads it
@@ -101,6 +102,7 @@ struct Backward {
   Steps steps;
   Weights<T> weights;
   bool split_hidden;
+  int parts;
   const S *u, *x;               // one of them, as in Forward; u is read where `saved` is null
   bool u_repeats;               // as in Forward
   const S* h0;                  // (B, P)

@@ -16,7 +16,7 @@ std::string recurrence_cells();
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
-                       OptionalTensor seed, OptionalTensor keep);
+                       OptionalTensor seed, OptionalTensor keep, int64_t parts);
 
 // Returns [du, dR, dbias, *dstate, *dparams], with `weight_ih` [dx, dR, dbias, *dstate, *dparams, dW, dbias_ih].
 // Gradients that are not needed are empty tensors. With `needs_h` one more result follows, not on a CUDA device: the
@@ -26,7 +26,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params);
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params,
+                                int64_t parts);
 
 // The forward mode (rnnkern/ops/_recurrence/tangent.py): `h` and `saved`, with the gates, are results of the training
 // forward. If h is projected, the only tensor of `params_tangent` is the tangent that is added to h, (S, rows, P).
@@ -44,13 +45,13 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
 // of the first h comes from the layer above.
 Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
                             OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
-                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih);
+                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih, int64_t parts);
 Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTensor grad_h,
                                      OptionalTensor grad_h_second, Tensors grad_state, Tensor u, Tensors R,
                                      Tensors state, OptionalTensors bias, OptionalTensors params,
                                      OptionalTensor batch_sizes, OptionalTensors reset, Tensors h, Tensors saved,
                                      Tensors weight_ih, OptionalTensors bias_ih, bool needs_u, bool needs_R,
-                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih);
+                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih, int64_t parts);
 
 // `recurrence` and its backward on a CUDA device. With 16-bit tensors, cell states and saved gates are float32. If
 // `saved` has no gates, the backward recomputes them. `weight_ih` raises an error, because the caller projects the
@@ -58,13 +59,14 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                         bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
-                        double dropout, OptionalTensor seed, OptionalTensor keep);
+                        double dropout, OptionalTensor seed, OptionalTensor keep, int64_t parts);
 Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
                                  Tensors state, OptionalTensor bias, Tensors params, OptionalTensor batch_sizes,
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                  bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                 OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params);
+                                 OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params,
+                                 int64_t parts);
 
 // The launch plan of a call on a CUDA device, as JSON. Arguments: sizes (T, B, H, K); properties of the device
 // (cuda/plans.h), of which the numbers of clusters may be omitted; whether there is zoneout or dropout; whether TF32 is

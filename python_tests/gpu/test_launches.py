@@ -70,7 +70,7 @@ def test_block(driver):
     grad_h = torch.randn_like(h)
     du, dR, dbias, dh0, dc0 = torch.ops.rnnkern_stub.recurrence_backward(
         "lstm", grad_h, [], u, R, [h0, c0], bias, [], None, reset, True, None, h, [cells, saved], True, True, None,
-        None, True, False, False, None, 0.0, None, None, False, True,
+        None, True, False, False, None, 0.0, None, None, False, True, 0,
     )  # fmt: skip
     before, loop, of_R, of_bias = driver.launches()
     previous, dr, partial = Somewhere(), Somewhere(), Somewhere()

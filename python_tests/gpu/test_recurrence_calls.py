@@ -31,7 +31,7 @@ def backward_call(place, sample, grad_h=None, needs=(True, True)):
     rest = [sample.kwargs.get(key) for key in ("bias", "params", "batch_sizes", "reset", "reverse")]
     h, *others = place.operators.recurrence(cell, u, R, state, *rest, True, False, None, None, *sample.noise())
     saved = others[len(state) :]
-    rest += [None, h, saved, *needs, None, None, True, True, True, *sample.noise(), False, True]
+    rest += [None, h, saved, *needs, None, None, True, True, True, *sample.noise(), False, True, 0]
     return lambda: place.operators.recurrence_backward(cell, grad_h, [], u, R, state, *rest)
 
 

@@ -179,7 +179,7 @@ def test_opcheck(cell, kernel, dtype, gpu):
         opcheck(torch.ops.rnnkern.recurrence.default, args)
         h, *others = torch.ops.rnnkern.recurrence.default(*args)
         args = (cell, h, [], u, R, list(state), *rest, None, h, others[len(state) :], True, True)
-        args += (None, None, True, True, True, None, 0.0, None, None, False, True)
+        args += (None, None, True, True, True, None, 0.0, None, None, False, True, 0)
         opcheck(torch.ops.rnnkern.recurrence_backward.default, args, test_utils=("test_schema", "test_faketensor"))
 
 

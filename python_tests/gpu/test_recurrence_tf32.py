@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from python_tests.gpu.recurrences import off_kinks, plan
 from python_tests.samples import check_recurrence, outputs_and_gradients, recurrence_sample
+from python_tests.samples.rounded import RoundedProducts, to_tf32
 from rnnkern import _extension, reference
 from rnnkern.ops import explain, recurrence
 from rnnkern.ops._recurrence.autograd import RESIDENT_CELLS
@@ -32,29 +32,13 @@ def rounded(clusters, monkeypatch):
     return clusters
 
 
-FIRST_OPERAND = {torch.ops.aten.mm.default: 0, torch.ops.aten.bmm.default: 0, torch.ops.aten.addmm.default: 1}
-
-
-class RoundedProducts(TorchDispatchMode):
-    """Simulates TF32: both operands of every float32 product are rounded to the nearest TF32 value, and sums are
-    float32."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if (first := FIRST_OPERAND.get(function)) is not None and args[first].dtype == torch.float32:
-            args = (
-                *args[:first],
-                *((x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32) for x in args[first:]),
-            )
-        return function(*args, **(kwargs or {}))
-
-
 def check(place, sample):
     """Uses the factor for 16-bit dtypes; also checks that the results are less accurate than exact products."""
     sample = place.sample(off_kinks(sample))
     results = {}
     entered = place.entered(lambda: results.update(outputs_and_gradients(place, sample)))
     assert entered == {f"recurrence/cuda/{way}/{sample.args[0]}/cluster_tf32": 1 for way in ("forward", "backward")}
-    with RoundedProducts():
+    with RoundedProducts(to_tf32):
         naive = outputs_and_gradients(reference.recurrence, sample)
     exact = outputs_and_gradients(reference.recurrence, sample)
     truth = outputs_and_gradients(reference.recurrence, sample.to(torch.float64))

@@ -39,7 +39,7 @@ TAKEN = ("csrc", "rnnkern", "python_tests", "perf", "setup.py", "pyproject.toml"
 BUILT_HERE = (".h", ".cpp")
 NO_TESTS = 5  # pytest's exit status
 LEAST = 0.9  # with --quick
-SIMD_LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each level includes the previous ones
+SIMD_LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")  # each level includes the previous ones
 LONGEST = 900  # seconds after which a test counts as hanging
 ENVIRONMENT = {
     "PYTHONPATH": ".",

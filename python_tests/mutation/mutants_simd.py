@@ -6,7 +6,11 @@ from python_tests.mutation.mutant import SIMD_ROWS, Mutant, named
 
 avx2 = partial(Mutant, level="avx2")
 avx512 = partial(Mutant, level="avx512")
+amx = partial(Mutant, level="amx")
 ON_AVX2, ON_AVX512 = named("avx2", SIMD_ROWS), named("avx512", SIMD_ROWS)
+IN_TILES = named("rounded and (tanh- or lstm-)", "python_tests/ops/test_tiles.py")
+OF_BFLOAT16 = named("bfloat16_products_take")
+OF_SETTING = named("four or setting", "python_tests/ops/test_tiles.py")
 
 SIMD = [
     # ---- masks
@@ -52,4 +56,23 @@ SIMD = [
            "_mm256_loadu_si256((const __m256i*)p)", "the mask of a load of 16 bits", ON_AVX512),
     avx512("cpu/storage.h", "_mm256_mask_storeu_epi16(p, first_mask<float>(n), (__m256i)x)",
            "_mm256_storeu_si256((__m256i*)p, (__m256i)x)", "the mask of a store of 16 bits", ON_AVX512),
+    # ---- AMX
+    amx("cpu/tiles.h", "return part ? to_bfloat16(x - as_floats(bits << 16)) : bits;", "return bits;",
+        "the second part of a factor", IN_TILES),
+    amx("cpu/tiles.h", "(product == 2 ? left.part : 0)", "0", "that the left factor has parts", IN_TILES),
+    amx("cpu/tiles.h", "(product == 0 ? right_part : 0)", "0", "that the right factor has parts", IN_TILES),
+    amx("cpu/tiles.h", "for (int64_t b = row0 + 1; in_place && b < row1; ++b)", "for (; false;)",
+        "that rows at other distances are copied", named("reset", "python_tests/ops/test_tiles.py")),
+    amx("cpu/tiles.h", "bool in_place = depth == length;", "bool in_place = true;",
+        "that rows which are no whole tiles are copied", OF_BFLOAT16),
+    amx("recurrence/cpu/product.h", "return k < length ?", "return true ?",
+        "zeros after the rows of a transposed factor", OF_BFLOAT16),
+    amx("cpu/weight_gradient.h", "return row < count_ ?", "return true ?", "zeros after the last row of a block",
+        IN_TILES),
+    amx("cpu/weight_gradient.h", "std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);", "",
+        "zeros after the last pair of a block", IN_TILES),
+    amx("recurrence/cpu/recurrence.cpp", "|| call.steps.batch < least_rows", "", "that few sequences stay exact",
+        OF_SETTING),
+    amx("rnnkern/ops/_recurrence/autograd.py", "\"params\" in wanted, how[0],", "\"params\" in wanted, 0,",
+        "the setting of a call in its backward pass", OF_SETTING),
 ]  # fmt: skip

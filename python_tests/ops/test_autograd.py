@@ -186,7 +186,7 @@ def check_operators(sample, checks):
     args = (cell, differentiable[0], grad_state, differentiable[1], *common[1:], k.get("grad_scale"), h, saved)
     args = (*args, True, k["bias"] is not None, *projection)
     for needed in {True, projection[0] is None}:
-        backward = (*args, needed, needed, needed, *sample.noise(), False, needed)
+        backward = (*args, needed, needed, needed, *sample.noise(), False, needed, 0)
         torch.library.opcheck(torch.ops.rnnkern.recurrence_backward.default, backward, test_utils=checks)
 
 

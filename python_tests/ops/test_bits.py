@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from python_tests.samples import outputs_and_gradients, recurrence_sample
-from python_tests.tiers import LEVELS
+from python_tests.tiers import PAIRS
 from rnnkern import reference
 from rnnkern.ops import recurrence
 
-needs_bf16 = pytest.mark.skipif("avx512_bf16" not in LEVELS, reason="no kernels of avx512_bf16 here")
+needs_bf16 = pytest.mark.skipif(not PAIRS, reason="no kernels of avx512_bf16 here")
+each_of_pairs = pytest.mark.parametrize("level", PAIRS)
 
 
 def drawn(dtype, steps=24, batch=64, hidden=96):
@@ -65,34 +66,34 @@ def test_second_derivatives_are_the_references_in_the_dtype_of_the_tensors():
     assert torch.equal(second(recurrence, save_u=True), second(reference.recurrence))
 
 
-# ---- avx512_bf16, which has bfloat16 products
+# ---- avx512_bf16 and amx, which have bfloat16 products
 
 
 @needs_bf16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-def test_avx512_bf16_is_avx512_for_other_dtypes(dtype, simd):
+def test_they_are_avx512_for_other_dtypes(dtype, simd):
     sample, results = drawn(dtype), []
-    for name in ("avx512", "avx512_bf16"):
+    for name in ("avx512", *PAIRS):
         simd(name)
         results.append(outputs_and_gradients(recurrence, sample))
-    assert_same_bits(*results)
+        assert_same_bits(results[0], results[-1])
 
 
-@needs_bf16
-def test_at_avx512_bf16_gates_computed_again_give_the_same_gradients(simd):
+@each_of_pairs
+def test_gates_computed_again_give_the_same_gradients(level, simd):
     """The products of the forward pass also read h with 16 bits."""
-    simd("avx512_bf16")
+    simd(level)
     sample = drawn(torch.bfloat16)
     assert_same_bits(*(outputs_and_gradients(op, sample) for op in (recurrence, again)))
 
 
 @needs_bf16
-def test_avx512_bf16_takes_subnormal_numbers_for_zero(simd):
+def test_their_products_take_subnormal_numbers_for_zero(simd):
     h0 = torch.full((8, 32), 1e-39, dtype=torch.bfloat16)
     u, R = torch.zeros(2, 8, 32, dtype=torch.bfloat16), torch.eye(32, dtype=torch.bfloat16)
     found = {}
-    for name in ("avx512", "avx512_bf16"):
+    for name in ("avx512", *PAIRS):
         simd(name)
         found[name] = recurrence("identity", u, R, (h0,))[0]
-    assert found["avx512"].all()
-    assert not found["avx512_bf16"].any()
+    assert found.pop("avx512").all()
+    assert not any(h.any() for h in found.values())

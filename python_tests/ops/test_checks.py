@@ -329,6 +329,7 @@ def raw_backward(**change):
         None,
         False,
         True,
+        0,
     )
 
 

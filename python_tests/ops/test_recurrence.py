@@ -18,7 +18,7 @@ from python_tests.samples import (
     recurrence_samples,
     takes,
 )
-from python_tests.tiers import LEVELS, each_level, quick_where
+from python_tests.tiers import LEVELS, PAIRS, each_level, quick_where
 from rnnkern import reference
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
@@ -98,7 +98,7 @@ def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, thre
 @pytest.mark.parametrize(("batch", "hidden"), [(19, 36), (2, 1)])
 def test_16_bits_are_storage_alone(dtype, level, batch, hidden, simd):
     """Stored values, also c and gates in float32, are those of float32 after rounding."""
-    if (level, dtype) == ("avx512_bf16", torch.bfloat16):
+    if level in PAIRS and dtype == torch.bfloat16:
         pytest.skip("its products take h as it is stored")
     simd(level)
     for cell, options in itertools.product(KERNEL_CELLS, RECURRENCE_OPTIONS.values()):
@@ -125,7 +125,7 @@ def test_what_bfloat16_products_take(level, save_gates, batch, heads, units, inp
     """Whether products read the state and its gradient in float32 or rounded; sums of integers are exact in any
     order."""
     simd(level)
-    taken = torch.Tensor.bfloat16 if level == "avx512_bf16" else torch.Tensor.float
+    taken = torch.Tensor.bfloat16 if level in PAIRS else torch.Tensor.float
     generator = torch.Generator().manual_seed(1)
 
     def integers(below, *shape):

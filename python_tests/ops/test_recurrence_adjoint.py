@@ -100,7 +100,7 @@ def raw(sample, grad_h, grad_state, needs_h, save_gates=True):
     h, *rest = torch.ops.rnnkern.recurrence.default(cell, *common, True, save_gates, *projection, *noise)
     saved = rest[len(state) :]
     args = (cell, grad_h, grad_state, *common, k.get("grad_scale"), h, saved, True, k["bias"] is not None, *projection,
-            True, True, True, *noise, needs_h, True)  # fmt: skip
+            True, True, True, *noise, needs_h, True, 0)  # fmt: skip
     return torch.ops.rnnkern.recurrence_backward.default(*args), args
 
 

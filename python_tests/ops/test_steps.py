@@ -153,7 +153,7 @@ def test_the_operator_checks_the_batch_size():
     with pytest.raises(RuntimeError, match="`u` must have B = 3 rows, got 2"):
         torch.ops.rnnkern.recurrence_backward(
             cell, h, [], u[:, :2], R, state, None, [], None, None, False, None, h, [], True, False,
-            None, None, True, False, False, None, 0.0, None, None, False, True,
+            None, None, True, False, False, None, 0.0, None, None, False, True, 0,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from rnnkern import _extension
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
-LEVELS = ["plain", "avx2", "avx512", "avx512_bf16"]
+LEVELS = ["plain", "avx2", "avx512", "avx512_bf16", "amx"]
 SHOW_LEVEL = "print(rnnkern.build_info()['simd_level'])"
 
 

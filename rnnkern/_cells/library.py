@@ -147,4 +147,5 @@ def library_of(cell: Known, on_cuda: bool, options: tuple[str, ...] = ()) -> Pat
 
 
 def _simd_level() -> str:
-    return _extension.build_facts()["simd_level"].replace("avx512_bf16", "avx512")
+    level = _extension.build_facts()["simd_level"]
+    return level if level in ("plain", "avx2") else "avx512"  # higher levels differ in products alone

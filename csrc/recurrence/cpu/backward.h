@@ -16,8 +16,9 @@ void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const Wo
   const int64_t hidden = p.weights.hidden, columns = equations.gates * hidden, batch = p.steps.batch;
   const int64_t width = equations.projected ? p.weights.width : hidden;
   const StepProducts<S>& products = *plan.recompute;
-  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
-  if (p.x) products.project(p.x, share, chunk, projected);
+  const int64_t u_rows = plan.chunk * (share.row1 - share.row0);
+  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * products.u_size() : nullptr;
+  if (p.x) products.project(p.x, share, chunk, u_rows, projected);
   for (int64_t k = chunk.begin; k < chunk.end; ++k) {
     const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
     const int64_t slot_row = (k - chunk.begin) * batch;
@@ -41,7 +42,7 @@ void recompute_gates(const Backward<S>& p, const BackwardPlan<S>& plan, const Wo
         [&](int64_t b) { return plan.saved + (slot_row + b) * equations.saved * hidden; },
         [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
           if (p.x) {
-            strip.u = projected + chunk.index(k, b) * columns;
+            strip.u = products.u_row(projected, equations.gates, u_rows, chunk.index(k, b), strip, plan.u_row);
           } else {
             const S* const u = p.u + (p.u_repeats ? b : row + b) * columns;
             strip.u = widened_gates(u, equations.gates, hidden, strip, plan.u_row);
@@ -98,12 +99,13 @@ void backward(const Backward<S>& p, ThreadContext me, const Cell& equations) {
   // With layer norm, one thread takes a whole row.
   const Units of_bias = equations.normalised ? Units{0, hidden} : own_units;
   WeightGradient<F> first_dR(p.weights.R, 0, equations.first_gates, own_units.begin, own_units.end, dR,
-                             plan.dR_workspace);
+                             plan.dR_workspace, p.parts);
   WeightGradient<F> second_dR(p.weights.R, equations.first_gates, equations.recurrent - equations.first_gates,
-                              own_units.begin, own_units.end, dR, plan.second_dR_workspace);
-  WeightGradient<F> input_dW(p.weights.W, 0, equations.gates, own_units.begin, own_units.end, dW, plan.dW_workspace);
-  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, own_columns.begin, own_columns.end, dW_hr,
-                                  plan.dW_hr_workspace);
+                              own_units.begin, own_units.end, dR, plan.second_dR_workspace, p.parts);
+  WeightGradient<F> input_dW(p.weights.W, 0, equations.gates, own_units.begin, own_units.end, dW, plan.dW_workspace,
+                             p.parts);
+  WeightGradient<F> projection_dW(p.weights.W_hr, 0, 1, own_columns.begin, own_columns.end, dW_hr, plan.dW_hr_workspace,
+                                  p.parts);
 
   for (int64_t end = p.steps.count; end > 0; end -= plan.chunk) {
     const Chunk chunk(p.steps, larger(end - plan.chunk, 0), end, share);

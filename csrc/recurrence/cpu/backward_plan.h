@@ -48,12 +48,13 @@ struct BackwardPlan {
         operand(p.cell.two_products() ? workspace.template alloc_as<F>(rows(p) * p.weights.hidden) : nullptr),
         dh(p.cell.projected ? workspace.template alloc_as<F>(rows(p) * dh_stride) : nullptr),
         m(p.cell.projected ? workspace.template alloc_as<F>(rows(p) * p.weights.hidden) : nullptr),
-        dR_workspace(p.dR ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R), me) : nullptr),
+        dR_workspace(p.dR ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R, p.parts), me) : nullptr),
         second_dR_workspace(p.dR && p.cell.two_products()
-                                ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R), me)
+                                ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.R, p.parts), me)
                                 : nullptr),
-        dW_workspace(p.dW ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W), me) : nullptr),
-        dW_hr_workspace(p.dW_hr ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W_hr), me) : nullptr),
+        dW_workspace(p.dW ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W, p.parts), me) : nullptr),
+        dW_hr_workspace(p.dW_hr ? workspace.alloc(WeightGradient<F>::workspace_size(p.weights.W_hr, p.parts), me)
+                                : nullptr),
         step_bias(p.dbias ? workspace.alloc(p.cell.recurrent * p.weights.hidden, me) : nullptr),
         step_bias_ih(p.dbias_ih ? workspace.alloc(p.cell.gates * p.weights.hidden, me) : nullptr),
         dR(p.dR, parts, p.weights.R, workspace),
@@ -63,11 +64,11 @@ struct BackwardPlan {
               workspace),
         dbias_ih(p.dbias_ih, p.cell.normalised ? me.size : parts, p.cell.gates, p.weights.hidden, p.weights.hidden,
                  workspace),
-        first(p.weights.R, 0, p.cell.first_gates, true, false, workspace, zeros, me),
+        first(p.weights.R, 0, p.cell.first_gates, true, false, workspace, zeros, me, p.parts, p.steps.batch),
         second(p.weights.R, p.cell.first_gates, p.cell.recurrent - p.cell.first_gates, true, false, workspace, zeros,
-               me),
-        input(p.dx ? p.weights.W : Matrix<T>{}, 0, p.cell.gates, true, false, workspace, zeros, me),
-        projection(p.weights.W_hr, 0, 1, true, false, workspace, zeros, me),
+               me, p.parts, p.steps.batch),
+        input(p.dx ? p.weights.W : Matrix<T>{}, 0, p.cell.gates, true, false, workspace, zeros, me, p.parts, rows(p)),
+        projection(p.weights.W_hr, 0, 1, true, false, workspace, zeros, me, p.parts, p.steps.batch),
         zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace),
         dropped(p.noise.dropout > 0 ? reinterpret_cast<F*>(workspace.alloc(p.steps.batch * p.weights.width, me))
@@ -88,8 +89,8 @@ struct BackwardPlan {
     recompute.emplace(p, rows(p), false, false, workspace, me);
     saved = workspace.alloc(rows(p) * cell.saved * hidden);
     made = rows_if(true, cell.states);
-    u_row = rows_if(narrow<S> && !p.x, cell.gates);
-    if (p.x) u = workspace.alloc(rows(p) * cell.gates * hidden);
+    u_row = rows_if(narrow<S> || p.x, cell.gates);
+    if (p.x) u = workspace.alloc(rows(p) * recompute->u_size());
     if (StepProducts<S>::widens) h_before = workspace.alloc(p.steps.batch * p.weights.width, me);
   }
 

@@ -2,6 +2,7 @@
 // S and the type of its arithmetic.
 #pragma once
 
+#include "common/caching_allocator.h"
 #include "cpu/levels.h"
 #include "recurrence/call.h"
 
@@ -20,7 +21,7 @@ Strips<Arithmetic<S>> strips(const Call& call) {
 template <class S>
 Tensor widened(const Tensor& x) {
   if constexpr (!narrow<S>) return x;
-  const Tensor wide = empty_of_sizes(x, x, arithmetic<S>);
+  const Tensor wide = reusable_like(x, arithmetic<S>);
   copy(wide, x);
   return wide;
 }

@@ -27,7 +27,8 @@ struct ForwardPlan {
         workspace{p.workspace},
         products(p, chunk * p.steps.batch, p.split_hidden && p.steps.count == 1,
                  p.split_hidden && p.steps.count <= chunk, workspace, me),
-        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, workspace, nullptr, me),
+        projection(p.weights.W_hr, 0, 1, false, p.split_hidden && p.steps.count == 1, workspace, nullptr, me, p.parts,
+                   p.steps.batch),
         zoneout(p.noise, p.keep, p.cell, p.steps.batch, p.weights, workspace),
         dropout(p.noise, p.steps.batch, p.weights.width, workspace) {
     const CellNumbers& cell = p.cell;
@@ -40,10 +41,10 @@ struct ForwardPlan {
                                                                  : nullptr;  // of one step
     carried = narrow<S> ? workspace.alloc(2 * state_size)
                         : nullptr;  // h between two steps, because the h of the output is rounded
-    u = p.x ? workspace.alloc(chunk * batch * cell.gates * hidden) : nullptr;
+    u = p.x ? workspace.alloc(chunk * batch * products.u_size()) : nullptr;
     m = cell.projected ? workspace.template alloc_as<F>(batch * hidden)
                        : nullptr;  // input of the projection of h, of one step
-    u_row = narrow<S> && !p.x ? workspace.alloc(cell.gates * hidden, me) : nullptr;
+    u_row = narrow<S> || p.x ? workspace.alloc(cell.gates * hidden, me) : nullptr;
     m_row = cell.projected && has_bf16_dot<S> ? workspace.alloc(hidden, me) : nullptr;
     unmixed = zoneout.any() ? workspace.alloc(cell.states * hidden, me) : nullptr;
   }
@@ -86,11 +87,12 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
   // before wrote there. Otherwise the state of the step before is in `final_state`.
   auto in_sequence = [&](int s) { return p.states[s] && !plan.zoneout[s].on(); };
 
-  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * columns : nullptr;
+  const int64_t u_rows = plan.chunk * (share.row1 - share.row0);
+  T* const projected = p.x ? plan.u + plan.chunk * share.row0 * plan.products.u_size() : nullptr;
   for (int64_t begin = 0; begin < p.steps.count; begin += plan.chunk) {
     const Chunk chunk(p.steps, begin, smaller(begin + plan.chunk, p.steps.count), share);
     if (p.below) p.below->wait(chunk.end);
-    if (p.x) plan.products.project(p.x, share, chunk, projected);
+    if (p.x) plan.products.project(p.x, share, chunk, u_rows, projected);
     for (int64_t k = begin; k < chunk.end; ++k) {
       const int64_t t = p.steps.at(k), row = p.steps.offset(t), row1 = smaller(share.row1, p.steps.rows(t));
       // Steps read one half of `carried` and write the other.
@@ -143,7 +145,7 @@ void forward(const Forward<S>& p, ThreadContext me, const Cell& equations) {
           },
           [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
             if (p.x) {
-              strip.u = projected + chunk.index(k, b) * columns;
+              strip.u = plan.products.u_row(projected, equations.gates, u_rows, chunk.index(k, b), strip, plan.u_row);
             } else {
               const S* const u = p.u + (p.u_repeats ? b : row + b) * columns;
               strip.u = widened_gates(u, equations.gates, hidden, strip, plan.u_row);

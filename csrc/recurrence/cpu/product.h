@@ -1,5 +1,5 @@
 // The GEMMs inside the loop over time: a few rows times R, which is packed once per call so that every load is a full
-// vector. Included once per SIMD level.
+// vector or tile. Included once per SIMD level.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -41,12 +41,21 @@ struct Product {
   bool streamed;  // the product runs once: each panel is packed into the same memory, or read without packing
   int64_t outputs, vectors, panels_per_head;
   int64_t segments, stride, length;  // of the operand, see ProductTile
+  int parts;                         // the bfloat16 parts of a factor if the product is computed in tiles, or 0
   T *packed = nullptr, *init = nullptr;
+  bfloat16* copies = nullptr;  // per thread: rows of the operand as tiles
   const T* zeros;
 
+  // A product in tiles has at most `rows` rows.
   Product(const Matrix<T>& matrix, int first_gate, int gates, bool transposed, bool streamed, Workspace<T>& workspace,
-          const T* zeros, ThreadContext me)
-      : matrix(matrix), first_gate(first_gate), gates(gates), transposed(transposed), streamed(streamed), zeros(zeros) {
+          const T* zeros, ThreadContext me, int parts = 0, int64_t rows = 0)
+      : matrix(matrix),
+        first_gate(first_gate),
+        gates(gates),
+        transposed(transposed),
+        streamed(streamed),
+        parts(in_tiles<F> && gates <= max_vectors ? parts : 0),
+        zeros(zeros) {
     outputs = transposed ? matrix.columns : matrix.units;
     vectors = (outputs + width - 1) / width;
     // Without gates the cell does not have this product.
@@ -60,10 +69,13 @@ struct Product {
     const int64_t lanes = (streamed ? larger(max_vectors, columns()) : matrix.heads * vectors * columns()) * width;
     packed = streamed ? workspace.alloc(lanes * depth(), me) : workspace.alloc(lanes * depth());
     init = streamed ? workspace.alloc(lanes, me) : workspace.alloc(lanes);
+    if (this->parts) copies = reinterpret_cast<bfloat16*>(workspace.alloc(rows * depth(), me));
   }
 
   int columns() const { return transposed ? 1 : gates; }  // vectors of the tile per vector of outputs
-  int64_t depth() const { return segments * ((length + k_pack<F> - 1) / k_pack<F>); }  // of what is packed
+  int64_t depth() const {                                 // of what is packed, in vectors
+    return segments * (parts ? in_whole_tiles(length) / 2 * parts : (length + k_pack<F> - 1) / k_pack<F>);
+  }
   int64_t panels() const { return packed ? matrix.heads * panels_per_head : 0; }
 
   Panel<T> panel(int64_t index) const {
@@ -95,19 +107,30 @@ struct Product {
   template <class Operand, class Finish>
   RNNKERN_INLINE void run(int64_t panel0, int64_t panel1, int64_t row0, int64_t row1, Operand operand,
                           Finish finish) const {
-    alignas(64) T out[accumulators * width];
+    alignas(64) T out[in_tiles<F> ? Tile::block_rows * max_vectors * width : accumulators * width];
     const F* a[accumulators];
     const int64_t rows = row1 - row0;
     if (rows <= 0) return;
+    [[maybe_unused]] TileBlocks<F> tiles;
+    [[maybe_unused]] LeftTiles left;
     for (int64_t index = panel0; index < panel1; ++index) {
       const Panel<T> q = panel(index);
-      const bool unpacked = streamed && rows <= rows_to_dot;
+      if constexpr (in_tiles<F>)
+        if (parts && (index == panel0 || index % panels_per_head == 0))
+          left = tiles.left(
+              row0, row1, [&](int64_t b) { return operand(b) + q.operand; }, segments, stride, length, parts, copies);
+      const bool unpacked = streamed && !parts && rows <= rows_to_dot;
       if (streamed && !unpacked) pack(q, index / panels_per_head);
-      const int tile_vectors = q.vectors * columns(), most = unpacked ? 1 : max_rows(tile_vectors);
+      const int tile_vectors = q.vectors * columns();
+      const int most = parts ? Tile::block_rows : unpacked ? 1 : max_rows(tile_vectors);
       const int64_t blocks = (rows + most - 1) / most;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t begin = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
-        if (unpacked) {
+        if (parts) {
+          if constexpr (in_tiles<F>)
+            tiles.multiply(int(end - begin), tile_vectors, parts, left.from(begin - row0),
+                           {q.weights, Tile::of_block * width * depth()}, q.init, 0, out, tile_vectors * width);
+        } else if (unpacked) {
           dot(q, index / panels_per_head, operand(begin) + q.operand, out);
         } else {
           for (int64_t b = begin; b < end; ++b) a[b - begin] = operand(b) + q.operand;
@@ -174,11 +197,45 @@ struct Product {
     }
   }
 
+  // Packs one panel as tiles, with zeros up to whole ones.
+  void pack_tiles(const Panel<T>& q, const T* values, int64_t first, T* out) const {
+    const int64_t vectors = q.vectors * columns(), pairs = in_whole_tiles(length) / 2, depth = matrix.columns;
+    for (int part = 0; part < parts; ++part) {
+      auto at = [&](int64_t v, int64_t pair) {
+        const int64_t first = v / Tile::of_block * Tile::of_block;
+        return out + (first * this->depth() + v - first) * width +
+               RightTiles::row(pair, part, parts, smaller(vectors - first, Tile::of_block));
+      };
+      for (int64_t pair = 0; transposed && pair < segments * pairs; ++pair)
+        for (int v = 0; v < q.vectors; ++v) {
+          auto half = [&](int64_t k) {
+            const T* from = values + (pair / pairs * length + k) * depth + first + v * width;
+            return k < length ? part_of(from, q.units - v * width, part) : Bits{};
+          };
+          as_pairs(half(pair % pairs * 2), half(pair % pairs * 2 + 1)).store(at(v, pair));
+        }
+      for (int64_t v = 0; !transposed && v < vectors; ++v) {
+        const int64_t unit = first + v / gates * width;
+        const T* from = values + (v % gates * matrix.units + unit) * depth;
+        for (int64_t k = 0; k < length; k += Tile::depth) {
+          Vec<T> square[width];
+          for (int j = 0; j < width; ++j)
+            square[j] = unit + j < matrix.units ? row_of_pairs(from + j * depth + k, length - k, part) : Vec<T>(0);
+          transpose(square);
+          for (int j = 0; j < width; ++j) square[j].store(at(v, k / 2 + j));
+        }
+      }
+    }
+  }
+
   // Packs one panel of the matrix and of the bias, padded with zeros.
   void pack(const Panel<T>& q, int64_t head) const {
     const int64_t first = q.unit - head * outputs, units = matrix.units, depth = matrix.columns;
     const T* values = matrix.values + (head * matrix.gates + first_gate) * units * depth;  // (gates, units, columns)
     T* out = const_cast<T*>(q.weights);
+    if constexpr (in_tiles<F>)
+      if (parts) pack_tiles(q, values, first, out);
+    if (transposed && parts) return;
     if (transposed) {
       const int64_t row = q.vectors * width;
       const bool padded = q.units < q.vectors * width;
@@ -206,7 +263,7 @@ struct Product {
         const int64_t lanes = smaller(units - unit, width);
         const T* from = values + (g * units + unit) * depth;
         constexpr int64_t most = width * k_pack<F>;
-        for (int64_t k = 0; k < depth; k += most)
+        for (int64_t k = 0; k < depth && !parts; k += most)
           transpose<F>(from + k, depth, lanes, smaller(depth - k, most), to + k / k_pack<F> * row + column, row);
         Vec<T> start(T(0));
         if (matrix.bias) start = Vec<T>::load(matrix.bias + (first_gate + g) * stride + head * units + unit, lanes);

@@ -19,6 +19,15 @@ Kernels<S> kernels(int cell_id) {
       [&]<SimdLevel level>() { return Kernels<S>::template at<level>(cell_id); });
 }
 
+// The bfloat16 parts of the factors of a call's products, or 0: without tiles. Nothing counts that changes if a batch
+// or its computation is divided among threads, or a sequence among calls.
+template <class S>
+int parts_in_use(const Call& call) {
+  constexpr int64_t least_rows = 4;  // fewer take as long without tiles
+  if (simd_level() != SimdLevel::amx || call.steps.batch < least_rows) return 0;
+  return std::is_same_v<S, device::bfloat16> ? 1 : std::is_same_v<S, float> ? call.parts : 0;
+}
+
 void count_kernel(const char* direction, const Call& call) {
   rnnkern::count_kernel("recurrence/cpu", direction, call.cell.name);
 }
@@ -42,6 +51,7 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
   p.cell = call.cell;
   p.strips = strips<S>(call);
   p.steps = call.steps;
+  p.parts = parts_in_use<S>(call);
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.u_repeats = call.u_repeats;
@@ -91,6 +101,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   p.cell = cell;
   p.strips = strips<S>(call);
   p.steps = call.steps;
+  p.parts = parts_in_use<S>(call);
   p.weights = call.weights<T>();
   (call.W ? p.x : p.u) = read<S>(call.u);
   p.u_repeats = call.u_repeats;
@@ -259,11 +270,12 @@ std::string recurrence_cells() {
 Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias, OptionalTensors params,
                        OptionalTensor batch_sizes, OptionalTensor reset, bool reverse, bool training, bool save_gates,
                        OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout, double dropout,
-                       OptionalTensor seed, OptionalTensor keep) {
+                       OptionalTensor seed, OptionalTensor keep, int64_t parts) {
   Call call(cell, weight_ih || !repeats(u) ? dense(u) : u, R, state, bias, params.value_or(Tensors()), batch_sizes,
             reset, reverse, weight_ih, bias_ih, simd_vector_bytes());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
+  call.set_parts(parts);
   count_kernel("forward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     widen<decltype(zero)>(call);
@@ -276,13 +288,15 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
                                 OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                 bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih,
                                 bool needs_u, bool needs_weight_ih, bool needs_bias_ih, Rates zoneout, double dropout,
-                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params) {
+                                OptionalTensor seed, OptionalTensor keep, bool needs_h, bool needs_params,
+                                int64_t parts) {
   // Of a u with one step that all steps of h read, the gradient is the sum over them.
   const bool one_for_all = !weight_ih && u.dim() == 3 && u.size(0) == 1 && h.dim() == 3 && h.size(0) > 1;
   Call call(cell, u, R, state, bias, params, batch_sizes, reset, reverse, weight_ih, bias_ih, simd_vector_bytes(),
             one_for_all ? OptionalTensor(h) : OptionalTensor());
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
+  call.set_parts(parts);
   if (call.backward_reads_u(saved) && !repeats(call.u)) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
@@ -296,9 +310,10 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
 
 Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R, Tensors state, OptionalTensors bias,
                             OptionalTensors params, OptionalTensor batch_sizes, OptionalTensors reset, bool training,
-                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih) {
+                            bool save_gates, Tensors weight_ih, OptionalTensors bias_ih, int64_t parts) {
   std::array<Call, 2> calls =
       both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
+  for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("forward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     using S = decltype(zero);
@@ -319,10 +334,11 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
                                      Tensors state, OptionalTensors bias, OptionalTensors params,
                                      OptionalTensor batch_sizes, OptionalTensors reset, Tensors h, Tensors saved,
                                      Tensors weight_ih, OptionalTensors bias_ih, bool needs_u, bool needs_R,
-                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih) {
+                                     bool needs_bias, bool needs_weight_ih, bool needs_bias_ih, int64_t parts) {
   std::array<Call, 2> calls = both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih,
                                          bias_ih, only(OptionalTensors(h), false));
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
+  for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("backward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
     using S = decltype(zero);

@@ -49,10 +49,10 @@ struct StepProducts {
                ThreadContext me)
       : cell(p.cell),
         first(without_bias_if(cell.normalised, p.weights.R), 0, cell.first_gates, false, streamed_R, workspace, nullptr,
-              me),
+              me, p.parts, p.steps.batch),
         second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, workspace, nullptr,
-               me),
-        input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me),
+               me, p.parts, p.steps.batch),
+        input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me, p.parts, rows),
         widened(widens && p.x ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
         operand_row(has_bf16_dot<S> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
         norms(cell.normalised ? workspace.alloc(cell.workspace_size(p.weights.hidden), me) : nullptr) {}
@@ -63,8 +63,26 @@ struct StepProducts {
     input.pack(me);
   }
 
-  // u = x W^T + b for the rows of a chunk, (rows, G*H).
-  void project(const S* x, const WorkRange& share, const Chunk& chunk, T* u) const {
+  // The projected input of a chunk is (vectors of units, rows, gates, lanes), of which each product writes whole cache
+  // lines one after the other. Heads may begin within a vector, so with heads it is (rows, G*H).
+  bool u_by_vectors() const { return first.matrix.heads == 1 && cell.recurrent > 0; }
+  int64_t u_size() const { return cell.gates * padded<T>(input.matrix.units); }  // of a row
+
+  // A row of u, (gates, H): where it is, or in `workspace` for the units of the strip.
+  template <class Strip>
+  RNNKERN_INLINE const T* u_row(const T* u, int gates, int64_t rows, int64_t row, const Strip& strip,
+                                T* workspace) const {
+    const int64_t hidden = input.matrix.units;
+    if (!u_by_vectors()) return u + row * gates * hidden;
+    for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      const T* const from = u + (unit * rows + row * V::width) * gates;
+      for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(workspace + g * hidden + unit, lanes);
+    });
+    return workspace;
+  }
+
+  // u = x W^T + b for the rows of a chunk.
+  void project(const S* x, const WorkRange& share, const Chunk& chunk, int64_t rows, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
     const int gates = cell.gates;
     if constexpr (widens)
@@ -77,6 +95,14 @@ struct StepProducts {
     };
     input.run(share.first_panel(input.panels()), share.last_panel(input.panels()), 0, chunk.rows(), operand,
               [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
+                if (u_by_vectors()) {
+                  for (int64_t v = 0; v < q.vectors; ++v) {
+                    T* const to = u + ((q.unit + v * V::width) * rows + i * V::width) * gates;
+                    for (int g = 0; g < gates; ++g)
+                      V::load(results + (v * gates + g) * V::width).store(to + g * V::width);
+                  }
+                  return;
+                }
                 T* const row = u + i * gates * hidden;
                 for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                   const T* const from = results + (unit - q.unit) * gates;

@@ -340,7 +340,7 @@ Tensors recurrence_backward_cuda(std::string cell, OptionalTensor grad_h, Tensor
                                  OptionalTensor reset, bool reverse, OptionalTensor grad_scale, Tensor h, Tensors saved,
                                  bool needs_R, bool needs_bias, OptionalTensor weight_ih, OptionalTensor bias_ih, bool,
                                  bool, bool, Rates zoneout, double dropout, OptionalTensor seed, OptionalTensor keep,
-                                 bool needs_h, bool needs_params) {
+                                 bool needs_h, bool needs_params, int64_t) {
   STD_TORCH_CHECK(!needs_h, "recurrence_backward: `needs_h` has no CUDA kernel");
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence_backward: on a CUDA device the caller projects the input");
   STD_TORCH_CHECK(!keep, "recurrence_backward: `keep` has no CUDA kernel");

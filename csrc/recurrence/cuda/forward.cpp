@@ -150,7 +150,7 @@ struct ForwardDriver : CudaDriver<S> {
 Tensors recurrence_cuda(std::string cell, Tensor u, Tensor R, Tensors state, OptionalTensor bias,
                         OptionalTensors params, OptionalTensor batch_sizes, OptionalTensor reset, bool reverse,
                         bool training, bool save_gates, OptionalTensor weight_ih, OptionalTensor bias_ih, Rates zoneout,
-                        double dropout, OptionalTensor seed, OptionalTensor keep) {
+                        double dropout, OptionalTensor seed, OptionalTensor keep, int64_t) {
   STD_TORCH_CHECK(!weight_ih && !bias_ih, "recurrence: on a CUDA device the caller projects the input");
   STD_TORCH_CHECK(!keep, "recurrence: `keep` has no CUDA kernel");
   Call call(cell, dense(u), R, state, bias, params.value_or(Tensors()), batch_sizes, reset, reverse);

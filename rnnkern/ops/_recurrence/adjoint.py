@@ -69,14 +69,15 @@ def recurrence_adjoint(
             reverse=reverse, grad_scale=grad_scale, weight_ih=weight_ih, bias_ih=bias_ih, zoneout=rates[:-1] or 0.0,
             dropout=rates[-1] if rates else 0.0, seed=seed, keep=keep,
         )  # fmt: skip
+    parts = _extension.bfloat16_parts()
     with torch.no_grad():
         h, *rest = Recurrence.forward(
-            cell, reverse, (True, True, None, None), len(state), rates, u, weight_ih, bias_ih, R, bias, batch_sizes,
-            reset, None, seed, keep, *state, *params,
+            cell, reverse, (True, True, None, None), len(state), (parts, *rates), u, weight_ih, bias_ih, R, bias,
+            batch_sizes, reset, None, seed, keep, *state, *params,
         )  # fmt: skip
         *_, found = torch.ops.rnnkern.recurrence_backward.default(
             cell, gradient(h), [], u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
             rest[len(state) :], False, False, weight_ih, bias_ih, False, False, False, *operator_rates(rates), seed,
-            keep, True, False,
+            keep, True, False, parts,
         )  # fmt: skip
     return found

@@ -23,6 +23,9 @@ Rates = tuple[float, ...]
 """Zoneout rates, one for each state tensor, and the dropout rate; empty if all are 0. The tuple is flat, because
 torch.compile does not track nested tuples in the arguments of a Function."""
 
+How = tuple[float, ...]
+"""The bfloat16 parts of float32 factors (:func:`rnnkern._extension.bfloat16_parts`), followed by :data:`Rates`."""
+
 WEIGHTS = ("weight_ih", "bias_ih", "R", "bias")
 
 _operators = torch.ops.rnnkern
@@ -46,7 +49,7 @@ class Recurrence(torch.autograd.Function):
     state, the params and the arguments of that function."""
 
     @staticmethod
-    def forward(cell, reverse, saving, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+    def forward(cell, reverse, saving, states, how, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
                 grad_scale, seed, keep, *tensors):  # fmt: skip
         last, steps = states + len(cell_of(cell).params), saving[3]
         if steps is not None:
@@ -54,13 +57,14 @@ class Recurrence(torch.autograd.Function):
         return tuple(
             _operators.recurrence.default(
                 cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse,
-                saving[0] is not None, bool(saving[0]), weight_ih, bias_ih, *operator_rates(rates), seed, keep,
+                saving[0] is not None, bool(saving[0]), weight_ih, bias_ih, *operator_rates(how[1:]), seed, keep,
+                how[0],
             )
         )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, saving, ctx.states, ctx.rates, u, *tensors = inputs
+        ctx.cell, ctx.reverse, saving, ctx.states, ctx.how, u, *tensors = inputs
         save_gates, save_u, ctx.recompute_u, ctx.steps = saving
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
@@ -89,7 +93,7 @@ class Recurrence(torch.autograd.Function):
                 u = _without_memory(ctx.cell, (1, *tensors[9].shape[:1]), tensors[2], tensors[9:]) if u is None else u
             elif u is not None:
                 u = u.expand(ctx.steps, *u.shape[1:])
-        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.rates, (u, *tensors), needs, grads)
+        first, rest = gradients(ctx.cell, ctx.reverse, ctx.states, ctx.how, (u, *tensors), needs, grads)
         if ctx.steps is not None and first[0] is not None and len(first[0]) > 1:
             first[0] = first[0].sum(0, keepdim=True)
         return (*[None] * 5, *first, *[None] * 5, *rest, *[None] * ctx.sources)
@@ -123,11 +127,10 @@ def push_forward(ctx, *dots):
     dots = dots[5:]
     if dots[9] is not None:
         raise ValueError("recurrence: `keep` is a constant and must not have a tangent")
-    call = ctx.cell, ctx.reverse, ctx.rates
-    if len(kept) < _tensors_saved(ctx.cell, ctx.rates, *arguments[8:]):
-        _, *rest = differentiable(
-            *call[:2], (True, True, None, None), ctx.states, ctx.rates, *arguments, *state, *params
-        )
+    rates = ctx.how[1:]
+    call = ctx.cell, ctx.reverse, rates
+    if len(kept) < _tensors_saved(ctx.cell, rates, *arguments[8:]):
+        _, *rest = differentiable(*call[:2], (True, True, None, None), ctx.states, ctx.how, *arguments, *state, *params)
         kept = rest[ctx.states :]
     h_tangent, final = tangents_of(
         *call, (*arguments[:7], *arguments[8:]), state, params, h, kept, dots[:5],
@@ -139,7 +142,7 @@ def push_forward(ctx, *dots):
 differentiable = applied_whole(Recurrence, "recurrence", push_forward)
 
 
-def gradients(cell, reverse, states, rates, tensors, needs, grads):
+def gradients(cell, reverse, states, how, tensors, needs, grads):
     """Gradients of (u, weight_ih, bias_ih, R, bias), None where ``needs`` is false, and of (*state, *params). The last
     of ``needs`` is that of the params. In ``tensors``, u is None if it was not saved."""
     wanted = frozenset(name for name, need in zip(("u", *WEIGHTS, "params"), needs, strict=True) if need)
@@ -147,7 +150,7 @@ def gradients(cell, reverse, states, rates, tensors, needs, grads):
     once = tensors[0] is None and torch.is_grad_enabled() and not compiling  # a second backward pass raises an error
     backward = RecurrenceBackward.apply if once or transformed() else RecurrenceBackward.forward
     first, rest = in_order(
-        backward(cell, reverse, wanted, states, rates, *tensors, *grads), needs[:5], tensors[1] is not None
+        backward(cell, reverse, wanted, states, how, *tensors, *grads), needs[:5], tensors[1] is not None
     )
     return first, rest if needs[5] else [*rest[:states], *[None] * len(rest[states:])]
 
@@ -167,7 +170,7 @@ class RecurrenceBackward(torch.autograd.Function):
     that did not save u and therefore have no second derivative."""
 
     @staticmethod
-    def forward(cell, reverse, wanted, states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
+    def forward(cell, reverse, wanted, states, how, u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale,
                 seed, keep, *tensors):  # fmt: skip
         state, params, (h, *saved), grad_h, grad_state = _parts(cell, states, tensors)
         if u is None:
@@ -180,13 +183,13 @@ class RecurrenceBackward(torch.autograd.Function):
                 _operators.recurrence_backward.default, cell, grad_h, grad_state, u, R, state, bias, params,
                 batch_sizes, reset, reverse, grad_scale, h, saved,
                 "R" in wanted, "bias" in wanted, weight_ih, bias_ih, "u" in wanted, "weight_ih" in wanted,
-                "bias_ih" in wanted, *operator_rates(rates), seed, keep, False, "params" in wanted,
+                "bias_ih" in wanted, *operator_rates(how[1:]), seed, keep, False, "params" in wanted, how[0],
             )
         )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.reverse, _, ctx.states, ctx.rates, *tensors = inputs
+        ctx.cell, ctx.reverse, _, ctx.states, (_, *ctx.rates), *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.shapes = [y.shape for y in output]
         ctx.save_for_backward(*tensors)
@@ -247,7 +250,8 @@ def hidden_size(cell, u, weight_ih):
 
 
 def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse, training, save_gates,
-                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None, keep=None):  # fmt: skip
+                    weight_ih=None, bias_ih=None, zoneout=None, dropout=0.0, seed=None, keep=None,
+                    bfloat16_parts=0):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     outputs = [u.new_empty(*u.shape[:-1], state[0].shape[1]), *(s.new_empty(s.shape) for s in state)]
     if training:
@@ -261,7 +265,7 @@ def _forward_shapes(cell, u, R, state, bias, params, batch_sizes, reset, reverse
 
 def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h,
                      saved, needs_R, needs_bias, weight_ih, bias_ih, needs_u, needs_weight_ih,
-                     needs_bias_ih, zoneout, dropout, seed, keep, needs_h, needs_params):  # fmt: skip
+                     needs_bias_ih, zoneout, dropout, seed, keep, needs_h, needs_params, bfloat16_parts):  # fmt: skip
     hidden = hidden_size(cell, u, weight_ih)
     columns, recurrent = cell_of(cell).gates * hidden, cell_of(cell).recurrent * hidden
     outputs = [
@@ -282,11 +286,11 @@ def _backward_shapes(cell, grad_h, grad_state, u, R, state, bias, params, batch_
 def _setup_backward(ctx, inputs, output):
     """As in :class:`RecurrenceBackward`; the operator takes its arguments in another order."""
     (cell, grad_h, grad_state, u, R, state, bias, params, batch_sizes, reset, reverse, grad_scale, h, saved, _, _,
-     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, keep, ctx.needs_h, _) = inputs  # fmt: skip
+     weight_ih, bias_ih, _, _, _, zoneout, dropout, seed, keep, ctx.needs_h, _, _) = inputs  # fmt: skip
     ctx.grad_states, grad_state = len(grad_state), grad_state or [None for _ in state]
     tensors = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, h, *saved)
-    rates = (*(zoneout or [0.0] * len(state)), dropout)
-    inputs = (cell, reverse, None, len(state), rates, *tensors, grad_h, *grad_state)
+    how = (0, *(zoneout or [0.0] * len(state)), dropout)
+    inputs = (cell, reverse, None, len(state), how, *tensors, grad_h, *grad_state)
     RecurrenceBackward.setup_context(ctx, inputs, output)
 
 
@@ -298,7 +302,7 @@ def _differentiate_backward(ctx, grads):
     grad_state = grad_state[: ctx.grad_states]
     return (
         None, grad_h, grad_state, u, R, state, bias, params, None, None, None, None, None, saved, None, None,
-        weight_ih, bias_ih, *[None] * 9,
+        weight_ih, bias_ih, *[None] * 10,
     )  # fmt: skip
 
 

@@ -152,11 +152,12 @@ recurrence_stacked._choose = partial(_choose_both, True, "in one call with the o
 def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
     tensors = [t for call in calls for t in (*map(call.get, EACH), *call["state"], *call["params"])]
     states, batch_sizes = len(calls[0]["state"]), calls[0]["batch_sizes"]
+    parts = _extension.bfloat16_parts()
     if needs_derivatives(x, *tensors):
         save_gates = calls[0]["save_gates"] is not False
-        results = RecurrencePair.apply(cell, stacked, save_gates, states, x, batch_sizes, *tensors)
+        results = RecurrencePair.apply(cell, stacked, save_gates, states, parts, x, batch_sizes, *tensors)
     else:
-        results = _run(cell, stacked, False, False, states, x, batch_sizes, tensors)
+        results = _run(cell, stacked, False, False, states, parts, x, batch_sizes, tensors)
     one, other = ((h, tuple(rest[:states])) for h, *rest in _halves(results))
     return one, other
 
@@ -177,11 +178,12 @@ def _lists(states, tensors):
     return [*each, *([t for half in halves for t in half[part]] for part in (state, params))]
 
 
-def _run(cell, stacked, training, save_gates, states, x, batch_sizes, tensors):
+def _run(cell, stacked, training, save_gates, states, parts, x, batch_sizes, tensors):
     weight_ih, bias_ih, R, bias, reset, state, params = _lists(states, tensors)
     return _operators.recurrence_pair.default(
-        cell, stacked, x, R, state, bias, params or None, batch_sizes, reset, training, save_gates, weight_ih, bias_ih
-    )
+        cell, stacked, x, R, state, bias, params or None, batch_sizes, reset, training, save_gates, weight_ih, bias_ih,
+        parts,
+    )  # fmt: skip
 
 
 class RecurrencePair(torch.autograd.Function):
@@ -190,12 +192,12 @@ class RecurrencePair(torch.autograd.Function):
     first layer has a gradient of its own only in second derivatives."""
 
     @staticmethod
-    def forward(cell, stacked, save_gates, states, x, batch_sizes, *tensors):
-        return tuple(_run(cell, stacked, True, save_gates, states, x, batch_sizes, tensors))
+    def forward(cell, stacked, save_gates, states, parts, x, batch_sizes, *tensors):
+        return tuple(_run(cell, stacked, True, save_gates, states, parts, x, batch_sizes, tensors))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.stacked, _, ctx.states, *tensors = inputs
+        ctx.cell, ctx.stacked, _, ctx.states, ctx.parts, *tensors = inputs
         kept = [(half[0], *half[1 + ctx.states :]) for half in _halves(output)]
         ctx.mark_non_differentiable(*kept[0][1:], *kept[1][1:])
         ctx.set_materialize_grads(False)
@@ -205,18 +207,18 @@ class RecurrencePair(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         grads = [list(half[: 1 + ctx.states]) for half in _halves(grads)]
-        needs = [[ctx.needs_input_grad[4], *half] for half in _halves(ctx.needs_input_grad[6:])]
+        needs = [[ctx.needs_input_grad[5], *half] for half in _halves(ctx.needs_input_grad[7:])]
         used = [any(g is not None for g in half) for half in grads]
         if ctx.stacked:
             needs[1][0] = any(needs[0])
             used[0] = needs[1][0] and any(used)
         if not any(used):
-            return (None,) * (4 + ctx.inputs)
+            return (None,) * (5 + ctx.inputs)
         saved = ctx.saved_tensors  # read once: each access unpacks again, which checkpointing rejects
         x, batch_sizes, *tensors = saved[: ctx.inputs]
         kept = _halves(saved[ctx.inputs :])
         needs = [half[:5] for half in needs]
-        call = (ctx.cell, ctx.stacked, ctx.states, x, batch_sizes, tensors, kept, needs, grads)
+        call = (ctx.cell, ctx.stacked, ctx.states, ctx.parts, x, batch_sizes, tensors, kept, needs, grads)
         together = all(used) and not (ctx.stacked and grads[0][0] is not None)
         if together and not torch.is_grad_enabled() and not transformed():
             both = _both_gradients(*call)
@@ -225,24 +227,24 @@ class RecurrencePair(torch.autograd.Function):
         ((dx, *first), rest), ((dx_second, *second), rest_second) = both
         if dx_second is not None and not ctx.stacked:
             dx = dx_second if dx is None else dx + dx_second
-        return (None, None, None, None, dx, None, *first, None, *rest, *second, None, *rest_second)
+        return (None, None, None, None, None, dx, None, *first, None, *rest, *second, None, *rest_second)
 
 
-def _gradients_of_each(cell, stacked, states, x, batch_sizes, tensors, kept, needs, grads, used):
+def _gradients_of_each(cell, stacked, states, parts, x, batch_sizes, tensors, kept, needs, grads, used):
     both = [([None] * 5, [None] * (len(own) - len(EACH))) for own in _halves(tensors)]
     for k in (1, 0):
         if used[k]:
             weight_ih, bias_ih, R, bias, reset, *rest = _halves(tensors)[k]
             u = kept[0][0] if stacked and k == 1 else x
             call = (u, weight_ih, bias_ih, R, bias, batch_sizes, reset, None, None, None, *rest, *kept[k])
-            both[k] = gradients(cell, k == 1 and not stacked, states, (), call, (*needs[k], True), grads[k])
+            both[k] = gradients(cell, k == 1 and not stacked, states, (parts,), call, (*needs[k], True), grads[k])
             if stacked and k == 1 and used[0]:
                 dh, own = both[1][0][0], grads[0][0]
                 grads[0][0] = dh if own is None else own + dh
     return both
 
 
-def _both_gradients(cell, stacked, states, x, batch_sizes, tensors, kept, needs, grads):
+def _both_gradients(cell, stacked, states, parts, x, batch_sizes, tensors, kept, needs, grads):
     weight_ih, bias_ih, R, bias, reset, state, params = _lists(states, tensors)
     (grad_h, *grad_state), (grad_h_second, *grad_state_second) = grads
     grad_state += grad_state_second
@@ -254,7 +256,7 @@ def _both_gradients(cell, stacked, states, x, batch_sizes, tensors, kept, needs,
     results = _operators.recurrence_pair_backward.default(
         cell, stacked, grad_h, grad_h_second, grad_state, x, R, state, bias, params or None, batch_sizes, reset,
         [half[0] for half in kept], [s for half in kept for s in half[1:]], weight_ih, bias_ih,
-        needs_x, needs_R, needs_bias, needs_weight_ih, needs_bias_ih,
+        needs_x, needs_R, needs_bias, needs_weight_ih, needs_bias_ih, parts,
     )  # fmt: skip
     one, other = (in_order(half, need, True) for half, need in zip(_halves(results), needs, strict=True))
     if needs_x and not stacked:
@@ -264,7 +266,7 @@ def _both_gradients(cell, stacked, states, x, batch_sizes, tensors, kept, needs,
 
 
 def _forward_shapes(cell, stacked, u, R, state, bias, params, batch_sizes, reset, training, save_gates, weight_ih,
-                    bias_ih):  # fmt: skip
+                    bias_ih, bfloat16_parts=0):  # fmt: skip
     def one(k, x):
         return _operators.recurrence.default(
             cell, x, R[k], _halves(state)[k], None, None, batch_sizes, None, False, training, save_gates, weight_ih[k]
@@ -276,12 +278,12 @@ def _forward_shapes(cell, stacked, u, R, state, bias, params, batch_sizes, reset
 
 def _backward_shapes(cell, stacked, grad_h, grad_h_second, grad_state, u, R, state, bias, params, batch_sizes, reset,
                      h, saved, weight_ih, bias_ih, needs_u, needs_R, needs_bias, needs_weight_ih,
-                     needs_bias_ih):  # fmt: skip
+                     needs_bias_ih, bfloat16_parts=0):  # fmt: skip
     one, other = (
         _operators.recurrence_backward.default(
             cell, None, [], x, R[k], _halves(state)[k], None, _halves(params or [])[k], batch_sizes, None, False, None,
             h[k], _halves(saved)[k], needs_R, needs_bias, weight_ih[k], bias_ih and bias_ih[k],
-            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None, False, True,
+            needs_u or (stacked and k == 1), needs_weight_ih, needs_bias_ih, None, 0.0, None, None, False, True, 0,
         )
         for k, x in enumerate((u, h[0] if stacked else u))
     )  # fmt: skip

@@ -38,6 +38,9 @@ def choose_kernel(operator: str, cell: str, u: Tensor, no_cuda: str | None = Non
     return choose(operator, {"cuda": cuda_refusal(u, no_cuda or on_cuda), "cpu": cpu_refusal(u, why)})
 
 
+TILED_BATCH = 4
+"""The smallest batch whose products are computed in AMX tiles; csrc/recurrence/cpu/recurrence.cpp decides it."""
+
 NO_KEEP = _extension.missing(
     "`keep` has no CUDA kernel",
     "where all steps have the same weight, pass it as `zoneout` without a seed; otherwise move the call to a CPU",
@@ -62,7 +65,16 @@ def _explain(cell, u, R, state, batch_sizes, weight_ih, zoneout, dropout, seed, 
         return _operators.recurrence_plan(kernel_cell, dtype, sizes, facts, any(rates), tf32)
 
     choice = _choose(cell, u, keep)
+    if choice.implementation == "cpu" and (count := _split_in(u, state)):
+        how = f"products split float32 into {count} bfloat16 part{'s' * (count > 1)}, as PyTorch's setting allows"
+        choice = choice._replace(reason=f"{choice.reason}; {how}")
     return told(choice, u.device, dtype, plan, lambda plan: f"{plan['kernel']}, for {plan['reason']}")
+
+
+def _split_in(u: Tensor, state: Sequence[Tensor]) -> int:
+    """The number of bfloat16 parts into which the products of a call on a CPU split float32."""
+    tiled = u.dtype == torch.float32 and state[0].shape[0] >= TILED_BATCH and _extension.in_tiles()
+    return _extension.bfloat16_parts() if tiled else 0
 
 
 @operator(check, _explain)
@@ -197,6 +209,7 @@ def recurrence(
         weight_ih = bias_ih = None
     if save_gates is None:
         save_gates = u.device.type == "cpu"
+    parts = _extension.bfloat16_parts() if implementation == "cpu" else 0
     if needs_derivatives(u, weight_ih, bias_ih, R, bias, *state, *params):
         keep_u, recompute_u, sources = save_u, None, ()
         if transformed():
@@ -207,14 +220,14 @@ def recurrence(
                 recompute_u, sources = save_u
         training = torch.is_grad_enabled() or in_forward_mode()
         h, *rest = differentiable(
-            cell, reverse, (save_gates if training else None, keep_u, recompute_u, steps), len(state), rates,
+            cell, reverse, (save_gates if training else None, keep_u, recompute_u, steps), len(state), (parts, *rates),
             u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
         u = u if steps is None else u.expand(steps, *u.shape[1:])
         h, *rest = _operators.recurrence.default(
             cell, u, R, state, bias, params or None, batch_sizes, reset, reverse, False, False, weight_ih, bias_ih,
-            *operator_rates(rates), seed, keep,
+            *operator_rates(rates), seed, keep, parts,
         )  # fmt: skip
     return h, tuple(rest[: len(state)])
 
@@ -257,5 +270,6 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
     if transformed() or torch.jit.is_tracing():
         return None
     return _operators.recurrence.default(
-        cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih
+        cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih,
+        bfloat16_parts=_extension.bfloat16_parts(),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rnnkern import reference
+from rnnkern import _extension, reference
 from rnnkern.ops._recurrence.autograd import Recurrence, differentiable
 from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
@@ -217,7 +217,17 @@ def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, 
         forward, tangent = differentiable, propagate
     states = len(state)
     h, *rest = forward(
-        cell, reverse, (True, True, None, None), states, rates, *arguments, None, seed, keep, *state, *params
+        cell,
+        reverse,
+        (True, True, None, None),
+        states,
+        (_extension.bfloat16_parts(), *rates),
+        *arguments,
+        None,
+        seed,
+        keep,
+        *state,
+        *params,
     )
     h_tangent, *moved, log_r, lost = tangent(
         cell, reverse, states, rates, every, sequence, *arguments, seed, keep, *directions, *state, *params, *tangents,
