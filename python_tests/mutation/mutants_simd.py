@@ -66,8 +66,6 @@ SIMD = [
         "that rows at other distances are copied", named("reset", "python_tests/ops/test_tiles.py")),
     amx("cpu/tiles.h", "bool in_place = depth == length;", "bool in_place = true;",
         "that rows which are no whole tiles are copied", OF_BFLOAT16),
-    amx("recurrence/cpu/product.h", "return k < length ?", "return true ?",
-        "zeros after the rows of a transposed factor", OF_BFLOAT16),
     amx("cpu/weight_gradient.h", "return row < count_ ?", "return true ?", "zeros after the last row of a block",
         IN_TILES),
     amx("cpu/weight_gradient.h", "std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);", "",
