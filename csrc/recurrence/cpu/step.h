@@ -63,9 +63,9 @@ struct StepProducts {
     input.pack(me);
   }
 
-  // The projected input of a chunk is (vectors of units, rows, gates, lanes), of which each product writes whole cache
-  // lines one after the other. Heads may begin within a vector, so with heads it is (rows, G*H).
-  bool u_by_vectors() const { return first.matrix.heads == 1 && cell.recurrent > 0; }
+  // The projected input of a chunk is (rows, G*H). Products in tiles are so fast that writing it in pieces would take
+  // long, so theirs is (vectors of units, rows, gates, lanes), except with heads, which may begin within a vector.
+  bool u_by_vectors() const { return input.parts && first.matrix.heads == 1 && cell.recurrent > 0; }
   int64_t u_size() const { return cell.gates * padded<T>(input.matrix.units); }  // of a row
 
   // A row of u, (gates, H): where it is, or in `workspace` for the units of the strip.

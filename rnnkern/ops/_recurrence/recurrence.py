@@ -269,7 +269,8 @@ def step(cell: str, x: Tensor, R: Tensor, state: Sequence[Tensor], bias: Tensor 
         return None
     if transformed() or torch.jit.is_tracing():
         return None
+    parts = _extension.bfloat16_parts()
+    split = {"bfloat16_parts": parts} if parts else {}  # an argument with its default value takes a microsecond
     return _operators.recurrence.default(
-        cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih,
-        bfloat16_parts=_extension.bfloat16_parts(),
+        cell, x, R, state, bias, None, None, None, False, False, False, weight_ih, bias_ih, **split
     )  # fmt: skip
