@@ -297,7 +297,7 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   call.set_noise(zoneout, dropout, seed);
   call.set_keep(keep);
   call.set_parts(parts);
-  if (call.backward_reads_u(saved) && !repeats(call.u)) call.u = dense(call.u);
+  if (call.backward_reads_u(saved) && (weight_ih || !repeats(call.u))) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
   return by_storage(u.scalar_type(), [&](auto zero) {
