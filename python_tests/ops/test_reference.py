@@ -271,6 +271,7 @@ def test_reset_starts_from_zeros(cell, reverse):
 
 def test_reset_of_packed_sequences_counts_steps_and_sequences():
     _, (name, u, R, state), kwargs = recurrence_sample("lstm", 5, 3, 4, packed=True, reset=True)
+    kwargs["reset"][0, 0] = True
     h, _ = recurrence(name, u, R, state, **kwargs)
     sizes, reset = kwargs.pop("batch_sizes"), kwargs.pop("reset")
     alive = torch.arange(3) < sizes[:, None]
