@@ -68,7 +68,7 @@ SIMD = [
         "that rows which are no whole tiles are copied", OF_BFLOAT16),
     amx("cpu/weight_gradient.h", "return row < count_ ?", "return true ?", "zeros after the last row of a block",
         IN_TILES),
-    amx("cpu/weight_gradient.h", "std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);", "",
+    amx("cpu/weight_gradient.h", "std::memset(row_in_tiles(head, v, pair, part), 0, sizeof(T) * lanes);", ";",
         "zeros after the last pair of a block", IN_TILES),
     amx("recurrence/cpu/recurrence.cpp", "|| call.steps.batch < least_rows", "", "that few sequences stay exact",
         OF_SETTING),
