@@ -22,8 +22,13 @@ COMPILE += f" -DPy_LIMITED_API=0x030b0000 -I{BUILD} -Icsrc -isystem {quote(sysco
 COMPILE += f" {ENV('RNNKERN_CXXFLAGS', '')}"
 LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
 # Each level includes those before it. The compiler defines the macro if the processor supports the level.
-LEVELS = {"plain": "", "avx2": "__AVX2__", "avx512": "__AVX512VL__", "avx512_bf16": "__AVX512BF16__"}
-LEVELS["amx"] = "__AMX_BF16__"
+LEVELS = {
+    "plain": "",
+    "avx2": "__AVX2__",
+    "avx512": "__AVX512VL__",
+    "avx512_bf16": "__AVX512BF16__",
+    "amx": "__AMX_BF16__",
+}
 
 
 def simd_levels():

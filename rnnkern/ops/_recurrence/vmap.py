@@ -23,14 +23,14 @@ def over_members(
         function: function of the arguments of one member that returns tensors.
         info: passed by torch.vmap; ``info.batch_size`` is the number of members.
         dims: the member dimension of each of ``args``; None if the argument is the same for all members.
-        args: (cell, reverse, any value, number of states, rates, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+        args: (cell, reverse, any value, number of states, how, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
             grad_scale, seed, keep, *state, *params), followed by other tensors with a row per sequence.
         share: whether members with shared weights may become one call.
     """
     if info.batch_size == 0:
         raise ValueError("recurrence: torch.vmap needs at least one member, got a dimension of size 0")
     cell, _, _, states = args[:4]
-    dims = [None if isinstance(dim, tuple) else dim for dim in dims]  # `rates` is a tuple and has a dim for each rate
+    dims = [None if isinstance(dim, tuple) else dim for dim in dims]  # `how` is a tuple and has a dim for each number
 
     def of_sequences(k: int) -> int | None:
         """The dimension of sequences of a tensor (T,) or (T, B)."""
