@@ -44,7 +44,7 @@ def make(steps=12, batch=3, hidden=5, width=None, bias=True, packed=False, reset
 
 
 def outcomes(function, call):
-    """Values and gradients of all results by name, and what each step attended to."""
+    """Values and gradients of all results by name; and the time, what each step attended to, and the steps."""
     out, state, memory = call(function, return_memory=True)
     values = {"out": out, "h": state.h, "c": state.c, "memory": state.memory}
     generator = torch.Generator().manual_seed(1)
@@ -53,4 +53,5 @@ def outcomes(function, call):
     grads = torch.autograd.grad(loss, list(call.leaves.values()), allow_unused=True)
     for (name, x), g in zip(call.leaves.items(), grads, strict=True):
         values[f"d {name}"] = torch.zeros_like(x) if g is None else g
-    return values, (state.time, memory.weights, memory.slots, state.steps)
+    values["weights"] = memory.weights.detach()
+    return values, (state.time, memory.slots, state.steps)
