@@ -49,9 +49,9 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(abspath $(BIN))/python -m 
 test: install $(VENV)/.test
 	$(PYTEST) -m "not proof" --durations=15
 
-# The numeric tests at another seed; then the slow tests: every SIMD level that this processor supports, CUDA kernels in
-# the interpreter, machine code, packaging, and the thread sanitizer at the highest level.
-proof: seeds $(VENV)/.wheel
+# The slow tests: every SIMD level that this processor supports, CUDA kernels in the interpreter, machine code,
+# packaging, and the thread sanitizer at the highest level.
+proof: install $(VENV)/.test $(VENV)/.wheel
 	$(call step,Compiling every SIMD level,RNNKERN_SIMD_LEVELS=all $(BIN)/python setup.py -q build_ext --inplace)
 	RNNKERN_SIMD_LEVELS=all $(PYTEST) -m proof --durations=15
 
