@@ -29,8 +29,8 @@ def value_and_gradient(function, V, dtype):
 
 
 def judge(make):
-    """Compares random products with the reference. The gradient of one element is zero, the sum of four terms of about
-    one for an upstream gradient of an eighth: hence the scale."""
+    """Compares random products with the reference. Where N = 1 the gradient is a sum of terms that cancel to zero, so
+    its rounding errors are relative to the terms: `scale`. The small upstream gradient keeps them below one."""
 
     def results(function, V):
         return dict(zip(("value", "gradient"), value_and_gradient(function, V, V.dtype), strict=True))

@@ -31,22 +31,20 @@ def check(call):
 
 
 def draw(seed):
+    """A random call whose h stays below 5. Beyond it, the tanh of the scores is 1 for many events; the weights are
+    differences of scores, divided by their sum plus 1e-7, so they would consist of rounding errors."""
     random.seed(FIRST + seed)
     torch.manual_seed(seed)
-    return make(
-        steps=random.choice([0, 1, 2, 7, 13, 20]), batch=random.choice([0, 1, 2, 4, 5, 9]),
-        hidden=random.choice([1, 2, 3, 8, 9, 17]), width=random.choice([None, None, 1, 4, 11]),
-        bias=random.random() < 0.5, packed=random.random() < 0.3, resets=random.random() < 0.4,
-        top_k=random.choice([1, 2, 3, 5, 40]), attend_every=random.choice([1, 1, 2, 3, 7, 50]),
-        truncation=random.choice([1, 2, 3, 10, 100]), scale=random.choice([0.5, 1.0]),
-    ).to(torch.float64)  # fmt: skip
-
-
-def below_saturation(call):
-    """Where h is larger, the tanh of the scores is 1 for many events. The weights are differences of scores, divided
-    by their sum plus 1e-7, so they then consist of rounding errors."""
-    _, state = call(reference.sab_recurrence)
-    return bool((state.memory.abs() < 5).all())
+    while True:
+        call = make(
+            steps=random.choice([0, 1, 2, 7, 13, 20]), batch=random.choice([0, 1, 2, 4, 5, 9]),
+            hidden=random.choice([1, 2, 3, 8, 9, 17]), width=random.choice([None, None, 1, 4, 11]),
+            bias=random.random() < 0.5, packed=random.random() < 0.3, resets=random.random() < 0.4,
+            top_k=random.choice([1, 2, 3, 5, 40]), attend_every=random.choice([1, 1, 2, 3, 7, 50]),
+            truncation=random.choice([1, 2, 3, 10, 100]), scale=random.choice([0.5, 1.0]),
+        ).to(torch.float64)  # fmt: skip
+        if (call(reference.sab_recurrence)[1].memory.abs() < 5).all():
+            return call
 
 
 # ---- values and gradients
@@ -54,8 +52,8 @@ def below_saturation(call):
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_random_calls_are_the_reference_s(first):
-    for call in filter(below_saturation, map(draw, range(first, first + 25))):
-        check(call)
+    for seed in range(first, first + 25):
+        check(draw(seed))
 
 
 def release(call, b):
