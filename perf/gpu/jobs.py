@@ -211,18 +211,18 @@ def speed() -> Iterator[tuple[str, Job]]:
         yield f"speed {' '.join([*spec.labels.values()][2:])}", layer(spec)
     for name in dict.fromkeys(subject.name for subject in memory.SUBJECTS):
         yield f"memory {name}", functools.partial(memory_of, name)
-    for labels, build in others():
-
-        def case(device: torch.device, labels: dict = labels, build: Builder = build) -> Case:
-            return Case(labels, functools.partial(build, device, False), kinked=labels["op"] == "givens_recurrence")
-
-        yield f"speed {' '.join(labels.values())}", Timing(case, "operators", build)
     for cell, (dtype, shapes) in itertools.product(("tanh", "lstm"), ATTENTION.items()):
         peers = relevancy.GPU_PEERS if (cell, dtype) != ("lstm", "bfloat16") else {}  # PyTorch's is too inaccurate
         for shape in shapes:
             case = functools.partial(one_attention, cell, shape, dtype, peers)
             name = f"speed relevancy {cell} {'x'.join(map(str, shape[:3]))} {dtype}"
             yield name, Timing(case, "operators", attention(cell, dtype, shape))
+    for labels, build in others():
+
+        def case(device: torch.device, labels: dict = labels, build: Builder = build) -> Case:
+            return Case(labels, functools.partial(build, device, False), kinked=labels["op"] == "givens_recurrence")
+
+        yield f"speed {' '.join(labels.values())}", Timing(case, "operators", build)
 
 
 ATTENTION = {"float32": relevancy.GPU_SHAPES, "bfloat16": relevancy.GPU_NARROW_SHAPES[:4]}

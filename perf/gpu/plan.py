@@ -7,7 +7,7 @@ DEVICE_SECONDS = 900
 """Seconds for which a machine with a GPU can be had, its start included."""
 START_SECONDS = 120
 """Seconds that a machine may take to start."""
-CALL_SECONDS = {"first": 420, "again": 240}
+CALL_SECONDS = {"first": 420, "again": 350}
 """Seconds of the two calls: the whole plan, and a second one for what failed or was missing."""
 RESERVED = 15
 """Seconds at the end of a call for the report; no stage may use them."""
@@ -30,19 +30,19 @@ class Stage(NamedTuple):
 
 
 STAGES = {
-    "first": Stage("first", 60, 45, 25, 8, 1, SPIN_FLAGS),
-    "truth": Stage("truth", 180, 90, 40, 4, 6, SPIN_FLAGS),
-    "speed": Stage("speed", 330, 140, 40, 1, 1000),
-    "sanitizer": Stage("sanitizer", 405, 75, 70, 8, 1, SPIN_FLAGS),
+    "first": Stage("first", 75, 40, 45, 8, 4, SPIN_FLAGS),
+    "truth": Stage("truth", 165, 70, 40, 4, 6, SPIN_FLAGS),
+    "speed": Stage("speed", 345, 200, 40, 1, 1000),
+    "sanitizer": Stage("sanitizer", 405, 60, 80, 8, 1, SPIN_FLAGS),
 }
 """The first call. A stage may use the seconds that earlier stages left."""
 AGAIN = {
     "faults": Stage("faults", 70, 45, 60, 8, 1, f"{SPIN_FLAGS} {LINES}", "memcheck"),
     "wrong": Stage("wrong", 90, 15, 40, 8, 1, SPIN_FLAGS),
-    "first": STAGES["first"]._replace(until=105, estimate=10),
-    "truth": STAGES["truth"]._replace(until=135, estimate=20),
-    "sanitizer": STAGES["sanitizer"]._replace(until=165, estimate=30),
-    "speed": STAGES["speed"]._replace(until=225, estimate=60),
+    "first": STAGES["first"]._replace(until=130, estimate=20),
+    "truth": STAGES["truth"]._replace(until=150, estimate=20),
+    "sanitizer": STAGES["sanitizer"]._replace(until=210, estimate=60),
+    "speed": STAGES["speed"]._replace(until=335, estimate=120),
 }
 """The second call: jobs that failed, under memcheck and with source lines; those whose results were wrong, with all
 results and places; and those for which no time was left."""

@@ -18,6 +18,7 @@ from perf.record import significant
 from perf.recurrence import MODULES
 from python_tests.gpu.recurrences import moved
 from python_tests.samples import Sample, outputs_and_gradients, recurrence_sample
+from python_tests.samples.rounded import RoundedProducts, to_tf32
 from rnnkern import ops, reference
 from rnnkern.ops import explain
 
@@ -63,6 +64,16 @@ def only(kernel: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+def rounded(precision: str, naive: Callable[[], Values]) -> Callable[[], Values]:
+    """Rounds the factors of all products if the precision is TF32, because cuBLAS uses TF32 for some sizes only."""
+
+    def run() -> Values:
+        with RoundedProducts(to_tf32):
+            return naive()
+
+    return run if precision == "tf32" else naive
+
+
 # ---- calls that are compared with the reference
 
 
@@ -82,7 +93,7 @@ def call(cell: str, precision: str, sizes: tuple[int, int, int], device: torch.d
             "forward+backward": {OURS: functools.partial(both, ops.recurrence, dtype_of(precision))},
         },
         baselines={},
-        naive=functools.partial(both, reference.recurrence, dtype_of(precision)),
+        naive=rounded(precision, functools.partial(both, reference.recurrence, dtype_of(precision))),
         truth=functools.partial(both, reference.recurrence, torch.float64),
     )
 
@@ -176,7 +187,7 @@ def build(spec: Spec, device: torch.device, rate: float, seed: int) -> Problem:
             "forward+backward": calls(lambda p: p.training, x, grad_h),
         },
         baselines=products(x, ours),
-        naive=lambda: naive.training(x, grad_h),
+        naive=rounded(spec.precision, functools.partial(naive.training, x, grad_h)),
         truth=lambda: exact.training(x.detach().double().requires_grad_(), grad_h.double()),
         moving={"forward": once / rate, "forward+backward": 2 * once / rate},
         columns=lambda provider: {"kernel": kernels.get(provider, ""), "copy_gb_s": significant(rate / 1e9)},

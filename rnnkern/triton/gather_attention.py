@@ -162,6 +162,7 @@ def backward_queries(
             alpha = tl.load(weights + row * K + place, mask=valid, other=0.0) / mass
             grad_alpha = tl.load(grad_scores + row * K + place, mask=valid, other=0.0)
             grad_e = alpha * (grad_alpha - along)
+            tl.debug_barrier()  # several warps load the same element; none may store before all have loaded
             tl.store(weights + row * K + place, alpha, mask=place < K)
             tl.store(grad_scores + row * K + place, grad_e, mask=place < K)
             if DOT:
