@@ -61,8 +61,8 @@ PEERS = ("loop", "prefix sums")
 
 
 def peers(kind: str, x: Tensor) -> dict[str, Function]:
-    """The peers on the device of x. Libraries for GPUs need factors for each step and have no initial state; the loop is
-    hundreds of times slower there."""
+    """The peers on the device of x. Libraries for GPUs need factors for each step and have no initial state; there, the
+    loop is hundreds of times slower than the other."""
     functions: dict[str, Function] = dict(zip(PEERS, (loop, prefix_sums), strict=True))
     if x.is_cuda:
         del functions[PEERS[0]]

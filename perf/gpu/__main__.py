@@ -51,7 +51,7 @@ def again(entry: Entry) -> str:
     """The stage of the second call that does a job once more; empty if none."""
     if entry.status == "ok":
         return ""
-    if entry.status == "cut" or (entry.status, entry.stage) == ("wrong", "speed"):  # nothing beside it while it is timed
+    if entry.status == "cut" or (entry.status, entry.stage) == ("wrong", "speed"):  # is timed with nothing beside it
         return entry.stage
     if entry.name == "primitives":  # traps on purpose
         return "first"

@@ -52,11 +52,12 @@ class Check(NamedTuple):
     kernel: str = ""  # the only one that may run; empty: as the plan chooses
     tf32: bool = False
     kinked: bool = False  # rounding may decide the side of a kink, so one of two draws may be wrong
+    alone: bool = False  # without the reference, for a few steps
 
     def __call__(self, place: Place) -> str:
         before = place.counts()
         with recurrences.tf32(self.tf32), recurrences.only(self.kernel.removesuffix("_tf32")):
-            if place.rehearses:
+            if place.rehearses or self.alone:
                 words = self.rehearse(place)
             else:
                 words = self.compare(place)

@@ -94,7 +94,8 @@ def main(argv: Sequence[str]) -> None:
     before = set(KERNELS.iterdir())
     facts = {"commit": record.commit(), "csrc": digest(), "nvrtc": _compiler.nvrtc().version}
     FACTS.write_text(json.dumps(facts))
-    command = [sys.executable, "-m", "perf.gpu", "--rehearse", *argv]
+    out = PACK.with_name("gpu_rehearsal")  # not where the report of a run may lie
+    command = [sys.executable, "-m", "perf.gpu", "--rehearse", "--out", str(out), *argv]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment(), check=False)
     total = sum(path.stat().st_size for path in PACK.rglob("*") if path.is_file())
     kernels_now = set(KERNELS.iterdir())

@@ -66,7 +66,7 @@ def state(rows: Sequence[Row]) -> list[Row]:
         lines.append({"": stage} | counts | {"what": ""})
     empty = dict.fromkeys(("ok", "wrong", "failed", "cut"), "")
     bad = [row for row in found if row["status"] in ("wrong", "failed")]
-    return lines + [{"": row["name"]} | empty | {row["status"]: 1, "what": row["text"]} for row in bad]
+    return lines + [{"": row["name"]} | empty | {row["status"]: 1, "what": row["text"][:100]} for row in bad]
 
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], list[Row]], str]] = {
