@@ -49,7 +49,7 @@ FLOORS = {
     "rnnkern._cells": {"rnnkern._compiler", "rnnkern._extension", "rnnkern._torch_private"},
     "rnnkern.reference": set(),
     "rnnkern.triton": set(),
-    "rnnkern.testing": {"rnnkern._extension"},
+    "rnnkern.testing": {"rnnkern._extension", "rnnkern._torch_private"},
     "rnnkern._report": set(),
     "rnnkern._gemm": {"rnnkern._torch_private"},
     "rnnkern.profile": {"rnnkern._report", "rnnkern.testing"},

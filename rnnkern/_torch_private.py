@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 
 __all__ = [
     "FakeTensor",
+    "address_of",
     "constant_when_compiled",
     "context_of_backward",
     "has_onednn",
@@ -32,6 +33,7 @@ __all__ = [
     "is_in_transform",
     "is_wrapped",
     "lay_out",
+    "lazy_clone",
     "onednn",
     "parametrize_again",
     "precision_of_products",
@@ -75,6 +77,15 @@ def context_of_backward() -> Context | None:
     """The context of the thread that started the backward pass that this thread runs. None outside of a backward pass,
     and always None with torch 2.11, which does not store it."""
     return torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
+
+
+lazy_clone = torch._lazy_clone
+"""A copy that shares the memory of the original until one of the two is written."""
+
+
+def address_of(x: Tensor) -> int:
+    """Where the memory of a tensor begins. ``data_ptr`` counts as writing, so it would give a lazy copy its own."""
+    return torch._C._data_address(x)
 
 
 without_autograd = torch._C._AutoDispatchBelowAutograd

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
+from rnnkern._torch_private import address_of
 
 FACTORS = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.float16: 2.0, torch.float64: 4.0}
 """For each dtype, the error that a kernel may have as a multiple of the error of plain PyTorch."""
@@ -230,22 +231,21 @@ def saved_bytes(fn: Callable[[], object], besides: Iterable[Tensor] = ()) -> int
     32000
     """
     saved: WeakSet[_Saved] = WeakSet()
-    known = {x.untyped_storage().data_ptr() for x in besides}
+    known = {address_of(x) for x in besides}
 
     def pack(x: Tensor) -> _Saved:
         base = x if x._base is None else x._base
         if base.is_leaf and base.requires_grad:
-            known.add(x.untyped_storage().data_ptr())
+            known.add(address_of(x))
         kept = _Saved(x)
         saved.add(kept)
         return kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
         result = fn()
-    storages = [kept.tensor.untyped_storage() for kept in saved]
-    found = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in known}
+    found = {address_of(kept.tensor): kept.tensor.untyped_storage().nbytes() for kept in saved}
     del result
-    return sum(found.values())
+    return sum(size for address, size in found.items() if address not in known)
 
 
 def peak_bytes(fn: Callable[[], object]) -> int:

@@ -8,7 +8,9 @@ import weakref
 import pytest
 import torch
 from torch.func import functional_call
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,6 +43,35 @@ def layer(request):
 @pytest.fixture
 def x():
     return torch.randn(T, B, I)
+
+
+RETURNED = LAYERS | {
+    "projected lstm": lambda: rnnkern.nn.LSTM(I, H, proj_size=2),
+    "batch first": lambda: rnnkern.nn.GRU(I, H, batch_first=True),
+    "cell of one's own": lambda: rnnkern.nn.Recurrent(rnnkern.cells.mgu, I, H),
+} | {
+    name: lambda name=name: getattr(rnnkern.nn, name)(I, H)
+    for name in ("EURNN", "GORU", "MomentumLSTM", "UnitaryRNN", "ContinuousRNN", "MemLSTM", "SABLSTM")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["batched", "packed", "unbatched"])
+@pytest.mark.parametrize("name", RETURNED)
+def test_outputs_and_states_are_the_callers(name, kind, x):
+    """All may be changed in place before the backward pass, and states be detached in place."""
+    layer = RETURNED[name]()
+    given = pack_padded_sequence(x, [6, 5, 5, 2]) if kind == "packed" else x[:, 0] if kind == "unbatched" else x
+
+    def found(change):
+        output, state = layer(given)
+        rows = output.data if kind == "packed" else output
+        states = [part for part in tree_leaves(state) if isinstance(part, torch.Tensor) and part.requires_grad]
+        assert states
+        assert not any(part._is_view() for part in states)
+        loss = sum(change(part).abs().sum() for part in (rows, *states))
+        return torch.autograd.grad(loss, list(layer.parameters()), materialize_grads=True)
+
+    assert same(found(lambda y: y.add_(1).mul_(2)), found(lambda y: 2 * (y + 1)))
 
 
 def loss_of(layer, x):

@@ -65,13 +65,13 @@ CALLS = {
 TRITON = {"linear_scan", "moment_filter", "gather_attention", "similarity"}
 
 
-def results(op, call):
-    """Values and gradients."""
+def results(op, call, change=lambda y: y):
+    """Values and gradients; each value is replaced by ``change(value)``."""
     args, kwargs = call = changed(call, Tensor.clone)
     leaves = [x for x in tree_leaves(call) if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())]
     for x in leaves:
         x.requires_grad_()
-    outputs = [y for y in tree_leaves(op(*args, **kwargs)) if isinstance(y, Tensor) and y.requires_grad]
+    outputs = [change(y) for y in tree_leaves(op(*args, **kwargs)) if isinstance(y, Tensor) and y.requires_grad]
     grads = torch.autograd.grad(outputs, leaves, [y.detach().cos() for y in outputs], allow_unused=True)
     return [*outputs, *(g for g in grads if g is not None)]
 
@@ -95,6 +95,14 @@ def test_explain_says_what_is_entered(name):
     assert entered(name) == before + runs
     args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), call)
     assert explain(op, *args, **kwargs).implementation == "reference"
+
+
+@pytest.mark.parametrize("name", [*sorted(CALLS.keys() - {"linear_scan"}), "cayley", "project_orthogonal"])
+def test_outputs_may_be_changed_in_place_before_the_backward_pass(name):
+    op, call = getattr(ops, name), CALLS.get(name, CALLS["skew_exp"])()
+    assert all(
+        map(torch.equal, results(op, call, lambda y: y.mul_(2).sin_()), results(op, call, lambda y: (2 * y).sin()))
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)

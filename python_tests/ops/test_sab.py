@@ -13,6 +13,7 @@ from python_tests.samples import agree, draws
 from python_tests.seeds import FIRST
 from python_tests.tiers import each_level
 from rnnkern import reference
+from rnnkern._torch_private import address_of
 from rnnkern.ops import SABState, explain, sab_recurrence
 
 _operators = torch.ops.rnnkern
@@ -220,12 +221,12 @@ def test_what_is_kept_for_the_backward():
     """Besides arguments and results: c, a divisor, and the weights and slots of k memories."""
     steps, batch, hidden, k = 50, 4, 64, 3
     call, kept = make(steps, batch, hidden, top_k=k).to(torch.float32), {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x) is x or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(address_of(x), x) is x or x, lambda x: x):
         out, _, memory = call(sab_recurrence, return_memory=True)
-    known = {x.data_ptr() for x in (out, *call.leaves.values())}
-    own = [x for x in kept.values() if x.data_ptr() not in known and x.shape[:2] == (steps, batch)]
+    known = {address_of(x) for x in (out, *call.leaves.values())}
+    own = [x for x in kept.values() if address_of(x) not in known and x.shape[:2] == (steps, batch)]
     assert sum(x.numel() for x in own) == steps * batch * (hidden + 2 * k + 1)
-    assert {memory.weights.data_ptr(), memory.slots.data_ptr()} <= kept.keys()
+    assert {address_of(memory.weights), address_of(memory.slots)} <= kept.keys()
 
 
 # ---- errors, and the choice of the implementation

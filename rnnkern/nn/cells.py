@@ -44,7 +44,7 @@ class RecurrentCell(RNNCellBase):
         given = input if hx is None else hx[0] if self._cell == "lstm" else hx
         state = autocast.cast_state(self._cell, given.dtype, state)
         if unbatched:
-            state = [s.squeeze(0) for s in state]
+            state = [s.squeeze(0).clone() for s in state]  # a view could not be detached in place
         return tuple(state) if self._cell == "lstm" else state[0]
 
     @torch.no_grad()

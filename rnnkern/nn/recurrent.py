@@ -186,19 +186,17 @@ class RecurrentBase(RNNBase):
             else:
                 x, *final = results if len(calls) > 1 else results[0]
             finals += final
-        if len(finals) == 1:
-            hidden = tuple(state.unsqueeze(0) for state in finals[0])
-        else:
-            hidden = tuple(torch.stack(states) for states in zip(*finals, strict=True))
+        unbatched = isinstance(input, Tensor) and input.dim() == 2
+        joined = torch.cat if unbatched else torch.stack  # no views, which could not be detached in place
+        hidden = tuple(joined(states) for states in zip(*finals, strict=True))
         packed, given = sequence.batch_sizes is not None, sequence.state[0].dtype
         x, hidden = autocast.cast_results(self, packed, given, x, hidden)
         hidden = hidden if len(hidden) > 1 else hidden[0]
         if isinstance(input, PackedSequence):
             _, batch_sizes, order, inverse = input
             return PackedSequence(x, batch_sizes, order, inverse), self.permute_hidden(hidden, inverse)
-        if input.dim() == 2:
-            squeezed = tuple(s.squeeze(1) for s in hidden) if isinstance(hidden, tuple) else hidden.squeeze(1)
-            return x.squeeze(1), squeezed
+        if unbatched:
+            return x.squeeze(1), hidden
         return x.transpose(0, 1) if self.batch_first else x, hidden
 
     def _step(self, input, hx):

@@ -90,7 +90,9 @@ class Layers(Module):
         if isinstance(input, PackedSequence):
             inverse = input.unsorted_indices
             return state if inverse is None else _each(state, lambda part: part.index_select(self._batch_dim, inverse))
-        return _each(state, lambda part: part.squeeze(self._batch_dim)) if input.dim() == 2 else state
+        if input.dim() == 3:
+            return state
+        return _each(state, lambda part: part.squeeze(self._batch_dim).clone())  # a view could not be detached in place
 
     def extra_repr(self) -> str:
         given = {name: getattr(self, name, plain) for name, plain in self._plain.items()}

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from rnnkern import _extension
-from rnnkern.ops.transforms import applied_whole, call_backward, needs_derivatives, no_forward_mode, transformed
+from rnnkern.ops.transforms import (
+    applied_whole,
+    call_backward,
+    can_hand_out,
+    gradients_taken_back,
+    hand_out,
+    needs_derivatives,
+    no_forward_mode,
+    take_back,
+    transformed,
+)
 
 _operators = torch.ops.rnnkern
 
@@ -33,6 +43,7 @@ def differentiable(
     fold: Callable,
     shapes: Callable[..., Any],
     backward_shapes: Callable[..., Any],
+    kept: Sequence[int] = (),
     optional: Sequence[int] = (),
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
@@ -51,6 +62,7 @@ def differentiable(
         leaves: indices of the backward arguments with respect to which second derivatives are taken.
         fold: the rule for torch.vmap, a function of (function, info, dims, args), see :mod:`rnnkern.ops.folds`.
         shapes, backward_shapes: implementations of both operators for fake tensors.
+        kept: indices of the outputs with gradients that ``saves`` returns too.
         optional: indices of the ``args`` whose gradients the backward operator can leave out. As its last arguments it
             takes one bool for each of them, whether the gradient is needed.
         backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator; by
@@ -90,22 +102,24 @@ def differentiable(
 
     class Forward(torch.autograd.Function):
         @staticmethod
-        def forward(spec, *flat):
-            return _as_tuple(forward(True, *_nested(flat, spec)))
+        def forward(kept, spec, *flat):
+            return hand_out(_as_tuple(forward(True, *_nested(flat, spec))), kept)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
-            ctx.spec, *flat = inputs
+            ctx.handed_out, ctx.spec, *flat = inputs
+            output = take_back(output, ctx.handed_out)
             ctx.mark_non_differentiable(*output[results:])
             _keep(ctx, saves(_nested(flat, ctx.spec), output))
 
         @staticmethod
         def backward(ctx, *grads):
+            grads = gradients_taken_back(grads, ctx.handed_out)
             grads = [*grads[:results], *[None] * (results - len(grads))]
-            needed = ctx.needs_input_grad[1:]
+            needed = ctx.needs_input_grad[2:]
             all_grads = [None] * len(needed)
             if all(grad is None for grad in grads):
-                return None, *all_grads
+                return None, None, *all_grads
             places = None if _has_no_lists(ctx.spec) else _places(ctx.spec)
             needs = [needed[k if places is None else places[k].start] for k in optional]
             args = backward_arguments(grads, _nested(*_kept(ctx)), needs)
@@ -118,11 +132,11 @@ def differentiable(
             for n, grad in zip(indices, found, strict=False):
                 if needed[n]:
                     all_grads[n] = grad
-            return None, *all_grads
+            return None, None, *all_grads
 
         @staticmethod
-        def vmap(info, dims, spec, *flat):
-            return fold(lambda *args: Forward.apply(spec, *args), info, dims[1:], flat)
+        def vmap(info, dims, kept, spec, *flat):
+            return fold(lambda *args: Forward.apply(kept, spec, *args), info, dims[2:], flat)
 
     Forward.__name__ = Forward.__qualname__ = name
     Backward.__name__ = Backward.__qualname__ = f"{name}_backward"
@@ -131,7 +145,9 @@ def differentiable(
     def call(*args):
         flat, spec = _flat(args)
         if needs_derivatives(*(x for x in flat if isinstance(x, Tensor))):
-            return apply(spec, *flat)
+            hidden = kept if can_hand_out() else ()
+            outputs = apply(hidden, spec, *flat)
+            return outputs[: len(outputs) - len(hidden)]
         return _as_tuple(forward(False, *args))
 
     if _extension.available:

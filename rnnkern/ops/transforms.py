@@ -1,7 +1,7 @@
 """Calls an operator's autograd.Function: eagerly, in transforms of torch.func, in forward mode or under
 torch.compile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from rnnkern._torch_private import (
     in_forward_mode,
     is_fake,
     is_in_transform,
+    lazy_clone,
     unwrap_dead_wrappers,
     without_autograd,
 )
@@ -20,6 +21,37 @@ from rnnkern._torch_private import (
 def transformed() -> bool:
     """Whether a transform of torch.func or forward-mode AD is active, neither of which the plain operator supports."""
     return in_forward_mode() or is_in_transform()
+
+
+def can_hand_out() -> bool:
+    """Whether :func:`hand_out` works here: neither torch.compile nor the transforms know lazy copies."""
+    return not (torch.compiler.is_compiling() or transformed())
+
+
+def hand_out(outputs: Sequence[Tensor], kept: Sequence[int]) -> tuple[Tensor, ...]:
+    """The outputs of a Function, so that the caller may change them in place before the backward pass: those whose
+    index is in ``kept``, which the backward pass reads, are lazy copies, and the originals follow the outputs."""
+    given = list(outputs)
+    for k in kept:
+        given[k] = lazy_clone(outputs[k])
+    return *given, *(outputs[k] for k in kept)
+
+
+def take_back(outputs: Sequence[Tensor], kept: Sequence[int]) -> list[Tensor]:
+    """The outputs that :func:`hand_out` was given."""
+    given = list(outputs[: len(outputs) - len(kept)])
+    for k, original in zip(kept, outputs[len(given) :], strict=True):
+        given[k] = original
+    return given
+
+
+def gradients_taken_back(grads: Sequence[Tensor | None], kept: Sequence[int]) -> list[Tensor | None]:
+    """The gradients of the outputs that :func:`hand_out` was given; an original has a gradient of its own if the
+    backward pass, which reads it, is differentiated."""
+    given = list(grads[: len(grads) - len(kept)])
+    for k, grad in zip(kept, grads[len(given) :], strict=True):
+        given[k] = grad if given[k] is None else given[k] if grad is None else given[k] + grad
+    return given
 
 
 def needs_derivatives(*tensors: Tensor | None) -> bool:

@@ -136,6 +136,7 @@ _givens_product = differentiable(
     forward=lambda training, *args: torch.ops.rnnkern.givens_product.default(*args),
     results=1,
     saves=lambda args, outputs: (args[0], outputs[0], *args[2:]),
+    kept=(0,),
     gradients=(0, 1),
     optional=(1,),
     reference_backward=_reference_backward,

@@ -244,6 +244,7 @@ _givens_recurrence = differentiable(
     forward=lambda training, *args: _operators.givens_recurrence.default(*args),
     results=2,
     saves=lambda args, outputs: (*args[:6], outputs[0], *args[6:]),
+    kept=(0,),
     gradients=(0, 1, 4, 5, 2, 3),
     reference_backward=_reference_backward,
     leaves=range(8),

@@ -72,7 +72,7 @@ def recurrence_adjoint(
     parts = _extension.bfloat16_parts()
     with torch.no_grad():
         h, *rest = Recurrence.forward(
-            cell, reverse, (True, True, None, None), len(state), (parts, *rates), u, weight_ih, bias_ih, R, bias,
+            cell, reverse, (True, True, None, None, False), len(state), (parts, *rates), u, weight_ih, bias_ih, R, bias,
             batch_sizes, reset, None, seed, keep, *state, *params,
         )  # fmt: skip
         *_, found = torch.ops.rnnkern.recurrence_backward.default(

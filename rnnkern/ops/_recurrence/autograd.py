@@ -13,7 +13,7 @@ from rnnkern.ops._recurrence.facts import KERNEL_CELLS, saved_by
 from rnnkern.ops._recurrence.second import ReferenceBackward, differentiate_backward, push_forward_backward
 from rnnkern.ops._recurrence.tangent import tangents_of
 from rnnkern.ops._recurrence.vmap import over_members
-from rnnkern.ops.transforms import applied_whole, call_backward, transformed
+from rnnkern.ops.transforms import applied_whole, call_backward, gradients_taken_back, hand_out, take_back, transformed
 from rnnkern.reference._recurrence import cell_of
 
 RESIDENT_CELLS = [cell for cell, facts in KERNEL_CELLS.items() if facts["resident"]]
@@ -45,8 +45,9 @@ class Recomputed(NamedTuple):
 
 class Recurrence(torch.autograd.Function):
     """``saving`` is (whether the gates are saved, or None if nothing is; whether u is saved; the function of a
-    :class:`Recomputed` or None; the number of steps that read one u, or None). ``tensors`` are the
-    state, the params and the arguments of that function."""
+    :class:`Recomputed` or None; the number of steps that read one u, or None; whether h is handed out, see
+    :func:`rnnkern.ops.transforms.hand_out`). ``tensors`` are the state, the params and the arguments of that
+    function."""
 
     @staticmethod
     def forward(cell, reverse, saving, states, how, u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
@@ -54,18 +55,18 @@ class Recurrence(torch.autograd.Function):
         last, steps = states + len(cell_of(cell).params), saving[3]
         if steps is not None:
             u = u.expand(steps, *u.shape[1:])
-        return tuple(
-            _operators.recurrence.default(
-                cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse,
-                saving[0] is not None, bool(saving[0]), weight_ih, bias_ih, *operator_rates(how[1:]), seed, keep,
-                how[0],
-            )
+        outputs = _operators.recurrence.default(
+            cell, u, R, tensors[:states], bias, tensors[states:last] or None, batch_sizes, reset, reverse,
+            saving[0] is not None, bool(saving[0]), weight_ih, bias_ih, *operator_rates(how[1:]), seed, keep, how[0],
         )  # fmt: skip
+        return hand_out(outputs, _kept(saving))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.cell, ctx.reverse, saving, ctx.states, ctx.how, u, *tensors = inputs
-        save_gates, save_u, ctx.recompute_u, ctx.steps = saving
+        save_gates, save_u, ctx.recompute_u, ctx.steps, _ = saving
+        ctx.handed_out = _kept(saving)
+        output = take_back(output, ctx.handed_out)
         h, saved = output[0], output[1 + ctx.states :]
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
@@ -79,8 +80,8 @@ class Recurrence(torch.autograd.Function):
         ctx.save_for_backward(*sources, u if reads_u or save_u else None, *tensors, h, *saved)
 
     @staticmethod
-    def backward(ctx, grad_h, *grad_rest):
-        grads = (grad_h, *grad_rest[: ctx.states])
+    def backward(ctx, *grads):
+        grads = gradients_taken_back(grads, ctx.handed_out)[: 1 + ctx.states]
         if all(g is None for g in grads):
             return (None,) * (5 + ctx.inputs)
         needs_params = any(ctx.needs_input_grad[15 + ctx.states : len(ctx.needs_input_grad) - ctx.sources])
@@ -101,6 +102,11 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def vmap(info, dims, *args):
         return over_members(differentiable, info, dims, args)
+
+
+def _kept(saving):
+    """Indices of the outputs that are handed out."""
+    return (0,) if saving[4] else ()
 
 
 def _saves_candidates(cell, zoneout, seed, keep):
@@ -130,7 +136,9 @@ def push_forward(ctx, *dots):
     rates = ctx.how[1:]
     call = ctx.cell, ctx.reverse, rates
     if len(kept) < _tensors_saved(ctx.cell, rates, *arguments[8:]):
-        _, *rest = differentiable(*call[:2], (True, True, None, None), ctx.states, ctx.how, *arguments, *state, *params)
+        _, *rest = differentiable(
+            *call[:2], (True, True, None, None, False), ctx.states, ctx.how, *arguments, *state, *params
+        )
         kept = rest[ctx.states :]
     h_tangent, final = tangents_of(
         *call, (*arguments[:7], *arguments[8:]), state, params, h, kept, dots[:5],

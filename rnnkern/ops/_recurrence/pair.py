@@ -12,7 +12,14 @@ from rnnkern import _extension
 from rnnkern.ops._recurrence.autograd import gradients, in_order
 from rnnkern.ops._recurrence.recurrence import recurrence
 from rnnkern.ops.dispatch import Choice
-from rnnkern.ops.transforms import needs_derivatives, transformed
+from rnnkern.ops.transforms import (
+    can_hand_out,
+    gradients_taken_back,
+    hand_out,
+    needs_derivatives,
+    take_back,
+    transformed,
+)
 
 _operators = torch.ops.rnnkern
 
@@ -154,8 +161,9 @@ def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
     states, batch_sizes = len(calls[0]["state"]), calls[0]["batch_sizes"]
     parts = _extension.bfloat16_parts()
     if needs_derivatives(x, *tensors):
-        save_gates = calls[0]["save_gates"] is not False
-        results = RecurrencePair.apply(cell, stacked, save_gates, states, parts, x, batch_sizes, *tensors)
+        saving = calls[0]["save_gates"] is not False, can_hand_out()
+        results = RecurrencePair.apply(cell, stacked, saving, states, parts, x, batch_sizes, *tensors)
+        results = results[:-2] if saving[1] else results
     else:
         results = _run(cell, stacked, False, False, states, parts, x, batch_sizes, tensors)
     one, other = ((h, tuple(rest[:states])) for h, *rest in _halves(results))
@@ -186,18 +194,27 @@ def _run(cell, stacked, training, save_gates, states, parts, x, batch_sizes, ten
     )  # fmt: skip
 
 
+def _kept(saving, outputs):
+    """Indices of the outputs that are handed out: h of both recurrences."""
+    return (0, outputs // 2) if saving[1] else ()
+
+
 class RecurrencePair(torch.autograd.Function):
     """Forward and backward pass of a pair, not used under transforms. If the backward pass runs under a transform or is
     differentiated again, it uses the backward passes of the two recurrences separately. For stacked layers, h of the
-    first layer has a gradient of its own only in second derivatives."""
+    first layer has a gradient of its own only in second derivatives. ``saving`` is (whether the gates are saved,
+    whether both h are handed out, see :func:`rnnkern.ops.transforms.hand_out`)."""
 
     @staticmethod
-    def forward(cell, stacked, save_gates, states, parts, x, batch_sizes, *tensors):
-        return tuple(_run(cell, stacked, True, save_gates, states, parts, x, batch_sizes, tensors))
+    def forward(cell, stacked, saving, states, parts, x, batch_sizes, *tensors):
+        outputs = _run(cell, stacked, True, saving[0], states, parts, x, batch_sizes, tensors)
+        return hand_out(outputs, _kept(saving, len(outputs)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.cell, ctx.stacked, _, ctx.states, ctx.parts, *tensors = inputs
+        ctx.cell, ctx.stacked, saving, ctx.states, ctx.parts, *tensors = inputs
+        ctx.handed_out = _kept(saving, len(output) - 2)
+        output = take_back(output, ctx.handed_out)
         kept = [(half[0], *half[1 + ctx.states :]) for half in _halves(output)]
         ctx.mark_non_differentiable(*kept[0][1:], *kept[1][1:])
         ctx.set_materialize_grads(False)
@@ -206,7 +223,7 @@ class RecurrencePair(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        grads = [list(half[: 1 + ctx.states]) for half in _halves(grads)]
+        grads = [list(half[: 1 + ctx.states]) for half in _halves(gradients_taken_back(grads, ctx.handed_out))]
         needs = [[ctx.needs_input_grad[5], *half] for half in _halves(ctx.needs_input_grad[7:])]
         used = [any(g is not None for g in half) for half in grads]
         if ctx.stacked:

@@ -20,7 +20,7 @@ from rnnkern.ops._recurrence.checks import COMPLEX, check, noise
 from rnnkern.ops._recurrence.complex import columns_in_parts, of_parts, rows_in_parts, state_in_parts
 from rnnkern.ops.dispatch import Choice, choose, cpu_refusal, cuda_refusal, forced, operator
 from rnnkern.ops.programs import told
-from rnnkern.ops.transforms import needs_derivatives, transformed
+from rnnkern.ops.transforms import can_hand_out, needs_derivatives, transformed
 from rnnkern.reference._recurrence import cell_of
 
 _operators = torch.ops.rnnkern
@@ -219,9 +219,10 @@ def recurrence(
             if not torch.compiler.is_compiling():  # torch.compile does not support second derivatives
                 recompute_u, sources = save_u
         training = torch.is_grad_enabled() or in_forward_mode()
+        saving = save_gates if training else None, keep_u, recompute_u, steps, can_hand_out()
         h, *rest = differentiable(
-            cell, reverse, (save_gates if training else None, keep_u, recompute_u, steps), len(state), (parts, *rates),
-            u, weight_ih, bias_ih, R, bias, batch_sizes, reset, grad_scale, seed, keep, *state, *params, *sources,
+            cell, reverse, saving, len(state), (parts, *rates), u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
+            grad_scale, seed, keep, *state, *params, *sources,
         )  # fmt: skip
     else:
         u = u if steps is None else u.expand(steps, *u.shape[1:])

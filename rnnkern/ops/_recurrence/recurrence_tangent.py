@@ -219,7 +219,7 @@ def _propagate(cell, u, R, state, tangents, u_tangent, r_tangent, bias_tangent, 
     h, *rest = forward(
         cell,
         reverse,
-        (True, True, None, None),
+        (True, True, None, None, False),
         states,
         (_extension.bfloat16_parts(), *rates),
         *arguments,

@@ -262,6 +262,7 @@ _similarity = differentiable(
     forward=lambda training, *args: torch.ops.rnnkern.similarity.default(*args),
     results=3,
     saves=lambda args, outputs: (*args[:6], outputs[0], *args[6:]),
+    kept=(0,),
     gradients=range(5),
     reference_backward=_reference_backward,
     leaves=range(8),

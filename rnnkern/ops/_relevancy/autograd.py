@@ -6,7 +6,15 @@ import torch
 from rnnkern import _extension
 from rnnkern.ops._relevancy.second import differentiate_backward
 from rnnkern.ops.folds import one_by_one
-from rnnkern.ops.transforms import applied_whole, needs_derivatives, no_forward_mode
+from rnnkern.ops.transforms import (
+    applied_whole,
+    can_hand_out,
+    gradients_taken_back,
+    hand_out,
+    needs_derivatives,
+    no_forward_mode,
+    take_back,
+)
 from rnnkern.reference import CELLS, RelevancyState
 
 SAVED_GATES = {"lstm": 4}
@@ -30,7 +38,7 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
     if needs_derivatives(u, *tensors) or (scores is not None and needs_derivatives(scores)):
-        _, *results = _apply(call, maps, u, batch_sizes, reset, scores, *tensors)
+        _, *results = _apply(call, (maps, can_hand_out()), u, batch_sizes, reset, scores, *tensors)
     else:
         results = _operators.relevancy_recurrence.default(
             cell, u, weights, parts, params, batch_sizes, reset, scores, *sizes, False, maps
@@ -44,7 +52,8 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
 def _over_members(function, info, dims, args):
     if info.batch_size == 0:
         raise ValueError("relevancy_recurrence: torch.vmap needs at least one member, got a dimension of size 0")
-    return one_by_one(function, info, [None, *dims[1:]], args)  # `call` is a tuple: a dim for each item
+    dims = [None if isinstance(dim, tuple) else dim for dim in dims]  # those of a tuple's items
+    return one_by_one(function, info, dims, args)
 
 
 def _split(cell, tensors):
@@ -65,32 +74,42 @@ def _whole(passed_on):
     return (*first, buffer, None, None, relevant, None, None, None)
 
 
+def _kept(returned):
+    """Indices of the outputs that are handed out."""
+    return (1, 2) if returned[1] else ()
+
+
 class Relevancy(torch.autograd.Function):
     """The operator with its backward pass. The first output stands in for u, which is not saved: it shares the memory
-    of a saved tensor, and if the backward pass is differentiated it receives the gradient with respect to u."""
+    of a saved tensor, and if the backward pass is differentiated it receives the gradient with respect to u.
+    ``returned`` is (whether alpha and ids are, whether h and s are handed out, see
+    :func:`rnnkern.ops.transforms.hand_out`)."""
 
     @staticmethod
-    def forward(call, maps, u, batch_sizes, reset, scores, *tensors):
+    def forward(call, returned, u, batch_sizes, reset, scores, *tensors):
         cell, *sizes = call
         weights, params, state, _ = _split(cell, tensors)
         results = _operators.relevancy_recurrence.default(
-            cell, u, weights, state, params, batch_sizes, reset, scores, *sizes, True, maps
+            cell, u, weights, state, params, batch_sizes, reset, scores, *sizes, True, returned[0]
         )
-        return (results[-2 if cell in SAVED_GATES else 0].view(u.shape), *results)
+        stand_in = results[-2 if cell in SAVED_GATES else 0].view(u.shape)
+        return hand_out((stand_in, *results), _kept(returned))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.call, maps, _, *tensors = inputs
+        ctx.call, returned, _, *tensors = inputs
         _, _, state, _ = _split(ctx.call[0], tensors[3:])
-        stand_in, h, s, *results = output
+        ctx.handed_out = _kept(returned)
+        stand_in, h, s, *results = take_back(output, ctx.handed_out)
         last, rest = results[: len(state)], results[len(state) :]
         ctx.mark_non_differentiable(last[-6], last[-5], *last[-3:], *rest)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, stand_in, h, s, *rest[2 * maps :])
+        ctx.save_for_backward(*tensors, stand_in, h, s, *rest[2 * returned[0] :])
 
     @staticmethod
-    def backward(ctx, grad_u, grad_h, grad_s, *grads):
+    def backward(ctx, *grads):
         cell = ctx.call[0]
+        grad_u, grad_h, grad_s, *grads = gradients_taken_back(grads, ctx.handed_out)
         last = grads[: CELLS[cell].states + 7]
         upstream = (grad_h, grad_s, *_passed_on(last))
         if all(g is None for g in upstream):

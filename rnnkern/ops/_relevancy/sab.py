@@ -248,6 +248,7 @@ _sab_recurrence = differentiable(
     forward=lambda training, *args: torch.ops.rnnkern.sab_recurrence.default(*args, training),
     results=4,
     saves=lambda args, outputs: (*args, outputs[0], list(outputs[5:])),
+    kept=(0,),
     gradients=range(5),
     reference_backward=_reference_backward,
     backward_arguments=_backward_arguments,

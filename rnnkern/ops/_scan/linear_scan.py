@@ -88,7 +88,7 @@ def linear_scan(
         h, shaped like ``x`` and complex if ``a`` or ``x`` is complex, and the final state, (B, C), taken at the last
         step of each sequence. Gradients flow from both to ``a``, ``x`` and ``state``, and second derivatives are
         supported. Complex gradients follow PyTorch's convention. Apart from ``a`` and ``state``, only h is saved for
-        the backward pass.
+        the backward pass, so it must not be changed in place before.
 
     Raises:
         ValueError: a shape or a value of ``batch_sizes`` is wrong, or :func:`rnnkern.use` forces an implementation that
