@@ -144,7 +144,7 @@ def kernel_of(module: Module, x: Tensor) -> str:
     (choice,) = explain(module, x)
     if choice.implementation == "reference":
         raise NoKernel(f"there is no kernel to measure: {choice.reason}")
-    return choice.reason
+    return choice.reason.partition(";")[0]  # without what is compiled already
 
 
 def rivals(kernel: str, module: Module, x: Tensor) -> dict[str, str]:

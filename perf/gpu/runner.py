@@ -121,7 +121,7 @@ def reason(text: str, log: str) -> str:
     for pattern, words in SIGNS:
         if found := re.search(pattern, f"{text}\n{log}"):
             return words.format(*found.groups())
-    return text.partition("\n")[0][:300]
+    return text.partition("\n")[0].replace(f"{ROOT}/", "")[:300]
 
 
 def death(worker: Worker, each: float) -> str:
