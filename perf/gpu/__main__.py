@@ -143,7 +143,8 @@ def main(argv: Sequence[str]) -> None:
                     tell(entry)
                 took[stage.name] = time.monotonic() - start
                 if results and (mine := [entry for entry in entries if entry.stage == stage.name]):
-                    record.append(results / "gpu-report.csv", [facts | entry._asdict() | {"text": entry.text[:300]} for entry in mine])
+                    rows = [facts | entry._asdict() | {"text": entry.text[:300]} for entry in mine]
+                    record.append(results / "gpu-report.csv", rows)
                 save()
         finally:
             save()
