@@ -74,6 +74,19 @@ def test_outputs_and_states_are_the_callers(name, kind, x):
     assert same(found(lambda y: y.add_(1).mul_(2)), found(lambda y: 2 * (y + 1)))
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "two layers of gru", "relrnn"])
+def test_outputs_are_the_callers_when_compiled(name, x):
+    layer = RETURNED[name]()
+
+    def gradients_for(change, wrap):
+        run = wrap(lambda x: change(layer(x)[0]).square().sum())
+        return torch.autograd.grad(run(x), list(layer.parameters()), materialize_grads=True)
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        found = gradients_for(lambda y: y.add_(1).relu_(), torch.compile(backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(found, gradients_for(lambda y: (y + 1).relu(), lambda run: run))
+
+
 def loss_of(layer, x):
     return layer(x)[0].sin().square().sum()
 

@@ -106,6 +106,34 @@ def test_outputs_may_be_changed_in_place_before_the_backward_pass(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_outputs_may_be_changed_in_place_inside_torch_compile(name):
+    call, spec = tree_flatten(CALLS[name](*SMALL[name]))
+    given = [k for k, x in enumerate(call) if isinstance(x, Tensor) and x.is_floating_point()]
+    leaves = [call[k].detach().clone().requires_grad_() for k in given]
+
+    def gradients(change, compiled):
+        def loss(*leaves):
+            args, kwargs = tree_unflatten(
+                [leaves[given.index(k)] if k in given else x for k, x in enumerate(call)], spec
+            )  # fmt: skip
+            found = tree_leaves(getattr(ops, name)(*args, **kwargs))
+            return sum(change(y).sum() for y in found if isinstance(y, Tensor) and y.requires_grad)
+
+        run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+        return torch.autograd.grad(run(*leaves), leaves, materialize_grads=True)
+
+    found, wanted = gradients(lambda y: y.mul_(2).sin_(), True), gradients(lambda y: (2 * y).sin(), False)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_linear_scan_refuses_a_change_of_what_its_backward_pass_reads():
+    a, x, h0 = (y.requires_grad_() for y in (torch.rand(4), torch.randn(3, 2, 4), torch.randn(2, 4)))
+    h, _ = ops.linear_scan(a, x, h0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        h.mul_(2).sum().backward()
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_triton_is_refused_on_a_cpu(name):
     args, kwargs = CALLS[name]()
     reason = "cannot serve this call: the tensors are on cpu" if name in TRITON else "cannot serve this call"

@@ -44,6 +44,7 @@ def differentiable(
     shapes: Callable[..., Any],
     backward_shapes: Callable[..., Any],
     kept: Sequence[int] = (),
+    pooled: bool = False,
     optional: Sequence[int] = (),
     backward_arguments: Callable[..., Sequence[Any]] = lambda grads, saved, needs: (*grads, *saved, *needs),
 ) -> Callable[..., tuple[Tensor, ...]]:
@@ -63,6 +64,7 @@ def differentiable(
         fold: the rule for torch.vmap, a function of (function, info, dims, args), see :mod:`rnnkern.ops.folds`.
         shapes, backward_shapes: implementations of both operators for fake tensors.
         kept: indices of the outputs with gradients that ``saves`` returns too.
+        pooled: whether these are in pooled memory, see :func:`rnnkern.ops.transforms.can_hand_out`.
         optional: indices of the ``args`` whose gradients the backward operator can leave out. As its last arguments it
             takes one bool for each of them, whether the gradient is needed.
         backward_arguments: function of (grads, saved, needs) that returns the arguments of the backward operator; by
@@ -144,8 +146,9 @@ def differentiable(
 
     def call(*args):
         flat, spec = _flat(args)
-        if needs_derivatives(*(x for x in flat if isinstance(x, Tensor))):
-            hidden = kept if can_hand_out() else ()
+        tensors = [x for x in flat if isinstance(x, Tensor)]
+        if needs_derivatives(*tensors):
+            hidden = kept if can_hand_out(tensors[0], pooled) else ()
             outputs = apply(hidden, spec, *flat)
             return outputs[: len(outputs) - len(hidden)]
         return _as_tuple(forward(False, *args))

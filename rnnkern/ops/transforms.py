@@ -23,17 +23,21 @@ def transformed() -> bool:
     return in_forward_mode() or is_in_transform()
 
 
-def can_hand_out() -> bool:
-    """Whether :func:`hand_out` works here: neither torch.compile nor the transforms know lazy copies."""
-    return not (torch.compiler.is_compiling() or transformed())
+def can_hand_out(x: Tensor, pooled: bool = False) -> bool:
+    """Whether :func:`hand_out` works for an operator on ``x``. The transforms of torch.func do not know lazy copies, on
+    a GPU these are untested, and ``pooled`` memory (csrc/common/caching_allocator.h) does not allow them; a change in
+    place then raises an error in the backward pass."""
+    return not transformed() and (torch.compiler.is_compiling() or (x.device.type == "cpu" and not pooled))
 
 
 def hand_out(outputs: Sequence[Tensor], kept: Sequence[int]) -> tuple[Tensor, ...]:
     """The outputs of a Function, so that the caller may change them in place before the backward pass: those whose
-    index is in ``kept``, which the backward pass reads, are lazy copies, and the originals follow the outputs."""
+    index is in ``kept``, which the backward pass reads, are lazy copies, and the originals follow the outputs.
+    torch.compile, which would otherwise change what the backward pass reads, drops copies that it does not need."""
     given = list(outputs)
+    copy = torch.clone if torch.compiler.is_compiling() else lazy_clone
     for k in kept:
-        given[k] = lazy_clone(outputs[k])
+        given[k] = copy(outputs[k])
     return *given, *(outputs[k] for k in kept)
 
 

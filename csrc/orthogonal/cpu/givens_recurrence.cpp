@@ -73,7 +73,7 @@ Tensors givens_recurrence_cpu(Tensor u, Tensor angles, OptionalTensor phases, Op
   const Call call(u, angles, phases, diagonal, bias, h0, batch_sizes, reset, reverse, butterfly);
   return by_dtype_of_givens(call.u, [&](auto zero) {
     using T = decltype(zero);
-    const Tensors results = call.results(empty_of_sizes(call.u, call.u));  // lazy copies need memory from PyTorch
+    const Tensors results = call.results(empty_of_sizes(call.u, call.u));  // PyTorch cannot copy pooled memory lazily
     if (call.is_empty(results, h0)) return results;
     count_kernel(family(call), "forward", call.u);
     auto problem = call.problem<GivensRecurrenceForward<T>, T>();

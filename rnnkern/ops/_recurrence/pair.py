@@ -161,7 +161,7 @@ def _apply(cell, stacked, x, calls) -> tuple[Result, Result]:
     states, batch_sizes = len(calls[0]["state"]), calls[0]["batch_sizes"]
     parts = _extension.bfloat16_parts()
     if needs_derivatives(x, *tensors):
-        saving = calls[0]["save_gates"] is not False, can_hand_out()
+        saving = calls[0]["save_gates"] is not False, can_hand_out(x)
         results = RecurrencePair.apply(cell, stacked, saving, states, parts, x, batch_sizes, *tensors)
         results = results[:-2] if saving[1] else results
     else:

@@ -219,7 +219,7 @@ def recurrence(
             if not torch.compiler.is_compiling():  # torch.compile does not support second derivatives
                 recompute_u, sources = save_u
         training = torch.is_grad_enabled() or in_forward_mode()
-        saving = save_gates if training else None, keep_u, recompute_u, steps, can_hand_out()
+        saving = save_gates if training else None, keep_u, recompute_u, steps, can_hand_out(u)
         h, *rest = differentiable(
             cell, reverse, saving, len(state), (parts, *rates), u, weight_ih, bias_ih, R, bias, batch_sizes, reset,
             grad_scale, seed, keep, *state, *params, *sources,

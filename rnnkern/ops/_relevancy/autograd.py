@@ -38,7 +38,7 @@ def relevancy_recurrence(call, u, weights, state, params, batch_sizes, reset, sc
     parts = [x for x in state if x is not None]
     tensors = (*weights, *params, *parts)
     if needs_derivatives(u, *tensors) or (scores is not None and needs_derivatives(scores)):
-        _, *results = _apply(call, (maps, can_hand_out()), u, batch_sizes, reset, scores, *tensors)
+        _, *results = _apply(call, (maps, can_hand_out(u)), u, batch_sizes, reset, scores, *tensors)
     else:
         results = _operators.relevancy_recurrence.default(
             cell, u, weights, parts, params, batch_sizes, reset, scores, *sizes, False, maps
