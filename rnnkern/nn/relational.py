@@ -33,6 +33,11 @@ def _check_choice(owner: Module, **choices: tuple[str | None, Sequence[str | Non
             raise ValueError(f"{type(owner).__name__}: `{name}` must be one of {tuple(known)}, got {choice!r}")
 
 
+def _reset_parts(module: Module) -> None:
+    for part in module.children():
+        getattr(part, "reset_parameters", lambda part=part: _reset_parts(part))()
+
+
 class _Normalized(Module):
     """Holds the weight and the bias of a context normalization, and its options."""
 
@@ -47,8 +52,15 @@ class _Normalized(Module):
         self.d, self.norm, self.eps = d, norm, eps
         self.segments = None if segments is None else tuple(segments)
         affine = affine and norm is not None
-        self.weight = Parameter(torch.ones(d, **factory)) if affine else None
-        self.bias = Parameter(torch.zeros(d, **factory)) if affine else None
+        self.weight, self.bias = (Parameter(torch.empty(d, **factory)) if affine else None for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+            init.zeros_(self.bias)
+        _reset_parts(self)
 
     def _options(self) -> dict[str, Any]:
         """The arguments of :func:`rnnkern.ops.similarity` that concern the normalization."""
@@ -251,6 +263,10 @@ class CoRelNet(Module):
         else:
             self.decoder = TokenDecoder(objects, outputs, hidden, **factory)
 
+    def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
+        _reset_parts(self)
+
     def forward(self, x: Tensor) -> Tensor:
         """The answers' logits, (B, outputs), of encoded objects (B, T, d)."""
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != self.objects:
@@ -281,8 +297,7 @@ class TokenDecoder(Module):
         super().__init__()
         width, inner = self.WIDTH, self.INNER
         self.tokens, self.query = (Parameter(torch.empty(n, width, **factory)) for n in (objects, 1))
-        for parameter in (self.tokens, self.query):
-            init.normal_(parameter)
+        self._reset_tokens()
         self.to_query, self.to_key, self.to_value = (Linear(width, inner, **factory) for _ in range(3))
         self.from_heads = Linear(inner, width, **factory)
         self.norms = torch.nn.ModuleList(LayerNorm(width, **factory) for _ in range(2))
@@ -290,6 +305,15 @@ class TokenDecoder(Module):
             Linear(width, self.FORWARD, **factory), ReLU(), Linear(self.FORWARD, width, **factory)
         )
         self.answer = Sequential(Linear(width, hidden, **factory), ReLU(), Linear(hidden, outputs, **factory))
+
+    def _reset_tokens(self) -> None:
+        for parameter in (self.tokens, self.query):
+            init.normal_(parameter)
+
+    def reset_parameters(self) -> None:
+        """Initializes all parameters again."""
+        self._reset_tokens()
+        _reset_parts(self)
 
     def forward(self, R: Tensor) -> Tensor:
         tokens = R @ self.tokens
@@ -362,7 +386,8 @@ class ESBN(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew, apart from those of ``similarity``."""
+        """Initializes all parameters again."""
+        self.similarity.reset_parameters()
         with torch.no_grad():
             n = self.hidden_size
             for weight in (self.weight_ih, self.weight_hh):

@@ -55,12 +55,12 @@ class Orthogonal(Parametrization):
             base == "dynamic",
             rebase_every,
         )
-        self.steps = 0
+        self.steps, self.num_negative = 0, size // 2 if num_negative is None else num_negative
         self.register_buffer("base", like.new_empty(*self.layout.batch, size, size))
         self.register_buffer("scale", None)
         if orthogonal_map == "scaled_cayley":
-            self.scale = like.new_ones(size)
-            self.scale[: size // 2 if num_negative is None else num_negative] = -1
+            self.scale = like.new_empty(size)
+            self._reset_scale()
         # On a GPU, where reading A is slow: whether A is 0, and in which version; None if unknown.
         self._zero: tuple[Tensor, int] | None = None
         if self.dynamic:
@@ -107,8 +107,13 @@ class Orthogonal(Parametrization):
         self._zero = zero, -1  # for one use only: writes to A.data change no version
         return A.data_ptr() == zero.data_ptr() and A._version == version
 
+    def _reset_scale(self) -> None:
+        if self.scale is not None:
+            self.scale[: self.num_negative], self.scale[self.num_negative :] = -1, 1
+
     def draw(self) -> Tensor:
-        self._zero = None
+        self._zero, self.steps = None, 0
+        self._reset_scale()
         self.base.copy_(orthogonal_matrix(self.base, self.init or "haar", self.orthogonal_map))
         return torch.zeros_like(self.base[..., : self.layout.columns])
 

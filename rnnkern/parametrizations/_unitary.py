@@ -134,6 +134,7 @@ class UnitaryMap(_Unitary):
         return B + B @ added
 
     def draw(self) -> tuple[Tensor, ...]:
+        self.steps = 0
         B = torch.view_as_complex(self.base)
         if self.init in ("haar", None):
             B.copy_(unitary_matrix(B))

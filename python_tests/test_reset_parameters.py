@@ -1,0 +1,93 @@
+"""`reset_parameters` sets everything that a layer or a parametrization owns: parameters and buffers that come from
+`to_empty` hold what the memory happened to contain."""
+
+import functools
+import inspect
+import itertools
+
+import pytest
+import torch
+
+import rnnkern.nn
+from rnnkern import parametrizations
+from rnnkern.nn.filters import Momentum
+
+I, H = 5, 8  # noqa: E741
+ARGUMENTS = {
+    "ContextNorm": (I,), "Similarity": (I,), "CoRelNet": (I, 4, 3), "ESBN": (I, 3, 4, H),
+    "Recurrent": (rnnkern.cells.mgu, I, H), "HeavyBallODE": (I, None),
+}  # fmt: skip
+OPTIONS = {
+    "CayleyRNN": [{"num_negative": 3, "base": "dynamic"}],
+    "CoRelNet": [{"rule": "difference"}, {"rule": "asymmetric", "decoder": "transformer"}],
+    "GRU": [{"layer_norm": True, "bidirectional": True, "num_layers": 2}, {"num_heads": 2, "filter": Momentum(0.6, 1)}],
+    "HeavyBallODE": [{"generalized": True, "learn_momentum": True, "time_input": True}],
+    "LSTM": [{"layer_norm": True}, {"proj_size": 3}],
+    "RelRNN": [{"relevance": "learned", "nonlinearity": "modrelu"}],
+    "Similarity": [{"asymmetric": True}],
+    "UnitaryRNN": [{"unitary_map": name} for name in ("exp", "scaled_cayley", "givens", "free")],
+}
+LAYERS = [
+    (name, options)
+    for name in rnnkern.nn.__all__ if inspect.isclass(getattr(rnnkern.nn, name))
+    for options in ({}, *OPTIONS.get(name, ()))
+]  # fmt: skip
+
+
+@torch.no_grad()
+def poisoned(module):
+    """A module from the meta device, in memory full of NaN, and in integers and masks of the largest value."""
+    module.to_empty(device="cpu")
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        real.fill_(float("nan") if real.is_floating_point() else torch.iinfo(real.dtype).max)
+    return module
+
+
+def check_reset(make, reset):
+    """The state is the same, whatever the memory contained."""
+    states = []
+    for module in (poisoned(make(device="meta")), make()):
+        torch.manual_seed(1)
+        reset(module)
+        states.append(module.state_dict())
+    found, wanted = states
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize(("name", "options"), LAYERS, ids=str)
+def test_layers(name, options):
+    cls = getattr(rnnkern.nn, name)
+    steps = {"steps": 2} if name.endswith("ODE") else {}
+    make = functools.partial(cls, *ARGUMENTS.get(name, (I, H)), **steps, **options)
+    check_reset(make, cls.reset_parameters)
+
+
+PARAMETRIZATIONS = [
+    *(("orthogonal", {"orthogonal_map": name}) for name in ("exp", "cayley", "scaled_cayley", "householder")),
+    ("orthogonal", {"orthogonal_map": "scaled_cayley", "num_negative": 2, "base": "dynamic"}),
+    ("orthogonal", {"orthogonal_map": "givens", "init": "uniform"}),
+    ("orthogonal_gate", {"gates": 1}), ("schur", {}), ("schur", {"gamma": 0.9}), ("spectral_margin", {}),
+    *(("stable", {"stable_map": name}) for name in ("exp", "softplus", "inverse", "direct")),
+    *(("unitary", {"unitary_map": name, "init": "uniform"}) for name in ("fourier", "givens")),
+    *(("unitary", {"unitary_map": name}) for name in ("exp", "scaled_cayley")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), PARAMETRIZATIONS, ids=str)
+def test_parametrizations(name, options):
+    def module(**kwargs):
+        linear = torch.nn.Linear(H, H, bias=False, dtype=torch.complex64 if name == "unitary" else None, **kwargs)
+        return getattr(parametrizations, name)(linear, "weight", **options)
+
+    check_reset(module, lambda linear: parametrizations.reset_parameters(linear, "weight"))
+
+
+def test_the_tables_are_complete():
+    functions = {
+        "orthogonal_matrix", "unitary_matrix", "reset_parameters", "zero_order_hold",
+        *(name for name in parametrizations.__all__ if not inspect.isfunction(getattr(parametrizations, name))),
+    }  # fmt: skip
+    assert {name for name, _ in PARAMETRIZATIONS} == set(parametrizations.__all__) - functions
