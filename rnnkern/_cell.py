@@ -1,12 +1,13 @@
 """``rnnkern.cell``: compiles a Python function into a fused recurrent cell."""
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from rnnkern import ops
 from rnnkern._cells import library
 from rnnkern._cells.derive import Derived, derive
+from rnnkern._cells.evaluate import equations_of, step_of
 from rnnkern._cells.graph import Node, in_order
 from rnnkern._cells.header import expression, header_of, leaf
 from rnnkern._cells.trace import CellError, trace
@@ -25,7 +27,7 @@ from rnnkern.testing import DRAWS, Triple, assert_close_over_draws
 
 
 class Cell:
-    """A recurrent cell that :func:`rnnkern.cell` made from a function. Calling it evaluates the function.
+    """A recurrent cell that :func:`rnnkern.cell` made from a function. Calling it evaluates the traced equations.
 
     Attributes:
         name: its name for :func:`rnnkern.ops.recurrence` and in exported programs: that of the function with a hash of
@@ -46,6 +48,9 @@ class Cell:
         traced = derived.traced
         self.gates, self.recurrent, self.states, self.params = traced[1:5]
         self.saved, self.init, self.save = len(derived.saved), dict(init), save
+        given = inspect.signature(function).parameters.values()
+        constant = [p for p in given if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
+        self._signature = inspect.Signature([p for p in given if p not in constant])
         if unknown := set(init) - set(self.params):
             raise CellError(
                 f"{function.__name__}: `init` names {sorted(unknown)}, and the parameters are {self.params}"
@@ -55,8 +60,8 @@ class Cell:
         self.name = f"{function.__name__}-{digest}"
         type_name = re.sub(r"\W", "_", self.name, flags=re.ASCII)  # is part of the kernel's name in profilers
         self.source = header_of(derived, type_name, function.__name__)
-        second = self.recurrent[traced.first :] if traced.operand is not None else ()
-        step = _step_of(function, self.gates, self.recurrent, self.params, second)
+        self._equations = equations_of(traced)
+        step = step_of(traced, self._equations)
         OWN_CELLS[self.name] = Formula(
             step, len(self.gates), len(self.states), self.params, derived.joint, len(self.recurrent)
         )  # fmt: skip
@@ -64,7 +69,10 @@ class Cell:
         library.know(self.name, library.Known(type_name, self.source, self.saved, largest))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        given = self._signature.bind(*args, **kwargs).arguments
+        u, r, *old = (given[name] for name in [*self._signature.parameters][: 2 + len(self.states)])
+        new = self._equations(u, r, old, [given[name] for name in self.params])
+        return new if len(new) > 1 else new[0]
 
     def compile(self) -> "Cell":
         """Compiles the CPU kernel now, for the SIMD level in use, instead of at the first call.
@@ -84,12 +92,28 @@ class Cell:
 
         Raises:
             RuntimeError: there is no kernel, or a derivative is wrong.
-            AssertionError: a value or a gradient differs too much from that of the function.
+            AssertionError: a value or a gradient differs too much from that of the function, for instance because a
+                constant that the function reads has changed since the cell was defined.
         """
         self.compile()
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             self._verify_on(device)
         return self
+
+    @contextlib.contextmanager
+    def _by_the_function(self) -> Iterator[None]:
+        """Within it, the reference calls the function instead of evaluating the traced equations."""
+
+        def untraced(u: Any, r: Any, old: Sequence[Tensor], param: Sequence[Tensor]) -> tuple[Any, ...]:
+            new = self.function(u, r, *old, **dict(zip(self.params, param, strict=True)))
+            return new if isinstance(new, tuple) else (new,)
+
+        traced = OWN_CELLS[self.name]
+        OWN_CELLS[self.name] = traced._replace(step=step_of(self._derived.traced, untraced))
+        try:
+            yield
+        finally:
+            OWN_CELLS[self.name] = traced
 
     def _verify_on(self, device: str) -> None:
         def drawn(dtype: torch.dtype, rounded: torch.dtype, seed: int = 0) -> list[Tensor]:
@@ -106,7 +130,8 @@ class Cell:
 
         def values(implementation: str, dtype: torch.dtype, rounded: torch.dtype, seed: int) -> list[Tensor]:
             leaves = drawn(dtype, rounded, seed)
-            with ops.use(implementation):
+            by_the_function = self._by_the_function() if implementation == "reference" else contextlib.nullcontext()
+            with ops.use(implementation), by_the_function:
                 found = outputs(*leaves)
                 gradients = torch.autograd.grad(sum(y.sum() for y in found), leaves, allow_unused=True)
             return [*found, *(g for g in gradients if g is not None and g.numel())]
@@ -158,10 +183,11 @@ def cell(
     (H,); those with a default are constants. ``r.n(x)`` is a second product, :math:`R_n x + b_n`, whose operand may
     depend on the results of the first product.
 
-    The function is ordinary elementwise PyTorch and remains the definition of the cell: the reference runs it on
-    tensors, and second derivatives are computed through it. The decorator traces it once and derives the backward pass.
+    The function is ordinary elementwise PyTorch. The decorator traces it once and derives the backward pass. Kernels,
+    the reference and second derivatives all compute the traced equations, so a constant from outside the function has
+    the value of that moment, whatever becomes of it.
     The first call compiles kernels for both with the system's C++ compiler, in about two seconds, and on a GPU also
-    with NVRTC; they are cached on disk (``RNNKERN_CACHE_DIR``). Without a compiler the function runs in a loop over
+    with NVRTC; they are cached on disk (``RNNKERN_CACHE_DIR``). Without a compiler the equations run in a loop over
     time, with a warning.
 
     Args:
@@ -212,51 +238,6 @@ def cell(
     if save is not None and len(set(save)) < len(save):
         raise CellError(f"{function.__name__}: `save` must name different variables, got {save!r}")
     return Cell(function, names, wanted, init or {}, None if save is None else tuple(save))
-
-
-# ---- the function as the reference calls it
-
-
-class _Tensors:
-    """`u` or `r` with tensors: a tensor for each gate, or a function of the operand for gates of a second product."""
-
-    def __init__(self, gates: Mapping[str, Any]) -> None:
-        self.__dict__.update(gates)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__dict__[str(index)]
-
-
-def _step_of(function: Callable, gates: tuple[str, ...], recurrent: tuple[str, ...], params: tuple[str, ...],
-             second: tuple[str, ...]) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
-    """Converts the function to the form of the cells of rnnkern.reference."""
-    first = len(recurrent) - len(second)
-
-    def step(u: Tensor, product: Callable, state: tuple[Tensor, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-        parts: list[Any] = list(product(state[0], 0, first).chunk(first, dim=-1)) if first else []
-        products: list[Tensor] = []
-
-        def of(k: int) -> Callable[[Tensor], Tensor]:
-            def multiplied(operand: Tensor) -> Tensor:
-                if not products:
-                    products.extend(product(operand, first, len(recurrent)).chunk(len(second), dim=-1))
-                return products[k]
-
-            return multiplied
-
-        parts += map(of, range(len(second)))
-        if gates == ("",):
-            given = (u, parts[0] if parts else None)
-        else:
-            of_u = dict(zip(gates, u.chunk(len(gates), dim=-1), strict=True))
-            given = (_Tensors(of_u), _Tensors(dict(zip(recurrent, parts, strict=True))))
-        new = function(*given, *state, **dict(zip(params, tensors, strict=True)))
-        new = new if isinstance(new, tuple) else (new,)
-        # Results that only depend on parameters or constants are the same for all sequences.
-        pairs = zip(new, state, strict=True)
-        return tuple(x.expand_as(s) if isinstance(x, Tensor) else torch.full_like(s, x) for x, s in pairs)
-
-    return step
 
 
 # ---- pickling and printing

@@ -123,7 +123,8 @@ def _errors(actual: Tensor, naive: Tensor, truth: Tensor, name: str, scale: floa
     dtype = actual.dtype.to_real()
     a, n, t = (as_reals(x.detach()).double().flatten().cpu() for x in (actual, naive, truth))
     same = torch.where(n.isfinite(), a.isfinite(), (a == n) | (a.isnan() & n.isnan()))
-    assert same.all(), f"{name}: {int((~same).sum())} of {a.numel()} elements are not finite where plain PyTorch's are"
+    differ = f"{int((~same).sum())} of {a.numel()} elements are finite where plain PyTorch's are not, or the reverse"
+    assert same.all(), f"{name}: {differ}"
     a, n, t = (x[n.isfinite() & t.isfinite()] for x in (a, n, t))
     own_truth = dtype == torch.float64 and torch.equal(n, t) and not scale
     if a.numel() == 0:

@@ -41,7 +41,8 @@ def call(
     cell, dtype=torch.float64, rounded=None, steps=5, batch=3, hidden=9, heads=1, drawn_with=0, op=recurrence,
     device="cpu", **kwargs,
 ):  # fmt: skip
-    """Values and gradients of a call; its inputs are first rounded to another dtype."""
+    """Values and gradients of a call; its inputs are first rounded to another dtype. A state called n, by which slstm
+    divides, is positive, as a sum of exponentials is."""
     torch.manual_seed(drawn_with)
     gates, recurrent = len(cell.gates), len(cell.recurrent)
 
@@ -50,6 +51,9 @@ def call(
         return x.to(rounded or dtype).to(device, dtype).requires_grad_()
 
     leaves = [drawn(steps, batch, gates * hidden), *(drawn(batch, hidden) for _ in cell.states)]
+    for name, x in zip(cell.states, leaves[1:], strict=True):
+        if name == "n":
+            x.data.abs_().add_(0.5)
     leaves += [drawn(hidden) for _ in cell.params]
     u, *rest = leaves
     state, params = rest[: len(cell.states)], rest[len(cell.states) :]

@@ -72,7 +72,7 @@ def test_random_expressions(seed):
         h, final = recurrence(made, u, R / H, state, params=(p,))
         return [h, *final, *torch.autograd.grad(sum((y * y).sum() for y in (h, *final)), leaves)]
 
-    with rnnkern.use("reference"):
+    with rnnkern.use("reference"), made._by_the_function():
         expected = outputs()
     with rnnkern.use("cpu"):
         found = outputs()
@@ -114,7 +114,7 @@ def test_gradients_at_kinks(first):
     for k in range(8):
         results = []
         for use in ("reference", "cpu"):
-            with rnnkern.use(use):
+            with rnnkern.use(use), made._by_the_function():
                 _, final = recurrence(made, u, torch.zeros(7, 7, dtype=torch.float64), zeros)
                 (gradient,) = torch.autograd.grad(final[k].sum(), u)
             results.append((final[k], gradient))

@@ -19,6 +19,9 @@ from rnnkern.testing import DRAWS, assert_close_over_draws
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
 
+FACTOR = 0.8
+"""A constant that a cell reads and a test changes."""
+
 
 def implementation(cell):
     state, params = [torch.zeros(1, 1)] * len(cell.states), [torch.zeros(1)] * len(cell.params)
@@ -28,7 +31,7 @@ def implementation(cell):
 
 def close_over_draws(cell, dtype):
     def compared(k):
-        with rnnkern.use("reference"):
+        with rnnkern.use("reference"), cell._by_the_function():
             truth, naive = call(cell, rounded=dtype, drawn_with=k), call(cell, dtype, drawn_with=k)
         return numbered(call(cell, dtype, drawn_with=k), naive, truth)
 
@@ -96,6 +99,35 @@ def test_verify_finds_a_wrong_kernel(monkeypatch):
     monkeypatch.setitem(own, wrong.name, own[wrong.name]._replace(step=step))
     with pytest.raises((AssertionError, RuntimeError)):
         right.verify()
+
+
+def test_a_cell_keeps_the_equations_of_its_definition():
+    """A constant from outside that changes later changes neither kernels, nor the reference, nor second derivatives."""
+    scale, shift = [0.5], 0.25
+
+    @rnnkern.cell
+    def scaled(u, r, h):
+        return torch.tanh(scale[0] * u + r) * FACTOR + shift
+
+    def results():
+        torch.manual_seed(0)
+        u, R, h = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2, 4), (4, 4), (2, 4)))
+        y = recurrence(scaled, u, R, (h,), save_u=True)[0]
+        (first,) = torch.autograd.grad(y.sin().sum(), R, create_graph=True)
+        return y, first, torch.autograd.grad(first.sin().sum(), u)[0], scaled(u[0], u[1], h)
+
+    before = results()
+    scale[0], shift, globals()["FACTOR"] = 0.7, 0.3, 0.9
+    try:
+        after = results()
+        with rnnkern.use("reference"):
+            by_reference = results()
+        with pytest.raises(AssertionError):
+            scaled.verify()
+    finally:
+        globals()["FACTOR"] = 0.8
+    assert all(map(torch.equal, before, after))
+    torch.testing.assert_close(by_reference, before, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.proof

@@ -29,7 +29,8 @@ def similarity_sample(
     **options: Any,
 ) -> SimilarityCall:
     """A random call, drawn from torch's generator. Products are of order 1, so that R does not saturate. With
-    ``lengths`` some samples have none or one object, and what is beyond a length is NaN."""
+    ``lengths`` some samples have none or one object, one has all (of two objects, the gradient of the normalization
+    cancels), and what is beyond a length is NaN."""
     tensors = {"x": torch.randn(batch, objects, features)}
     if two:
         tensors["y"] = torch.randn(batch, objects, features)
@@ -39,7 +40,7 @@ def similarity_sample(
         tensors["values"] = torch.randn(batch, objects, values)
     if lengths:
         counts = torch.randint(0, objects + 1, (batch,))
-        counts[:2] = torch.tensor([0, 1])[: counts[:2].numel()]
+        counts[:3] = torch.tensor([0, 1, objects])[: counts[:3].numel()]
         gone = torch.arange(objects) >= counts.unsqueeze(1)
         for name in set(tensors) & {"x", "y", "values"}:
             tensors[name][gone] = torch.nan
