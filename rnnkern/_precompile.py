@@ -59,7 +59,7 @@ def precompile(
 
     Raises:
         ValueError: ``arch`` is unknown, or both ``arch`` and ``device`` are given.
-        RuntimeError: NVRTC or the device is missing, or a kernel does not compile.
+        RuntimeError: NVRTC, the device or a weight of a layer is missing, or a kernel does not compile.
         TypeError: ``model_or_op`` is neither a module nor an operator.
 
     >>> layer = rnnkern.nn.LSTM(8, 64)
@@ -119,7 +119,9 @@ def _ask_layers(model: Module) -> None:
         like = next(parameter for parameter in module.parameters() if parameter.is_floating_point())
         for batch in BATCHES:
             sizes = (batch,) if isinstance(module, RNNCellBase) else (1, batch)
-            explain(module, like.new_zeros(1).expand(*sizes, module.input_size))
+            for choice in explain(module, like.new_zeros(1).expand(*sizes, module.input_size)):
+                if choice.implementation == "unknown":
+                    raise RuntimeError(f"precompile: {type(module).__name__}: {choice.reason}")
 
 
 def _compile(programs: Sequence[_compiler.Program]) -> None:

@@ -425,6 +425,17 @@ NOT_RECURRENT = {"Recurrent", "ContextNorm", "Similarity", "CoRelNet", "ESBN"}
 def test_explain_asks_every_layer(name):
     module = torch.nn.Sequential(getattr(rnnkern.nn, name)(4, 8, **SIZES.get(name, {})))
     assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]
+    weights = (
+        (part, name)
+        for part in module.modules()
+        for name, x in part._parameters.items()
+        if x is not None and x.dim() > 1
+    )
+    owner, gone = next(weights)
+    delattr(owner, gone)  # as weight dropout does until the first call
+    (choice,) = rnnkern.explain(module)["0"]
+    assert choice.implementation == "unknown"
+    assert f"the layer has no `{gone}` yet" in choice.reason
 
 
 def test_a_printed_model_tells_whose_its_layers_are():

@@ -64,6 +64,7 @@ class LRU(SingleLayer):
     """
 
     _operator = staticmethod(linear_scan)
+    _first = "nu_log"
     _plain: ClassVar = {"output_size": None, "r_min": 0.0, "r_max": 1.0, "max_phase": 2 * math.pi, "batch_first": False}
 
     def __init__(
@@ -164,10 +165,6 @@ class LRU(SingleLayer):
         changes."""
         _check_dtype(fn(self.nu_log.detach()[:0]).dtype)
         return super()._apply(fn, recurse)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.nu_log.dtype
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor]:
         zeros = x.new_zeros(batch, self.hidden_size, dtype=self._dtype)

@@ -20,6 +20,7 @@ class Layers(Module):
     batch_first: bool
     _batch_dim = 0  # batch dimension of the tensors of a state
     _plain: dict[str, Any]  # the options with their defaults
+    _first = "weight_ih_l0"  # a parameter that every such layer has
 
     def __init__(self, sizes: dict[str, int], least: dict[str, int], choices: dict[str, tuple[str, tuple]]) -> None:
         """Checks and stores each size, which is at least 1 or the value in ``least``, and each choice."""
@@ -37,8 +38,9 @@ class Layers(Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """dtype of the parameters."""
-        return self.weight_ih_l0.dtype
+        """dtype of the parameters; that of a weight that a hook has replaced is the dtype of the others."""
+        found = self._parameters.get(self._first)
+        return (next(self.parameters()) if found is None else found).dtype
 
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         """The initial state of ``batch`` sequences if the caller gives none."""

@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     """The implementation that a call uses, and the reason."""
 
     implementation: str
-    """``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``."""
+    """``"reference"``, ``"cpu"``, ``"cuda"`` or ``"triton"``; ``"unknown"`` for a layer without weights."""
     reason: str
     """Why this implementation: why the others cannot run the call, or what forces it."""
 
@@ -150,7 +150,8 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
     Returns:
         A :class:`Choice` for an operator; for a module, a list with one :class:`Choice` per layer and direction, in
         order. If there are several, each reason begins with its layer, numbered as in ``weight_ih_l0``, and its
-        direction.
+        direction. If a hook makes a weight at the first call, as weight dropout does, the choice is ``"unknown"`` until
+        then, and the reason names the weight.
 
     Raises:
         TypeError: ``op`` is neither an operator nor a module of rnnkern.
@@ -169,4 +170,12 @@ def explain(op: Callable, *args: Any, **kwargs: Any) -> Any:
             raise TypeError(f"explain: `op` must be {wanted}, got {type(op).__name__}; {hint}")
         raise TypeError(f"explain: `op` must be {wanted}, got {op!r}")
     with asking():
-        return op._choose(*args, **kwargs)
+        try:
+            return op._choose(*args, **kwargs)
+        except AttributeError as error:
+            gone = [name for names in getattr(op, "_all_weights", ()) for name in names if not hasattr(op, name)]
+            gone += [error.name] if isinstance(error.obj, torch.nn.Module) else []
+            if not gone:
+                raise
+            reason = f"the layer has no `{gone[0]}` yet; if a hook makes it, ask again after the first call"
+            return [Choice("unknown", reason)]
