@@ -88,7 +88,10 @@ def test_a_file_that_is_not_whole_is_compiled_again_and_replaced(harm, cache, co
     place, whole = place_of(SMALL), place_of(SMALL).read_bytes()
     place.write_bytes(harm(whole))
     next_process()
-    assert cubin_of(SMALL) == cubin
+    with pytest.warns(UserWarning, match=f"{place} is damaged and must be compiled again"):
+        assert not _compiler.is_compiled(SMALL)
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert cubin_of(SMALL) == cubin
     assert compiled == [SMALL, SMALL]
     assert place.read_bytes() == whole
     assert list(cache.iterdir()) == [place]
@@ -99,12 +102,24 @@ def test_a_folder_that_cannot_be_written_is_said_once(folder, tmp_path, compiled
     (tmp_path / "file").touch()
     folder = folder.format(tmp_path=tmp_path)
     monkeypatch.setenv("RNNKERN_CACHE_DIR", folder)
-    with pytest.warns(UserWarning, match=f"cannot write compiled kernels to {folder} .*Set RNNKERN_CACHE_DIR"):
+    with pytest.warns(UserWarning, match=f"cannot keep compiled kernels in {folder} .*Set RNNKERN_CACHE_DIR"):
         cubin_of(SMALL)
     cubin_of(OTHER)  # a warning would be an error
     assert cubin_of(SMALL).startswith(ELF)
     assert cubin_of(OTHER).startswith(ELF)
     assert compiled == [SMALL, OTHER], "it was not kept in memory"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+def test_a_cubin_of_another_user_is_not_used(cache, compiled):
+    cubin = cubin_of(SMALL)
+    os.chown(place_of(SMALL), 1234, -1)
+    next_process()
+    with pytest.warns(UserWarning, match=f"{place_of(SMALL)} belongs to the user with ID 1234"):
+        assert not _compiler.is_compiled(SMALL)
+    assert cubin_of(SMALL) == cubin
+    assert compiled == [SMALL, SMALL]
+    assert place_of(SMALL).stat().st_uid == 1234, "it was replaced"
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, compiled):
@@ -118,7 +133,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, compiled):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (warning,) = given
-    assert "cannot write compiled kernels" in str(warning.message)
+    assert "cannot keep compiled kernels" in str(warning.message)
     assert all(cubin.startswith(ELF) for cubin in cubins)
     assert compiled == [SMALL, OTHER]
     assert list(cache.iterdir()) == []

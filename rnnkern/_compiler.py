@@ -4,6 +4,7 @@ A kernel is a C++ type and the header that defines it. The name of a compiled ke
 it depends on (the headers that it includes, the architecture and the options) and the version of NVRTC.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -25,6 +26,8 @@ CUDA_MAJOR = 13
 LIBRARY = f"libnvrtc.so.{CUDA_MAJOR}"
 OPTIONS = ("-std=c++20", "-default-device")
 _DIGEST_BYTES = 32
+_FORMAT = b"content and its digest\0"
+"""Is part of every name, so that a file of another form is not found, rather than taken for a damaged one."""
 
 cells: dict[str, str] = {}
 """Headers of cells of :func:`rnnkern.cell`, by the name of their C++ type. Kernels of such a cell contain its name."""
@@ -168,7 +171,7 @@ def key_of(program: Program) -> str:
 
 def digest(words: list[str], headers: list[str], texts: dict[str, bytes] | None = None) -> str:
     """A hash of ``words``, of ``headers`` with everything that they include, and of additional ``texts`` by name."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(_FORMAT)
     for word in words:
         found.update(word.encode() + b"\0")
     included = (item for header in headers for item in _included(header).items())
@@ -213,38 +216,59 @@ def any_compiled() -> bool:
     return next(cache_folder().glob("*-nvrtc*.cubin"), None) is not None
 
 
-def _read(path: Path) -> bytes | None:
-    """The cubin in a file, or None if the file is missing or incomplete."""
+def _not_ours(path: Path) -> str | None:
+    """Why a file of the cache is not used, if it or its folder belongs to another user than this one or root: that user
+    could put any code there."""
+    for place in (path.parent, path):
+        with contextlib.suppress(OSError):  # it is not there, or is found to be unreadable later
+            if (owner := place.stat().st_uid) not in (0, os.geteuid()):
+                return f"{place} belongs to the user with ID {owner}, not to you or root; `chown -R` changes that"
+    return None
+
+
+def read_file(path: Path) -> bytes | None:
+    """The content of a file of the cache, without its digest. None if there is no such file; None and a warning if it
+    is damaged or belongs to another user."""
+    if why := _not_ours(path):
+        warn_of_folder(str(path.parent), why)
+        return None
     try:
         kept = path.read_bytes()
     except OSError:
-        return None
-    digest, packed = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
-    return zlib.decompress(packed) if hashlib.sha256(packed).digest() == digest else None
+        return None  # if it cannot be replaced either, `write_file` says why
+    content, digest = kept[:-_DIGEST_BYTES], kept[-_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() == digest:
+        return content
+    warnings.warn(f"rnnkern: {path} is damaged and must be compiled again", stacklevel=2)
+    return None
 
 
-def _write(path: Path, cubin: bytes) -> None:
-    """Writes a file atomically, so that other processes never see an incomplete one."""
-    packed = zlib.compress(cubin)
-    partial = None
+def write_file(path: Path, content: bytes) -> bool:
+    """Writes a file of the cache, with its digest, atomically, so that other processes never see an incomplete one.
+    Returns False after a warning if that is not possible."""
+    partial, why = None, _not_ours(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            partial = Path(file.name)
-            file.write(hashlib.sha256(packed).digest() + packed)
-        partial.chmod(0o644)  # readable by other users, for container images built as root
-        partial.replace(path)
+        if why is None:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+                partial = Path(file.name)
+                file.write(content + hashlib.sha256(content).digest())
+            partial.chmod(0o644)  # readable by other users, for container images built as root
+            partial.replace(path)
     except OSError as error:
         if partial:
             partial.unlink(missing_ok=True)
-        warn_of_folder(str(path.parent), error.strerror or str(error))
+        why = error.strerror or str(error)
+    if why:
+        warn_of_folder(str(path.parent), why)
+    return why is None
 
 
 @functools.cache
-def warn_of_folder(folder: str, error: str) -> None:
+def warn_of_folder(folder: str, why: str) -> None:
     warnings.warn(
-        f"rnnkern cannot write compiled kernels to {folder} ({error}). This process keeps them in memory, and the "
-        "next process compiles them again. Set RNNKERN_CACHE_DIR to a writable folder.",
+        f"rnnkern cannot keep compiled kernels in {folder} ({why}). This process compiles them for itself, and the "
+        "next process compiles them again. Set RNNKERN_CACHE_DIR to a writable folder of your own.",
         stacklevel=2,
     )
 
@@ -256,7 +280,13 @@ _in_memory: dict[Path, bytes] = {}
 def is_compiled(program: Program) -> bool:
     """Whether the program is already compiled."""
     path = place_of(program)
-    return path in _in_memory or path.exists()
+    return path in _in_memory or _read(path) is not None
+
+
+def _read(path: Path) -> bytes | None:
+    """A cubin from the cache."""
+    packed = read_file(path)
+    return packed and zlib.decompress(packed)
 
 
 def cubin_of(program: Program, again: bool = False) -> bytes:
@@ -276,7 +306,7 @@ def cubin_of(program: Program, again: bool = False) -> bytes:
         cubin = _read(path)
     if cubin is None:
         cubin = compile_now(program)
-        _write(path, cubin)
+        write_file(path, zlib.compress(cubin))
     with _lock:
         _in_memory[path] = cubin
     return cubin

@@ -50,6 +50,11 @@ def unpack() -> str:
         FACTS.unlink()
     elif FACTS.exists():
         os.environ.update(environment())
+        if any(path.stat().st_uid not in (0, os.geteuid()) for path in KERNELS.rglob("*")):
+            # The files have the owner that they had where they were packed, and the package loads no other user's.
+            shutil.copytree(KERNELS, PACK / "copy", dirs_exist_ok=True)
+            shutil.rmtree(KERNELS)
+            (PACK / "copy").rename(KERNELS)
         target = ROOT / "rnnkern" / LIBRARY
         if not (target.exists() and filecmp.cmp(PACK / LIBRARY, target)):
             shutil.copy2(PACK / LIBRARY, target.with_suffix(".partial"))

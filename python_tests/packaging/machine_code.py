@@ -71,10 +71,10 @@ def spills(programs: Iterable[Program]) -> list[str]:
 def function(program: Program) -> Function:
     """The machine code of a kernel."""
     kept = compiled(program).with_suffix(".sass")
-    text = _compiler._read(kept)
+    text = _compiler.read_file(kept)
     if text is None:
         text = "\n".join(line for line in dump(program, "-sass") if ";" in line or "Function" in line).encode()
-        _compiler._write(kept, text)
+        _compiler.write_file(kept, text)
     (found,) = read_functions(text.decode().splitlines())
     assert found.name == program.symbol
     return found

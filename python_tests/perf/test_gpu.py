@@ -431,6 +431,7 @@ def test_a_pack_that_does_not_serve_is_left_out(fault, tmp_path, monkeypatch):
     ran, loads = [], iter([fault == "other sources", True])
     monkeypatch.setattr(pack, "FACTS", tmp_path / "facts.json")
     monkeypatch.setattr(pack, "PACK", tmp_path)
+    monkeypatch.setattr(pack, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(pack, "ROOT", tmp_path)
     monkeypatch.setattr(pack, "digest", lambda: "these")
     monkeypatch.setenv("RNNKERN_CACHE_DIR", str(tmp_path))
@@ -438,6 +439,10 @@ def test_a_pack_that_does_not_serve_is_left_out(fault, tmp_path, monkeypatch):
     monkeypatch.setenv("RNNKERN_CONFORMANCE_LIBRARY", "")
     (tmp_path / "rnnkern").mkdir()
     (tmp_path / pack.LIBRARY).touch()
+    pack.KERNELS.mkdir()
+    (pack.KERNELS / "kernel").write_text("of another user")
+    if os.geteuid() == 0:
+        os.chown(pack.KERNELS / "kernel", 1234, -1)
     sources = "other" if fault == "other sources" else "these"
     pack.FACTS.write_text(json.dumps({"commit": "abc", "csrc": sources, "nvrtc": "13.0"}))
 
@@ -453,6 +458,8 @@ def test_a_pack_that_does_not_serve_is_left_out(fault, tmp_path, monkeypatch):
     else:
         assert pack.unpack() == "the pack of commit abc, whose library does not load: undefined symbol; built here"
         assert ran[1][1:] == ["setup.py", "-q", "build_ext", "--inplace"]
+        assert (pack.KERNELS / "kernel").read_text() == "of another user"
+        assert (pack.KERNELS / "kernel").stat().st_uid == os.geteuid(), "it would not be loaded"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is absent")
