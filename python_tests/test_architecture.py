@@ -26,6 +26,7 @@ from python_tests.samples import outputs_and_gradients, recurrence_sample, takes
 from rnnkern import _extension, ops
 from rnnkern.ops import recurrence
 from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
+from rnnkern.ops.flops import FORMULAS
 from rnnkern.reference import CELLS
 
 ROOT = Path(__file__).parents[1]
@@ -280,8 +281,8 @@ def schemas(root: Path) -> dict[str, str]:
 
 
 def faults_of_schemas(root: Path) -> list[str]:
-    """Every operator on tensors has a CPU kernel (in C++ or in rnnkern/ops), a fake implementation and a documented
-    function."""
+    """Every operator on tensors has a CPU kernel (in C++ or in rnnkern/ops), a fake implementation, a formula of its
+    FLOPs and a documented function."""
     registered = (root / "csrc/registration.cpp").read_text()
     (kernels,) = re.findall(r"STABLE_TORCH_LIBRARY_IMPL\(rnnkern, CPU, m\) \{(.*?)\}\n", registered, re.S)
     python = "".join(path.read_text() for path in sorted((root / "rnnkern/ops").rglob("*.py")))
@@ -295,6 +296,8 @@ def faults_of_schemas(root: Path) -> list[str]:
             rf'(register_fake\(\s*"rnnkern::{name}|differentiable\(\s*"{name.removesuffix("_backward")})"', python
         ):
             faults.append(f"{name} has no fake rule in rnnkern/ops")
+        if name not in FORMULAS:
+            faults.append(f"{name} has no formula in rnnkern/ops/flops.py")
         if not any(getattr(ops, public).__doc__ for public in ops.__all__ if f"{name}_".startswith(f"{public}_")):
             faults.append(f"{name} belongs to no documented function of rnnkern.ops")
     return faults
@@ -361,6 +364,12 @@ def test_a_breach_is_found(rule, file, line, said, copy):
     [
         ("csrc/registration.cpp", 'm.impl("recurrence_backward",', 'm.impl("recurrence",', "has no CPU kernel"),
         ("csrc/registration.cpp", 'm.def("build', 'm.def("x(Tensor x) -> Tensor");\n  m.def("build', "belongs to no"),
+        (
+            "csrc/registration.cpp",
+            'm.def("build',
+            'm.def("x(Tensor x) -> Tensor");\n  m.def("build',
+            "x has no formula",
+        ),
         (
             "rnnkern/ops/_recurrence/autograd.py",
             'register_fake("rnnkern::recurrence_backward"',

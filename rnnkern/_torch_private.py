@@ -4,18 +4,19 @@ This module was checked with torch 2.11.0 and 2.13.0.
 
 The other private names in use are attributes that subclasses inherit from their base classes and cannot avoid:
 ``RNNBase._all_weights``, ``_flat_weights``, ``_flat_weights_names`` and ``_init_flat_weights`` (``rnnkern.nn``,
-``rnnkern.swap``), ``Module._apply``, ``_load_from_state_dict``, ``_parameters`` and ``__prepare_scriptable__``
-(``rnnkern.nn``, ``rnnkern.parametrizations``).
+``rnnkern.swap``), ``Module._apply``, ``_forward_hooks``, ``_forward_pre_hooks``, ``_load_from_state_dict``,
+``_parameters`` and ``__prepare_scriptable__`` (``rnnkern.nn``, ``rnnkern.parametrizations``).
 """
 
 import functools
 from collections.abc import Callable
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
+from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.autograd import forward_ad
 from torch.nn import Module
@@ -26,6 +27,7 @@ __all__ = [
     "address_of",
     "constant_when_compiled",
     "context_of_backward",
+    "defaults_of",
     "has_onednn",
     "in_forward_mode",
     "is_batched",
@@ -86,6 +88,11 @@ lazy_clone = torch._lazy_clone
 def address_of(x: Tensor) -> int:
     """Where the memory of a tensor begins. ``data_ptr`` counts as writing, so it would give a lazy copy its own."""
     return torch._C._data_address(x)
+
+
+def defaults_of(operator: OpOverloadPacket) -> dict[str, Any]:
+    """The arguments of an operator with one overload, in order, with their defaults; None where there is none."""
+    return {argument.name: argument.default_value for argument in operator.default._schema.arguments}
 
 
 without_autograd = torch._C._AutoDispatchBelowAutograd

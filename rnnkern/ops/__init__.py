@@ -1,5 +1,6 @@
 """Fused operators. The functions check their arguments and call the kernels in ``torch.ops.rnnkern``."""
 
+from rnnkern.ops import flops  # noqa: F401  (registers formulas)
 from rnnkern.ops._orthogonal.givens import givens_product
 from rnnkern.ops._orthogonal.givens_recurrence import givens_recurrence
 from rnnkern.ops._orthogonal.householder import householder_product
