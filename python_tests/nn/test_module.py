@@ -123,16 +123,6 @@ def test_torchscript_says_that_it_is_not_supported():
         torch.jit.script(torch.nn.Sequential(rnnkern.nn.GRU(I, H)))
 
 
-def test_symbolic_trace_takes_a_module_as_a_leaf():
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, module, name):
-            return isinstance(module, torch.nn.RNNBase) or super().is_leaf_module(module, name)
-
-    model, x = torch.nn.Sequential(torch.nn.Linear(I, I), rnnkern.nn.GRU(I, H)), torch.randn(T, B, I)
-    traced = torch.fx.GraphModule(model, Tracer().trace(model))
-    assert torch.equal(traced(x)[0], model(x)[0])
-
-
 # ---- calls of the operator
 
 

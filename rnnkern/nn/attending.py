@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn.ecosystem import as_leaf
 from rnnkern.nn.single import SingleLayer
 
 
@@ -21,6 +23,8 @@ class Attending(SingleLayer):
         return (x.new_zeros(batch, self.hidden_size),) * self._states
 
     def _run(self, input, hx, reset) -> tuple[Any, Any]:
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx, reset)
         args, options = self._call(input, hx, reset)
         output, state = self._operator(*args, **options)
         return self._returned(input, output), self._returned_state(input, state)

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
+from rnnkern.nn.ecosystem import Unquantized, as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
@@ -15,7 +17,7 @@ from rnnkern.ops._recurrence.recurrence import step
 CELLS = ("tanh", "relu", "lstm", "gru")
 
 
-class RecurrentCell(RNNCellBase):
+class RecurrentCell(Unquantized, RNNCellBase):
     """Mixin of the cell modules; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     _cell: str  # name of a cell of rnnkern.ops.recurrence
@@ -35,6 +37,8 @@ class RecurrentCell(RNNCellBase):
         Raises:
             As torch.nn: for every wrong argument.
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx)
         unbatched = input.dim() == 1
         call = self._call(input, hx)
         x, stepped = call.pop("u"), None

@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
+from rnnkern.nn.ecosystem import as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
@@ -134,6 +136,8 @@ class ContinuousRNN(SingleLayer):
                 no gaps.
             TypeError: an argument has the wrong type, dtype or device.
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx, reset, gaps)
         args, options = self._call(input, hx, reset, gaps)
         h, last = self._operator(*args, **options)
         if self.steps > 1:

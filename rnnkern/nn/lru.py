@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn.ecosystem import as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer
@@ -130,6 +132,8 @@ class LRU(SingleLayer):
             ValueError: a tensor has the wrong shape.
             TypeError: an argument has the wrong type, dtype or device.
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
         (h, last), x = self._operator(*args, **options), sequence.x

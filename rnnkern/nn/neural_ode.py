@@ -6,10 +6,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Module, Parameter, init
 
 from rnnkern import cells
 from rnnkern.nn import autocast
+from rnnkern.nn.ecosystem import Unquantized, as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, recurrence
 
@@ -58,7 +60,7 @@ class Field(Module):
         return f"{size}{hidden}" + (", time_input=True" if self.weight_time is not None else "")
 
 
-class _ODE(Module):
+class _ODE(Unquantized):
     """Checks and sizes that both modules have in common."""
 
     def __init__(
@@ -179,6 +181,8 @@ class NeuralODE(_ODE):
         Raises:
             ValueError, TypeError: ``h`` has a wrong shape or dtype.
         """
+        if isinstance(h, Proxy):
+            return as_leaf(self, h, return_path)
         (args, options), times = self._call(h)
         q, final = recurrence(*args, **options)
         W, b = self.field.weight_out, self.field.bias_out
@@ -313,6 +317,8 @@ class HeavyBallODE(_ODE):
         Raises:
             ValueError, TypeError: an argument has a wrong shape or dtype.
         """
+        if isinstance(h, Proxy):
+            return as_leaf(self, h, m, return_path)
         (args, options), own = self._call(h, m)
         path, (last, m) = recurrence(*args, **options)
         if own is None:

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Module, Parameter, RNNBase, init
 from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
+from rnnkern.nn.ecosystem import Unquantized, as_leaf
 from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import step
 
@@ -74,7 +76,7 @@ def reset_of_directions(reset: Tensor | None, bidirectional: bool) -> list[Tenso
     return [reset, F.pad(reset, (0, 0, 0, 1))[1:]]
 
 
-class RecurrentBase(RNNBase):
+class RecurrentBase(Unquantized, RNNBase):
     """Mixin of the recurrent layers; list it before the torch.nn class. A subclass names its ``_cell``."""
 
     num_heads: int = 1
@@ -170,6 +172,8 @@ class RecurrentBase(RNNBase):
             stepped = self._step(input, hx)
             if stepped is not None:
                 return stepped
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx, reset)
         sequence = self._check(input, hx, reset)
         x, finals = sequence.x, []
         for calls in self._calls(sequence):

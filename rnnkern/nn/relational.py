@@ -7,8 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import LayerNorm, Linear, Module, Parameter, ReLU, Sequential, init
 
+from rnnkern.nn.ecosystem import as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.ops import Choice, binding_recurrence, similarity
 from rnnkern.ops._relational.context_norm import context_norm
@@ -121,6 +123,8 @@ class ContextNorm(_Normalized):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Normalizes (B, T, d). With ``lengths``, (B,) int64, objects from there on are not read, and are 0."""
+        if isinstance(x, Proxy):
+            return as_leaf(self, x, lengths)
         self._check_objects(x)
         options = self._options()
         check_norm(type(self).__name__, x, **options, lengths=lengths)
@@ -178,6 +182,8 @@ class Similarity(_Normalized):
         self, x: Tensor, lengths: Tensor | None = None, values: Tensor | None = None, return_scores: bool = False
     ) -> Tensor | tuple[Tensor, ...]:
         """Returns R of (B, T, d); with ``values`` or ``return_scores`` a tuple, as :func:`rnnkern.ops.similarity`."""
+        if isinstance(x, Proxy):
+            return as_leaf(self, x, lengths, values, return_scores)
         args, options = self._call(x)
         return similarity(*args, **options, lengths=lengths, values=values, return_scores=return_scores)
 
@@ -257,9 +263,7 @@ class CoRelNet(Module):
             self.similarity = Similarity(d, rule == "asymmetric", packed=decoder == "mlp", scale=scale, **options)
             inputs = objects * (objects + 1) // 2
         if decoder == "mlp":
-            self.decoder = Sequential(
-                Linear(inputs, hidden, **factory), ReLU(), Linear(hidden, outputs, **factory)
-            )  # fmt: skip
+            self.decoder = Sequential(Linear(inputs, hidden, **factory), ReLU(), Linear(hidden, outputs, **factory))
         else:
             self.decoder = TokenDecoder(objects, outputs, hidden, **factory)
 
@@ -269,6 +273,8 @@ class CoRelNet(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The answers' logits, (B, outputs), of encoded objects (B, T, d)."""
+        if isinstance(x, Proxy):
+            return as_leaf(self, x)
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != self.objects:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"CoRelNet: `x` must be (B, T, d) with T = {self.objects}, got {got}")
@@ -295,15 +301,13 @@ class TokenDecoder(Module):
 
     def __init__(self, objects: int, outputs: int, hidden: int, **factory) -> None:
         super().__init__()
-        width, inner = self.WIDTH, self.INNER
+        width, inner, wide = self.WIDTH, self.INNER, self.FORWARD
         self.tokens, self.query = (Parameter(torch.empty(n, width, **factory)) for n in (objects, 1))
         self._reset_tokens()
         self.to_query, self.to_key, self.to_value = (Linear(width, inner, **factory) for _ in range(3))
         self.from_heads = Linear(inner, width, **factory)
         self.norms = torch.nn.ModuleList(LayerNorm(width, **factory) for _ in range(2))
-        self.forward_layers = Sequential(
-            Linear(width, self.FORWARD, **factory), ReLU(), Linear(self.FORWARD, width, **factory)
-        )
+        self.forward_layers = Sequential(Linear(width, wide, **factory), ReLU(), Linear(wide, width, **factory))
         self.answer = Sequential(Linear(width, hidden, **factory), ReLU(), Linear(hidden, outputs, **factory))
 
     def _reset_tokens(self) -> None:
@@ -383,6 +387,7 @@ class ESBN(Module):
         self.key, self.gate = Linear(hidden_size, key_size, **factory), Linear(hidden_size, 1, **factory)
         self.confidence = Parameter(torch.tensor([1.0, 0.0], **factory))
         self.answer = Linear(hidden_size, outputs, **factory)
+        self.key.qconfig = self.gate.qconfig = None  # not to be quantized: the recurrence takes their weights
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -402,7 +407,7 @@ class ESBN(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The answers' logits, (B, outputs), of encoded objects (B, T, d)."""
-        return self.answer(self.state(x))
+        return as_leaf(self, x) if isinstance(x, Proxy) else self.answer(self.state(x))
 
     def state(self, x: Tensor) -> Tensor:
         """The state after the last step, (B, hidden_size)."""

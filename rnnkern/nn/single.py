@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.nn.utils.rnn import PackedSequence
 
+from rnnkern.nn.ecosystem import Unquantized
 from rnnkern.nn.recurrent import TimeFirst, reset_in_order
 from rnnkern.ops import Choice
 
 
-class Layers(Module):
+class Layers(Unquantized):
     """Layers whose state is a tuple of tensors."""
 
     input_size: int

@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Parameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
+from rnnkern.nn.ecosystem import as_leaf
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
 from rnnkern.nn.rotations import layers_inside, said_inside
@@ -150,6 +152,8 @@ class UnitaryRNN(Layers):
         Raises:
             ValueError, TypeError: a shape or a dtype is wrong.
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return as_leaf(self, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         x, finals = sequence.x, []
         for layer in range(self.num_layers):

@@ -41,12 +41,13 @@ def warn_once(operator: str, refusals: Sequence[str | None]) -> None:
         f"{operator} runs in plain PyTorch, many times slower than rnnkern's kernel: {why}. To fix this: "
         f"{_extension.remedies[why]}. To silence this warning, call inside `with rnnkern.use('reference')`.",
         _extension.PerformanceWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level_of_caller(),
     )
 
 
-def _level_of_caller() -> int:
-    """The ``stacklevel`` of the first frame that belongs neither to rnnkern nor to PyTorch."""
+def level_of_caller() -> int:
+    """The ``stacklevel`` of the first frame that belongs neither to rnnkern nor to PyTorch and its decorators."""
     frames = traceback.walk_stack(sys._getframe(1))
     packages = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
-    return next((level for level, package in enumerate(packages, 1) if package not in ("rnnkern", "torch")), 1)
+    between = ("rnnkern", "torch", "typing_extensions", "warnings")
+    return next((level for level, package in enumerate(packages, 1) if package not in between), 1)

@@ -1,0 +1,58 @@
+"""What PyTorch's tools see of a layer: for torch.fx it is a leaf, and torch.ao.quantization leaves it as it is."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+from torch.nn import Module
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from rnnkern.ops.slow_path import level_of_caller
+
+
+class Unquantized(Module):
+    """Base class of the layers whose weights quantization does not reach."""
+
+    @property
+    def qconfig(self) -> Any:
+        """Quantization sets it for every module of a model, to None for those it does not know. It has no effect here,
+        and setting it warns."""
+        return self._qconfig
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self._qconfig = value
+        cls = type_before_parametrizations(self)
+        ours = cls.__module__.startswith("rnnkern.nn.")
+        why = "torch.nn has no such layer to quantize"
+        if ours and hasattr(torch.nn, cls.__name__):
+            why = "only torch.nn's layers can be quantized; call rnnkern.restore(model) first"
+        name = f"rnnkern.nn.{cls.__name__}" if ours else cls.__name__
+        warnings.warn(f"{name} stays in floating point: {why}", stacklevel=level_of_caller())
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        del self._qconfig
+
+
+def as_leaf(layer: Module, *args: Any) -> Proxy:
+    """What ``forward`` returns while torch.fx traces a model symbolically: one call of the layer, as is recorded for
+    layers of torch.nn.
+
+    Args:
+        layer: the layer.
+        args: the arguments of its ``forward``, of which at least one is a Proxy.
+    """
+    tracer = next(x for x in args if isinstance(x, Proxy)).tracer
+    path, leaf = tracer.path_of_module(layer), "use a torch.fx.Tracer whose is_leaf_module names the layer"
+    refusals = {
+        "trace a model that contains the layer, not the layer itself": not path,
+        f"its forward hooks would run twice; {leaf}": layer._forward_hooks or layer._forward_pre_hooks,
+        f"its forward is not that of rnnkern; {leaf}": not layer.forward.__module__.startswith("rnnkern.nn."),
+    }
+    if why := next((why for why, refused in refusals.items() if refused), None):
+        raise NotImplementedError(f"{type(layer).__name__}: torch.fx cannot trace this call: {why}")
+    while args[-1] is None:
+        args = args[:-1]
+    return tracer.create_proxy("call_module", path, args, {})
