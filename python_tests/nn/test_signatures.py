@@ -4,6 +4,7 @@ import inspect
 import typing
 
 import pytest
+import torch
 
 from rnnkern import cells, nn
 from rnnkern.nn import options
@@ -31,6 +32,21 @@ def test_an_unknown_keyword_is_named_with_the_class_and_the_nearest_ones(name):
     wanted = f"^{name}: unknown argument `zzz`; available: (cell, )?{sizes}, "
     with pytest.raises(TypeError, match=wanted):
         CLASSES[name](*OF_CELL.get(name, ()), 3, 4, zzz=None)
+
+
+NOT_RECURRENT = {*SIZES, "NeuralODE", "HeavyBallODE"}
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in NOT_RECURRENT])
+@pytest.mark.parametrize("word", ["mask", "lengths"])
+def test_an_unknown_keyword_of_a_call_is_named_with_the_remedy(name, word):
+    layer = CLASSES[name](*OF_CELL.get(name, ()), 3, 4)
+    remedy = "" if name.endswith("Cell") else ", reset.*; pass sequences .*pack_padded_sequence.*`reset`"
+    x, hx = torch.zeros(1, 2, 3), torch.zeros(1, 2, 4)
+    with pytest.raises(TypeError, match=f"^{name}: unknown argument `{word}`; available: input, hx{remedy}"):
+        layer(x, **{word: None})
+    with torch.no_grad(), pytest.raises(TypeError, match=f"^{name}: unknown argument"):
+        layer(x, hx, **{word: None})
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

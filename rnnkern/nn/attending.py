@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import as_leaf
+from rnnkern.nn.ecosystem import instead
 from rnnkern.nn.single import SingleLayer
 
 
@@ -22,9 +22,9 @@ class Attending(SingleLayer):
     def _zeros(self, x: Tensor, batch: int) -> tuple[Tensor, ...]:
         return (x.new_zeros(batch, self.hidden_size),) * self._states
 
-    def _run(self, input, hx, reset) -> tuple[Any, Any]:
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx, reset)
+    def _run(self, input, hx, reset, unknown) -> tuple[Any, Any]:
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx, reset)
         args, options = self._call(input, hx, reset)
         output, state = self._operator(*args, **options)
         return self._returned(input, output), self._returned_state(input, state)

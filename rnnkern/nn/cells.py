@@ -1,6 +1,6 @@
 """RNNCell, LSTMCell and GRUCell: parameters and checks of torch.nn around one call of the operator."""
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch.fx import Proxy
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, as_leaf
+from rnnkern.nn.ecosystem import Unquantized, instead
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
@@ -23,7 +23,7 @@ class RecurrentCell(Unquantized, RNNCellBase):
     _cell: str  # name of a cell of rnnkern.ops.recurrence
 
     def forward(
-        self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None
+        self, input: Tensor, hx: Tensor | tuple[Tensor, Tensor] | None = None, **unknown: Never
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Computes one step.
 
@@ -37,8 +37,8 @@ class RecurrentCell(Unquantized, RNNCellBase):
         Raises:
             As torch.nn: for every wrong argument.
         """
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx)
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx)
         unbatched = input.dim() == 1
         call = self._call(input, hx)
         x, stepped = call.pop("u"), None

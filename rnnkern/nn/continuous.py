@@ -1,7 +1,7 @@
 """Continuous-time recurrent network."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import as_leaf
+from rnnkern.nn.ecosystem import instead
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
@@ -110,7 +110,7 @@ class ContinuousRNN(SingleLayer):
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | tuple[Tensor, Tensor] | None = None,
-        reset: Tensor | None = None, gaps: Tensor | None = None,
+        reset: Tensor | None = None, gaps: Tensor | None = None, **unknown: Never,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:  # fmt: skip
         """Runs the layer over a sequence.
 
@@ -136,8 +136,8 @@ class ContinuousRNN(SingleLayer):
                 no gaps.
             TypeError: an argument has the wrong type, dtype or device.
         """
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx, reset, gaps)
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx, reset, gaps)
         args, options = self._call(input, hx, reset, gaps)
         h, last = self._operator(*args, **options)
         if self.steps > 1:

@@ -1,5 +1,6 @@
-"""What PyTorch's tools see of a layer: for torch.fx it is a leaf, and torch.ao.quantization leaves it as it is."""
+"""How layers appear to torch.fx (as leaves) and to quantization, and the error for unknown keywords of a call."""
 
+import inspect
 import warnings
 from typing import Any
 
@@ -34,6 +35,20 @@ class Unquantized(Module):
     @qconfig.deleter
     def qconfig(self) -> None:
         del self._qconfig
+
+
+def instead(layer: Module, unknown: dict[str, Any], *args: Any) -> Proxy:
+    """What the ``forward`` of a recurrent layer does if it cannot run: refuses unknown keywords, or is a leaf."""
+    if isinstance(unknown, Proxy) or not unknown:  # a Proxy if the layer itself is traced
+        return as_leaf(layer, *args)
+    parameters = inspect.signature(layer.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    hint = ""
+    if "reset" in known:
+        packed = "a PackedSequence (torch.nn.utils.rnn.pack_padded_sequence)"
+        hint = f"; pass sequences of different lengths as {packed}, and mark the first steps of new episodes in `reset`"
+    name = type_before_parametrizations(layer).__name__
+    raise TypeError(f"{name}: unknown argument `{next(iter(unknown))}`; available: {', '.join(known)}{hint}")
 
 
 def as_leaf(layer: Module, *args: Any) -> Proxy:

@@ -1,7 +1,7 @@
 """The linear recurrent unit."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import as_leaf
+from rnnkern.nn.ecosystem import instead
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer
@@ -111,7 +111,7 @@ class LRU(SingleLayer):
         return torch.complex(-self.nu_log.exp(), self.theta_log.exp()).exp()
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None, **unknown: Never
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layer over a sequence.
 
@@ -132,8 +132,8 @@ class LRU(SingleLayer):
             ValueError: a tensor has the wrong shape.
             TypeError: an argument has the wrong type, dtype or device.
         """
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx, reset)
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
         (h, last), x = self._operator(*args, **options), sequence.x

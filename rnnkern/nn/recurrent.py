@@ -1,7 +1,7 @@
 """Base class of RNN, LSTM and GRU: parameters and checks of torch.nn around calls of the operator."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, as_leaf
+from rnnkern.nn.ecosystem import Unquantized, instead
 from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import step
 
@@ -146,6 +146,7 @@ class RecurrentBase(Unquantized, RNNBase):
         input: Tensor | PackedSequence,
         hx: Tensor | tuple[Tensor, Tensor] | None = None,
         reset: Tensor | None = None,
+        **unknown: Never,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
         """Runs the layers over a sequence.
 
@@ -168,12 +169,12 @@ class RecurrentBase(Unquantized, RNNBase):
             ValueError: ``reset`` has the wrong shape.
             As torch.nn: for every other wrong argument.
         """
-        if hx is not None and reset is None and not torch.is_grad_enabled():
+        if hx is not None and reset is None and not torch.is_grad_enabled() and not unknown:
             stepped = self._step(input, hx)
             if stepped is not None:
                 return stepped
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx, reset)
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx, reset)
         sequence = self._check(input, hx, reset)
         x, finals = sequence.x, []
         for calls in self._calls(sequence):

@@ -1,7 +1,7 @@
 """Recurrent layers that attend to a bounded set of their own past states."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Never, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +100,7 @@ class Relevancy(Attending):
         input: Tensor | PackedSequence,
         hx: RelevancyState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
+        **unknown: Never,
     ) -> tuple[Tensor | PackedSequence, RelevancyState]:
         """Runs the layer over a sequence.
 
@@ -120,7 +121,7 @@ class Relevancy(Attending):
             ValueError: a tensor has the wrong shape.
             TypeError: an argument has the wrong type, dtype or device.
         """
-        return self._run(input, hx, reset)
+        return self._run(input, hx, reset, unknown)
 
     def attention(
         self,

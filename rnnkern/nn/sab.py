@@ -1,7 +1,7 @@
 """Sparse attentive backtracking (SAB)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,7 @@ class SABLSTM(Attending):
         input: Tensor | PackedSequence,
         hx: SABState | Sequence[Tensor] | Tensor | None = None,
         reset: Tensor | None = None,
+        **unknown: Never,
     ) -> tuple[Tensor | PackedSequence, SABState]:
         """Runs the layer over a sequence.
 
@@ -123,7 +124,7 @@ class SABLSTM(Attending):
             ValueError: a tensor has the wrong shape.
             TypeError: an argument has the wrong type, dtype or device.
         """
-        return self._run(input, hx, reset)
+        return self._run(input, hx, reset, unknown)
 
     def attention(
         self,

@@ -1,7 +1,7 @@
 """Complex Elman networks whose recurrent weight stays unitary."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import as_leaf
+from rnnkern.nn.ecosystem import instead
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
 from rnnkern.nn.rotations import layers_inside, said_inside
@@ -132,7 +132,7 @@ class UnitaryRNN(Layers):
                     weight.copy_(parametrizations.unitary_matrix(weight))
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, reset: Tensor | None = None, **unknown: Never
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Runs the layers over a sequence.
 
@@ -152,8 +152,8 @@ class UnitaryRNN(Layers):
         Raises:
             ValueError, TypeError: a shape or a dtype is wrong.
         """
-        if isinstance(input, Proxy) or isinstance(hx, Proxy):
-            return as_leaf(self, input, hx, reset)
+        if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
+            return instead(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         x, finals = sequence.x, []
         for layer in range(self.num_layers):
