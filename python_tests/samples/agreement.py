@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from rnnkern.testing import FACTORS, Triple, assert_close, assert_close_over_draws
 
 NUDGE = 1e-12
+SCALED = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 def draws(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -39,6 +40,10 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64, copy=True)
 
 
+def narrow(x: Tensor) -> Tensor:
+    return x.to(torch.complex64 if x.is_complex() else torch.float32)
+
+
 def is_double(sample: Any) -> bool:
     return any(isinstance(x, Tensor) and x.dtype in (torch.float64, torch.complex128) for x in tree_leaves(sample))
 
@@ -63,12 +68,18 @@ def mostly(calls: Iterable[tuple[bool, dict[str, Triple]]]) -> Iterator[dict[str
 def triples(op: Any, plain: Any, results: Callable[[Any, Any], Mapping[str, Tensor]], sample: Any) -> dict[str, Triple]:
     """By name, each result of the operator, of the reference in the same dtype, and of the reference in float64.
 
-    In float64 the reference itself is the truth. How far its results move if sample and results are nudged takes the
-    place of its error: like rounding errors, that depends on how ill-conditioned the call is."""
+    In float64 the reference itself is the truth. Two things take the place of its error, because like rounding errors
+    they depend on how ill-conditioned the call is: how far its results move if sample and results are nudged, and its
+    error in float32, scaled. Only the latter shows the error of a sum that cancels inside the call."""
     actual = results(op, sample)
     truth = results(plain, changed(sample, wide))
     naive = results(plain, changed(sample, nudged) if is_double(sample) else sample)
-    naive = {name: nudged(x.detach()) if x.dtype.to_real() == torch.float64 else x for name, x in naive.items()}
+    if is_double(sample):
+        single = changed(sample, narrow)
+        exact, rounded = results(plain, changed(single, wide)), results(plain, single)
+        for name, x in [(name, x) for name, x in naive.items() if x.dtype.to_real() == torch.float64]:
+            error = (rounded[name] - exact[name]).detach().to(x).nan_to_num(0, 0, 0)
+            naive[name] = nudged(x.detach()) + SCALED * error
     return {name: (value, naive[name], truth[name]) for name, value in actual.items()}
 
 
