@@ -11,7 +11,7 @@ def thread_count(request):
     torch.set_num_threads(before)
 
 
-SLOW = ("test_distributed.py", "compile", "gradcheck")
+SLOW = ("test_distributed.py", "test_ecosystem.py", "compile", "gradcheck")
 """Parts of names of tests that `make test` runs with two threads only, the usual case for users."""
 
 
