@@ -8,15 +8,10 @@ import itertools
 import pytest
 import torch
 
-import rnnkern.nn
+from python_tests.samples import public_layers
 from rnnkern import parametrizations
 from rnnkern.nn.filters import Momentum
 
-I, H = 5, 8  # noqa: E741
-ARGUMENTS = {
-    "ContextNorm": (I,), "Similarity": (I,), "CoRelNet": (I, 4, 3), "ESBN": (I, 3, 4, H),
-    "Recurrent": (rnnkern.cells.mgu, I, H), "HeavyBallODE": (I, None),
-}  # fmt: skip
 OPTIONS = {
     "CayleyRNN": [{"num_negative": 3, "base": "dynamic"}],
     "CoRelNet": [{"rule": "difference"}, {"rule": "asymmetric", "decoder": "transformer"}],
@@ -27,11 +22,7 @@ OPTIONS = {
     "Similarity": [{"asymmetric": True}],
     "UnitaryRNN": [{"unitary_map": name} for name in ("exp", "scaled_cayley", "givens", "free")],
 }
-LAYERS = [
-    (name, options)
-    for name in rnnkern.nn.__all__ if inspect.isclass(getattr(rnnkern.nn, name))
-    for options in ({}, *OPTIONS.get(name, ()))
-]  # fmt: skip
+LAYERS = [(name, options) for name in public_layers.NAMES for options in ({}, *OPTIONS.get(name, ()))]
 
 
 @torch.no_grad()
@@ -59,10 +50,8 @@ def check_reset(make, reset):
 
 @pytest.mark.parametrize(("name", "options"), LAYERS, ids=str)
 def test_layers(name, options):
-    cls = getattr(rnnkern.nn, name)
-    steps = {"steps": 2} if name.endswith("ODE") else {}
-    make = functools.partial(cls, *ARGUMENTS.get(name, (I, H)), **steps, **options)
-    check_reset(make, cls.reset_parameters)
+    make = functools.partial(public_layers.layer, name, **options)
+    check_reset(make, lambda layer: layer.reset_parameters())
 
 
 PARAMETRIZATIONS = [
@@ -79,7 +68,7 @@ PARAMETRIZATIONS = [
 @pytest.mark.parametrize(("name", "options"), PARAMETRIZATIONS, ids=str)
 def test_parametrizations(name, options):
     def module(**kwargs):
-        linear = torch.nn.Linear(H, H, bias=False, dtype=torch.complex64 if name == "unitary" else None, **kwargs)
+        linear = torch.nn.Linear(8, 8, bias=False, dtype=torch.complex64 if name == "unitary" else None, **kwargs)
         return getattr(parametrizations, name)(linear, "weight", **options)
 
     check_reset(module, lambda linear: parametrizations.reset_parameters(linear, "weight"))

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 import rnnkern
 from python_tests.ops.test_flops import flops
-from rnnkern import _extension, cells, nn
+from python_tests.samples import public_layers
+from rnnkern import _extension, nn
 
 if not _extension.available:
     pytest.skip(f"no compiled part: {_extension.reason}", allow_module_level=True)
@@ -76,10 +77,6 @@ def test_the_gradient_of_an_initial_state_is_computed_even_if_it_is_not_needed()
 
 # ---- torch.fx
 
-ARGUMENTS = {
-    "Recurrent": (cells.mgu, I, H), "ContextNorm": (I,), "Similarity": (I,), "CoRelNet": (I, T, 2), "ESBN": (I, 2),
-}  # fmt: skip
-STEPS = {"NeuralODE": {"steps": 2}, "HeavyBallODE": {"steps": 2}}
 OF_BATCH_FIRST = ("ContextNorm", "Similarity", "CoRelNet", "ESBN")
 
 
@@ -99,11 +96,10 @@ def check_trace(model, x, tracer=torch.fx.Tracer):
     torch.testing.assert_close(tree_leaves(found), tree_leaves(model(x)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in nn.__all__ if isinstance(getattr(nn, name), type)])
+@pytest.mark.parametrize("name", public_layers.NAMES)
 def test_every_layer_is_a_leaf_of_a_trace(name):
-    layer = getattr(nn, name)(*ARGUMENTS.get(name, (I, H)), **STEPS.get(name, {}))
     rows = (B,) if name.endswith(("Cell", "ODE")) else (B, T) if name in OF_BATCH_FIRST else (T, B)
-    check_trace(Model(layer), torch.randn(*rows, I))
+    check_trace(Model(public_layers.layer(name)), torch.randn(*rows, I))
 
 
 TRACED = {

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import rnnkern
 import rnnkern.nn
+from python_tests.samples import public_layers
 from rnnkern import _extension, replace, restore
 
 T, B, I, H = 5, 3, 4, 6  # noqa: E741
@@ -417,13 +418,12 @@ def test_explain_walks_a_model():
         rnnkern.explain(None)
 
 
-SIZES = {"NeuralODE": {"steps": 2}, "HeavyBallODE": {"steps": 2}}
 NOT_RECURRENT = {"Recurrent", "ContextNorm", "Similarity", "CoRelNet", "ESBN"}
 
 
-@pytest.mark.parametrize("name", [n for n in rnnkern.nn.__all__ if n[0].isupper() and n not in NOT_RECURRENT])
+@pytest.mark.parametrize("name", [n for n in public_layers.NAMES if n not in NOT_RECURRENT])
 def test_explain_asks_every_layer(name):
-    module = torch.nn.Sequential(getattr(rnnkern.nn, name)(4, 8, **SIZES.get(name, {})))
+    module = torch.nn.Sequential(public_layers.layer(name))
     assert [c.implementation for c in rnnkern.explain(module)["0"]] == ["cpu"]
     weights = (
         (part, name)
