@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import instead
+from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.single import SingleLayer
 
 
@@ -24,7 +24,7 @@ class Attending(SingleLayer):
 
     def _run(self, input, hx, reset, unknown) -> tuple[Any, Any]:
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx, reset)
+            return refuse_or_trace(self, unknown, input, hx, reset)
         args, options = self._call(input, hx, reset)
         output, state = self._operator(*args, **options)
         return self._returned(input, output), self._returned_state(input, state)

@@ -8,7 +8,7 @@ from torch.fx import Proxy
 from torch.nn import RNNCellBase
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, instead
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import spelled
 from rnnkern.ops import Choice, recurrence
@@ -38,7 +38,7 @@ class RecurrentCell(Unquantized, RNNCellBase):
             As torch.nn: for every wrong argument.
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx)
+            return refuse_or_trace(self, unknown, input, hx)
         unbatched = input.dim() == 1
         call = self._call(input, hx)
         x, stepped = call.pop("u"), None

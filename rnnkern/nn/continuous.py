@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import cells, parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import instead
+from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.options import with_options
 from rnnkern.nn.single import SingleLayer
 from rnnkern.ops import linear_scan, recurrence
@@ -137,7 +137,7 @@ class ContinuousRNN(SingleLayer):
             TypeError: an argument has the wrong type, dtype or device.
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx, reset, gaps)
+            return refuse_or_trace(self, unknown, input, hx, reset, gaps)
         args, options = self._call(input, hx, reset, gaps)
         h, last = self._operator(*args, **options)
         if self.steps > 1:

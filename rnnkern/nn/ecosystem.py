@@ -37,7 +37,7 @@ class Unquantized(Module):
         del self._qconfig
 
 
-def instead(layer: Module, unknown: dict[str, Any], *args: Any) -> Proxy:
+def refuse_or_trace(layer: Module, unknown: dict[str, Any], *args: Any) -> Proxy:
     """What the ``forward`` of a recurrent layer does if it cannot run: refuses unknown keywords, or is a leaf."""
     if isinstance(unknown, Proxy) or not unknown:  # a Proxy if the layer itself is traced
         return as_leaf(layer, *args)

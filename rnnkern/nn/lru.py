@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from torch.nn import Parameter, init
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnkern.nn.ecosystem import instead
+from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst
 from rnnkern.nn.single import SingleLayer
@@ -133,7 +133,7 @@ class LRU(SingleLayer):
             TypeError: an argument has the wrong type, dtype or device.
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx, reset)
+            return refuse_or_trace(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         args, options = self._arguments(sequence)
         (h, last), x = self._operator(*args, **options), sequence.x

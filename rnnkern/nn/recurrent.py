@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import Unquantized, instead
+from rnnkern.nn.ecosystem import Unquantized, refuse_or_trace
 from rnnkern.ops import Choice, recurrence, recurrence_bidirectional, recurrence_stacked
 from rnnkern.ops._recurrence.recurrence import step
 
@@ -174,7 +174,7 @@ class RecurrentBase(Unquantized, RNNBase):
             if stepped is not None:
                 return stepped
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx, reset)
+            return refuse_or_trace(self, unknown, input, hx, reset)
         sequence = self._check(input, hx, reset)
         x, finals = sequence.x, []
         for calls in self._calls(sequence):

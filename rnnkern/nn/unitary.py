@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnkern import parametrizations
 from rnnkern.nn import autocast
-from rnnkern.nn.ecosystem import instead
+from rnnkern.nn.ecosystem import refuse_or_trace
 from rnnkern.nn.options import with_options
 from rnnkern.nn.recurrent import TimeFirst, reset_of_directions, said_per_layer
 from rnnkern.nn.rotations import layers_inside, said_inside
@@ -153,7 +153,7 @@ class UnitaryRNN(Layers):
             ValueError, TypeError: a shape or a dtype is wrong.
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy) or unknown:
-            return instead(self, unknown, input, hx, reset)
+            return refuse_or_trace(self, unknown, input, hx, reset)
         sequence = self._sequence(input, hx, reset)
         x, finals = sequence.x, []
         for layer in range(self.num_layers):
