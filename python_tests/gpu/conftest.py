@@ -1,4 +1,5 @@
-"""Backends: kernels run on the interpreter and, if there is one, on a GPU. RNNKERN_GPU_TESTS=interpret|cuda|all."""
+"""Backends: kernels run on the interpreter and, if there is one, on a GPU; RNNKERN_GPU_TESTS=interpret|cuda|all requests
+them."""
 
 import os
 import shutil
@@ -36,7 +37,7 @@ class Backend(NamedTuple):
 
 
 ALL = {"interpret": [Backend("interpret", seed) for seed in range(6)], "cuda": [Backend("cuda")]}
-CHOSEN = {"": ["interpret", "cuda"], "all": ["interpret", "cuda"]}.get(WANTED, [WANTED])
+CHOSEN = {"": ["interpret", *["cuda"] * torch.cuda.is_available()], "all": ["interpret", "cuda"]}.get(WANTED, [WANTED])
 
 
 def require(missing: str) -> None:

@@ -12,7 +12,7 @@ import rnnkern
 from python_tests.cells import samples
 from python_tests.cells.test_derivation import random_cell
 from python_tests.gpu import standin
-from python_tests.gpu.conftest import running
+from python_tests.gpu.conftest import CHOSEN, running
 from python_tests.gpu.recurrences import FAMILY
 from python_tests.gpu.standin import H100
 from python_tests.samples import numbered
@@ -55,7 +55,7 @@ def kernel(request):
     return request.param
 
 
-@pytest.mark.parametrize("name", ["interpret", "cuda"])
+@pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
@@ -89,7 +89,7 @@ def test_kernels_compute_the_function(cell, dtype, options, kernel, name, nan_me
             assert_close_over_draws([numbered(*each) for each in draws], f"{cell.name}: ")
 
 
-@pytest.mark.parametrize("name", ["interpret", "cuda"])
+@pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.parametrize("seed", [40, 41])
 def test_random_expressions(seed, name, nan_memory):
     """Sixteen of them; eight states."""
