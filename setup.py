@@ -35,12 +35,13 @@ def simd_levels():
     """The SIMD levels to compile; for a wheel also plain, because pip caches it and may install it elsewhere."""
     macros = getoutput(f"{CXX} -march=native -dM -E -x c++ {os.devnull}")
     known = list(LEVELS) if "__x86_64__" in macros else ["plain"]
-    named = {"all": known, "host": [level for level in known if LEVELS[level] in macros][-1:]}
+    supported = [level for level in known if LEVELS[level] in macros]
+    named = {"all": known, "supported": supported, "host": supported[-1:]}
     wanted = ENV("RNNKERN_SIMD_LEVELS") or "host"
     always = [] if {"--inplace", "editable_wheel"} & {*sys.argv} else ["plain"]
     names = {*named.get(wanted, wanted.replace(",", " ").split()), *always}
     if names - set(known):
-        sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, all or some of {', '.join(known)}, got {wanted!r}")
+        sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, supported, all or some of {', '.join(known)}, got {wanted!r}")
     names |= {"avx512_bf16"} if "amx" in names else set()  # amx adds tiles to the levels with AVX-512
     names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources
     return [level for level in known if level in names]

@@ -1,11 +1,14 @@
 """Build information of the installed package, and the choice of the SIMD level."""
 
+import os
 import re
+import subprocess
 
 import pytest
 import torch
 
 import rnnkern
+from python_tests.packaging.conftest import ROOT
 from rnnkern import _extension
 
 pytestmark = pytest.mark.skipif(not _extension.available, reason=f"no compiled part: {_extension.reason}")
@@ -36,6 +39,16 @@ def test_set_simd_level(level):
     assert torch.ops.rnnkern.set_simd_level(level) == info["simd_level"]
     assert rnnkern.build_info()["simd_level"] == level
     assert torch.ops.rnnkern.set_simd_level(info["simd_level"]) == level
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("source", "level"), [("level_f32", "avx512"), ("level_bf16", "avx512_bf16")])
+def test_levels_that_this_processor_may_lack_are_sound(source, level):
+    """The sources that differ where there are tiles or bfloat16 instructions."""
+    flags = ["-std=c++20", "-fopenmp", "-Icsrc", f"-DRNNKERN_SIMD_LEVEL={level}", "-DRNNKERN_TILES=1"]
+    command = [os.environ.get("CXX", "c++"), "-fsyntax-only", *flags, f"csrc/recurrence/cpu/{source}.cpp"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_set_simd_level_refuses_others():
