@@ -41,7 +41,8 @@ def simd_levels():
     always = [] if {"--inplace", "editable_wheel"} & {*sys.argv} else ["plain"]
     names = {*named.get(wanted, wanted.replace(",", " ").split()), *always}
     if names - set(known):
-        sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, supported, all or some of {', '.join(known)}, got {wanted!r}")
+        some = ", ".join(known)
+        sys.exit(f"rnnkern: RNNKERN_SIMD_LEVELS must be host, supported, all or some of {some}, got {wanted!r}")
     names |= {"avx512_bf16"} if "amx" in names else set()  # amx adds tiles to the levels with AVX-512
     names |= {"avx512"} if "avx512_bf16" in names else set()  # avx512_bf16 compiles only the bfloat16 sources
     return [level for level in known if level in names]

@@ -351,6 +351,7 @@ def test_the_house_stands_as_it_was_drawn(rule):
     ],
     ids=lambda x: x if isinstance(x, str) and len(x) < 99 else "",
 )
+@pytest.mark.sampled
 def test_a_breach_is_found(rule, file, line, said, copy):
     path = copy / file
     path.parent.mkdir(exist_ok=True)

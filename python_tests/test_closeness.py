@@ -279,6 +279,7 @@ def test_no_correct_kernel_is_refused(size, trials, dtype, tails):
 
 @KINDS
 @pytest.mark.parametrize("size", [20, 100, 1500])
+@pytest.mark.sampled
 def test_errors_of_five_times_are_refused(size, dtype, tails):
     assert refusals(20, dtype, size, tails, factor=5.0) >= 19
 
@@ -298,6 +299,7 @@ def test_of_single_numbers_only_larger_errors_are_refused(dtype):
      lambda x, error: x + 10 * error],
     ids=["a column with the wrong sign", "wrong index", "wrong sign", "bias"],
 )  # fmt: skip
+@pytest.mark.sampled
 def test_what_is_wrong_is_always_refused(change, dtype, size):
     assert refusals(10, dtype, size, False, change=change) == 10
 

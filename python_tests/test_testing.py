@@ -44,6 +44,7 @@ def test_a_wrong_result_or_gradient_is_found(change, name):
 
 
 @pytest.mark.parametrize("at", range(7))
+@pytest.mark.sampled
 def test_a_wrong_gradient_of_any_argument_is_found(at):
     samples = draws(recurrence_sample, "lstm", 5, 3, 8, inputs=4, dtype=torch.float32, requires_grad=True)
 

@@ -172,6 +172,7 @@ MADE = {"rnn": ("softplus",), "gru": ("hardtanh",), "lstm": ("softsign",)}
 
 
 @pytest.mark.parametrize("name", cells.__all__)
+@pytest.mark.sampled
 def test_a_cell_is_its_papers(name):
     torch.manual_seed(0)
     cell = getattr(cells, name)(*MADE[name]) if name in MADE else getattr(cells, name)

@@ -169,6 +169,7 @@ NAMES = ["tanh", "relu", "identity", "hardtanh", "modrelu", "euler", "lstm", "gr
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled
 def test_a_header_by_hand_is_the_derived_one(name, dtype):
     """Compares one step of the built-in and the derived kernel: values and gradients agree within one rounding of their
     inputs."""

@@ -44,6 +44,7 @@ def close_over_draws(cell, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+@pytest.mark.sampled
 def test_a_kernel_computes_the_function(cell, dtype):
     assert implementation(cell) == "cpu"
     close_over_draws(cell, dtype)

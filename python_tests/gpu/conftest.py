@@ -1,5 +1,4 @@
-"""Backends: kernels run on the interpreter and, if there is one, on a GPU; RNNKERN_GPU_TESTS=interpret|cuda|all requests
-them."""
+"""Backends: the interpreter and, if there is one, a GPU; RNNKERN_GPU_TESTS=interpret|cuda|all requests them."""
 
 import os
 import shutil

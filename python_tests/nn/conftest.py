@@ -11,12 +11,8 @@ def thread_count(request):
     torch.set_num_threads(before)
 
 
-SLOW = ("test_distributed.py", "test_ecosystem.py", "compile", "gradcheck")
-"""Parts of names of tests that `make test` runs with two threads only, the usual case for users."""
-
-
 def pytest_collection_modifyitems(items):
+    """`make test` runs them with two threads, the usual case for users."""
     for item in items:
-        slow = "python_tests/nn/" in item.nodeid and any(word in item.nodeid for word in SLOW)
-        if slow and item.callspec.params["thread_count"] == 1:
+        if "python_tests/nn/" in item.nodeid and item.callspec.params["thread_count"] == 1:
             item.add_marker(pytest.mark.proof)

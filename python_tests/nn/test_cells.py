@@ -91,6 +91,7 @@ def test_low_precision(cls, options, dtype):
 
 
 @cells
+@pytest.mark.sampled
 def test_second_derivatives(cls, options):
     cell = getattr(rnnkern.nn, cls)(2, 2, dtype=torch.float64, **options)
     inputs = [t[:, :2] for t in arguments(cls, (1,))]

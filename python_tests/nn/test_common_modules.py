@@ -87,12 +87,14 @@ def compare(run, name, k, dtype):
 
 
 @parametrize("inputs")
+@pytest.mark.sampled
 def test_values_and_gradients(name, k):
     compare(values_and_gradients, name, k, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @parametrize("inputs", every=3)
+@pytest.mark.sampled
 def test_values_in_16_bits(name, k, dtype):
     with torch.no_grad():
         compare(lambda module, args: floats(module(*args)), name, k, dtype)
@@ -122,6 +124,7 @@ def test_errors(name, k):
 
 
 @parametrize("inputs", every=7)
+@pytest.mark.sampled
 def test_gradcheck(name, k):
     module, args = build(name, k, rnnkern.nn), arguments(name, k)
     names = [n for n, _ in module.named_parameters()]

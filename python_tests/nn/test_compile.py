@@ -83,6 +83,7 @@ def test_inductor(dtype):
         compare(compiled, module, 9, 2)
 
 
+@pytest.mark.sampled
 def test_packed():
     gru = rnnkern.nn.GRU(I, H, bidirectional=True)
     compiled = torch.compile(gru, backend="aot_eager", fullgraph=True)

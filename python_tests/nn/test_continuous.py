@@ -70,6 +70,7 @@ def adams_loop(module, x, h, starts=None):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("method", "steps"), [("adams", 1), ("adams", 3), ("euler", 3)])
+@pytest.mark.sampled
 def test_other_methods_and_several_steps(method, steps, packed):
     module, x, h0 = layer(method=method, steps=steps, dt=0.7), torch.randn(T, B, I, dtype=F64), drawn(B, H)
     starts, lengths = torch.rand(T, B) < 0.2, [9, 5, 7]

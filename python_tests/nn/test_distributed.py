@@ -89,6 +89,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.sampled
 def test_two_halves_train_as_the_whole(kind, name, trained):
     module, x = fresh(name)
     before = {key: p.clone() for key, p in module.named_parameters()}

@@ -71,6 +71,7 @@ def of_reference(layer, x, dtype, **rest):
 
 
 @every
+@pytest.mark.sampled
 def test_a_layer_is_the_definition(cls, options):
     def compared():
         layer, x = cls(I, N, **options), torch.randn(T, B, I)

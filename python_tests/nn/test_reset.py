@@ -113,6 +113,7 @@ def test_batched(build, flags):
 @pytest.mark.usefixtures("_implementation")
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("lengths", [[7, 6, 6, 3], [3, 6, 7, 6]], ids=["sorted", "unsorted"])
+@pytest.mark.sampled
 def test_packed(build, lengths, batch_first):
     """`reset` is in the caller's batch order; a reset at or beyond the end of a sequence has no effect."""
     module = build(num_layers=2, bidirectional=True, batch_first=batch_first)

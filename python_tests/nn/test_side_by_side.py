@@ -47,6 +47,7 @@ def results(module, x, reset):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("batch", [1, 5, 20])
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.sampled
 def test_the_bits_do_not_depend_on_the_threads(name, batch, packed, threads):
     module = MODULES[name](batch_first=not packed)
     if packed:

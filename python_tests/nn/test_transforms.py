@@ -72,6 +72,7 @@ def test_members_of_a_batch(cls, options):
 
 @modules
 @pytest.mark.parametrize("shared", [False, True], ids=["inputs of their own", "one input"])
+@pytest.mark.sampled
 def test_ensemble(cls, options, shared):
     def compared(k):
         seeds, xs = range(N * k, N * k + N), samples(options, seed=k)

@@ -51,6 +51,7 @@ DIFFERENTIATED = [
 
 
 @pytest.mark.parametrize("sample", DIFFERENTIATED, ids=lambda s: s.name)
+@pytest.mark.sampled
 def test_first_and_second_derivatives(sample):
     """Second derivatives are tested in random directions; the next test uses full matrices."""
     leaves = sample.to(torch.float64, requires_grad=True).leaves()
@@ -161,6 +162,7 @@ IN_16_BITS = [s.to(torch.bfloat16)._replace(name=f"{s.name}-bfloat16") for s in 
 
 
 @pytest.mark.parametrize("sample", SAMPLES + IN_16_BITS, ids=lambda s: s.name)
+@pytest.mark.sampled
 def test_opcheck(sample):
     check_operators(sample, WITHOUT_AOT)
 
@@ -209,6 +211,7 @@ def test_gates_computed_again_give_the_same_bits(cell, dtype, inputs):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.sampled
 def test_gates_computed_again_from_16_bits_are_close(cell, dtype):
     """The recomputation reads h with 16 bits."""
     for inputs in (0, 7):

@@ -120,6 +120,7 @@ def test_what_the_backward_rotates_back_is_what_came():
 
 @pytest.mark.parametrize(("style", "size"), [("tunable", 5), ("tunable", 4), ("butterfly", 4)])
 @pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.sampled
 def test_gradients(style, size, batch):
     angles, x = givens_sample(size, 3, 2, *batch, requires_grad=True)
     for function, leaves in (

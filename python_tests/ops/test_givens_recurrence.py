@@ -80,6 +80,7 @@ def test_the_equation_by_hand():
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.sampled
 def test_layers_in_pieces_are_the_layers(style):
     """Vectors that are larger than the cache, with more layers than a block of layers."""
     for size, layers, dtype in ((256, 11, C128), (300 if style == "tunable" else 512, 150, F64)):
@@ -150,6 +151,7 @@ def test_nan_stays_in_its_sequence_and_ends_at_a_reset():
 
 @pytest.mark.parametrize("dtype", [F64, C128])
 @pytest.mark.parametrize(("option", "style"), [("reset", "butterfly"), ("packed-reset-reverse", "tunable")])
+@pytest.mark.sampled
 def test_gradients_of_every_order(option, style, dtype):
     sample = givens_recurrence_sample(2, 2, 4, 2, dtype=dtype, style=style, **GIVENS_OPTIONS[option])
     leaves, call = calls(sample, requires_grad=True)

@@ -64,6 +64,7 @@ def test_the_product_is_in_the_order_of_the_columns():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("sizes", [(3, 1), (5, 5), (4, 3, 2)])
+@pytest.mark.sampled
 def test_gradients(sizes, dtype):
     V = torch.randn(*sizes[2:], *sizes[:2], dtype=dtype, requires_grad=True)
     assert torch.autograd.gradcheck(householder_product, V)

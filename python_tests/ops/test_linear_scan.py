@@ -41,6 +41,7 @@ def calls(sample, requires_grad=False):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled
 def test_values_and_gradients(dtype):
     factors = {
         "steps": [0, 1, 2, 63, 300], "batch": [0, 1, 3, 17], "channels": [1, 5, 33, 128, 200],
@@ -165,6 +166,7 @@ def test_nan_stays_in_its_channel_and_ends_at_a_reset():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("option", SCAN_OPTIONS)
+@pytest.mark.sampled
 def test_gradients_of_every_order(option, dtype):
     leaves, call = calls(scan_sample(3, 2, 2, dtype=dtype, **SCAN_OPTIONS[option]), requires_grad=True)
     assert torch.autograd.gradcheck(call, leaves)
@@ -188,6 +190,7 @@ def test_second_gradients_where_not_all_is_asked_for(option):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 @pytest.mark.parametrize("option", SCAN_OPTIONS)
+@pytest.mark.sampled
 def test_operators_pass_torchs_own_checks(option, dtype):
     a, x, h0, kwargs = scan_sample(dtype=dtype, **SCAN_OPTIONS[option])
     if h0 is None and kwargs["batch_sizes"] is not None:

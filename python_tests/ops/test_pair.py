@@ -177,6 +177,7 @@ def test_the_bits_are_those_of_two_calls(row, threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}, {"heads": 4, "bias": False}], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "gru", "gru_reset_before", "lstm"])
+@pytest.mark.sampled
 def test_as_close_to_the_truth_as_plain_pytorch(cell, options, dtype, pair, threads):
     def compared(call):
         with use("reference"):
@@ -329,6 +330,7 @@ def check_operators(cell, options, pair, checks):
 @pairs
 @pytest.mark.parametrize("options", [{}, {"packed": True, "reset": True}], ids=str)
 @pytest.mark.parametrize("cell", ["tanh", "gru", "lstm", "lstm_projected"])
+@pytest.mark.sampled
 def test_first_and_second_derivatives(cell, options, pair, threads):
     threads(2)
     cell, x, *calls = sample(pair, cell, 3, 2, 2, inputs=2, **options, requires_grad=True)

@@ -79,6 +79,7 @@ COVERING = covering_rows(
     quick_where(lambda row: row["count"] < 40 and row["steps"] < 40, COVERING),
     ids=lambda row: "-".join(map(str, row.values())),
 )
+@pytest.mark.sampled
 def test_low_precision_is_as_close_to_the_truth_as_plain_pytorch(row, simd, threads):
     row = dict(row)
     simd(row.pop("level"))

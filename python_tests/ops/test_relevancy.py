@@ -76,6 +76,7 @@ def hold_to_the_rule(*sizes, **options):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+@pytest.mark.sampled
 def test_float32_is_as_close_as_pytorch(cell, options):
     hold_to_the_rule(cell, 9, 3, 37, **OPTIONS[options])
 
@@ -116,6 +117,7 @@ def test_16_bits_are_computed_in_float32(dtype):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("cell", RELEVANCY_CELLS)
+@pytest.mark.sampled
 def test_first_and_second_derivatives(cell, options):
     call = call_of(cell, 4, 2, 3, **OPTIONS[options])
     names, output = list(call.leaves()), "s" if options in ("window", "all remembered") else "h"

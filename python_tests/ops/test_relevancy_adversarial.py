@@ -41,6 +41,7 @@ def test_of_equal_least_scores_the_first_goes():
 
 @pytest.mark.parametrize("odd", [float("nan"), float("-inf"), float("inf")])
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.sampled
 def test_scores_that_are_no_numbers(odd, seed):
     """Comparisons with NaN are false, so an event with score NaN stays in the relevant set but cannot enter it."""
     draw = torch.Generator().manual_seed(seed)

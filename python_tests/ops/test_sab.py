@@ -52,6 +52,7 @@ def draw(seed):
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
+@pytest.mark.sampled
 def test_random_calls_are_the_reference_s(first):
     for seed in range(first, first + 25):
         check(draw(seed))

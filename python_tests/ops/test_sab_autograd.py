@@ -44,6 +44,7 @@ def test_second_derivatives_of_a_cut_path_are_the_reference_s():
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("kind", ["plain", "packed", "empty"])
+@pytest.mark.sampled
 def test_operators_pass_torchs_own_checks(kind, width):
     random.seed(FIRST + 1)
     call = make(4, 0 if kind == "empty" else 2, 3, width, packed=kind == "packed", resets=True, attend_every=2)

@@ -27,6 +27,7 @@ def check(A):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 33, 100, 257])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_no_norm_is_above_what_its_scheme_serves(kind, size, dtype):
     S = KINDS[kind](size)
     served = [limit for _, limit, _ in SCHEMES["float32"]]
@@ -71,6 +72,7 @@ USUAL = {"random": 1.065, "henaff": 1.001, "henaff, turned": 1.07, "cayley": 1.0
 
 @pytest.mark.parametrize("size", [32, 128, 512])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_the_bound_is_close(kind, size):
     S = KINDS[kind](size)
     if kind != "nearly zero":

@@ -49,6 +49,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
+@pytest.mark.sampled
 def test_values_and_gradients(row, threads):
     steps, save = row["steps"], {"save_gates": row["save_gates"]}
     samples = draws(constant_sample, row["cell"], steps, *row["sizes"], **RECURRENCE_OPTIONS[row["option"]])

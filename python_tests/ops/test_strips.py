@@ -59,6 +59,7 @@ def pointers(tensors):
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("team", [1, 3])
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.sampled
 def test_a_cell_of_another_library(libraries, which, team, rate):
     step, gates, recurrent, states = CELLS[which]
     T, B, H = 7, 5, 13

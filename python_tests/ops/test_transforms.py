@@ -112,6 +112,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
+@pytest.mark.sampled
 def test_a_transform_of_the_kernel_is_that_of_the_reference(row):
     transform = TRANSFORMS[row["transform"]]
     results = lambda op, sample: dict(enumerate(tree_leaves(transform(Call(op, sample)))))  # noqa: E731
@@ -191,6 +192,7 @@ FORWARD_ROWS = [
     ids=lambda row: "-".join(row.values()),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's, in linearize
+@pytest.mark.sampled
 def test_forward_mode_of_the_kernel_is_that_of_the_reference(row):
     sample = recurrence_sample(row["cell"], 3, 2, 4, **RECURRENCE_OPTIONS[row["option"]])
     results = (FORWARD_MODE[row["transform"]](Call(op, sample)) for op in (recurrence, reference.recurrence))

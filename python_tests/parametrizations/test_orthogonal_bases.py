@@ -126,6 +126,7 @@ def test_copies_of_a_dynamic_one_move_by_themselves():
 
 @pytest.mark.parametrize("orthogonal_map", ["exp", "scaled_cayley"])
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.sampled
 def test_10_000_updates_stay_orthogonal(base, orthogonal_map):
     """Steps like those of RMSprop: every entry changes by about the learning rate."""
     size, lr = 24, 1e-3
