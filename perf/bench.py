@@ -31,7 +31,7 @@ from perf.record import Row
 CELLS = ("lstm", "gru", "tanh", "modrelu")
 OTHER_CELLS = ("euler", "gru_reset_before", "lstm_projected", "lstm_layer_norm", "gru_layer_norm")
 SHAPES = ((50, 8, 64), (100, 32, 60), (100, 32, 100), (100, 32, 200), (220, 64, 128), (256, 32, 256))
-MIDDLE, LARGE, LONG = (100, 32, 100), (220, 64, 128), (512, 16, 128)
+MIDDLE, LARGE, LONG, LAST_STEP = (100, 32, 100), (220, 64, 128), (512, 16, 128), (200, 8, 64)
 INFERENCE = ((100, 1, 128), (100, 1, 512))
 """(T, B, N): two sizes with one sequence, for inference."""
 MINUTES = 19.0
@@ -48,9 +48,10 @@ def recurrences(
 def cases() -> list[Case]:
     """All published cases, in order of priority."""
     todo = [case for shape in SHAPES for case in recurrences(CELLS, [shape], with_recomputed=shape == MIDDLE)]
-    todo += recurrences(("lstm", "gru", "tanh"), [LARGE], packed=True)
+    todo += recurrences(("lstm", "gru", "tanh"), [LAST_STEP], last_step=True)
+    todo += recurrences(("lstm", "gru"), [LARGE], packed=True)
     todo += recurrences(("lstm",), [LONG], packed=True)
-    todo += recurrences(("lstm", "gru", "tanh"), INFERENCE, inference=True)
+    todo += recurrences(("lstm", "gru"), INFERENCE, inference=True)
     todo += overhead.cases([16], [128], "float32", modes=["inference_mode"])
     todo += orthogonal.cases([(512, 512)], 1.0, "float32", CPU)
     todo += orthogonal_step.cases([(200, 10, 128)])

@@ -29,6 +29,7 @@ from rnnkern.ops._recurrence.recurrence import KERNEL_CELLS
 RECOMPUTED, OPERATOR = f"{OURS}, gates recomputed", f"{OURS}, operator"
 PADDED = "torch.nn, padded"
 COMPILED = "compiled loop"
+LAST_STEP = "loss on the last step"
 COMPILED_STEPS = 50
 """Largest T for torch.compile: it unrolls the loop and takes minutes for more steps."""
 
@@ -65,6 +66,7 @@ class Options(NamedTuple):
     zoneout: float = 0.0  # rate for every state
     dropout: float = 0.0
     keep: bool = False  # weights of the old state, for each step and sequence
+    last_step: bool = False  # the loss depends on the last step only
 
     @property
     def noisy(self) -> bool:
@@ -81,7 +83,9 @@ class Options(NamedTuple):
 
     @property
     def label(self) -> str:
-        words = ["packed" if self.packed else "inference" if self.inference else "dense"]
+        words = [
+            "packed" if self.packed else "inference" if self.inference else LAST_STEP if self.last_step else "dense"
+        ]
         words += [f"{n} {what}" for n, what in ((self.layers, "layers"), (self.directions, "directions")) if n > 1]
         words += [f"{what} {rate:g}" for what, rate in (("zoneout", self.zoneout), ("dropout", self.dropout)) if rate]
         words += ["keep"] * self.keep
@@ -112,6 +116,8 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         providers[OURS] = of_function(run, layer)
     refuse_reference(layer, x)
     grad_h = torch.randn(*rows, layer.width * options.directions, dtype=dtype)
+    if options.last_step:
+        grad_h[:-1] = 0
     padded = None
     if options.packed and "torch.nn" in providers and options.directions == 1:
         padded = Padded.of(peer, batch_sizes, x, grad_h)
@@ -148,6 +154,8 @@ def build(cell: str, steps: int, batch: int, size: int, dtype: torch.dtype, opti
         calls["forward"][PADDED], calls["forward+backward"][PADDED] = padded.inference, padded.training
     if options.inference:
         del calls["forward+backward"]
+    if options.last_step:
+        del calls["forward"]
     return Problem(
         calls=calls,
         views={} if padded is None else {PADDED: padded.packed},
@@ -255,16 +263,20 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="weights of the old state, for each step and sequence; likewise"
     )
+    parser.add_argument("--last-step", action="store_true", help="a loss on the last step only, of dense sequences")
     chosen, setup = family.begin(parser, argv, "recurrence")
     shapes = chosen.shapes or (QUICK_SHAPES if chosen.quick else SHAPES)
     options = Options(
         chosen.packed, chosen.loop, chosen.compiled, inference=chosen.inference, layers=chosen.layers,
         directions=1 + chosen.bidirectional, zoneout=chosen.zoneout, dropout=chosen.dropout, keep=chosen.keep,
+        last_step=chosen.last_step,
     )  # fmt: skip
     if options.over_loop and options.stacked:
         parser.error("--zoneout, --dropout and --keep are measured in one layer and direction")
     if options.noisy and options.keep:
         parser.error("--keep is measured without --zoneout and --dropout")
+    if options.packed and options.last_step:
+        parser.error("--last-step is measured without --packed")
     todo = cases(chosen.cells, shapes, chosen.dtype, **options._asdict())
     if not todo:
         parser.error(f"with --layers and --bidirectional, --cells must name some of {', '.join(MODULES)}")

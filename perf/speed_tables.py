@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from perf import overhead
 from perf.record import OURS
-from perf.recurrence import COMPILED, MODULES, OPERATOR, PADDED, RECOMPUTED
+from perf.recurrence import COMPILED, LAST_STEP, MODULES, OPERATOR, PADDED, RECOMPUTED
 
 DIRECTIONS = {"forward": "Forward", "forward+backward": "Forward and backward"}
 BOTH = "forward+backward"
@@ -251,6 +251,8 @@ def claims(rows: Sequence[Record]) -> str:
     cells = [(cell, where(layers, cell=cell)) for cell in README_CELLS]
     points = [(f"One layer, {against(own[0])}", own) for cell, own in cells if own]
     points += [
+        ("A loss on the last step only, over `torch.nn`",
+         recurrence_of(rows, case=LAST_STEP, provider="torch.nn")),
         ("Packed input, over the faster of `torch.nn`'s packed and padded forms", strongest(recurrence_of(rows))),
         ("A sequence at a time (B = 1) without gradients, over `torch.nn`",
          recurrence_of(rows, case="inference", provider="torch.nn")),
@@ -284,6 +286,7 @@ TABLES: dict[str, dict[str, Speed]] = {
         "bfloat16": Speed(functools.partial(peers, dtype="bfloat16"), times_faster, f"Columns are T, B, N. {LAYER}"),
         "gemm": Speed(of_gemm, gemm, "Time divided by the time of the GEMM reference."),
         "inference": Speed(functools.partial(recurrence_of, case="inference", provider="torch.nn"), compared, LAYER),
+        "last": Speed(functools.partial(recurrence_of, case=LAST_STEP, provider="torch.nn"), compared, LAYER),
         "packed": Speed(
             lambda rows: [row for row in recurrence_of(rows, case="packed") if row["provider"] in ("torch.nn", PADDED)],
             packed, f"Speed-up over the faster of the two forms, then over each form. {LOSSES}",

@@ -7,6 +7,7 @@
 
 #include "common/caching_allocator.h"
 #include "common/team.h"
+#include "cpu/subnormals.h"
 
 namespace rnnkern {
 
@@ -15,13 +16,17 @@ inline int at_most_all(int64_t threads) {
   return int(threads < most ? threads : most);
 }
 
-// Calls f(member) on each thread of a team.
-template <class F>
-void in_team(int threads, F f) {
-  if (threads == 1) return f(ThreadContext{0, 1, nullptr});
+// Calls f(problem, member) on each thread of a team.
+template <template <class> class Problem, class T, class F>
+void in_team(int threads, const Problem<T>& problem, F f) {
+  const auto member = [&](ThreadContext me) {
+    const FlushSubnormals<T> flushed;
+    f(problem, me);
+  };
+  if (threads == 1) return member({0, 1, nullptr});
   Barrier barrier;
 #pragma omp parallel num_threads(threads)
-  f(ThreadContext{omp_get_thread_num(), omp_get_num_threads(), &barrier});
+  member({omp_get_thread_num(), omp_get_num_threads(), &barrier});
 }
 
 // Allocates the workspace of a problem. It lives as long as the returned tensor.
@@ -35,7 +40,7 @@ Tensor make_workspace(Problem& problem, int64_t elements, const Tensor& like) {
 template <class Problem>
 void run(Kernel<Problem> kernel, Problem problem, int threads, const Tensor& like) {
   const Tensor memory = make_workspace(problem, kernel.workspace(problem, threads), like);
-  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
+  in_team(threads, problem, kernel.run);
 }
 
 // If `apart`, each thread takes its own parts with a workspace of its own; otherwise the whole team shares every part.
@@ -44,9 +49,9 @@ void run_parts(KernelOfParts<Problem> kernel, Problem problem, int64_t parts, bo
                const Tensor& like) {
   const int64_t workspace = kernel.workspace(problem, apart ? 1 : threads);
   const Tensor memory = make_workspace(problem, workspace * (apart ? threads : 1), like);
-  in_team(threads, [&](ThreadContext me) {
-    if (!apart) return kernel.run(problem, {0, parts}, me);
-    Problem mine = problem;
+  in_team(threads, problem, [&](const Problem& all, ThreadContext me) {
+    if (!apart) return kernel.run(all, {0, parts}, me);
+    Problem mine = all;
     mine.workspace += me.rank * workspace;
     kernel.run(mine, me.share(parts), ThreadContext{0, 1, nullptr});
   });

@@ -150,11 +150,12 @@ RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
 #else
 
 RNNKERN_INLINE Vec<float> load(const device::float16* p, int64_t lanes) {
-  const Bits x = widen_words(load_words(p, lanes)), magnitude = (x & 0x7fff) << 13;
-  const Bits scaled =
-      (Bits)(as_floats(magnitude) * Vec<float>(0x1p112f)).v;  // rebiases the exponent, also of subnormal numbers
-  const Bits finite = magnitude < 0x0f800000 ? scaled : magnitude | 0x7f800000;
-  return as_floats(finite | ((x & 0x8000) << 16));
+  const Bits x = widen_words(load_words(p, lanes)), magnitude = x & 0x7fff;
+  // The last bit of 0.5 + magnitude 2^-24 is 2^-24. As float32 the difference is not subnormal.
+  const Bits subnormal = (Bits)(as_floats(magnitude + 0x3f000000) - Vec<float>(0.5f)).v;
+  const Bits normal = (magnitude << 13) + 0x38000000, special = (magnitude << 13) | 0x7f800000;
+  const Bits finite = magnitude < 0x400 ? subnormal : normal;
+  return as_floats((magnitude < 0x7c00 ? finite : special) | ((x & 0x8000) << 16));
 }
 
 RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {

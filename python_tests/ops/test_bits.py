@@ -85,15 +85,3 @@ def test_gates_computed_again_give_the_same_gradients(level, simd):
     simd(level)
     sample = drawn(torch.bfloat16)
     assert_same_bits(*(outputs_and_gradients(op, sample) for op in (recurrence, again)))
-
-
-@needs_bf16
-def test_their_products_take_subnormal_numbers_for_zero(simd):
-    h0 = torch.full((8, 32), 1e-39, dtype=torch.bfloat16)
-    u, R = torch.zeros(2, 8, 32, dtype=torch.bfloat16), torch.eye(32, dtype=torch.bfloat16)
-    found = {}
-    for name in ("avx512", *PAIRS):
-        simd(name)
-        found[name] = recurrence("identity", u, R, (h0,))[0]
-    assert found.pop("avx512").all()
-    assert not any(h.any() for h in found.values())

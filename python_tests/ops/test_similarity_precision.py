@@ -2,7 +2,6 @@
 
 import math
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,8 +53,6 @@ def test_no_subnormal_number_leaves_the_kernel(dtype):
 def test_subnormal_numbers_cost_no_time(threads):
     """Where scores differ by up to the largest exponent: with and without flushing, forward and backward within 5 %.
     Other load only adds time, so the least of many turns counts."""
-    if "AuthenticAMD" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("Intel's processors were measured to take twice as long; others were not measured")
     threads(1)
     x = (torch.randn(512, 9, 128) * (math.log(1 / torch.finfo(torch.float32).tiny) / 128) ** 0.5).requires_grad_()
     upstream = torch.rand(512, 9, 9)

@@ -66,12 +66,12 @@ void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
   problem.split_hidden = split_hidden(call, threads);
   const Workspace<typename Problem::T> workspace(kernel.workspace(problem, threads), call.u);
   problem.workspace = workspace.begin;
-  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
+  in_team(threads, problem, kernel.run);
 }
 
 // Runs two problems, each by half of the team.
-template <class Problem>
-void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
+template <template <class> class ProblemOf, class S, class Problem = ProblemOf<S>>
+void run_halves(Kernel<ProblemOf<S>> kernel, ProblemOf<S>& first, ProblemOf<S>& second, const Call& call, int threads) {
   Problem* const problems[] = {&first, &second};
   int64_t rooms[2];
   for (const int half : {0, 1}) rooms[half] = kernel.workspace(*problems[half], half_size(threads, half));
@@ -80,8 +80,10 @@ void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const C
   second.workspace = workspace.begin + rooms[0];
   Barrier barriers[2];
 #pragma omp parallel num_threads(threads)
-  in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers,
-            [&](int half, ThreadContext me) { kernel.run(*problems[half], me); });
+  in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers, [&](int half, ThreadContext me) {
+    const FlushSubnormals<S> flushed;
+    kernel.run(*problems[half], me);
+  });
 }
 
 // Two problems of the same sizes run at the same time, each by half of the team. An odd number of threads runs them one

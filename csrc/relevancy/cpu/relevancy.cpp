@@ -123,7 +123,7 @@ void run(const Kernel<Problem>& kernel, Problem problem, const Tensor& like) {
     if (wanted > workspace) workspace = wanted;
   }
   const Tensor memory = make_workspace(problem, workspace, like);
-  in_team(threads, [&](ThreadContext me) { kernel.run(problem, me); });
+  in_team(threads, problem, kernel.run);
 }
 
 template <class F>

@@ -72,7 +72,7 @@ struct ScanRows {
 
 template <class Problem>
 void run(void (*kernel)(const Problem&, ThreadContext), const Problem& problem, int64_t reals) {
-  in_team(at_most_all(1 + reals / worth_sharing), [&](ThreadContext me) { kernel(problem, me); });
+  in_team(at_most_all(1 + reals / worth_sharing), problem, kernel);
 }
 
 inline void begin_with(const Tensor& to, const OptionalTensor& from) {
