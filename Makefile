@@ -67,9 +67,11 @@ NUMERIC = $(shell grep -lrwE "agree|check_recurrence|assert_close_over_draws" py
 seeds: install $(VENV)/.test
 	RNNKERN_TEST_SEED=$(SEED) $(PYTEST) -m "not proof" $(NUMERIC)
 
-# A wheel for distribution, in dist: it has every SIMD level, and auditwheel tags it with the oldest glibc and libstdc++
-# that it supports. PyTorch's libraries and its OpenMP are excluded: a second OpenMP would create a second thread pool.
+# A wheel for distribution, in dist: it has every SIMD level, libstdc++ is part of it, and auditwheel tags it with the
+# oldest glibc that it supports. libgcc stays shared: exceptions pass through PyTorch, and a static one of GCC 12 needs
+# glibc 2.35. PyTorch's libraries and its OpenMP are excluded: a second OpenMP would create a second thread pool.
 wheel: export RNNKERN_SIMD_LEVELS ?= all
+wheel: export RNNKERN_LDFLAGS ?= -static-libstdc++ -Wl,--exclude-libs,ALL
 wheel: $(VENV)/.wheel
 	rm -rf build/lib* build/wheel
 	$(BIN)/python -m build --wheel --no-isolation --skip-dependency-check --outdir build/wheel

@@ -9,8 +9,8 @@
 
 namespace rnnkern {
 
-// While it lives, this thread takes subnormal operands and results for zero, for example gradients that vanish over time.
-// Kernels of double stay exact, and processors other than x86 compute with subnormal numbers.
+// While it lives, this thread takes subnormal operands and results for zero, for example gradients that vanish over
+// time. Kernels of double stay exact, and processors other than x86 compute with subnormal numbers.
 template <class T>
 class FlushSubnormals {
  public:
