@@ -85,6 +85,20 @@ def test_they_are_zero_in_float32(level, simd):
 
 
 @each_level
+def test_a_complex_state_vanishes(level, simd):
+    """It would otherwise turn on a circle near 1e-38, and products of it would be subnormal. Two calls give the bits of
+    one."""
+    simd(level)
+    a = torch.polar(torch.full((40,), 0.9), torch.linspace(0, 3, 40))
+    x, h0 = torch.zeros(1200, 1, 40, dtype=torch.complex64), torch.ones(1, 40, dtype=torch.complex64)
+    h, last = linear_scan(a, x, h0)
+    assert h[700].all()
+    assert not last.any()
+    first, between = linear_scan(a, x[:750], h0)
+    assert torch.equal(torch.cat([first, linear_scan(a, x[750:], between)[0]]), h)
+
+
+@each_level
 def test_they_are_exact_in_float64(level, simd):
     simd(level)
     u, R = torch.full((2, 3, 16), 1e-310, dtype=torch.float64), torch.zeros(16, 16, dtype=torch.float64)
@@ -116,9 +130,10 @@ def test_a_loss_on_the_last_step_costs_no_more(name, threads):
 
 
 @pytest.mark.proof
-def test_silence_after_an_impulse_costs_no_more(threads):
+@pytest.mark.parametrize("sizes", [(2000, 4), (20000, 1)])
+def test_silence_after_an_impulse_costs_no_more(sizes, threads):
     threads(1)
-    layer, noise = nn.LRU(64, 64, r_min=0.9, r_max=0.99), torch.randn(2000, 4, 64)
+    layer, noise = nn.LRU(64, 64, r_min=0.9, r_max=0.99), torch.randn(*sizes, 64)
     silence = torch.zeros_like(noise)
     silence[0] = 1
     with torch.no_grad():

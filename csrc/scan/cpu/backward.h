@@ -40,7 +40,7 @@ RNNKERN_INLINE void backward_block(const ScanBackward<T> p, int64_t group, int64
           sums[i] = F(h, true).times(g, sums[i]);
       }
       if (per_step) a[i] = F(V::load(p.a + at + i * V::width, lanes), true);
-      s[i] = zeroed ? V(0) : a[i].times(g);
+      s[i] = zeroed ? V(0) : vanishing<complex>(g, a[i].times(g), V(0));
     }
     if (needs_a && !per_step && (k % few_steps == 0 || k == span.first))
       for (int i = 0; i < count; ++i) {

@@ -27,7 +27,8 @@ RNNKERN_INLINE void forward_block(const ScanForward<T> p, int64_t group, int64_t
 #pragma GCC unroll 4
     for (int i = 0; i < count; ++i) {
       if (per_step) a[i] = Factor<complex, T>(V::load(p.a + at + i * V::width, lanes));
-      s[i] = a[i].times(s[i], V::load(p.x + at + i * V::width, lanes));
+      const V x = V::load(p.x + at + i * V::width, lanes);
+      s[i] = vanishing<complex>(s[i], a[i].times(s[i], x), x);
       if (p.h) s[i].store(p.h + at + i * V::width, lanes);
     }
   }

@@ -98,5 +98,17 @@ struct Factor {
   }
 };
 
+// The next state, `next`, or `without` the state s, if s is a complex number of float32 that is nearly zero. Since
+// subnormal numbers are taken for zero, its factor would turn it on a circle near 1e-38 for ever: where a product is
+// flushed, the other part does not decrease.
+template <bool complex, class T>
+RNNKERN_INLINE Vec<T> vanishing(Vec<T> s, Vec<T> next, Vec<T> without) {
+  if constexpr (complex && std::is_same_v<T, float>) {
+    const Vec<T> size = abs(s), other = exchanged(size);
+    return select(select(size < other, other, size) < Vec<T>(0x1p-116f), without, next);
+  }
+  return next;
+}
+
 }  // namespace
 }  // namespace rnnkern
