@@ -45,7 +45,8 @@ def through_the_operator(function, x):
 
 @cache
 def arguments(dtype):
-    """Finite values: a sweep over all bit patterns, denser where the functions are nonlinear."""
+    """Finite values: a sweep over all bit patterns, denser where the functions are nonlinear. In float32 without
+    subnormal numbers, which kernels take for zero."""
     if dtype == torch.float32:  # every 4,093rd float
         swept = torch.arange(-(2**31), 2**31, 4093).to(torch.int32).view(torch.float32)
         dense = torch.cat([torch.linspace(-100, 100, 200_001), torch.linspace(-2, 2, 200_001)])
@@ -56,7 +57,7 @@ def arguments(dtype):
     info = torch.finfo(dtype)
     tiny = torch.tensor([info.tiny, info.tiny * info.eps, 0.0], dtype=dtype)
     x = torch.cat([swept, dense, tiny, -tiny])
-    return x[x.isfinite()]
+    return x[x.isfinite() & ((x.abs() >= info.tiny) | (x == 0) | (dtype == torch.float64))]
 
 
 def exact(function, x):
