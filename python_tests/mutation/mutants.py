@@ -27,6 +27,7 @@ BOTH = named("the_bits", "python_tests/ops/test_pair.py")
 BOUNDED = named("above_what_its_scheme_serves and 33", "python_tests/ops/test_skew_bound.py")
 EIGENVALUES = named("keeps_its_bounds and 33", "python_tests/ops/test_skew_exp.py")
 SCAN = named("values_and_gradients", "python_tests/ops/test_linear_scan.py")
+SUBNORMALS = named("zero or exact or vanishes or setting", "python_tests/ops/test_subnormals.py")
 MOMENTS = named("values_and_gradients", "python_tests/ops/test_moment_filter.py")
 GIVENS = "python_tests/ops/test_givens.py"
 REFLECTIONS = "python_tests/ops/test_householder.py"
@@ -109,8 +110,16 @@ MUTANTS = [
            "where a packed sequence begins in reverse", SCAN),
     Mutant("scan/cpu/forward.h", "for (V& x : s) x = V(0);", "s[0] = V(0);",
            "resets of all but the first vector", SCAN),
-    Mutant("scan/cpu/backward.h", "s[i] = zeroed ? V(0) : a[i].times(g);", "s[i] = a[i].times(g);",
+    Mutant("scan/cpu/backward.h", "s[i] = zeroed ? V(0) : vanishing<", "s[i] = vanishing<",
            "that a reset passes no gradient on", SCAN),
+    Mutant("scan/cpu/strips.h", "Vec<T>(0x1p-116f), without, next)", "Vec<T>(0x1p-116f), next, next)",
+           "that a complex state vanishes", SUBNORMALS),
+    Mutant("cpu/subnormals.h", "flushes = !std::is_same_v<T, double>", "flushes = false",
+           "that subnormal numbers are zero", SUBNORMALS),
+    Mutant("cpu/subnormals.h", "flushes = !std::is_same_v<T, double>", "flushes = true",
+           "that float64 is exact", SUBNORMALS),
+    Mutant("cpu/subnormals.h", "if (flushes) _mm_setcsr(before_);", "",
+           "that threads get their setting back", SUBNORMALS),
     Mutant("scan/cpu/backward.h", "k % few_steps == 0 || k == span.first", "k == span.first",
            "that sums are of four steps, whatever a thread's share",
            named("threads_do and linear_scan", "python_tests/ops/test_every_operator.py")),
