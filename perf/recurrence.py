@@ -275,8 +275,8 @@ def main(argv: Sequence[str]) -> None:
         parser.error("--zoneout, --dropout and --keep are measured in one layer and direction")
     if options.noisy and options.keep:
         parser.error("--keep is measured without --zoneout and --dropout")
-    if options.packed and options.last_step:
-        parser.error("--last-step is measured without --packed")
+    if options.last_step and (options.packed or options.inference):
+        parser.error("--last-step is measured without --packed and --inference")
     todo = cases(chosen.cells, shapes, chosen.dtype, **options._asdict())
     if not todo:
         parser.error(f"with --layers and --bidirectional, --cells must name some of {', '.join(MODULES)}")

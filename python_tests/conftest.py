@@ -26,23 +26,28 @@ def pytest_configure(config):
         config.pluginmanager.register(Progress(reporter))
 
 
-def number(item):
-    return crc32(item.nodeid.encode())
-
+QUICK = 4
+"""Of the cases of a test that is marked `sampled`, one in so many is quick."""
 
 PART, PARTS = map(int, os.environ.get("RNNKERN_PROOF_PART", "0/1").split("/"))
 """Which part of the slow tests runs, and the number of parts. Each has tests of every table."""
 
 
+def number(item):
+    """A number that looks random and belongs to the test's name."""
+    return crc32(item.nodeid.encode())
+
+
 def pytest_itemcollected(item):
-    if item.get_closest_marker("sampled") and number(item) % 4:
+    if item.get_closest_marker("sampled") and number(item) % QUICK:
         item.add_marker(pytest.mark.proof)
 
 
 @pytest.hookimpl(trylast=True)  # after other files have marked tests
 def pytest_collection_modifyitems(config, items):
-    """Runs tests that compile for a long time first; at the end they would run alone on one core."""
-    runs = {x: not x.get_closest_marker("proof") or number(x) // 4 % PARTS == PART for x in items}
+    """Leaves out slow tests of other parts. Runs tests that compile for a long time first; at the end they would run
+    alone on one core."""
+    runs = {x: not x.get_closest_marker("proof") or number(x) // QUICK % PARTS == PART for x in items}
     config.hook.pytest_deselected(items=[x for x in items if not runs[x]])
     items[:] = filter(runs.get, items)
     items.sort(key=lambda item: not item.nodeid.startswith(("python_tests/threads", "python_tests/packaging")))

@@ -1,4 +1,4 @@
-// Functions of glibc by their oldest versions, so that the library loads on systems with glibc 2.28, the oldest on
+// Functions of glibc at their oldest versions, so that the library loads on systems with glibc 2.28, the oldest on
 // which PyTorch's wheels run. The linker would choose the newest versions; these definitions, hidden in the library,
 // come before. They are those that the library calls itself, and a static libstdc++.
 #include <cstddef>
@@ -15,7 +15,6 @@
 extern "C" {
 
 struct stat64;
-using Once = int;
 
 RNNKERN_OLD(double, exp, (double x), (x))
 RNNKERN_OLD(double, log, (double x), (x))
@@ -23,7 +22,7 @@ RNNKERN_OLD(double, log2, (double x), (x))
 RNNKERN_OLD(void*, dlopen, (const char* file, int mode), (file, mode))
 RNNKERN_OLD(void*, dlsym, (void* library, const char* name), (library, name))
 RNNKERN_OLD(char*, dlerror, (), ())
-RNNKERN_OLD(int, pthread_once, (Once * once, void (*f)()), (once, f))
+RNNKERN_OLD(int, pthread_once, (int* once, void (*f)()), (once, f))
 
 int old_fxstat64(int version, int file, stat64* to);
 asm(".symver old_fxstat64, __fxstat64@GLIBC_2.2.5");

@@ -16,7 +16,7 @@ inline int at_most_all(int64_t threads) {
   return int(threads < most ? threads : most);
 }
 
-// Calls f(problem, member) on each thread of a team.
+// Calls f(problem, member) on each thread of a team, which takes subnormal numbers for zero unless T is double.
 template <template <class> class Problem, class T, class F>
 void in_team(int threads, const Problem<T>& problem, F f) {
   const auto member = [&](ThreadContext me) {

@@ -1,4 +1,4 @@
-// How kernels take subnormal numbers, which many processors compute 10 to 100 times as slowly as others.
+// What kernels do with subnormal numbers, with which many processors compute 10 to 100 times as slowly as with others.
 #pragma once
 
 #include <type_traits>

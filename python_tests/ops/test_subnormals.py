@@ -73,10 +73,19 @@ def test_an_error_leaves_the_setting(caller):
 
 
 @each_level
-def test_they_are_zero_in_float32(level, simd):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_and_inputs_are_zero(dtype, level, simd, threads):
+    """On both threads, and in products of R."""
     simd(level)
-    u, R = torch.full((2, 3, 16), SUBNORMAL), torch.zeros(16, 16)
-    assert not recurrence("identity", u, R, (u[0],))[0].any()
+    threads(2)
+    tiny, zeros, R = torch.full((2, 64, 64), SUBNORMAL, dtype=dtype), torch.zeros(2, 64, 64, dtype=dtype), torch.eye(64)
+    for u, h0 in ((tiny, zeros[0]), (zeros, tiny[0])):
+        assert not recurrence("identity", u, R.to(dtype), (h0,))[0].any()
+
+
+@each_level
+def test_results_are_zero_in_float32(level, simd):
+    simd(level)
     a = torch.full((5,), 0.5)
     h, last = linear_scan(a, torch.zeros(200, 1, 5), torch.ones(1, 5))
     assert torch.equal(h[:126, 0, 0], 0.5 ** torch.arange(1, 127.0))

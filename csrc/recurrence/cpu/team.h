@@ -70,8 +70,8 @@ void run(Kernel<Problem> kernel, Problem& problem, const Call& call) {
 }
 
 // Runs two problems, each by half of the team.
-template <template <class> class ProblemOf, class S, class Problem = ProblemOf<S>>
-void run_halves(Kernel<ProblemOf<S>> kernel, ProblemOf<S>& first, ProblemOf<S>& second, const Call& call, int threads) {
+template <class Problem>
+void run_halves(Kernel<Problem> kernel, Problem& first, Problem& second, const Call& call, int threads) {
   Problem* const problems[] = {&first, &second};
   int64_t rooms[2];
   for (const int half : {0, 1}) rooms[half] = kernel.workspace(*problems[half], half_size(threads, half));
@@ -81,7 +81,7 @@ void run_halves(Kernel<ProblemOf<S>> kernel, ProblemOf<S>& first, ProblemOf<S>& 
   Barrier barriers[2];
 #pragma omp parallel num_threads(threads)
   in_halves(omp_get_thread_num(), omp_get_num_threads(), barriers, [&](int half, ThreadContext me) {
-    const FlushSubnormals<S> flushed;
+    const FlushSubnormals<typename Problem::T> flushed;
     kernel.run(*problems[half], me);
   });
 }
