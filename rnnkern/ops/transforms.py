@@ -24,9 +24,10 @@ def transformed() -> bool:
 
 
 def can_hand_out(x: Tensor, pooled: bool = False) -> bool:
-    """Whether :func:`hand_out` works for an operator on ``x``. The transforms of torch.func do not know lazy copies, on
-    a GPU these are untested, and ``pooled`` memory (csrc/common/caching_allocator.h) does not allow them; a change in
-    place then raises an error in the backward pass."""
+    """Whether :func:`hand_out` works for an operator on ``x``. The transforms of torch.func do not know lazy copies,
+    ``pooled`` memory (csrc/common/caching_allocator.h) does not allow them, and on a GPU the write that ends one copies
+    on the default stream, which does not wait for the current one and cannot be captured in a graph. A change in place
+    then raises an error in the backward pass, as torch.nn's does on a GPU, where cuDNN reads its output."""
     return not transformed() and (torch.compiler.is_compiling() or (x.device.type == "cpu" and not pooled))
 
 
