@@ -26,10 +26,6 @@ constexpr bool has_bf16_dot = false;
 template <class F>
 constexpr int k_pack = has_bf16_dot<F> ? 2 : 1;
 
-// The type in which rows stored as S are multiplied.
-template <class S>
-using OperandT = std::conditional_t<has_bf16_dot<S>, S, Arithmetic<S>>;
-
 // Two bfloat16 values per lane, the first in the low half.
 struct Pairs {
   Bits bits;

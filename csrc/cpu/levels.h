@@ -8,15 +8,18 @@
 
 namespace rnnkern {
 
-// What `make` returns for the level in use. Only that level's code runs: the processor may not have the others.
-// avx512_bf16 has kernels of its own for bfloat16 alone, all others are those of avx512. The kernels of these levels
-// use tiles if the level in use is amx.
-template <bool multiplies_bfloat16 = false, class Make>
+constexpr bool is_built(SimdLevel wanted) {
+#define RNNKERN_IS_WANTED(level) wanted == SimdLevel::level ||
+  return RNNKERN_BUILT_LEVELS(RNNKERN_IS_WANTED) false;
+#undef RNNKERN_IS_WANTED
+}
+
+// What `make` returns for the level in use. Only that level's code runs: the processor may not have the others. The
+// levels above avx512 have no code of their own but that of bfloat16 products (kernels_at in recurrence/problem.h) and
+// of tiles, which kernels of avx512 use if the level in use is amx.
+template <class Make>
 auto at_level_in_use(Make make) {
-  constexpr auto own = [](SimdLevel level) {
-    if (level < SimdLevel::avx512_bf16) return level;
-    return multiplies_bfloat16 ? SimdLevel::avx512_bf16 : SimdLevel::avx512;
-  };
+  constexpr auto own = [](SimdLevel level) { return level < SimdLevel::avx512 ? level : SimdLevel::avx512; };
   switch (simd_level()) {
 #define RNNKERN_CASE(level) \
   case SimdLevel::level:    \

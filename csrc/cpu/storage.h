@@ -172,8 +172,14 @@ RNNKERN_INLINE void store(Vec<float> x, device::float16* p, int64_t lanes) {
 #endif
 
 template <class S, class T>
-void widen(const S* from, T* to, int64_t elements) {
+void widen(const S* from, int64_t elements, T* to) {
   for (int64_t j = 0; j < elements; j += Vec<T>::width) load(from + j, elements - j).store(to + j, elements - j);
+}
+
+template <class S, class T>
+void narrow_row(const T* from, int64_t elements, S* to) {
+  for (int64_t j = 0; j < elements; j += Vec<T>::width)
+    store(Vec<T>::load(from + j, elements - j), to + j, elements - j);
 }
 
 }  // namespace

@@ -90,8 +90,9 @@ class WeightGradient {
   }
 
   void flush() {
+    if (!count_) return;
     [[maybe_unused]] TileBlocks<F> tiles;
-    for (int64_t head = unit0_ / sizes_.units; count_ && head * sizes_.units < unit1_; ++head) {
+    for (int64_t head = unit0_ / sizes_.units; head * sizes_.units < unit1_; ++head) {
       if constexpr (in_tiles<F>)
         if (parts_) {
           flush_in_tiles(head, tiles);

@@ -39,6 +39,11 @@ struct float16 {
   uint16_t bits;
 };
 
+// Each 16-bit type, with PyTorch's name of it.
+#define RNNKERN_NARROW_TYPES(X) \
+  X(bfloat16, BFloat16)         \
+  X(float16, Half)
+
 template <class S>
 struct ArithmeticOf {
   using type = float;

@@ -12,17 +12,13 @@ namespace rnnkern {
 // Calls f(S()), where S is the storage type of `dtype`.
 template <class F>
 auto by_storage(ScalarType dtype, F f) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return f(float());
-    case ScalarType::Double:
-      return f(double());
-    case ScalarType::BFloat16:
-      return f(device::bfloat16());
-    default:
-      STD_TORCH_CHECK(dtype == ScalarType::Half, "recurrence: no kernel takes this dtype");
-      return f(device::float16());
-  }
+#define RNNKERN_CASE(type, name) \
+  if (dtype == ScalarType::name) return f(device::type());
+  RNNKERN_NARROW_TYPES(RNNKERN_CASE)
+#undef RNNKERN_CASE
+  if (dtype == ScalarType::Double) return f(double());
+  STD_TORCH_CHECK(dtype == ScalarType::Float, "recurrence: no kernel takes this dtype");
+  return f(float());
 }
 
 template <class S>

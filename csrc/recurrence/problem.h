@@ -1,9 +1,10 @@
-// The arguments of a recurrence kernel: pointers, sizes and strides, all checked and allocated by the caller. Rows of a
-// sequence are stored as S; T = Arithmetic<S> is the type of the arithmetic and of everything whose size does not
-// depend on the sequence length.
+// The arguments of a recurrence kernel: pointers, sizes and strides, all checked and allocated by the caller. T, float
+// or double, is the type of the arithmetic and of everything whose size does not depend on the sequence length; rows of
+// a sequence may be stored in 16 bits.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cells/strip.h"
 #include "common/simd_level.h"
@@ -17,6 +18,40 @@ using device::Arithmetic;
 
 template <class S>
 constexpr bool narrow = sizeof(S) < sizeof(Arithmetic<S>);
+
+// How the rows of a sequence are stored: in the type of the arithmetic, or in 16 bits.
+#define RNNKERN_STORAGE(type, name) , type
+enum class Storage : uint8_t { arithmetic RNNKERN_NARROW_TYPES(RNNKERN_STORAGE) };
+#undef RNNKERN_STORAGE
+
+template <class S>
+constexpr Storage storage_of = Storage::arithmetic;
+#define RNNKERN_STORAGE(type, name) \
+  template <>                       \
+  inline constexpr Storage storage_of<device::type> = Storage::type;
+RNNKERN_NARROW_TYPES(RNNKERN_STORAGE)
+#undef RNNKERN_STORAGE
+
+// Rows of a sequence, or null; recurrence/cpu/rows.h converts them.
+template <class T>
+struct Rows {
+  char* data = nullptr;
+  Storage storage = Storage::arithmetic;
+
+  Rows() = default;
+  Rows(const void* data, Storage storage) : data(static_cast<char*>(const_cast<void*>(data))), storage(storage) {}
+  template <class S>
+  Rows(const S* rows) : Rows(rows, storage_of<S>) {}
+
+  explicit operator bool() const { return data; }
+  bool narrow() const { return sizeof(T) == 4 && storage != Storage::arithmetic; }
+  Rows from(int64_t element) const { return {data + element * int64_t(narrow() ? 2 : sizeof(T)), storage}; }
+  // The elements, if they are of type F.
+  template <class F>
+  F* as() const {
+    return reinterpret_cast<F*>(data);
+  }
+};
 
 // The rows of the (rows, columns) tensors that belong to step t. Row b of a step is sequence b.
 struct Steps {
@@ -66,9 +101,9 @@ constexpr int chunk_rows = 128;
 constexpr int min_pipeline_chunks = 8;
 
 // The first state, h, is (B, P), or (rows, P) for all steps; all others are (B, H) and (rows, H).
-template <class S>
+template <class Float>
 struct Forward {
-  using T = Arithmetic<S>;
+  using T = Float;
 
   CellNumbers cell;
   Strips<T> strips;
@@ -76,14 +111,14 @@ struct Forward {
   Weights<T> weights;
   bool split_hidden;  // threads divide hidden units, with barriers in every step; otherwise they divide sequences
   int parts;          // the bfloat16 parts of the factors of products in tiles, or 0: without tiles
-  const S* u;         // the projected input (rows, G*H), or if W is given
-  const S* x;         // the input itself (rows, I)
+  Rows<T> u;          // the projected input (rows, G*H), or if W is given
+  Rows<T> x;          // the input itself (rows, I)
   bool u_repeats;     // u is (B, G*H), and every step reads it
   const T* state[most_states];
   const bool* reset;  // (T, B) or null
   Noise noise;
   Keep<T> keep;
-  S* h;
+  Rows<T> h;
   T* final_state[most_states];
   T* states[most_states];  // all states except h, of every step; or null
   T* saved;                // (rows, saved*H), or null
@@ -93,9 +128,9 @@ struct Forward {
   T* workspace;        // workspace, as many elements as the kernel says
 };
 
-template <class S>
+template <class Float>
 struct Backward {
-  using T = Arithmetic<S>;
+  using T = Float;
 
   CellNumbers cell;
   Strips<T> strips;
@@ -103,25 +138,25 @@ struct Backward {
   Weights<T> weights;
   bool split_hidden;
   int parts;
-  const S *u, *x;               // one of them, as in Forward; u is read where `saved` is null
+  Rows<T> u, x;                 // one of them, as in Forward; u is read where `saved` is null
   bool u_repeats;               // as in Forward
-  const S* h0;                  // (B, P)
+  Rows<T> h0;                   // (B, P)
   const T* state[most_states];  // the initial states except h
   const bool* reset;            // (T, B) or null
   Noise noise;
   Keep<T> keep;
   const T* grad_scale;  // element (t, b) at t*scale_step + b*scale_row, or null
   int64_t scale_step, scale_row;
-  const S* h;  // (rows, P)
+  Rows<T> h;  // (rows, P)
   const T* states[most_states];
   const T* saved;  // null: recomputed from h, a chunk of steps at a time
   const T* candidates;
-  const S* grad_h;                   // (rows, P) or null
+  Rows<T> grad_h;                    // (rows, P) or null
   const T* grad_state[most_states];  // or null
-  S* du;                             // (rows, G*H), where u is given
+  Rows<T> du;                        // (rows, G*H), where u is given
   T* du_sum;                         // (B, G*H): instead of it the sum over all steps, where u repeats
-  S* dx;                             // (rows, I), if x is given and dx is wanted
-  S* dh;                             // (rows, P) or null: of h of each step, through all later steps
+  Rows<T> dx;                        // (rows, I), if x is given and dx is wanted
+  Rows<T> dh;                        // (rows, P) or null: of h of each step, through all later steps
   T* dstate[most_states];
   T* dparams[most_params];  // one row per sequence, which the caller sums over B; null if not wanted
   T *dR, *dW, *dW_hr;       // shaped like the weights, or null if not wanted
@@ -131,16 +166,17 @@ struct Backward {
   T* workspace;             // workspace, as many elements as the kernel says
 };
 
-// The kernels of one SIMD level for one storage type and one cell.
-template <class S>
+// The kernels of a cell at one SIMD level.
+template <class T>
 struct Kernels {
-  Kernel<Forward<S>> forward;
-  Kernel<Backward<S>> backward;
-
-  // For a cell by its index in cells/list.h; defined by the level sources, once per SIMD level.
-  template <SimdLevel>
-  static Kernels at(int cell_id);
+  Kernel<Forward<T>> forward;
+  Kernel<Backward<T>> backward;
 };
+
+// Those of a cell by its index in cells/list.h. Their products multiply factors of type F: T, or bfloat16 where the
+// level has an instruction for it.
+template <class F, SimdLevel>
+Kernels<Arithmetic<F>> kernels_at(int cell_id);
 
 // The strip functions of a cell by its index in cells/list.h.
 template <class T, SimdLevel level>

@@ -21,7 +21,7 @@ CELLS = [
            ("python_tests/cells/test_derivation.py",)),
     Mutant("recurrence/cpu/cell.h", "store_gates(du, first_of_u, s.du,", "store_gates(du, 0, s.du,",
            "u's gradient through a second product", (*KERNELS, "-k", "oscillators")),
-    Mutant("recurrence/cpu/backward.h", "strip.grad[s] = h_before.is_reset(b) ? plan.lost : p.dstate[s] + b * hidden;",
+    Mutant("recurrence/cpu/backward.h", "strip.grad[s] = now.h.is_reset(b) ? plan.lost : p.dstate[s] + b * hidden;",
            "strip.grad[s] = p.dstate[s] + b * hidden;",
            "a later state's gradient across a reset", (*KERNELS, "-k", "options and oscillators")),
 ]  # fmt: skip

@@ -15,17 +15,17 @@ MEASURE = """
 #include "recurrence/cpu/kernels.h"
 
 namespace rnnkern {
-template <class S, class Cell>
+template <class T, class Cell>
 int64_t measured() {
   constexpr int64_t H = 24, I = 7, P = Cell::projected ? 20 : H;
-  const Arithmetic<S> some = 0;
-  Arithmetic<S> gradient = 0;
-  Forward<S> forward{};
+  const T some = 0;
+  T gradient = 0;
+  Forward<T> forward{};
   forward.cell = numbers_of<Cell>;
   forward.steps = {11, 13, nullptr, false};
   forward.weights = {H, P, {&some, &some, Cell::gates, 1, H, P}, {&some, &some, Cell::gates, 1, H, I}, {}, {}};
   if (Cell::projected) forward.weights.W_hr = {&some, nullptr, 1, 1, P, H};
-  Backward<S> backward{};
+  Backward<T> backward{};
   backward.cell = forward.cell;
   backward.steps = forward.steps;
   backward.weights = forward.weights;
@@ -34,7 +34,7 @@ int64_t measured() {
   for (const bool split_hidden : {false, true})
     for (const int team : {1, 2}) {
       forward.split_hidden = backward.split_hidden = split_hidden;
-      sum += forward_room<S>(forward, team) + backward_room<S>(backward, team);
+      sum += forward_workspace<T>(forward, team) + backward_workspace<T>(backward, team);
     }
   return sum;
 }

@@ -84,8 +84,8 @@ struct Direction {
   Values state[2], R, bias, params, W, W_hr, cells, saved, dR, dW, dW_hr, dparams[3], dbias, dbias_ih;
   std::vector<S> u, grad_h, h0;
   Result<S> result;
-  Forward<S> forward{};
-  Backward<S> backward{};
+  Forward<float> forward{};
+  Backward<float> backward{};
 
   Direction(const Direction&) = delete;
 
@@ -136,7 +136,7 @@ struct Direction {
     dbias.resize(columns);
     dbias_ih.resize(columns);
 
-    Forward<S>& f = forward;
+    Forward<float>& f = forward;
     f.steps = {steps, batch, options.packed ? offsets.data() : nullptr, reverse};
     f.weights.hidden = hidden;
     f.weights.width = width;
@@ -151,7 +151,7 @@ struct Direction {
     f.h = result.h.data();
     f.states[1] = cell.states > 1 ? cells.data() : nullptr;
     f.saved = cell.saved && !options.inside ? saved.data() : nullptr;
-    Backward<S>& b = backward;
+    Backward<float>& b = backward;
     b.cell = f.cell;
     b.strips = f.strips;
     b.steps = f.steps;
@@ -182,8 +182,8 @@ struct Direction {
 
 template <class S>
 struct Runs {
-  Kernel<Forward<S>> forward;
-  Kernel<Backward<S>> backward;
+  Kernel<Forward<float>> forward;
+  Kernel<Backward<float>> backward;
   const CellInfo& cell;
   Strips<float> strips;
   Options options;
@@ -250,7 +250,7 @@ int compare(const char* storage) {
     const CellInfo& cell = cell_list[place];
     for (const Options& options : {Options{1, false, false}, {3, false, true}, {1, true, true}, {3, true, false}}) {
       const Options own = {cell.projected || cell.normalised ? 1 : options.heads, options.packed, options.inside};
-      const Kernels<S> kernels = kernels_of<S, Cell>();
+      const Kernels<float> kernels = kernels_of<std::conditional_t<has_bf16_dot<S>, S, float>, Cell>();
       const Runs<S> runs = {kernels.forward, kernels.backward, cell, strips_of<float, Cell>(), own};
       const std::pair<Result<S>, Result<S>> alone = {runs.one(1, false, false), runs.one(1, false, true)};
       auto expect = [&](bool same, const char* what, int size, bool split_hidden) {

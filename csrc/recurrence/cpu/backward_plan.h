@@ -12,10 +12,9 @@ namespace {
 // A chunk of steps, in rows (slot, sequence), is kept until the gradients of the weights and dx have used it: the
 // gradients of r and of u, the operands of a second product, the input of the projection of h and the gradient of its
 // output, and gates that are recomputed.
-template <class S>
+template <class F>
 struct BackwardPlan {
-  using T = Arithmetic<S>;
-  using F = OperandT<S>;
+  using T = Arithmetic<F>;
 
   int64_t chunk;              // steps
   int64_t stride, dh_stride;  // elements between rows of dr and du, and of dh, padded to avoid cache conflicts
@@ -29,14 +28,16 @@ struct BackwardPlan {
   Zoneouts<T> zoneout;
   Dropout<T> dropout;
   F* dropped;  // per thread: rows of what R multiplied, where dropout made it differ from h
-  std::optional<StepProducts<S>> recompute;
-  T *u = nullptr, *saved = nullptr, *h_before = nullptr;
+  std::optional<StepProducts<F>> recompute;
+  T *u = nullptr, *saved = nullptr, *wide_h = nullptr;
   T* norms;  // per thread: workspace of a normalised row
-  // Rows per thread: inputs of the equations converted to T, gradients that zoneout passes directly to the old state,
-  // the new state of recomputed equations, and a gradient that is discarded.
-  T *du_row, *dr_row, *u_row, *old_row, *next_row, *grad_row, *operand_row, *around, *made, *lost;
+  // Rows per thread: values in T that are stored in another type, the gradient of what a product passes to the
+  // equations, gradients that zoneout passes directly to the old state, the new state of recomputed equations, and a
+  // gradient that is discarded.
+  T *du_row, *dr_row, *u_row, *old_row, *next_row, *operand_row, *grad_h_row, *dh_row;
+  T *grad_row, *around, *made, *lost;
 
-  BackwardPlan(const Backward<S>& p, ThreadContext me)
+  BackwardPlan(const Backward<T>& p, ThreadContext me)
       : chunk(chunk_steps(p, p.above, me.size)),
         stride(larger(p.cell.gates, p.cell.recurrent) * p.weights.hidden + 64 / sizeof(F)),
         dh_stride(p.weights.width + 64 / sizeof(F)),
@@ -77,32 +78,54 @@ struct BackwardPlan {
     const CellNumbers& cell = p.cell;
     const int64_t hidden = p.weights.hidden;
     auto rows_if = [&](bool needed, int values) { return needed ? workspace.alloc(values * hidden, me) : nullptr; };
-    du_row = rows_if(has_bf16_dot<S> && !cell.joint, cell.gates);
-    dr_row = rows_if(has_bf16_dot<S>, cell.recurrent);
-    old_row = rows_if(narrow<S>, 1);
-    next_row = rows_if(narrow<S>, 1);
-    grad_row = rows_if(cell.projected || cell.two_products() || (narrow<S> && p.grad_h), 1);
-    operand_row = rows_if(has_bf16_dot<S>, 1);
+    const bool narrow = p.h.narrow();
+    du_row = rows_if(has_bf16_dot<F> && !cell.joint, cell.gates);
+    dr_row = rows_if(has_bf16_dot<F>, cell.recurrent);
+    old_row = rows_if(narrow, 1);
+    next_row = rows_if(narrow, 1);
+    grad_row = rows_if(cell.projected || cell.two_products(), 1);
+    operand_row = rows_if(has_bf16_dot<F>, 1);
+    grad_h_row = narrow && p.grad_h ? workspace.alloc(larger(hidden, p.weights.width), me) : nullptr;
+    dh_row = p.dh ? workspace.alloc(larger(hidden, p.weights.width), me) : nullptr;
     around = rows_if(zoneout.any(), cell.states);
     lost = rows_if(cell.two_products() && p.reset, 1);
     if (!cell.saved || p.saved) return;
     recompute.emplace(p, rows(p), false, false, workspace, me);
     saved = workspace.alloc(rows(p) * cell.saved * hidden);
     made = rows_if(true, cell.states);
-    u_row = rows_if(narrow<S> || p.x, cell.gates);
+    u_row = rows_if(narrow || p.x, cell.gates);
     if (p.x) u = workspace.alloc(rows(p) * recompute->u_size());
-    if (StepProducts<S>::widens) h_before = workspace.alloc(p.steps.batch * p.weights.width, me);
+    if (must_widen<F>(p.h)) wide_h = workspace.alloc(p.steps.batch * p.weights.width, me);
   }
 
   static int64_t zeros_size(const Weights<T>& weights) {
     return larger(larger(weights.hidden, weights.width), max_vectors * Vec<T>::width);
   }
-  int64_t rows(const Backward<S>& p) const { return chunk * p.steps.batch; }
+  int64_t rows(const Backward<T>& p) const { return chunk * p.steps.batch; }
+
+  F* dr_of(int64_t slot) const { return dr + slot * stride; }
+  F* du_of(int64_t slot) const { return du + slot * stride; }
 };
 
-template <class S>
-int64_t backward_workspace(const Backward<S>& p, int team) {
-  return BackwardPlan<S>(p, ThreadContext{0, team, nullptr}).workspace.used;
+// A step of the backward pass, for one thread.
+template <class T>
+struct BackwardStep {
+  int64_t t, row, row1;  // its number, its first row, the last of this thread's sequences
+  int64_t slot;          // its first row in the workspace of a chunk
+  PreviousState<T> h;    // the previous h
+
+  RNNKERN_INLINE BackwardStep(const Backward<T>& p, const WorkRange& share, const Chunk& chunk, int64_t k,
+                              const T* zeros)
+      : t(p.steps.at(k)),
+        row(p.steps.offset(t)),
+        row1(smaller(share.row1, p.steps.rows(t))),
+        slot(chunk.slot(k, 0)),
+        h(p.steps, p.h0, p.h, zeros, p.reset, p.weights.width, t) {}
+};
+
+template <class F>
+int64_t backward_workspace(const Backward<Arithmetic<F>>& p, int team) {
+  return BackwardPlan<F>(p, ThreadContext{0, team, nullptr}).workspace.used;
 }
 
 }  // namespace

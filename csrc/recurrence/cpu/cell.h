@@ -6,7 +6,7 @@
 #include "common/simd.h"
 #include "common/simd_math.h"
 #include "recurrence/cpu/normalised.h"
-#include "recurrence/cpu/vectors.h"
+#include "recurrence/cpu/rows.h"
 
 namespace rnnkern {
 namespace {

@@ -1,6 +1,6 @@
-// The recurrence over time for one storage type at one SIMD level, forward and backward: once for any cell, through its
-// strip functions, and once for each of the most used cells, with inlined equations. A thread runs the whole sequence
-// and synchronizes with the others only if hidden units are divided among threads. Each storage type has its own level
+// The recurrence over time for one type of factors at one SIMD level, forward and backward: once for any cell, through
+// its strip functions, and once for each of the most used cells, with inlined equations. A thread runs the whole
+// sequence and synchronizes with the others only if hidden units are divided among threads. Each type has its own level
 // source, which balances the build.
 #pragma once
 
@@ -16,42 +16,25 @@
 namespace rnnkern {
 namespace {
 
-// The inlined cells. Calling strip functions costs them 2 to 8 % of a forward pass in float32 (AVX2), and nothing
-// measurable if 16-bit types are only stored.
-template <class S, class Cell>
-constexpr bool is_inline =
-    (std::is_same_v<S, float> || has_bf16_dot<S>) && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
-                                                      std::is_same_v<Cell, Lstm> || std::is_same_v<Cell, Gru>);
-
-template <class S>
-void any_forward(const Forward<S>& p, ThreadContext me) {
-  forward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
-}
-
-template <class S>
-void any_backward(const Backward<S>& p, ThreadContext me) {
-  backward(p, me, StripCell<Arithmetic<S>>{p.cell, p.strips});
-}
+// The inlined cells. Calling strip functions costs them 2 to 8 % of a forward pass in float32 (AVX2).
+template <class T, class Cell>
+constexpr bool is_inline = std::is_same_v<T, float> && (std::is_same_v<Cell, Tanh> || std::is_same_v<Cell, Relu> ||
+                                                        std::is_same_v<Cell, Lstm> || std::is_same_v<Cell, Gru>);
 
 // `Cell` is void for cells compiled at run time.
-template <class S, class Cell>
-constexpr Kernels<S> kernels_of() {
-  if constexpr (is_inline<S, Cell>) {
-    using Equations = InlineCell<Arithmetic<S>, Cell>;
-    return {{[](const Forward<S>& p, ThreadContext me) { forward(p, me, Equations()); }, forward_workspace<S>},
-            {[](const Backward<S>& p, ThreadContext me) { backward(p, me, Equations()); }, backward_workspace<S>}};
-  } else {
-    return {{any_forward<S>, forward_workspace<S>}, {any_backward<S>, backward_workspace<S>}};
-  }
+template <class F, class Cell>
+constexpr Kernels<Arithmetic<F>> kernels_of() {
+  using T = Arithmetic<F>;
+  using Equations = std::conditional_t<is_inline<T, Cell>, InlineCell<T, Cell>, StripCell<T>>;
+  return {{forward<F, Equations>, forward_workspace<F>}, {backward<F, Equations>, backward_workspace<F>}};
 }
 
 }  // namespace
 
-template <class S>
-template <SimdLevel>
-Kernels<S> Kernels<S>::at(int cell_id) {
-#define RNNKERN_KERNELS(Cell) kernels_of<S, Cell>(),
-  static constexpr Kernels all[] = {RNNKERN_ALL_CELLS(RNNKERN_KERNELS) kernels_of<S, void>()};
+template <class F, SimdLevel>
+Kernels<Arithmetic<F>> kernels_at(int cell_id) {
+#define RNNKERN_KERNELS(Cell) kernels_of<F, Cell>(),
+  static constexpr Kernels<Arithmetic<F>> all[] = {RNNKERN_ALL_CELLS(RNNKERN_KERNELS) kernels_of<F, void>()};
 #undef RNNKERN_KERNELS
   return all[cell_id];
 }

@@ -1,4 +1,5 @@
+// Compiled only for the level whose products multiply bfloat16.
 #include "recurrence/cpu/kernels.h"
 
-template rnnkern::Kernels<rnnkern::device::bfloat16>
-rnnkern::Kernels<rnnkern::device::bfloat16>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);
+template rnnkern::Kernels<float> rnnkern::kernels_at<rnnkern::device::bfloat16, rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(
+    int);

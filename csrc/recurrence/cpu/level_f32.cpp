@@ -1,3 +1,3 @@
 #include "recurrence/cpu/kernels.h"
 
-template rnnkern::Kernels<float> rnnkern::Kernels<float>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);
+template rnnkern::Kernels<float> rnnkern::kernels_at<float, rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);

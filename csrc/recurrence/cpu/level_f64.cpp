@@ -1,3 +1,3 @@
 #include "recurrence/cpu/kernels.h"
 
-template rnnkern::Kernels<double> rnnkern::Kernels<double>::at<rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);
+template rnnkern::Kernels<double> rnnkern::kernels_at<double, rnnkern::SimdLevel::RNNKERN_SIMD_LEVEL>(int);

@@ -10,7 +10,7 @@ namespace rnnkern {
 
 template <class T, SimdLevel>
 Kernel<Tangent<T>> tangent_at() {
-  return {tangent<T>, tangent_workspace<T>};
+  return {[](const Tangent<T>& p, ThreadContext me) { TangentPass<T>(p, me).run(); }, tangent_workspace<T>};
 }
 
 template Kernel<Tangent<float>> tangent_at<float, SimdLevel::RNNKERN_SIMD_LEVEL>();

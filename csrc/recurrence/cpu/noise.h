@@ -1,8 +1,8 @@
 // Zoneout, `keep` and dropout for a thread's sequences and units. kernels.h includes this file once per SIMD level.
 #pragma once
 
-#include "cpu/storage.h"
 #include "cpu/workspace.h"
+#include "recurrence/cpu/rows.h"
 #include "recurrence/cpu/sequence.h"
 
 namespace rnnkern {
@@ -142,12 +142,13 @@ struct Dropout {
 };
 
 // The h of sequence b after dropout, as R multiplies it.
-template <class T, class S, class F>
-void drop(const Dropout<T>& dropout, int64_t b, const S* h, F* to) {
-  for (int64_t unit = 0; unit < dropout.units; unit += Vec<T>::width) {
-    const int64_t lanes = dropout.units - unit;
-    store(dropout.apply(load(h + unit, lanes), b, unit, lanes), to + unit, lanes);
-  }
+template <class F, class T>
+void drop(const Dropout<T>& dropout, int64_t b, Rows<T> h, F* to) {
+  as_stored(h, [&](const auto* from) {
+    for_vectors<Vec<T>>(0, dropout.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
+      store(dropout.apply(load(from + unit, lanes), b, unit, lanes), to + unit, lanes);
+    });
+  });
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "cells/cell.h"
-#include "recurrence/cpu/vectors.h"
+#include "recurrence/cpu/rows.h"
 
 namespace rnnkern {
 namespace {

@@ -92,6 +92,8 @@ struct Chunk {
   }
 
   int64_t rows() const { return start_[end - begin]; }
+  // Rows of a workspace that has all sequences at each step of the chunk.
+  int64_t slot(int64_t k, int64_t b) const { return (k - begin) * steps.batch + b; }
   // The number of the row of sequence b at step k.
   int64_t index(int64_t k, int64_t b) const { return start_[k - begin] + b - row0; }
 
@@ -112,51 +114,36 @@ struct Chunk {
 };
 
 // The previous state of a sequence at step t: that of the step before, the initial state, or zeros after a reset.
-template <class S>
+template <class T>
 struct PreviousState {
   const Steps& steps;
-  const S* initial;  // (B, H)
-  const S* zeros;
+  Rows<T> initial;  // (B, width)
+  Rows<T> zeros;
   const bool* reset;
-  int64_t hidden, t, rows_before;
-  const S* before;
+  int64_t width, t, rows_before = 0;
+  Rows<T> before;
 
-  // Previous states are in `carried` (B, H).
-  RNNKERN_INLINE PreviousState(const Steps& steps, const S* carried, const S* zeros, const bool* reset, int64_t hidden,
+  // Previous states are in `carried` (B, width).
+  RNNKERN_INLINE PreviousState(const Steps& steps, Rows<T> carried, const T* zeros, const bool* reset, int64_t width,
                                int64_t t)
-      : steps(steps),
-        initial(carried),
-        zeros(zeros),
-        reset(reset),
-        hidden(hidden),
-        t(t),
-        rows_before(0),
-        before(carried) {}
+      : steps(steps), initial(carried), zeros(zeros), reset(reset), width(width), t(t), before(carried) {}
 
-  // Previous states are in a tensor (rows, H) of all steps.
-  RNNKERN_INLINE PreviousState(const Steps& steps, const S* initial, const S* sequence, const S* zeros,
-                               const bool* reset, int64_t hidden, int64_t t)
-      : PreviousState(steps, initial, zeros, reset, hidden, t) {
+  // Previous states are in a tensor (rows, width) of all steps.
+  RNNKERN_INLINE PreviousState(const Steps& steps, Rows<T> initial, Rows<T> sequence, const T* zeros, const bool* reset,
+                               int64_t width, int64_t t)
+      : PreviousState(steps, initial, zeros, reset, width, t) {
     const int64_t tb = steps.before(t);
-    const bool first = tb < 0 || tb >= steps.count;
-    rows_before = first ? 0 : steps.rows(tb);
-    before = first ? initial : sequence + steps.offset(tb) * hidden;
+    if (tb < 0 || tb >= steps.count) return;
+    rows_before = steps.rows(tb);
+    before = sequence.from(steps.offset(tb) * width);
   }
 
   RNNKERN_INLINE bool is_reset(int64_t b) const { return reset && reset[t * steps.batch + b]; }
-  RNNKERN_INLINE const S* operator()(int64_t b) const {
+  RNNKERN_INLINE Rows<T> operator()(int64_t b) const {
     if (is_reset(b)) return zeros;
-    return (b < rows_before ? before : initial) + b * hidden;
+    return (b < rows_before ? before : initial).from(b * width);
   }
 };
-
-template <class T>
-void fold(T* step, T* total, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    total[i] += step[i];
-    step[i] = 0;
-  }
-}
 
 }  // namespace
 }  // namespace rnnkern

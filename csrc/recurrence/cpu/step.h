@@ -5,7 +5,6 @@
 #include "recurrence/cpu/noise.h"
 #include "recurrence/cpu/product.h"
 #include "recurrence/cpu/sequence.h"
-#include "recurrence/cpu/vectors.h"
 
 namespace rnnkern {
 namespace {
@@ -13,6 +12,15 @@ namespace {
 // A cell that is called through its strip functions.
 template <class T>
 struct StripCell : CellNumbers, Strips<T> {};
+
+// The cell of a problem; one with inlined equations is empty.
+template <class Cell, class Problem>
+Cell cell_of(const Problem& p) {
+  if constexpr (std::is_empty_v<Cell>)
+    return {};
+  else
+    return {p.cell, p.strips};
+}
 
 // Layer norm is applied to R h without the bias, which is added after it.
 template <class T>
@@ -30,17 +38,21 @@ Units units_of(const Product<F>& product, const WorkRange& share, int64_t hidden
   return {hidden * share.me.rank / share.me.size, hidden * (share.me.rank + 1) / share.me.size};
 }
 
+// Whether products that multiply factors of type F cannot read rows as they are stored.
+template <class F, class T>
+bool must_widen(Rows<T> rows) {
+  return !has_bf16_dot<F> && rows && rows.narrow();
+}
+
 // The GEMMs of a step: R h for the gates of the first product, of the second product, and the input projection.
-template <class S>
+template <class F>
 struct StepProducts {
-  using T = Arithmetic<S>;
+  using T = Arithmetic<F>;
   using V = Vec<T>;
-  using F = OperandT<S>;
-  static constexpr bool widens = !std::is_same_v<F, S>;
 
   const CellNumbers cell;
   Product<F> first, second, input;
-  T* widened;      // per thread: rows of x converted to T, where products cannot read them as stored
+  T* wide_x;       // per thread: rows of x converted to T, where products cannot read them as stored
   T* operand_row;  // per thread: a row of the second product's operand in T, before conversion
   T* norms;        // per thread: workspace of a normalised row
 
@@ -53,8 +65,8 @@ struct StepProducts {
         second(p.weights.R, cell.first_gates, cell.recurrent - cell.first_gates, false, streamed_R, workspace, nullptr,
                me, p.parts, p.steps.batch),
         input(p.weights.W, 0, cell.gates, false, streamed_W, workspace, nullptr, me, p.parts, rows),
-        widened(widens && p.x ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
-        operand_row(has_bf16_dot<S> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
+        wide_x(must_widen<F>(p.x) ? workspace.alloc(rows * p.weights.W.columns, me) : nullptr),
+        operand_row(has_bf16_dot<F> && cell.two_products() ? workspace.alloc(p.weights.hidden, me) : nullptr),
         norms(cell.normalised ? workspace.alloc(cell.workspace_size(p.weights.hidden), me) : nullptr) {}
 
   void pack(ThreadContext me) const {
@@ -82,16 +94,13 @@ struct StepProducts {
   }
 
   // u = x W^T + b for the rows of a chunk.
-  void project(const S* x, const WorkRange& share, const Chunk& chunk, int64_t rows, T* u) const {
+  void project(Rows<T> x, const WorkRange& share, const Chunk& chunk, int64_t rows, T* u) const {
     const int64_t inputs = input.matrix.columns, hidden = input.matrix.units;
     const int gates = cell.gates;
-    if constexpr (widens)
-      for (int64_t i = 0; i < chunk.rows(); ++i) widen(x + chunk.at(i).row * inputs, widened + i * inputs, inputs);
+    auto row_of_x = [&](int64_t i) { return x.from(chunk.at(i).row * inputs); };
+    for (int64_t i = 0; wide_x && i < chunk.rows(); ++i) widen(row_of_x(i), inputs, wide_x + i * inputs);
     auto operand = [&](int64_t i) -> const F* {
-      if constexpr (widens)
-        return widened + i * inputs;
-      else
-        return x + chunk.at(i).row * inputs;
+      return wide_x ? reinterpret_cast<const F*>(wide_x + i * inputs) : row_of_x(i).template as<F>();
     };
     input.run(share.first_panel(input.panels()), share.last_panel(input.panels()), 0, chunk.rows(), operand,
               [&](int64_t i, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
@@ -118,7 +127,7 @@ struct StepProducts {
   // results. Threads wait for each other between products, but not at the end.
   template <class Cell, class SavedRow, class Fill, class Done>
   RNNKERN_INLINE void step(const Cell& equations, const Weights<T>& weights, const WorkRange& share, int64_t row1,
-                           const PreviousState<F>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
+                           const PreviousState<T>& factors, const Dropout<T>& dropout, F* operand, SavedRow saved_row,
                            Fill fill, Done done) const {
     const int64_t hidden = weights.hidden;
     auto strip_of = [&](Units units, int64_t b) RNNKERN_INLINE_LAMBDA {
@@ -132,8 +141,9 @@ struct StepProducts {
     auto set_products = [&](ForwardStrip<T>& strip, const T* results, int gates) RNNKERN_INLINE_LAMBDA {
       strip.r = results, strip.lanes = strip.r_gate = V::width, strip.r_vector = gates * V::width;
     };
+    auto rows_of_h = [&](int64_t b) { return factors(b).template as<F>(); };
     if (equations.normalised) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, rows_of_h,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
                   T* const products = saved_row(b) + cell.own_saved() * hidden;
                   for_vectors<V>(q.unit, q.unit + q.units, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
@@ -153,14 +163,14 @@ struct StepProducts {
       return;
     }
     if (equations.two_products()) {
-      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, factors,
+      first.run(share.first_panel(first.panels()), share.last_panel(first.panels()), share.row0, row1, rows_of_h,
                 [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {
                   ForwardStrip<T> strip = strip_of({q.unit, q.unit + q.units}, b);
                   set_products(strip, results, equations.first_gates);
                   F* const to = operand + b * hidden;
                   strip.operand = in_arithmetic(to, operand_row);
                   equations.prepare(strip);
-                  if (dropout.on() || has_bf16_dot<S>)
+                  if (dropout.on() || has_bf16_dot<F>)
                     for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
                       const V x = V::load(strip.operand + unit, lanes);
                       store(dropout.apply(x, b, unit, lanes), to + unit, lanes);
@@ -181,7 +191,7 @@ struct StepProducts {
     }
     const Product<F>& product = equations.two_products() ? second : first;
     auto rows_of_operand = [&](int64_t b) -> const F* {
-      return equations.two_products() ? operand + b * hidden : factors(b);
+      return equations.two_products() ? operand + b * hidden : rows_of_h(b);
     };
     product.run(share.first_panel(product.panels()), share.last_panel(product.panels()), share.row0, row1,
                 rows_of_operand, [&](int64_t b, const Panel<T>& q, const T* results) RNNKERN_INLINE_LAMBDA {

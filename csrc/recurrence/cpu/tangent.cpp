@@ -20,16 +20,15 @@ struct Given {
 };
 
 // All arguments of `call` are converted.
-template <class S>
+template <class T>
 Tensors tangent(const Call& call, const Given& given) {
-  using T = Arithmetic<S>;
-  constexpr ScalarType wide = arithmetic<S>;
+  constexpr ScalarType wide = arithmetic<T>;
   const CellInfo& cell = call.cell;
   const int64_t batch = call.steps.batch, count = given.tangents[0].size(0), every = given.every;
   const int64_t columns = cell.gates * call.hidden, recurrent = cell.recurrent * call.hidden;
   Tangent<T> p{};
   p.cell = cell;
-  p.strips = strips<S>(call);
+  p.strips = strips<T>(call);
   p.steps = call.steps;
   p.weights = call.weights<T>();
   p.reset = read<bool>(call.reset);
@@ -41,7 +40,7 @@ Tensors tangent(const Call& call, const Given& given) {
   Tensors kept;  // contiguous copies, kept until the end
   auto keep = [&](const char* name, const OptionalTensor& x, int64_t elements) -> const T* {
     if (!x) return nullptr;
-    kept.push_back(widened<S>(call.sized(name, *x, elements)));
+    kept.push_back(widened(call, call.sized(name, *x, elements)));
     return read<T>(kept.back());
   };
   auto keep_saved = [&](const Tensor& x, int64_t elements) {
@@ -89,7 +88,7 @@ Tensors tangent(const Call& call, const Given& given) {
   const auto kernel = at_level_in_use([]<SimdLevel level>() { return tangent_at<T, level>(); });
   const int threads = at_most_all(1 + count * batch * row_work(call) / 32768);
   run(kernel, p, threads, wide == ScalarType::Double ? log_r : kept.front());
-  for (Tensor& x : outputs) x = narrowed<S>(call, x);
+  for (Tensor& x : outputs) x = narrowed(call, x);
   outputs.push_back(log_r);
   outputs.push_back(lost);
   return outputs;
@@ -112,10 +111,8 @@ Tensors recurrence_tangent_cpu(std::string cell, Tensor u, Tensor R, Tensors sta
   rnnkern::count_kernel("recurrence/cpu", "tangent", call.cell.name);
   const Given given{tangents, h,       saved, u_tangent, r_tangent, bias_tangent, params_tangent.value_or(Tensors()),
                     every,    sequence};
-  return by_storage(u.scalar_type(), [&](auto zero) {
-    widen<decltype(zero)>(call);
-    return tangent<decltype(zero)>(call, given);
-  });
+  widen(call);
+  return by_arithmetic(call, [&](auto zero) { return tangent<decltype(zero)>(call, given); });
 }
 
 }  // namespace rnnkern

@@ -60,7 +60,7 @@ extern "C" void run_cell(const CellNumbers* cell, const Strips<double>* strips, 
     b.dstate[s] = dstate[s];
   }
   if (!cell->saved && zoneout[0] > 0) f.candidates = candidates.data();
-  run(any_forward<double>, forward_workspace<double>, f, team);
+  run(forward<double, StripCell<double>>, forward_workspace<double>, f, team);
   b.cell = f.cell;
   b.strips = f.strips;
   b.steps = f.steps;
@@ -79,5 +79,5 @@ extern "C" void run_cell(const CellNumbers* cell, const Strips<double>* strips, 
   b.dbias = cell->recurrent ? dbias : nullptr;
   b.dbias_ih = dbias_ih;
   b.dparams[0] = dparam;
-  run(any_backward<double>, backward_workspace<double>, b, team);
+  run(backward<double, StripCell<double>>, backward_workspace<double>, b, team);
 }

@@ -39,7 +39,7 @@ def choose_kernel(operator: str, cell: str, u: Tensor, no_cuda: str | None = Non
 
 
 TILED_BATCH = 4
-"""The smallest batch whose products are computed in AMX tiles; csrc/recurrence/cpu/recurrence.cpp decides it."""
+"""The smallest batch whose products are computed in AMX tiles; csrc/recurrence/cpu/operators.cpp decides it."""
 
 NO_KEEP = _extension.missing(
     "`keep` has no CUDA kernel",

@@ -11,21 +11,37 @@
 namespace rnnkern {
 namespace {
 
-// A cell's kernels and strip functions for the SIMD level in use.
-template <class S>
-Kernels<S> kernels(int cell_id) {
-  constexpr bool multiplies_bfloat16 = std::is_same_v<S, device::bfloat16>;
-  return at_level_in_use<multiplies_bfloat16>(
-      [&]<SimdLevel level>() { return Kernels<S>::template at<level>(cell_id); });
+// A cell's kernels for the SIMD level in use.
+template <class T>
+Kernels<T> kernels(const Call& call) {
+  const int cell_id = call.known.cell_id;
+  if constexpr (std::is_same_v<T, float> && is_built(SimdLevel::avx512_bf16))
+    if (call.dtype == ScalarType::BFloat16 && simd_level() >= SimdLevel::avx512_bf16)
+      return kernels_at<device::bfloat16, SimdLevel::avx512_bf16>(cell_id);
+  return at_level_in_use([&]<SimdLevel level>() { return kernels_at<T, level>(cell_id); });
 }
 
 // The bfloat16 parts of the factors of a call's products, or 0: without tiles. Nothing counts that changes if a batch
 // or its computation is divided among threads, or a sequence among calls.
-template <class S>
 int parts_in_use(const Call& call) {
   constexpr int64_t least_rows = 4;  // fewer take as long without tiles
   if (simd_level() != SimdLevel::amx || call.steps.batch < least_rows) return 0;
-  return std::is_same_v<S, device::bfloat16> ? 1 : std::is_same_v<S, float> ? call.parts : 0;
+  return call.dtype == ScalarType::BFloat16 ? 1 : call.dtype == ScalarType::Float ? call.parts : 0;
+}
+
+// What the problems of both directions have in common.
+template <class T, class Problem>
+void set_common(Problem& p, const Call& call) {
+  p.cell = call.cell;
+  p.strips = strips<T>(call);
+  p.steps = call.steps;
+  p.parts = parts_in_use(call);
+  p.weights = call.weights<T>();
+  (call.W ? p.x : p.u) = read_rows<T>(call.u);
+  p.u_repeats = call.u_repeats;
+  p.reset = read<bool>(call.reset);
+  p.noise = call.noise;
+  p.keep = call.weights_of_old<T>();
 }
 
 void count_kernel(const char* direction, const Call& call) {
@@ -43,24 +59,13 @@ struct Prepared {
 };
 
 // Writes h to `h` if it is given.
-template <class S>
+template <class T>
 auto forward(const Call& call, bool training, bool save_gates, const OptionalTensor& h = {}) {
-  using T = Arithmetic<S>;
-  constexpr ScalarType wide = arithmetic<S>;
-  Forward<S> p{};
-  p.cell = call.cell;
-  p.strips = strips<S>(call);
-  p.steps = call.steps;
-  p.parts = parts_in_use<S>(call);
-  p.weights = call.weights<T>();
-  (call.W ? p.x : p.u) = read<S>(call.u);
-  p.u_repeats = call.u_repeats;
-  p.reset = read<bool>(call.reset);
-  p.noise = call.noise;
-  p.keep = call.weights_of_old<T>();
-
+  constexpr ScalarType wide = arithmetic<T>;
+  Forward<T> p{};
+  set_common<T>(p, call);
   Tensors outputs{h ? *h : call.rows_like_u(call.width)};
-  p.h = write<S>(outputs[0]);
+  p.h = write_rows<T>(outputs[0]);
   for (int s = 0; s < call.cell.states; ++s) {
     outputs.push_back(empty_of_sizes(call.u, call.state[s], wide));
     p.state[s] = read<T>(call.state[s]);
@@ -78,8 +83,8 @@ auto forward(const Call& call, bool training, bool save_gates, const OptionalTen
     outputs.push_back(cached_empty(call.u, call.sizes_like_u(call.hidden), wide));
     p.candidates = write<T>(outputs.back());
   }
-  return Prepared{p, kernels<S>(call.known.cell_id).forward, outputs[0], [&call, outputs]() mutable {
-                    for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed<S>(call, outputs[1 + s]);
+  return Prepared{p, kernels<T>(call).forward, outputs[0], [&call, outputs]() mutable {
+                    for (int s = 0; s < call.cell.states; ++s) outputs[1 + s] = narrowed(call, outputs[1 + s]);
                     return outputs;
                   }};
 }
@@ -90,32 +95,22 @@ struct Needs {
 };
 
 // All arguments of `call` are converted, except h0.
-template <class S>
+template <class T>
 auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, const Tensors& grad_state,
               const OptionalTensor& grad_scale, const Tensor& h, const Tensors& saved, Needs needs) {
-  using T = Arithmetic<S>;
-  constexpr ScalarType wide = arithmetic<S>;
+  constexpr ScalarType wide = arithmetic<T>;
   const CellInfo& cell = call.cell;
   const int64_t columns = cell.gates * call.hidden, recurrent = cell.recurrent * call.hidden, batch = call.steps.batch;
-  Backward<S> p{};
-  p.cell = cell;
-  p.strips = strips<S>(call);
-  p.steps = call.steps;
-  p.parts = parts_in_use<S>(call);
-  p.weights = call.weights<T>();
-  (call.W ? p.x : p.u) = read<S>(call.u);
-  p.u_repeats = call.u_repeats;
-  p.reset = read<bool>(call.reset);
-  p.noise = call.noise;
-  p.keep = call.weights_of_old<T>();
+  Backward<T> p{};
+  set_common<T>(p, call);
 
   Tensors kept;  // contiguous copies, kept until the end
   auto keep = [&](const char* name, const Tensor& x, int64_t elements) {
     kept.push_back(call.sized(name, x, elements));
-    return read<S>(kept.back());
+    return read_rows<T>(kept.back());
   };
   auto keep_wide = [&](const char* name, const Tensor& x, int64_t elements) {
-    kept.push_back(widened<S>(call.sized(name, x, elements)));
+    kept.push_back(widened(call, call.sized(name, x, elements)));
     return read<T>(kept.back());
   };
   auto keep_saved = [&](const Tensor& x, int64_t elements) {
@@ -128,7 +123,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
     p.scale_step = per_sequence ? batch : 1;
     p.scale_row = per_sequence ? 1 : 0;
   }
-  p.h0 = read<S>(h0);
+  p.h0 = read_rows<T>(h0);
   p.h = keep("h", h, call.rows * call.width);
   const size_t states = cell.states - 1, has_candidates = call.keeps_candidates();
   const size_t has_gates = saved.size() - states - has_candidates;
@@ -140,7 +135,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   }
   p.saved = has_gates ? keep_saved(saved.back(), call.rows * cell.saved * call.hidden) : nullptr;
   p.candidates = has_candidates ? keep_saved(saved.back(), call.rows * call.hidden) : nullptr;
-  p.grad_h = grad_h ? keep("grad_h", *grad_h, call.rows * call.width) : nullptr;
+  if (grad_h) p.grad_h = keep("grad_h", *grad_h, call.rows * call.width);
   STD_TORCH_CHECK(grad_state.empty() || grad_state.size() == call.state.size(),
                   "recurrence_backward: wrong `grad_state`");
 
@@ -162,7 +157,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   if (sums_du) {
     p.du_sum = write<T>(outputs[0]);
   } else if (wants_du) {
-    (call.W ? p.dx : p.du) = write<S>(outputs[0]);
+    (call.W ? p.dx : p.du) = write_rows<T>(outputs[0]);
   }
   const Tensor dW = weight_gradient(call.W, call.W && needs.W, p.dW);
   outputs.push_back(bias_gradient(needs.bias || (cell.joint && needs.bias_ih), recurrent, p.dbias));
@@ -187,7 +182,7 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
   OptionalTensor dh;
   if (needs.h) {
     dh = call.rows_like_u(call.width);
-    p.dh = write<S>(*dh);
+    p.dh = write_rows<T>(*dh);
   }
   const Tensor first = outputs[0];
   auto collect = [=, &call, kept = std::move(kept)]() mutable {
@@ -198,11 +193,11 @@ auto backward(const Call& call, const Tensor& h0, const OptionalTensor& grad_h, 
       outputs.push_back(dW);
       outputs.push_back(dbias_ih);
     }
-    for (size_t i = sums_du ? 0 : 1; i < outputs.size(); ++i) outputs[i] = narrowed<S>(call, outputs[i]);
+    for (size_t i = sums_du ? 0 : 1; i < outputs.size(); ++i) outputs[i] = narrowed(call, outputs[i]);
     if (dh) outputs.push_back(*dh);
     return outputs;
   };
-  return Prepared{p, kernels<S>(call.known.cell_id).backward, first, std::move(collect)};
+  return Prepared{p, kernels<T>(call).backward, first, std::move(collect)};
 }
 
 // One problem's half of a list that holds the tensors of the first problem and then those of the second.
@@ -277,10 +272,9 @@ Tensors recurrence_cpu(std::string cell, Tensor u, Tensor R, Tensors state, Opti
   call.set_keep(keep);
   call.set_parts(parts);
   count_kernel("forward", call);
-  return by_storage(u.scalar_type(), [&](auto zero) {
-    widen<decltype(zero)>(call);
-    return results_of(call, forward<decltype(zero)>(call, training, save_gates));
-  });
+  widen(call);
+  return by_arithmetic(
+      call, [&](auto zero) { return results_of(call, forward<decltype(zero)>(call, training, save_gates)); });
 }
 
 Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors grad_state, Tensor u, Tensor R,
@@ -300,8 +294,8 @@ Tensors recurrence_backward_cpu(std::string cell, OptionalTensor grad_h, Tensors
   if (call.backward_reads_u(saved) && (weight_ih || !repeats(call.u))) call.u = dense(call.u);
   const Tensor h0 = call.state[0];
   count_kernel("backward", call);
-  return by_storage(u.scalar_type(), [&](auto zero) {
-    widen<decltype(zero)>(call);
+  widen(call);
+  return by_arithmetic(call, [&](auto zero) {
     return results_of(call, backward<decltype(zero)>(call, h0, grad_h, grad_state, grad_scale, h, saved,
                                                      {needs_u, needs_R, needs_bias, needs_weight_ih,
                                                       needs_bias_ih && bias_ih, needs_h, needs_params}));
@@ -315,13 +309,13 @@ Tensors recurrence_pair_cpu(std::string cell, bool stacked, Tensor u, Tensors R,
       both_calls(cell, stacked, u, R, state, bias, params, batch_sizes, reset, weight_ih, bias_ih);
   for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("forward", call);
-  return by_storage(u.scalar_type(), [&](auto zero) {
-    using S = decltype(zero);
-    for (Call& call : calls) widen<S>(call);
-    auto first = forward<S>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
-    auto second = forward<S>(calls[1], training, save_gates);
+  for (Call& call : calls) widen(call);
+  return by_arithmetic(calls[0], [&](auto zero) {
+    using T = decltype(zero);
+    auto first = forward<T>(calls[0], training, save_gates, stacked ? OptionalTensor(calls[1].u) : OptionalTensor());
+    auto second = forward<T>(calls[1], training, save_gates);
     if (stacked) {
-      run_in_turn(first.kernel, first.problem, second.problem, &Forward<S>::below, calls[0]);
+      run_in_turn(first.kernel, first.problem, second.problem, &Forward<T>::below, calls[0]);
     } else {
       run_both(first.kernel, first.problem, second.problem, calls[0]);
     }
@@ -340,18 +334,18 @@ Tensors recurrence_pair_backward_cpu(std::string cell, bool stacked, OptionalTen
   const Tensor h0[2] = {calls[0].state[0], calls[1].state[0]};
   for (Call& call : calls) call.set_parts(parts);
   for (const Call& call : calls) count_kernel("backward", call);
-  return by_storage(u.scalar_type(), [&](auto zero) {
-    using S = decltype(zero);
-    for (Call& call : calls) widen<S>(call);
+  for (Call& call : calls) widen(call);
+  return by_arithmetic(calls[0], [&](auto zero) {
+    using T = decltype(zero);
     auto one = [&](bool second, const OptionalTensor& grad) {
-      return backward<S>(
+      return backward<T>(
           calls[second], h0[second], grad, half(grad_state, second), {}, only(h, second), half(saved, second),
           {needs_u || (stacked && second), needs_R, needs_bias, needs_weight_ih, needs_bias_ih && bias_ih});
     };
     auto second = one(true, grad_h_second);
     auto first = one(false, stacked ? OptionalTensor(second.first) : grad_h);
     if (stacked) {
-      run_in_turn(first.kernel, second.problem, first.problem, &Backward<S>::above, calls[0]);
+      run_in_turn(first.kernel, second.problem, first.problem, &Backward<T>::above, calls[0]);
     } else {
       run_both(first.kernel, first.problem, second.problem, calls[0]);
     }
