@@ -5,6 +5,7 @@ docs/install.md lists the environment variables. Object files stay in build/ninj
 
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -22,13 +23,7 @@ COMPILE += f" -DPy_LIMITED_API=0x030b0000 -I{BUILD} -Icsrc -isystem {quote(sysco
 COMPILE += f" {ENV('RNNKERN_CXXFLAGS', '')}"
 LINK = f"-shared -fopenmp {ENV('RNNKERN_LDFLAGS', '')}"
 # Each level includes those before it. The compiler defines the macro if the processor supports the level.
-LEVELS = {
-    "plain": "",
-    "avx2": "__AVX2__",
-    "avx512": "__AVX512VL__",
-    "avx512_bf16": "__AVX512BF16__",
-    "amx": "__AMX_BF16__",
-}
+LEVELS = dict(re.findall(r"^  X\((\w+), \d+, (\w+)", Path("csrc/common/simd_level.h").read_text(), re.MULTILINE))
 
 
 def simd_levels():

@@ -30,17 +30,18 @@ bool has_tiles() {
 #endif
 
 SimdLevel highest_of_processor() {
+  SimdLevel highest = SimdLevel::plain;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (!avx512) return SimdLevel::avx2;
-    if (!__builtin_cpu_supports("avx512bf16")) return SimdLevel::avx512;
-    return has_tiles() ? SimdLevel::amx : SimdLevel::avx512_bf16;
-  }
+#define HAS(feature) __builtin_cpu_supports(feature)
+#define RNNKERN_TRY(name, bytes, macro, has) \
+  if (!(has)) return highest;                \
+  highest = SimdLevel::name;
+  RNNKERN_SIMD_LEVELS(RNNKERN_TRY)
+#undef RNNKERN_TRY
+#undef HAS
 #endif
-  return SimdLevel::plain;
+  return highest;
 }
 
 bool was_built(SimdLevel level) {
@@ -73,7 +74,9 @@ std::atomic<SimdLevel>& current() {
 }  // namespace
 
 const char* name(SimdLevel level) {
-  constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512_bf16", "amx"};
+#define RNNKERN_NAME(name, ...) #name,
+  constexpr const char* names[] = {RNNKERN_SIMD_LEVELS(RNNKERN_NAME)};
+#undef RNNKERN_NAME
   return names[static_cast<int>(level)];
 }
 
@@ -92,8 +95,10 @@ SimdLevel processor_simd_level() {
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 
 int simd_vector_bytes() {
-  constexpr int bytes[] = {16, 32, 64, 64, 64};
-  return bytes[static_cast<int>(simd_level())];
+#define RNNKERN_BYTES(name, bytes, ...) bytes,
+  constexpr int bytes_of[] = {RNNKERN_SIMD_LEVELS(RNNKERN_BYTES)};
+#undef RNNKERN_BYTES
+  return bytes_of[static_cast<int>(simd_level())];
 }
 
 const char* set_simd_level(const char* wanted) { return name(current().exchange(parse(wanted, "set_simd_level"))); }

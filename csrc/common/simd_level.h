@@ -4,8 +4,19 @@
 
 namespace rnnkern {
 
-// Instruction sets that the CPU kernels are compiled for. Each level includes the previous ones.
-enum class SimdLevel { plain, avx2, avx512, avx512_bf16, amx };
+// The instruction sets that CPU kernels are compiled for, each of which includes the previous ones: X(name, bytes of a
+// vector, the macro that says that a compiler's target has it, whether this processor does). setup.py reads this list;
+// common/simd_target.h selects the instructions.
+#define RNNKERN_SIMD_LEVELS(X)                                                                         \
+  X(plain, 16, __GNUC__, true)                                                                         \
+  X(avx2, 32, __AVX2__, HAS("avx2") && HAS("fma") && HAS("f16c"))                                      \
+  X(avx512, 64, __AVX512VL__, HAS("avx512f") && HAS("avx512dq") && HAS("avx512bw") && HAS("avx512vl")) \
+  X(avx512_bf16, 64, __AVX512BF16__, HAS("avx512bf16"))                                                \
+  X(amx, 64, __AMX_BF16__, has_tiles())
+
+#define RNNKERN_NAME(name, ...) name,
+enum class SimdLevel { RNNKERN_SIMD_LEVELS(RNNKERN_NAME) };
+#undef RNNKERN_NAME
 
 const char* name(SimdLevel level);
 

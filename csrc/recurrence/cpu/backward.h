@@ -132,12 +132,8 @@ class BackwardPass {
           plan.dropout, plan.operand ? operand_row(now, 0) : nullptr,
           [&](int64_t b) { return plan.saved + (now.slot + b) * cell.saved * hidden; },
           [&](ForwardStrip<T>& strip, int64_t b) RNNKERN_INLINE_LAMBDA {
-            if (p.x) {
-              strip.u = products.u_row(projected_x, cell.gates, u_rows, chunk.index(k, b), strip, plan.u_row);
-            } else {
-              const Rows<T> u = p.u.from((p.u_repeats ? b : now.row + b) * u_columns);
-              strip.u = widened(u, cell.gates, hidden, strip, plan.u_row);
-            }
+            strip.u = products.u_of(p, projected_x, u_rows, chunk.index(k, b), p.u_repeats ? b : now.row + b, strip,
+                                    plan.u_row);
             strip.old[0] = cell.projected ? plan.zeros : widened(now.h(b), 1, hidden, strip, plan.old_row);
             for (int s = 0; s < cell.states; ++s) {
               strip.next[s] = plan.made + s * hidden;

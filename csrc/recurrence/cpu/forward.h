@@ -91,8 +91,8 @@ class ForwardPass {
   struct Step {
     int64_t t, row, row1;         // its number, its first row, the last of this thread's sequences
     PreviousState<T> h, factors;  // the previous h, and as R multiplies it
-    T* carried;                   // where the new h is kept in T, and
-    F* dropped;                   // where after dropout, or null
+    T* carried;                   // the new h in T, where it is not stored in T, or null
+    F* dropped;                   // the new h after dropout, or null
   };
 
   RNNKERN_INLINE void step(const Chunk& chunk, int64_t k) {
@@ -164,12 +164,7 @@ class ForwardPass {
 
   // What the equations read, and where they write: u and the old and new states.
   RNNKERN_INLINE void read(ForwardStrip<T>& strip, const Step& now, int64_t index, int64_t b) const {
-    if (p.x) {
-      strip.u = plan.products.u_row(projected_x, cell.gates, u_rows, index, strip, plan.u_row);
-    } else {
-      const Rows<T> u = p.u.from((p.u_repeats ? b : now.row + b) * cell.gates * hidden);
-      strip.u = widened(u, cell.gates, hidden, strip, plan.u_row);
-    }
+    strip.u = plan.products.u_of(p, projected_x, u_rows, index, p.u_repeats ? b : now.row + b, strip, plan.u_row);
     strip.old[0] = cell.projected ? plan.zeros : now.h(b).template as<T>();
     strip.next[0] = !cell.projected ? h_row(now, b) : in_arithmetic(plan.m + b * hidden, plan.m_row);
     for (int s = 1; s < cell.states; ++s) {

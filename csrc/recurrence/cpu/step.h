@@ -80,14 +80,17 @@ struct StepProducts {
   bool u_by_vectors() const { return input.parts && first.matrix.heads == 1 && cell.recurrent > 0; }
   int64_t u_size() const { return cell.gates * padded<T>(input.matrix.units); }  // of a row
 
-  // A row of u, (gates, H): where it is, or in `workspace` for the units of the strip.
-  template <class Strip>
-  RNNKERN_INLINE const T* u_row(const T* u, int gates, int64_t rows, int64_t row, const Strip& strip,
-                                T* workspace) const {
-    const int64_t hidden = input.matrix.units;
-    if (!u_by_vectors()) return u + row * gates * hidden;
+  // A row of u, (gates, H), where it is, or in `workspace` for the units of the strip: of the projected input of a
+  // chunk with `rows` rows the row `index`, or `row` of the u that was given.
+  template <class Problem>
+  RNNKERN_INLINE const T* u_of(const Problem& p, const T* projected, int64_t rows, int64_t index, int64_t row,
+                               const ForwardStrip<T>& strip, T* workspace) const {
+    const int64_t hidden = p.weights.hidden;
+    const int gates = cell.gates;
+    if (!p.x) return widened(p.u.from(row * gates * hidden), gates, hidden, strip, workspace);
+    if (!u_by_vectors()) return projected + index * gates * hidden;
     for_vectors<V>(strip.begin, strip.end, [&](int64_t unit, auto lanes) RNNKERN_INLINE_LAMBDA {
-      const T* const from = u + (unit * rows + row * V::width) * gates;
+      const T* const from = projected + (unit * rows + index * V::width) * gates;
       for (int g = 0; g < gates; ++g) V::load(from + g * V::width).store(workspace + g * hidden + unit, lanes);
     });
     return workspace;
