@@ -117,7 +117,6 @@ class Machine {
   void back_to_scheduler();
   uint64_t random(uint64_t below);
   Fiber* any_of(std::vector<Fiber*>& fibers);
-  std::string deadlock() const;
 
   Shape shape_{};
   const std::function<void()>* kernel_ = nullptr;
@@ -132,8 +131,11 @@ class Machine {
   std::vector<std::unique_ptr<Fiber>> pool_;  // with their stacks, reused by later launches
   size_t used_ = 0;                           // of the pool
   std::vector<Fiber*> fibers_;                // of the running blocks
-  std::vector<Fiber*> ready_, ready_starved_;
-  std::deque<Fiber*> spinning_, spinning_starved_;
+  struct Queue {
+    std::vector<Fiber*> ready;
+    std::deque<Fiber*> spinning;  // whose condition was false
+  };
+  Queue queues_[2];       // of fibers that do not starve, and of those that do
   size_t fruitless_ = 0;  // attempts of spin_until since a word or flag was stored
   bool ran_ = false;      // whether another fiber has run since all conditions were tested
   std::vector<std::unique_ptr<Cluster>> clusters_;

@@ -1,9 +1,11 @@
-// Test libraries offer kernels over Words by name.
+// Test libraries offer kernels over Words by the name of their type.
 #pragma once
 
 #include <algorithm>
 #include <cstdio>
+#include <regex>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cuda/kernel.h"
@@ -12,19 +14,19 @@
 namespace rnnkern::device {
 
 struct Named {
-  std::string_view name;
   const cuda::Kernel* kernel;
   cuda::Launch shape;
+
+  // The name of the type without namespaces, as in "Mma<bfloat16>".
+  std::string name() const { return std::regex_replace(std::string(kernel->type), std::regex("[^<>]*::"), ""); }
 };
 
 template <class K>
-constexpr Named named(const char* name) {
-  return {name, &cuda::kernel<K>, K::shape};
-}
+constexpr Named named{&cuda::kernel<K>, K::shape};
 
 template <size_t count>
 void start(const Named (&kernels)[count], std::string_view name, const conformance::Words& words, void* stream) {
-  const auto found = std::find_if(kernels, kernels + count, [&](const Named& kernel) { return kernel.name == name; });
+  const auto found = std::find_if(kernels, kernels + count, [&](const Named& kernel) { return kernel.name() == name; });
   if (found == kernels + count) throw std::runtime_error("no such kernel");
   cuda::start(*found->kernel, found->shape, &words, stream);
 }
