@@ -13,34 +13,11 @@ namespace rnnkern::device {
 
 using namespace conformance;
 
-constexpr Named kernels[] = {named<Ids>,
-                             named<SharedMemory>,
-                             named<BlockBarrier>,
-                             named<WarpBarrier>,
-                             named<ClusterIds>,
-                             named<ClusterBarrier>,
-                             named<MbarrierPhases>,
-                             named<StoreAsync<Word8>>,
-                             named<StoreAsync<Word16>>,
-                             named<Shuffle>,
-                             named<ShuffleXor>,
-                             named<LoadMatrices<false>>,
-                             named<LoadMatrices<true>>,
-                             named<Mma<bfloat16>>,
-                             named<Mma<float16>>,
-                             named<Mma<tfloat32>>,
-                             named<CopyAsync<4>>,
-                             named<CopyAsync<8>>,
-                             named<CopyAsync<16>>,
-                             named<RelaxedWords>,
-                             named<Flags>,
-                             named<Trap>,
-                             named<Spins>,
-                             named<Widen<bfloat16>>,
-                             named<Widen<float16>>,
-                             named<Narrow<bfloat16>>,
-                             named<Narrow<float16>>,
-                             named<NearestTfloat32>};
+constexpr auto kernels =
+    named<Ids, SharedMemory, BlockBarrier, WarpBarrier, ClusterIds, ClusterBarrier, MbarrierPhases, StoreAsync<Word8>,
+          StoreAsync<Word16>, Shuffle, ShuffleXor, LoadMatrices<false>, LoadMatrices<true>, Mma<bfloat16>, Mma<float16>,
+          Mma<tfloat32>, CopyAsync<4>, CopyAsync<8>, CopyAsync<16>, RelaxedWords, Flags, Trap, Spins, Widen<bfloat16>,
+          Widen<float16>, Narrow<bfloat16>, Narrow<float16>, NearestTfloat32>;
 
 }  // namespace rnnkern::device
 

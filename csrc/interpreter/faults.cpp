@@ -54,12 +54,18 @@ struct SpinsTogether : OneBlock<64> {
   }
 };
 
+// An mbarrier at the start of shared memory, for this number of arrivals.
+Mbarrier* barrier_of_block(int arrivals) {
+  auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
+  if (thread() == 0) init(barrier, arrivals);
+  init_fence();
+  block_barrier();
+  return barrier;
+}
+
 struct WaitsForever : OneBlock<64> {
   static void run(const Problem&) {
-    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
-    if (thread() == 0) init(barrier, 2);
-    init_fence();
-    block_barrier();
+    Mbarrier* barrier = barrier_of_block(2);
     if (thread() == 0) expect(barrier, 48);
     wait(barrier, 0);  // 1
   }
@@ -68,10 +74,7 @@ struct WaitsForever : OneBlock<64> {
 // One warp ends a second phase alone; the other, woken by the first phase, may miss it.
 struct SleepsThrough : OneBlock<64> {
   static void run(const Problem&) {
-    auto* barrier = reinterpret_cast<Mbarrier*>(shared_memory());
-    if (thread() == 0) init(barrier, threads);
-    init_fence();
-    block_barrier();
+    Mbarrier* barrier = barrier_of_block(threads);
     expect(barrier, 0);
     wait(barrier, 0);  // 1
     if (warp() == 0) {
@@ -152,26 +155,19 @@ struct StoresAlone : OneBlock<32> {
   }
 };
 
-struct HalfWarp : OneBlock<48> {
-  static void run(const Problem&) {}
+// For launches that are refused.
+template <class Launch>
+struct Idle : Launch {
+  static void run(const typename Launch::Problem&) {}
 };
 
-struct OddCluster : Clusters<32, 3, 2> {
-  static void run(const Problem&) {}
-};
-
-struct TooManyBytes : OneBlock<32> {
+struct HalfWarp : Idle<OneBlock<48>> {};
+struct OddCluster : Idle<Clusters<32, 3, 2>> {};
+struct TooManyBytes : Idle<OneBlock<32>> {
   static constexpr cuda::Launch shape{.blocks = 1, .shared_bytes = 227 * 1024 + 16};
-  static void run(const Problem&) {}
 };
-
-struct WideCluster : Clusters<32, 32, 32> {
-  static void run(const Problem&) {}
-};
-
-struct TooManyAtOnce : AllAtOnce<1024, 265> {
-  static void run(const Problem&) {}
-};
+struct WideCluster : Idle<Clusters<32, 32, 32>> {};
+struct TooManyAtOnce : Idle<AllAtOnce<1024, 265>> {};
 
 // ---- speed
 
@@ -191,18 +187,12 @@ struct Barriers : OneBlock<512> {
   }
 };
 
-constexpr Named kernels[] = {named<Order>,         named<Untouched>,         named<StoreOrder>,
-                             named<ReadsStore>,    named<ReadsCopy>,         named<CopiesOver>,
-                             named<Neighbour>,     named<NeighbourInWarp>,   named<OneLaneWaits>,
-                             named<StoresOver>,    named<WaitsAfterBarrier>, named<WordForData>,
-                             named<TagInOneWord>,  named<FlagAfterWords>,    named<Predecessor>,
-                             named<Counts>,        named<DivergesAtBarrier>, named<DivergesInWarp>,
-                             named<HalfAtBarrier>, named<LeavesEarly>,       named<SpinsForever>,
-                             named<SpinsTogether>, named<WaitsForever>,      named<SleepsThrough>,
-                             named<Misuse>,        named<OutOfBounds>,       named<StoresAlone>,
-                             named<HalfWarp>,      named<OddCluster>,        named<TooManyBytes>,
-                             named<WideCluster>,   named<TooManyAtOnce>,     named<ReadsRows>,
-                             named<Barriers>};
+constexpr auto kernels =
+    named<Order, Untouched, StoreOrder, ReadsStore, ReadsCopy, CopiesOver, Neighbour, NeighbourInWarp, OneLaneWaits,
+          StoresOver, WaitsAfterBarrier, WordForData, TagInOneWord, FlagAfterWords, Predecessor, Counts,
+          DivergesAtBarrier, DivergesInWarp, HalfAtBarrier, LeavesEarly, SpinsForever, SpinsTogether, WaitsForever,
+          SleepsThrough, Misuse, OutOfBounds, StoresAlone, HalfWarp, OddCluster, TooManyBytes, WideCluster,
+          TooManyAtOnce, ReadsRows, Barriers>;
 
 }  // namespace
 }  // namespace rnnkern::device

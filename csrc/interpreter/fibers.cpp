@@ -22,8 +22,8 @@ constexpr size_t watched_stack_bytes = 256 * 1024;
 constexpr std::align_val_t shared_alignment{128};
 // Blocks of an ordinary grid run in groups of up to so many clusters, with at most so many threads.
 constexpr int64_t most_clusters = 4, most_threads = 2048;
-// Blocks that run one after another still race. To the thread sanitizer their threads are other fibers, as far as there
-// are so many; it supports 8,128.
+// Blocks that run one after another can still race. The thread sanitizer therefore sees their threads as different
+// fibers, up to this number, after which fibers are used again; it supports 8,128.
 constexpr size_t most_watched = 1024;
 
 }  // namespace

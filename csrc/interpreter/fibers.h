@@ -121,8 +121,8 @@ class Machine {
   Shape shape_{};
   const std::function<void()>* kernel_ = nullptr;
   uint64_t seed_ = 0, state_ = 1;
-  // Chosen by the seed for each launch: a store arrives in about one of `delay_` turns; and what runs first when
-  // nothing else can.
+  // Chosen by the seed for each launch: how seldom a store arrives, once in `delay_` choices of the next fiber on
+  // average; and what comes first when no other fiber can run.
   uint64_t delay_ = 1;
   bool copies_at_once_ = false, stores_before_starved_ = false;
   Fiber* current_ = nullptr;
@@ -135,7 +135,7 @@ class Machine {
     std::vector<Fiber*> ready;
     std::deque<Fiber*> spinning;  // whose condition was false
   };
-  Queue queues_[2];       // of fibers that do not starve, and of those that do
+  Queue queues_[2];       // of the fibers that do not starve, then of those that do
   size_t fruitless_ = 0;  // attempts of spin_until since a word or flag was stored
   bool ran_ = false;      // whether another fiber has run since all conditions were tested
   std::vector<std::unique_ptr<Cluster>> clusters_;
